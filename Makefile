@@ -1,0 +1,62 @@
+# Nothing needs to be there but Python >= 3.11 with venv: the first target that needs it makes .venv.
+# PYTHON=/path/to/python picks another interpreter for it.
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3
+USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+SOURCES := $(wildcard monarch tests examples benchmarks)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test test-slow test-device bench demo docs
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
+		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1   \2/p' $(MAKEFILE_LIST)
+
+setup: $(READY)  ## make .venv with the package and its development tools
+
+# Once, and again when the dependencies may have changed. A .venv that works is kept, one that does not is made anew.
+$(READY): pyproject.toml
+	@if ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		for python in $(CANDIDATES) ''; do \
+			[ -n "$$python" ] && "$$python" -c '$(USABLE)' >/dev/null 2>&1 && break; \
+		done; \
+		if [ -z "$$python" ]; then \
+			echo 'setup: no Python >= 3.11 with the modules venv and ensurepip among: $(strip $(CANDIDATES)).' >&2; \
+			echo 'setup: install one (on Debian and Ubuntu: python3.11 and python3.11-venv), or name one: make setup PYTHON=/path/to/python' >&2; \
+			exit 1; \
+		fi; \
+		"$$python" -m venv --clear $(VENV) || exit 1; \
+	fi
+	@echo 'setup: installing the package, its tools and PyTorch into $(VENV) (once; PyTorch is large, this can take minutes)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $(READY)
+
+check: $(READY)  ## style, format and types
+	@$(BIN)/ruff check $(SOURCES)
+	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo 'check: run `make format`' >&2; exit 1; }
+	@$(BIN)/mypy --strict monarch
+
+format: $(READY)  ## let ruff format everything
+	@$(BIN)/ruff check --quiet --fix $(SOURCES)
+	@$(BIN)/ruff format --quiet $(SOURCES)
+
+test: $(READY)  ## the tests, but for those marked slow or device
+	@$(BIN)/python -m pytest -q -m 'not slow and not device'
+
+test-slow: $(READY)  ## the slow tests
+	@$(BIN)/python -m pytest -q -m 'slow and not device'
+
+test-device: $(READY)  ## the tests that need a GPU or an RDMA device
+	@$(BIN)/python -m pytest -q -m device
+
+bench: $(READY)  ## all benchmarks, ours beside the floor and the peers
+	@$(BIN)/python benchmarks/run_all.py
+
+demo: $(READY)  ## train a small GPT with DDP over four processes
+	@$(BIN)/python examples/ddp.py
+
+docs: $(READY)  ## the snippets of the documentation and the examples run
+	@$(BIN)/python -m pytest -q tests/examples

@@ -1,0 +1,208 @@
+"""Runs a question: every contender in turn, round after round, and reports ratios taken side by side.
+
+A contender's turn is a fresh process with the contender's own interpreter running one file of workloads/,
+which warms up, measures and prints its samples. Turns of one round follow each other directly, so that a
+ratio compares figures taken under the same conditions. The table and one JSON line go to stdout, progress
+to stderr; the JSON line is also appended to out/<question>.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import peers.ray
+import peers.torchmonarch
+from _contender import BENCHMARKS, ROOT, WORKLOADS, Contender, floors, ours, torch_site
+from _process import Outcome, run_workload
+from _question import Question, Run
+from _report import Result, record, table
+
+ROUNDS = 3
+Outcomes = dict[str, dict[int, Outcome]]  # by contender, by round
+PEERS: Mapping[str, Callable[[], Contender]] = {
+    "torchmonarch": peers.torchmonarch.contender,
+    "ray": peers.ray.contender,
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asked for. `only` empty means every contender."""
+
+    quick: bool = False
+    rounds: int | None = None
+    only: tuple[str, ...] = ()
+    strict: bool = False
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+def main(question: Question, argv: Sequence[str] | None = None) -> int:
+    """Runs `question` as the command line says. Returns the exit status: 1 when one of our own runs failed
+    (or, with --strict, when an aim was missed or could not be judged), else 0. A missing or failing peer is
+    only reported.
+    """
+    options = parse(question.title, argv)
+    contenders = gather(question, options.only)
+    results, left = measure(question, contenders, options)
+    listed = list(contenders.values())
+    print(table(question.title, results, listed))
+    for name, count in left.items():
+        print(f"  {name} left {count} processes behind")
+    line = json.dumps({**about(question, listed, options, left), "measures": record(results)})
+    print(line, flush=True)
+    out = BENCHMARKS / "out"
+    out.mkdir(exist_ok=True)
+    with open(out / f"{question.name}.jsonl", "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+    return status(results, contenders, options.strict)
+
+
+def parse(title: str, argv: Sequence[str] | None = None) -> Options:
+    """The options every benchmark script takes."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, few repetitions, only the runs with an aim"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help=f"rounds of all contenders in turn (default {ROUNDS}; quick 1)"
+    )
+    parser.add_argument(
+        "--only", default="", help="comma-separated contenders: socket,floor,ours,torchmonarch,ray"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit 1 when an aim is missed or cannot be judged"
+    )
+    parser.add_argument(
+        "--param", action="append", default=[], metavar="NAME=JSON", help="override a parameter"
+    )
+    given = parser.parse_args(argv)
+    only = tuple(name for name in given.only.split(",") if name)
+    params = {name: json.loads(value) for name, _, value in (item.partition("=") for item in given.param)}
+    known = {"socket", "floor", "ours", *PEERS}
+    if not known.issuperset(only):
+        parser.error(f"unknown contenders {sorted(set(only) - known)}; known: {sorted(known)}")
+    return Options(given.quick, given.rounds, only, given.strict, params)
+
+
+def gather(question: Question, only: Sequence[str]) -> dict[str, Contender]:
+    """The contenders the question names, in order, made ready (a peer's environment is installed here)."""
+    named = [name for run in question.runs for name in run.contenders]
+    wanted = [name for name in dict.fromkeys(named) if not only or name in only]
+    ready: dict[str, Contender] = {floor.name: floor for floor in floors()}
+    for name in wanted:
+        if name not in ready:
+            ready[name] = ours() if name == "ours" else PEERS[name]()
+            if ready[name].skip:
+                say(f"skipping {name}: {ready[name].skip}")
+    return {name: ready[name] for name in wanted}
+
+
+def measure(
+    question: Question, contenders: Mapping[str, Contender], options: Options
+) -> tuple[list[Result], dict[str, int]]:
+    """All results of the question, and how many processes each contender left behind, if any."""
+    rounds = question.rounds or options.rounds or (1 if options.quick else ROUNDS)
+    runs = [run for run in question.runs if run.in_quick or not options.quick]
+    site = torch_site() if any(run.needs_torch for run in runs) else ""
+    results: list[Result] = []
+    left: Counter[str] = Counter()
+    for run in runs:
+        outcomes, problems = take_turns(run, contenders, options, rounds, site)
+        for name, by_round in outcomes.items():
+            left[name] += sum(outcome.left_behind for outcome in by_round.values())
+        results += [Result(item, samples_of(item.key, outcomes), problems) for item in run.measures]
+    return results, dict(+left)
+
+
+def take_turns(
+    run: Run, contenders: Mapping[str, Contender], options: Options, rounds: int, site: str
+) -> tuple[Outcomes, dict[str, str]]:
+    """Every contender's outcome by round, and why those that have none have none."""
+    outcomes: Outcomes = {name: {} for name in run.contenders if name in contenders}
+    problems = {name: reason for name in outcomes if (reason := obstacle(run, contenders[name], site))}
+    for round_ in range(rounds):
+        for name in outcomes:
+            if name in problems:
+                continue
+            outcome = outcomes[name][round_] = turn(run, contenders[name], options, site)
+            if outcome.failure:
+                problems[name] = outcome.failure  # it would only fail again, slowly
+            about = f"{run.measures[0].name}, round {round_ + 1} of {rounds}: {name}"
+            say(f"{about} failed: {outcome.failure}" if outcome.failure else about)
+    return outcomes, problems
+
+
+def samples_of(key: str, outcomes: Outcomes) -> dict[str, dict[int, Sequence[float]]]:
+    """The samples of one measure, by contender and round."""
+    return {
+        name: {round_: outcome.samples.get(key, []) for round_, outcome in by_round.items()}
+        for name, by_round in outcomes.items()
+    }
+
+
+def obstacle(run: Run, contender: Contender, site: str) -> str:
+    """Why this contender cannot do this run, or ""."""
+    if contender.skip:
+        return "skipped"
+    if run.needs_torch and not site:
+        return "skipped: this interpreter has no torch"
+    return ""
+
+
+def turn(run: Run, contender: Contender, options: Options, site: str) -> Outcome:
+    """One contender's turn in one round."""
+    params = {**run.params, **(run.quick if options.quick else {}), **dict(options.params)}
+    params |= {"contender": contender.name, "quick": options.quick, "root": str(ROOT)}
+    env = contender.environment()
+    if run.needs_torch:
+        env["MONARCH_BENCH_TORCH"] = site
+    command = [
+        contender.python,
+        str(WORKLOADS / run.scripts[contender.name]),
+        run.workload,
+        json.dumps(params),
+    ]
+    return run_workload(command, env, WORKLOADS, run.timeout_s)
+
+
+def about(
+    question: Question, contenders: Sequence[Contender], options: Options, left: Mapping[str, int]
+) -> dict[str, Any]:
+    """What a reader of the record must know to compare it with another."""
+    return {
+        "question": question.name,
+        "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "quick": options.quick,
+        "params": dict(options.params),
+        "machine": {
+            "cores": os.cpu_count(),
+            "arch": platform.machine(),
+            "system": platform.platform(terse=True),
+        },
+        "python": platform.python_version(),
+        "contenders": {c.name: c.skip or c.version or c.note for c in contenders},
+        "left_behind": dict(left),
+    }
+
+
+def status(results: Sequence[Result], contenders: Mapping[str, Contender], strict: bool) -> int:
+    """0 when our runs worked (and, with `strict`, every aim was met)."""
+    if any("ours" in result.problems for result in results if "ours" in contenders):
+        return 1
+    if strict and any(verdict["pass"] is not True for result in results for verdict in result.verdicts()):
+        return 1
+    return 0
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(text, file=sys.stderr, flush=True)

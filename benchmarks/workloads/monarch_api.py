@@ -1,0 +1,136 @@
+"""Workloads in the API that ours and torchmonarch share; which of the two runs depends on the interpreter
+alone.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from _workload import Params, Samples, main, payload, private_bytes, rates, seconds, times
+
+from monarch.actor import shutdown_context, this_host
+
+
+def actor_class(params: Params) -> type:
+    """The class that the parameters ask for: "style" sync (default) or async, "torch" for one that imports
+    torch.
+    """
+    if params.get("torch"):
+        from monarch_actors_torch import TorchEcho
+
+        return TorchEcho
+    from monarch_actors import AsyncEcho, Echo
+
+    return AsyncEcho if params.get("style") == "async" else Echo
+
+
+def actors(params: Params) -> Any:
+    """A mesh of params["procs"] actors in as many processes, each of which has answered once."""
+    mesh = this_host().spawn_procs({"procs": params["procs"]}).spawn("echo", actor_class(params))
+    mesh.echo.call(1).get()
+    return mesh
+
+
+def call(params: Params) -> Samples:
+    """Round trips one after another: call_one to one actor, call to several."""
+    mesh = actors(params)
+    if params["procs"] == 1:
+        return {"round_trip": times(lambda: mesh.echo.call_one(1).get(), params)}
+    return {"round_trip": times(lambda: mesh.echo.call(1).get(), params)}
+
+
+def pipelining(params: Params) -> Samples:
+    """Batches of call_one to one actor: all sent, then all results taken."""
+    mesh, batch = actors(params), params["batch"]
+
+    def run() -> None:
+        for future in [mesh.echo.call_one(1) for _ in range(batch)]:
+            future.get()
+
+    return {"calls": rates(run, batch, params)}
+
+
+def broadcast(params: Params) -> Samples:
+    """Batches of broadcasts to all actors, then one call that comes after them everywhere."""
+    mesh, batch = actors(params), params["batch"]
+
+    def run() -> None:
+        for _ in range(batch):
+            mesh.hit.broadcast()
+        mesh.count.call().get()
+
+    samples = rates(run, batch, params)
+    expected = batch * (params["warmup"] + params["count"])
+    counted = set(mesh.count.call().get().values())
+    if counted != {expected}:
+        raise RuntimeError(
+            f"Error: broadcasts lost or repeated: sent {expected}, actors counted {sorted(counted)}"
+        )
+    return {"broadcasts": samples}
+
+
+def spawn(params: Params) -> Samples:
+    """From asking for processes until each has answered a call: first in this client (starting the
+    runtime), then again in the same client. Imports in the client (and torch's) are done before the clock
+    starts.
+    """
+    cls, extent = actor_class(params), {"procs": params["procs"]}
+    meshes: list[Any] = []
+
+    def run() -> None:
+        procs = this_host().spawn_procs(extent)
+        meshes.append(procs)
+        procs.spawn("echo", cls).echo.call(1).get()
+
+    cold = seconds(run)
+    warm = []
+    for _ in range(params["warm"]):
+        meshes.pop().stop().get()
+        warm.append(seconds(run))
+    return {"cold": [cold], "warm": warm}
+
+
+def memory(params: Params) -> Samples:
+    """Private memory of processes with one actor that has answered a few calls and has nothing to do."""
+    mesh = actors(params)
+    for _ in range(10):
+        mesh.echo.call(1).get()
+    pids = mesh.pid.call().get().values()
+    time.sleep(params["settle_s"])
+    return {"private": [private_bytes(pid) for pid in pids]}
+
+
+def echo(params: Params) -> Samples:
+    """A payload there and back; as bytes per second of one direction. The payload's pages and those of
+    earlier replies have been touched before the clock starts (warm-up).
+    """
+    mesh, size = actors(params), params["size"]
+    value = payload(params["kind"], size)
+
+    def run() -> None:
+        if len(mesh.echo.call_one(value).get()) != size:
+            raise RuntimeError("Error: the payload came back with another size")
+
+    return {"one_way": rates(run, 2 * size, params)}
+
+
+def argument(params: Params) -> Samples:
+    """One large argument, of which the actor tells the length."""
+    mesh, size = actors(params), params["size"]
+    value = payload(params["kind"], size)
+
+    def run() -> None:
+        if (length := mesh.length.call_one(value).get()) != size:
+            raise RuntimeError(f"Error: {size} bytes were sent, the actor counts {length}")
+
+    samples = times(run, params)
+    mesh.echo.call_one(1).get()  # it survived
+    return {"duration": samples}
+
+
+if __name__ == "__main__":
+    try:
+        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument)})
+    finally:
+        shutdown_context().get()

@@ -1,0 +1,57 @@
+"""pymonarch: one Python script drives a cluster of processes and GPUs as if it were one machine.
+
+General layout, from the inside out (a file imports from above, never from below):
+
+    _errors     every exception
+    config      the table of settings
+    _shape      coordinates: extents, points, regions
+    _wire       bytes between two processes
+    _runtime    one process: mailboxes, ports, actors
+    _mesh       many processes as arrays
+    actor       the door: the actor API, and nothing else
+    testing     for those who test their actors
+
+Names below are loaded when first touched; `import monarch` itself loads nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# public name -> (module, name there; "" is the module itself)
+_HOMES = {
+    "Extent": ("monarch._shape.extent", "Extent"),
+    "Shape": ("monarch._shape.region", "Shape"),
+    "NDSlice": ("monarch._shape.slice", "NDSlice"),
+    "ActorFuture": ("monarch._runtime.future", "Future"),
+    "Future": ("monarch._runtime.future", "Future"),
+    "configure": ("monarch.config", "configure"),
+    "configured": ("monarch.config", "configured"),
+    "get_global_config": ("monarch.config", "get_global_config"),
+    "get_runtime_config": ("monarch.config", "get_runtime_config"),
+    "clear_runtime_config": ("monarch.config", "clear_runtime_config"),
+    "actor": ("monarch.actor", ""),
+    "config": ("monarch.config", ""),
+    "testing": ("monarch.testing", ""),
+}
+
+__version__ = "0.1.0"
+__all__ = [*_HOMES, "__version__"]  # noqa: PLE0604  a computed list of names
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module, attribute = _HOMES[name]
+    except KeyError:
+        raise AttributeError(
+            f"module 'monarch' has no attribute {name!r} (it has: {', '.join(sorted(_HOMES))})"
+        ) from None
+    found = importlib.import_module(module)
+    value = getattr(found, attribute) if attribute else found
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

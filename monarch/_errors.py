@@ -1,0 +1,107 @@
+"""Every exception a user of the runtime can meet, by whose doing it was.
+
+    Exception
+    ├── ActorError                    the endpoint raised; its actor lives on
+    ├── RuntimeError
+    │   ├── SupervisionError          the target, its process or its owner failed or was stopped
+    │   ├── ClientClosedError         *you* shut this process's client down and then used it
+    │   ├── ForkedClientError         a process forked from a client used the client's links
+    │   ├── SpawnError                processes could not be started; says which limit or program
+    │   └── BackpressureTimeout       a receiver took nothing for message_delivery_timeout
+    ├── TypeError
+    │   └── NotSendableError          an argument or result that cannot cross a process
+    └── ValueError
+        └── MessageTooLargeError      over codec_max_frame_length; nothing was sent
+    KeyboardInterrupt
+    └── UnhandledFaultError           a failure nobody supervised reached the root client
+
+Knows nothing of processes, sockets or meshes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ActorError(Exception):
+    """An endpoint raised an exception, and the caller was waiting for its answer.
+
+    The actor that raised lives on. ``exception`` is the remote exception where it survived pickling (else None),
+    ``message`` says which actor and endpoint, ``exception_formatted`` is the whole remote traceback as text, causes
+    and contexts included. ``str()`` shows all of it.
+    """
+
+    def __init__(
+        self,
+        exception: BaseException | None,
+        message: str = "A remote actor call has failed.",
+        exception_formatted: str | None = None,
+    ) -> None:
+        self.exception = exception
+        self.message = message
+        self.exception_formatted = exception_formatted or format_remote(exception)
+        super().__init__(exception, message, self.exception_formatted)
+
+    def __str__(self) -> str:
+        return f"{self.message}\n {self.exception_formatted}"
+
+
+def format_remote(exception: BaseException | None) -> str:
+    """The chained traceback of `exception` as text, its heading saying that it happened elsewhere."""
+    if exception is None:
+        return "(the remote exception could not be brought here)"
+    import traceback  # slow to import and only ever needed once something went wrong
+
+    text = "".join(traceback.format_exception(exception))
+    return text.replace(
+        "Traceback (most recent call last):", "Traceback of where the remote call failed (most recent call last):"
+    )
+
+
+class SupervisionError(RuntimeError):
+    """The target of a call, its process or its owner has failed or was stopped.
+
+    The text names the endpoint when it is known, the actor, its rank and the root cause.
+    """
+
+    def __init__(self, message: str, endpoint: str | None = None) -> None:
+        self.message = message
+        self.endpoint = endpoint
+        super().__init__(message, endpoint)
+
+    def __str__(self) -> str:
+        if self.endpoint is None:
+            return self.message
+        return f"Endpoint call {self.endpoint}() failed, {self.message}"
+
+
+class ClientClosedError(RuntimeError):
+    """`shutdown_context` ran in this process; its client cannot be started again."""
+
+
+class ForkedClientError(RuntimeError):
+    """This process was forked (`os.fork`) from one that has a running client; the links belong to the parent."""
+
+
+class SpawnError(RuntimeError):
+    """Processes could not be started: the text names the limit, program or folder that stood in the way."""
+
+
+class BackpressureTimeout(RuntimeError):
+    """A receiver took nothing for `message_delivery_timeout`, and the bounded queue towards it is full."""
+
+
+class NotSendableError(TypeError):
+    """The object belongs to this process and cannot be an argument, a result or a port message."""
+
+
+class MessageTooLargeError(ValueError):
+    """The message is larger than `codec_max_frame_length`; nothing was sent and nobody is harmed."""
+
+
+class UnhandledFaultError(KeyboardInterrupt):
+    """A failure reached the root client and no `unhandled_fault_hook` took it; raised in the main thread.
+
+    A subclass of KeyboardInterrupt so that `finally` blocks and atexit handlers run and ordinary `except Exception`
+    does not swallow it. The text is the report of the failure.
+    """

@@ -1,0 +1,347 @@
+"""The root program: becomes a client on first use, and ends everything it started when it ends.
+
+Nothing starts at import. The first use of the runtime in a process that is not one of ours starts a host agent and an I/O
+thread; `shutdown_context`, run at exit at the latest, ends them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from typing import Any
+
+from monarch._errors import ClientClosedError, UnhandledFaultError
+from monarch._mesh import plugins
+from monarch._mesh.controller import MeshLayer
+from monarch._mesh.supervision import MeshFailure
+from monarch._runtime.context import home, set_home, set_root, start_client_with
+from monarch._runtime.future import Future, Slot, done_future, make_future
+from monarch._runtime.instance import Instance
+from monarch._runtime.loop import Loop, start_thread
+from monarch._runtime.proc import Proc
+from monarch._wire.address import agent_at, agent_of
+from monarch._wire.ids import new_id
+from monarch._wire.message import Failure, Flush, Flushed, Output, ProcEnded, Shutdown, encode_extent
+from monarch._wire.peer import PeerEnded
+from monarch._wire.transport import unix
+from monarch.config import settings
+
+ROOT = "root"
+_EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
+_OUTPUT_KEPT = 100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
+
+_lock = threading.Lock()
+_client: Client | None = None
+_closed: Future[None] | None = None
+
+
+class Client:
+    """The client of this process: its Proc, its root actor, and the host agent it started."""
+
+    def __init__(self) -> None:
+        self.directory = _make_directory()
+        try:
+            ours, theirs = socket.socketpair()
+            self.agent = _start_agent(self.directory, theirs)
+            theirs.close()
+            loop = Loop()
+            host = f"unix:{self.directory}"
+            proc = self.proc = Proc(f"{host}/client", loop)
+            transport = unix.UnixTransport(loop, proc, proc.limits)
+            proc.transport = transport
+            listening = unix.listen(os.path.join(self.directory, "client"))
+        except BaseException:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            raise
+        self.layer = MeshLayer(proc)
+        self.layer.fault = self._on_fault
+        root = Instance(proc, key="client", name=ROOT, rank=0, view=encode_extent((), ()))
+        proc.root_name = root.unique
+        set_root(root)
+        proc.agent_lost = self._on_agent_lost
+        self._output: deque[tuple[int, str]] = deque()
+        self._output_ready = threading.Condition()
+        self._printer: threading.Thread | None = None
+        self._printing = False
+        self._dropped = 0
+        self._flushes: dict[int, Slot] = {}
+        self._flush_count = 0
+        proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
+        proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(flushed.token, Slot()).set()
+        transport.listen(listening)
+        connection = transport.connect(ours, agent_at(host))
+        proc.use_agent(connection)
+        connection.start()
+        loop.start()
+        _catch_faults()
+
+    # --- output of the processes
+
+    def _on_output(self, output: Output) -> None:
+        with self._output_ready:
+            if len(self._output) >= _OUTPUT_KEPT:
+                self._output.popleft()
+                self._dropped += 1
+            self._output.append((output.stream, output.text))
+            if self._printer is None:
+                self._printer = start_thread(self._print, "monarch-output")
+            self._output_ready.notify_all()
+
+    def _print(self) -> None:
+        """Prints in a thread of its own: `sys.stdout` may be anything a program put there, and may block."""
+        while True:
+            with self._output_ready:
+                self._printing = False
+                self._output_ready.notify_all()
+                self._output_ready.wait_for(lambda: bool(self._output))
+                pieces = list(self._output)
+                self._output.clear()
+                dropped, self._dropped = self._dropped, 0
+                self._printing = True
+            if dropped:
+                pieces.append((2, f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n"))
+            for number, text in pieces:
+                stream = sys.stdout if number == 1 else sys.stderr
+                try:
+                    stream.write(text)
+                    stream.flush()
+                except (OSError, ValueError, AttributeError):  # closed, or None under pythonw
+                    continue
+
+    def flush_output(self, timeout: float) -> None:
+        """Waits until what the processes wrote before now is printed here, at most `timeout` seconds."""
+        slot = Slot()
+        self._flush_count += 1
+        self._flushes[self._flush_count] = slot
+        try:
+            self.proc.post(agent_of(self.proc.address), Flush(self._flush_count))
+        except PeerEnded:
+            return
+        slot.wait(timeout)
+        with self._output_ready:
+            self._output_ready.wait_for(lambda: not self._output and not self._printing, timeout)
+
+    # --- failures
+
+    def _on_fault(self, failure: MeshFailure) -> None:
+        start_thread(_handle_fault, "monarch-fault", failure)
+
+    def _on_agent_lost(self, reason: str) -> None:
+        """The host agent is gone, and with it every process it started."""
+        proc = self.proc
+        if proc.closed is not None:
+            return
+        code = self.agent.poll()
+        detail = f"the host agent (pid {self.agent.pid}) ended{'' if code is None else f' with status {code}'}, and its processes with it"
+        error = ClientClosedError(f"{detail}; this client cannot go on")
+        addresses = {address for address, _ in proc.known_processes()}
+        for address in sorted(addresses):
+            proc.on_process_ended(ProcEnded(address, 0, 1, False, [], detail))
+        proc.closed = error
+        proc.ports.close_all(Failure(str(error)))
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    # --- the end
+
+    def shutdown(self, timeout: float) -> None:
+        """Ends every process, the agent and the I/O thread."""
+        proc = self.proc
+        proc.agent_lost = lambda reason: None
+        for actor in list(proc.actors.values()):
+            proc.mesh.stop_instance(actor, "the client is shutting down")
+        for actor in list(proc.actors.values()):
+            actor.ended.wait(min(timeout, settings.get("cleanup_timeout")))
+        try:
+            if self._printer is not None:
+                self.flush_output(1.0)
+            proc.post(agent_of(proc.address), Shutdown(timeout))
+        except (PeerEnded, OSError, RuntimeError):
+            pass
+        try:
+            self.agent.wait(timeout + 3.0)
+        except subprocess.TimeoutExpired:
+            self.agent.kill()
+            self.agent.wait()
+        proc.close(
+            ClientClosedError("shutdown_context() ran in this process: the client is closed and cannot be started again")
+        )
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _start_agent(directory: str, sock: socket.socket) -> subprocess.Popen[bytes]:
+    # The agent imports the package from where this process has it, whatever the working directory holds.
+    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = f"import sys; sys.path.insert(0, {root!r}); from monarch._mesh.agents import main; main()"
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -X, -W, -O: as multiprocessing does
+    return subprocess.Popen(
+        [sys.executable, *flags, "-P", "-c", code, directory, str(sock.fileno())],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(sock.fileno(),),
+        start_new_session=True,
+    )
+
+
+def _make_directory() -> str:
+    """A fresh folder for this client's sockets, 0700, in one that only this user can enter."""
+    given = str(settings.get("runtime_dir"))
+    base = given or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    parent = os.path.join(base, f"monarch-{os.getuid()}")
+    hint = "say where with MONARCH_RUNTIME_DIR or monarch.configure(runtime_dir=...)"
+    try:
+        if not os.path.isdir(base):
+            raise FileNotFoundError(2, "No such directory", base)
+        os.makedirs(parent, mode=0o700, exist_ok=True)
+        status = os.lstat(parent)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            raise PermissionError(1, "it belongs to somebody else", parent)
+        if status.st_mode & 0o077:
+            os.chmod(parent, 0o700)
+        _sweep(parent)
+        directory = os.path.join(parent, new_id())
+        os.mkdir(directory, 0o700)
+        with open(os.path.join(directory, "pid"), "w") as file:
+            file.write(str(os.getpid()))
+    except OSError as exc:
+        raise RuntimeError(
+            f"monarch cannot make its runtime folder in {base!r}: {exc.strerror} ({exc.filename}); {hint}"
+        ) from exc
+    return directory
+
+
+def _sweep(parent: str) -> None:
+    """Removes folders of clients that died together with their agents."""
+    for name in os.listdir(parent):
+        path = os.path.join(parent, name)
+        try:
+            with open(os.path.join(path, "pid")) as file:
+                pid = int(file.read() or "0")
+        except (OSError, ValueError):
+            continue
+        if pid and not os.path.exists(f"/proc/{pid}"):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                try:
+                    probe.connect(os.path.join(path, "agent"))
+                except OSError:
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def start() -> Proc:
+    """Makes this process a client, once; returns its Proc."""
+    global _client
+    with _lock:
+        known = home()
+        if known is not None:
+            return known
+        if _closed is not None:
+            raise ClientClosedError("shutdown_context() ran in this process: the client cannot be started again")
+        client = Client()
+        _client = client
+        set_home(client.proc)
+        atexit.register(_at_exit)
+    plugins.client_started(client)
+    return client.proc
+
+
+start_client_with(start)
+
+
+def client() -> Client | None:
+    """The client of this process, if it has one."""
+    return _client
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """Stops everything this process's client started, then the client. Begins at once; runs at exit by itself.
+
+    Processes get `host_timeout` seconds (default: `process_exit_timeout`) for their cleanup before they are killed.
+    ValueError unless it is finite, >= 0 and < 2**64. Later calls return a finished Future; without a client nothing
+    happens. Afterwards every use of the runtime raises ClientClosedError.
+    """
+    global _closed
+    if host_timeout is not None and not 0 <= host_timeout < 2**64:  # NaN fails both comparisons
+        raise ValueError(f"invalid host_timeout {host_timeout!r}: expected a finite number of seconds, 0 or more")
+    with _lock:
+        if _closed is not None or _client is None or _client.proc.pid != os.getpid():
+            return done_future()
+        slot = Slot()
+        _closed = make_future(slot)
+        client = _client
+    timeout = settings.get("process_exit_timeout") if host_timeout is None else host_timeout
+
+    def run() -> None:
+        try:
+            client.shutdown(timeout)
+        except BaseException as exc:
+            slot.fail(exc)
+        else:
+            slot.set(None)
+
+    start_thread(run, "monarch-shutdown")
+    return _closed
+
+
+def _at_exit() -> None:
+    if _client is not None and _client.proc.pid == os.getpid():
+        try:
+            shutdown_context(_EXIT_BUDGET).get(_EXIT_BUDGET + 4.0)
+        except (TimeoutError, RuntimeError):
+            pass
+
+
+# --- failures that nobody supervised ------------------------------------------------------------------------
+
+_pending_fault: str | None = None
+
+
+def _handle_fault(failure: MeshFailure) -> None:
+    """Asks `monarch.actor.unhandled_fault_hook`; what it raises makes the fault the main thread's."""
+    try:
+        plugins.fault_hook()(failure)
+    except BaseException as exc:
+        _raise_in_main(failure, exc)
+
+
+def _raise_in_main(failure: MeshFailure, exc: BaseException) -> None:
+    global _pending_fault
+    import datetime
+    import traceback
+
+    when = datetime.datetime.now().isoformat(sep=" ", timespec="milliseconds")
+    text = (
+        f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, PID={os.getpid()} at time {when}:\n"
+        f"{failure.report()}\n"
+    )
+    if not isinstance(exc, SystemExit):
+        text += "unhandled_fault_hook raised:\n" + "".join(traceback.format_exception(exc))
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    _pending_fault = failure.report()
+    main = threading.main_thread()
+    if main.is_alive() and main.ident is not None:
+        signal.pthread_kill(main.ident, signal.SIGINT)
+
+
+def _catch_faults() -> None:
+    """Lets the main thread raise UnhandledFaultError in place of a bare KeyboardInterrupt, where nobody else handles
+    SIGINT. (A handler can only be set from the main thread.)"""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _on_interrupt)
+
+
+def _on_interrupt(number: int, stack: Any) -> None:
+    global _pending_fault
+    fault, _pending_fault = _pending_fault, None
+    if fault is not None:
+        raise UnhandledFaultError(fault)
+    signal.default_int_handler(number, stack)

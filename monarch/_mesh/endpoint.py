@@ -1,0 +1,349 @@
+"""Endpoints: methods callable from afar, and how they are called (the adverbs).
+
+`@endpoint` makes a descriptor (EndpointProperty) on the class; the same name on an ActorMesh is an Endpoint with the
+adverbs. Arguments are checked and encoded, and the message is sent, before an adverb returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import types
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from monarch._mesh.supervision import process_failure
+from monarch._runtime.context import current, root
+from monarch._runtime.future import Future, check_timeout, make_future, running_loop
+from monarch._runtime.port import Arrival, Entry, Gather, OneReply, Port, Queue, Target, failure_error
+from monarch._wire import codec
+from monarch._wire.message import Call
+from monarch._wire.peer import PeerEnded
+
+if TYPE_CHECKING:
+    from monarch._mesh.actor_mesh import ActorMesh
+    from monarch._mesh.value_mesh import ValueMesh
+    from monarch._runtime.instance import Instance
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+# Adverbs, as they travel.
+CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND = range(6)
+
+
+class EndpointProperty(Generic[P, R]):
+    """What `@endpoint` leaves on the class. On `self` it is the plain method, callable here and now."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        *,
+        propagate: Any = None,
+        explicit_response_port: bool = False,
+        instrument: bool = True,
+        concurrent: bool = False,
+        checked: bool = True,
+    ) -> None:
+        self._method = method
+        self._propagator = propagate
+        self._explicit_response_port = explicit_response_port or concurrent
+        self._user_port = explicit_response_port  # whether the method itself takes the port
+        self._instrument = instrument
+        self._concurrent = concurrent
+        self._checked = checked  # whether callers check arguments against the method's signature
+        functools.update_wrapper(self, method)
+
+    @overload
+    def __get__(self, obj: None, owner: Any = None) -> EndpointProperty[P, R]: ...
+    @overload
+    def __get__(self, obj: object, owner: Any = None) -> Callable[P, R]: ...
+    def __get__(self, obj: object | None, owner: Any = None) -> Any:
+        return self if obj is None else types.MethodType(self._method, obj)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {getattr(self._method, '__qualname__', self._method)}>"
+
+
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., Any]], EndpointProperty[Any, Any]]: ...
+def endpoint(
+    method: Any = None, *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Any:
+    """Makes a method of an Actor callable from other processes.
+
+    `explicit_response_port`: the method's first parameter after `self` is a Port for the answer, and its return value is
+    ignored. `propagate`: shape inference for `rref`. `instrument`: record a span for each call.
+    """
+
+    def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
+        if not callable(function):
+            raise TypeError(f"@endpoint decorates a method, got {function!r}")
+        return EndpointProperty(
+            function,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+        )
+
+    return decorate if method is None else decorate(method)
+
+
+def concurrent_endpoint(
+    method: Any = None, *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Any:
+    """An `async def` endpoint whose calls overlap: each runs as a task of the actor's loop.
+
+    Calls of one sender start in order. When the actor stops, tasks still running are cancelled and awaited before
+    `__cleanup__`. ValueError when it is not async, or stacked with `@endpoint`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
+        if isinstance(function, EndpointProperty):
+            raise ValueError("concurrent_endpoint does not wrap @endpoint: use it alone")
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"concurrent_endpoint can only wrap async endpoints, and {function!r} is not async")
+        return EndpointProperty(
+            function,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+            concurrent=True,
+        )
+
+    return decorate if method is None else decorate(method)
+
+
+class NotAnEndpoint:
+    """A method of an actor class that is no endpoint, seen on its mesh. `as_endpoint` makes one of it."""
+
+    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self._mesh._class.__name__}.{self._name} is not annotated as an endpoint: decorate it with @endpoint, "
+            f"or call it as as_endpoint(mesh.{self._name}).call(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._mesh._class.__name__}.{self._name}, not an endpoint>"
+
+
+class _Arity:
+    """Checks arguments against a signature; the common case (positional only) without binding."""
+
+    __slots__ = ("_most", "_needed", "_signature", "_simple")
+
+    def __init__(self, method: Callable[..., Any], skip: int) -> None:
+        parameters = list(inspect.signature(method).parameters.values())[skip:]
+        self._signature = inspect.Signature(parameters)
+        kinds = [p.kind for p in parameters]
+        self._simple = all(k is inspect.Parameter.POSITIONAL_OR_KEYWORD for k in kinds)
+        self._needed = sum(1 for p in parameters if p.default is inspect.Parameter.empty)
+        self._most = len(parameters)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._simple and not kwargs and self._needed <= len(args) <= self._most:
+            return
+        self._signature.bind(*args, **kwargs)
+
+
+_arities: dict[tuple[Any, int], _Arity] = {}
+
+
+def _arity(method: Callable[..., Any], skip: int) -> _Arity:
+    key = (method, skip)
+    known = _arities.get(key)
+    if known is None:
+        if len(_arities) > 4096:
+            _arities.clear()
+        known = _arities[key] = _Arity(method, skip)
+    return known
+
+
+class Endpoint(Generic[P, R]):
+    """One endpoint of an actor mesh (or of a view of it), with the adverbs.
+
+    All adverbs: raise TypeError when the arguments do not fit, whatever pickling raises, MessageTooLargeError; nothing is
+    sent then. Messages from one actor to another are handled in the order they were sent, whatever adverb or view.
+    Beyond the bounds `outgoing_queue_bytes` and `mailbox_messages` a sender waits (BackpressureTimeout after
+    `message_delivery_timeout`); on the thread of a running event loop only `broadcast` and `send` wait, because awaiting
+    the Future of the others waits for delivery anyway.
+    """
+
+    __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
+
+    def __init__(self, mesh: ActorMesh[Any], name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
+        self._mesh = mesh
+        self._name = name
+        self._property = prop
+        self._timeout = timeout
+        self._arity: _Arity | None = None
+        self._target: Target | None = None
+        self._method = prop._method
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self._mesh._spec.name}.{self._name} of {len(self._mesh)} actors>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"endpoint {self._name!r} is not callable itself: say how, with .call(...), .call_one(...), .broadcast(...), "
+            f".choose(...) or .stream(...)"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"endpoint {self._name!r} cannot be sent: send the mesh and take its endpoint there")
+
+    # --- adverbs
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Runs on every rank; the Future gives a ValueMesh of the results once every rank has answered.
+
+        Raises ActorError of the lowest rank that raised, after all have answered; SupervisionError as soon as a rank
+        is known to have failed or stopped.
+        """
+        mesh = self._mesh
+        entry = Gather(self._target or self._make_target(), len(mesh._plan), mesh._gathered)
+        self._cast(entry, CALL, args, kwargs)
+        return make_future(entry)
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Runs on the only rank of a mesh of one; ValueError for any other size."""
+        count = len(self._mesh._plan)
+        if count != 1:
+            raise ValueError(
+                f"call_one requires exactly 1 actor, but mesh has {count}: use call(), choose(), or slice the mesh"
+            )
+        entry = OneReply(self._target or self._make_target())
+        self._cast(entry, CALL_ONE, args, kwargs)
+        return make_future(entry)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Runs on one rank, uniformly at random for each call."""
+        rank = random.randrange(len(self._mesh._plan))
+        entry = OneReply(self._target or self._make_target(), rank)
+        self._cast(entry, CHOOSE, args, kwargs, only=rank)
+        return make_future(entry)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R]:
+        """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives."""
+        count = len(self._mesh._plan)
+        entry = Queue(self._target or self._make_target(), count)
+        self._cast(entry, STREAM, args, kwargs)
+        return ValueStream(entry, count)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Runs on every rank; nobody waits. An exception there is a failure of that actor, told to its owner."""
+        self._cast(None, BROADCAST, args, kwargs)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Distributed tensors of the results; needs the tensor engine."""
+        raise NotImplementedError("rref needs the tensor engine, which this version of the package does not have")
+
+    def with_timeout(self, seconds: float) -> Endpoint[P, R]:
+        """The same endpoint whose calls end by themselves: TimeoutError after `seconds`, naming the silent ranks."""
+        return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
+
+    def _send(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None = None, selection: str = "all"
+    ) -> None:
+        if selection not in ("all", "choose"):
+            raise ValueError(f"Invalid selection: {selection!r} (expected 'all' or 'choose')")
+        only = random.randrange(len(self._mesh._plan)) if selection == "choose" else None
+        self._cast(port, SEND, args, kwargs, only=only)
+
+    # --- one message a receiver
+
+    def _make_target(self) -> Target:
+        self._target = self._mesh._target(self._name)
+        return self._target
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._arity is None:
+            self._arity = _arity(self._method, 2 if self._property._user_port else 1)
+        self._arity.check(args, kwargs)
+
+    def _cast(
+        self,
+        reply: Entry | Port[Any] | None,
+        adverb: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        only: int | None = None,
+    ) -> None:
+        """Encodes once and sends to every receiver of the view (to the `only` one)."""
+        if self._property._checked:
+            self._check(args, kwargs)
+        body, buffers = codec.encode_call(args, kwargs)
+        running = current.get()
+        sender: Instance = root() if running is None else running.instance
+        proc = sender.proc
+        if proc.closed is not None:
+            raise proc.closed
+        proc.check_size(body, buffers)
+        spec, plan = self._mesh._spec, self._mesh._plan
+        receivers = plan.receivers if only is None else plan.receivers[only : only + 1]
+        key, method, unique, view = spec.key, self._name, sender.unique, plan.view
+        entry: Entry | None = None
+        number, back = 0, ""
+        if isinstance(reply, Port):
+            number = reply._number
+            back = "" if reply._address == proc.address else reply._address
+        elif reply is not None:
+            entry = reply
+            known = proc.mesh.check(key, receivers)
+            if known is not None:
+                entry.give_up(failure_error(known, f"{spec.name}.{method}"))
+                return
+            number = proc.ports.add(entry)
+            if self._timeout is not None:
+                entry.expire_after(proc, self._timeout)
+        may_wait = entry is None or running_loop() is None
+        for index, rank, address in receivers:
+            if may_wait and proc.must_wait(address, key):
+                proc.wait_room(address, key)
+            message = Call(key, unique, sender.next_number(key, rank), method, number, back, index, view, adverb)
+            try:
+                proc.post(address, message, body, buffers)
+            except PeerEnded as exc:
+                if entry is not None:
+                    entry.fail(process_failure(spec, exc.why, [rank]))
+
+
+class ValueStream(Generic[R]):
+    """The answers of `stream`, in order of arrival: an iterator of Futures."""
+
+    def __init__(self, queue: Queue, count: int) -> None:
+        self._queue = queue
+        self._left = count
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        return self
+
+    def __next__(self) -> Future[R]:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        return make_future(Arrival(self._queue))
+
+    def __len__(self) -> int:
+        return self._left
+
+
+def send(
+    endpoint: Endpoint[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: str = "all",
+) -> None:
+    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one a rank, unordered."""
+    endpoint._send(args, kwargs, port, selection)

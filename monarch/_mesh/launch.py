@@ -1,0 +1,121 @@
+"""Starting an operating-system process for a rank: the command, its descriptors, its place on the machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sys
+from collections.abc import Mapping
+
+from monarch._wire.message import Command, LaunchSpec
+
+_NODES = "/sys/devices/system/node"
+
+
+class CannotLaunch(Exception):
+    """Why a process cannot be started; the text is for the user."""
+
+
+def command_for(spec: LaunchSpec, rank_in_host: int) -> Command | None:
+    """What to execute for this rank; None when forking serves."""
+    command = spec.commands[rank_in_host] if spec.commands else None
+    bind = spec.binds[rank_in_host] if spec.binds else {}
+    if command is None and not spec.executable and "membind" not in bind:
+        return None
+    if command is None:
+        program = spec.executable or sys.executable
+        command = Command(program, None, ["-m", "monarch._mesh.bootstrap"], dict(spec.env))
+    program = find_program(command.program, command.env)
+    command = Command(program, command.arg0, command.args, command.env)
+    return _under_numactl(command, bind) if "membind" in bind else command
+
+
+def find_program(program: str, env: Mapping[str, str]) -> str:
+    found = shutil.which(program, path=env.get("PATH"))
+    if found is None:
+        reason = "is not executable" if os.path.exists(program) else "does not exist"
+        raise CannotLaunch(
+            f"cannot start processes with {program!r}: it {reason} (from with_python_executable or bootstrap_command)"
+        )
+    return found
+
+
+def _under_numactl(command: Command, bind: Mapping[str, str]) -> Command:
+    numactl = shutil.which("numactl")
+    if numactl is None:
+        raise CannotLaunch("proc_bind with 'membind' needs the program numactl, which is not installed on this host")
+    options = [f"--{key}={value}" for key, value in bind.items() if key != "cpus"]
+    return Command(numactl, None, [*options, command.program, *command.args], command.env)
+
+
+def apply_affinity(bind: Mapping[str, str]) -> None:
+    """Binds this process to the processors of `bind` (`cpus`, `physcpubind`, `cpunodebind`); says so when it cannot."""
+    try:
+        cpus: set[int] = set()
+        for key in ("cpus", "physcpubind"):
+            if key in bind:
+                cpus |= parse_list(bind[key])
+        for node in parse_list(bind["cpunodebind"]) if "cpunodebind" in bind else ():
+            with open(f"{_NODES}/node{node}/cpulist") as file:
+                cpus |= parse_list(file.read().strip())
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+    except (OSError, ValueError) as exc:
+        sys.stderr.write(f"monarch: proc_bind {dict(bind)} could not be applied: {exc}\n")
+
+
+def parse_list(text: str) -> set[int]:
+    """`0,2-4` -> {0, 2, 3, 4}. ValueError on anything else."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        numbers.update(range(int(first), int(last if dash else first) + 1))
+    return numbers
+
+
+def check_room(count: int, running: int) -> None:
+    """Raises CannotLaunch when so many more processes cannot run here, naming the limit."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    if soft != resource.RLIM_INFINITY and running + count > soft:
+        raise CannotLaunch(f"{count} processes asked for, and the limit is {soft} (ulimit -u, processes of this user)")
+    pids_max, pids_now = _control_group()
+    if pids_max is not None and pids_now + 3 * count > pids_max:
+        raise CannotLaunch(
+            f"{count} processes (with three threads each) asked for, and the control group allows {pids_max} tasks, of "
+            f"which {pids_now} exist (pids.max)"
+        )
+    needed, available = count * 10 * 1024 * 1024, available_memory()
+    if available is not None and needed > available:
+        raise CannotLaunch(
+            f"{count} processes asked for: they need at least {needed >> 20} MiB of memory (10 MiB each), and "
+            f"{available >> 20} MiB are available on this host"
+        )
+    files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 3 * (running + count) + 64
+    if files != resource.RLIM_INFINITY and wanted > files:
+        raise CannotLaunch(
+            f"{count} processes asked for: the host agent needs {wanted} descriptors for them, and the limit is "
+            f"{files} (ulimit -n)"
+        )
+
+
+def _control_group() -> tuple[int | None, int]:
+    try:
+        with open("/sys/fs/cgroup/pids.max") as file:
+            limit = file.read().strip()
+        with open("/sys/fs/cgroup/pids.current") as file:
+            return (None if limit == "max" else int(limit)), int(file.read())
+    except (OSError, ValueError):
+        return None, 0
+
+
+def available_memory() -> int | None:
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None

@@ -1,0 +1,31 @@
+"""The only reach upwards: what outer layers and programs may put into the trunk, by name, looked up when needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_on_client_started: list[Callable[[Any], Any]] = []
+
+
+def when_client_starts(fn: Callable[[Any], Any]) -> None:
+    """`fn(client)` once this process has become a client; at once is not promised."""
+    _on_client_started.append(fn)
+
+
+def client_started(client: Any) -> None:
+    for fn in list(_on_client_started):
+        fn(client)
+
+
+def default_fault_hook(failure: Any) -> None:
+    """What happens to a failure that nobody supervised: the program ends with status 1."""
+    sys.exit(1)
+
+
+def fault_hook() -> Callable[[Any], Any]:
+    """`monarch.actor.unhandled_fault_hook` as it is now: programs replace it by assignment."""
+    door = sys.modules.get("monarch.actor")
+    hook = getattr(door, "unhandled_fault_hook", None)
+    return hook if hook is not None else default_fault_hook

@@ -1,0 +1,72 @@
+"""`get_or_spawn_controller`: one actor a name for the whole program, in the root client's process."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from monarch._mesh.actor import Actor
+from monarch._mesh.actor_mesh import ActorMesh
+from monarch._mesh.endpoint import concurrent_endpoint
+from monarch._mesh.proc_mesh import proc_mesh_of
+from monarch._mesh.supervision import MeshFailure
+from monarch._runtime.context import Current, current, here, root
+from monarch._runtime.future import Future
+from monarch._wire.address import host_of
+
+T = TypeVar("T")
+KEY = "controllers"
+
+
+class Controllers(Actor):
+    """Owns the program's controllers and absorbs their failures."""
+
+    _is_system_actor = True
+
+    def __init__(self) -> None:
+        self._meshes: dict[str, Any] = {}
+        self._failures: dict[str, str] = {}
+
+    @concurrent_endpoint
+    async def get_or_spawn(self, name: str, Class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name in self._failures:
+            raise RuntimeError(f"Failure on {name}: {self._failures[name]}")
+        if name not in self._meshes:
+            owned = here().mesh.this_proc().spawn(name, Class, *args, **kwargs)
+            self._meshes[name] = owned
+        return self._meshes[name]
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        for name, mesh in self._meshes.items():
+            if mesh._mesh_name == failure.mesh_name:
+                self._failures[name] = failure.report()
+        return True
+
+
+def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any) -> Future[T]:
+    """The program's actor called `name`, made by the first call from any process; later calls ignore `Class`.
+
+    It lives in the root client's process, as a mesh without dimensions. The Future gives a reference. Its failures end
+    nothing else; once it has failed, this raises ActorError naming the failure.
+    """
+    return _controllers().get_or_spawn.call_one(name, Class, args, kwargs)  # type: ignore[no-any-return]
+
+
+_made: dict[str, ActorMesh[Any]] = {}
+
+
+def _controllers() -> Any:
+    """A reference to the Controllers actor of the root client: its key is fixed, so that any process can name it."""
+    proc = here()
+    known = _made.get(proc.address)
+    if known is None:
+        client = f"{host_of(proc.address)}/client"
+        if proc.address == client:
+            token = current.set(Current(root(), 0, root().view))  # the client owns it, whoever asks first
+            try:
+                known = proc.mesh.spawn_actors(proc.mesh.this_proc(), KEY, Controllers, (), {}, key=KEY)
+            finally:
+                current.reset(token)
+        else:
+            known = proc.mesh.reference(proc_mesh_of(client), KEY, Controllers)
+        _made[proc.address] = known
+    return known

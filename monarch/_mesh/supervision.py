@@ -1,0 +1,215 @@
+"""Who is told of a failure, and what then. Pure: events in, effects out, nothing is sent from here.
+
+A Ledger keeps, for one process, the actor meshes that actors of this process own and what has become of their ranks.
+Failures reach an owner at most once for each (mesh, rank); ordinary ends reach nobody but are remembered, so that later
+calls can be answered at once. Views are healthy as long as they contain no rank that ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from monarch._wire.message import Failure, ProcEnded
+
+EXIT_CLEAN = "stopped: process exited cleanly"
+_TAIL_SHOWN = 20
+
+
+class MeshFailure:
+    """What `__supervise__` and `unhandled_fault_hook` are given: which mesh failed, at which ranks, and why.
+
+    `mesh_name` is the unique name of the actor mesh ("<none>" when unknown), `crashed_ranks` its ranks ([]: the whole
+    mesh, or unknown). `report()` is the text for people. Stays in its process: it cannot be pickled.
+    """
+
+    def __init__(self, failure: Failure) -> None:
+        self._failure = failure
+        self.mesh_name = failure.mesh_name or "<none>"
+        self.crashed_ranks = list(failure.ranks)
+
+    @property
+    def mesh(self) -> str:
+        return self.mesh_name
+
+    @property
+    def event(self) -> str:
+        return self._failure.event or self._failure.report
+
+    def report(self) -> str:
+        return self._failure.report
+
+    def __str__(self) -> str:
+        return f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("a MeshFailure cannot be sent: it belongs to the owner that was told; send its report()")
+
+
+class MeshFacts(Protocol):
+    """What the ledger needs to know of an actor mesh."""
+
+    key: str
+    name: str
+    addresses: Sequence[str]
+
+    def display(self, rank: int) -> str: ...
+
+
+class Notify:
+    """Effect: tell `owner` (an actor's unique name) of `failure`."""
+
+    __slots__ = ("failure", "owner")
+
+    def __init__(self, owner: str, failure: MeshFailure) -> None:
+        self.owner = owner
+        self.failure = failure
+
+    def __repr__(self) -> str:
+        return f"Notify({self.owner!r}, {self.failure})"
+
+
+class _Entry:
+    __slots__ = ("ended", "mesh", "owner", "whole")
+
+    def __init__(self, mesh: MeshFacts, owner: str) -> None:
+        self.mesh = mesh
+        self.owner = owner
+        self.ended: dict[int, Failure] = {}
+        self.whole: Failure | None = None
+
+
+class Ledger:
+    """See the module. Not thread-safe: the caller holds a lock."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._by_address: dict[str, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, mesh: MeshFacts, owner: str) -> None:
+        """`owner` has spawned `mesh`."""
+        self._entries[mesh.key] = _Entry(mesh, owner)
+        for address in set(mesh.addresses):
+            self._by_address.setdefault(address, set()).add(mesh.key)
+
+    def remove(self, key: str) -> str:
+        """The mesh is gone and nobody need be told any more. Returns its owner ("" when unknown)."""
+        entry = self._entries.pop(key, None)
+        if entry is None:
+            return ""
+        for address in set(entry.mesh.addresses):
+            keys = self._by_address.get(address)
+            if keys is not None:
+                keys.discard(key)
+                if not keys:
+                    del self._by_address[address]
+        return entry.owner
+
+    def actor_ended(self, failure: Failure) -> list[Notify]:
+        """Ranks of an owned mesh have failed; told by their process."""
+        entry = self._entries.get(failure.mesh)
+        if entry is None:
+            return []
+        fresh = [rank for rank in failure.ranks if rank not in entry.ended]
+        for rank in fresh:
+            entry.ended[rank] = failure
+        if not fresh or failure.stopped or entry.whole is not None:
+            return []
+        return [Notify(entry.owner, MeshFailure(failure))]
+
+    def process_ended(self, ended: ProcEnded) -> list[Notify]:
+        """Every owned mesh with ranks there has lost them: one failure a mesh, none for an ordinary end."""
+        effects = []
+        for key in sorted(self._by_address.pop(ended.address, ())):
+            entry = self._entries[key]
+            ranks = [rank for rank, address in enumerate(entry.mesh.addresses) if address == ended.address]
+            fresh = [rank for rank in ranks if rank not in entry.ended]
+            if not fresh:
+                continue
+            failure = process_failure(entry.mesh, ended, fresh)
+            for rank in fresh:
+                entry.ended[rank] = failure
+            if not failure.stopped and entry.whole is None:
+                effects.append(Notify(entry.owner, MeshFailure(failure)))
+        return effects
+
+    def mesh_stopped(self, key: str, reason: str) -> None:
+        """The owner stops the mesh: no failure of it is told any more."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.whole is None:
+            entry.whole = stopped_failure(entry.mesh.name, reason, key)
+
+    def check(self, key: str, ranks: Iterable[int]) -> Failure | None:
+        """Why a call to these ranks cannot succeed; None when nothing is known against it."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if entry.ended:
+            for rank in ranks:
+                if rank in entry.ended:
+                    return entry.ended[rank]
+        return entry.whole
+
+    def statistics(self) -> dict[str, int]:
+        return {"meshes": len(self._entries), "ended_ranks": sum(len(e.ended) for e in self._entries.values())}
+
+
+# --- the texts ----------------------------------------------------------------------------------------------
+
+
+def describe_exit(ended: ProcEnded) -> str:
+    """`Killed(sig=9)`, `exited with non-zero code 7`, `exited cleanly`, or why it never ran."""
+    if ended.detail:
+        return ended.detail
+    if ended.code < 0:
+        return f"Killed(sig={-ended.code})"
+    return "exited cleanly" if ended.code == 0 else f"exited with non-zero code {ended.code}"
+
+
+def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> Failure:
+    """What becomes of the ranks of `mesh` that lived in the process that ended."""
+    shown = mesh.display(ranks[0]) if ranks else mesh.name
+    if ended.stopped or (ended.code == 0 and not ended.detail):
+        status = "stopped: the process was stopped" if ended.stopped else EXIT_CLEAN
+        text = f"Supervision event: actor {shown} has status:\n  {status}"
+        return Failure(text, mesh.key, mesh.name, list(ranks), text, stopped=True)
+    cause = f"the process this actor was running on failed: {describe_exit(ended)}"
+    where = f"rank {', '.join(map(str, ranks))} of {mesh.name}, pid {ended.pid}, at {ended.address}"
+    tail = "".join(f"\n      {line}" for line in ended.tail[-_TAIL_SHOWN:])
+    last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
+    report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"
+    return Failure(
+        report, mesh.key, mesh.name, list(ranks), f"Supervision event: actor {shown} failed: {cause} ({where})"
+    )
+
+
+def actor_failure(display: str, cause: str, key: str, mesh_name: str, rank: int) -> Failure:
+    """An actor failed by itself: an exception nobody waited for, an abort, a constructor that raised."""
+    body = cause.rstrip().replace("\n", "\n    ")
+    report = f"The actor {display} and all its descendants have failed:\n    {body}"
+    first = cause.strip().splitlines()[-1] if cause.strip() else ""
+    return Failure(report, key, mesh_name, [rank], f"Supervision event: actor {display} failed: {first}")
+
+
+def unhandled_child(
+    display: str, child: MeshFailure, key: str, mesh_name: str, rank: int, handling: str | None = None
+) -> Failure:
+    """An owner fails because it did not handle a failure of its mesh (or raised while `handling`)."""
+    report = child.report()
+    why = "failed because it did not handle a supervision event from its child"
+    if handling is not None:
+        indented = report.replace("\n", "\n    ")
+        report = f"{handling.rstrip()}\nThis error occurred while handling another failure:\n    {indented}"
+        why = "failed while handling a failure of its child"
+    event = f"Supervision event: actor {display} {why}. {child.event}"
+    return Failure(report, key, mesh_name, [rank], event)
+
+
+def stopped_failure(display: str, reason: str, key: str = "", mesh_name: str = "", rank: int | None = None) -> Failure:
+    text = f"Supervision event: actor {display} has status:\n  stopped: {reason}"
+    return Failure(text, key, mesh_name or display, [] if rank is None else [rank], text, stopped=True)

@@ -1,0 +1,99 @@
+"""ValueMesh: one value a rank, sliced like any mesh."""
+
+from __future__ import annotations
+
+import pprint
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from monarch._shape.extent import Extent, Point
+from monarch._shape.region import Shape
+from monarch._shape.slice import NDSlice
+from monarch._shape.view import MeshTrait
+
+T = TypeVar("T")
+
+
+class ValueMesh(MeshTrait, Generic[T]):
+    """The values of a `call`, in rank order, under the labels of the mesh that was called.
+
+    Iterating yields `(Point, value)` pairs; Points are dense within this mesh. Every rank's value is an object of its own.
+    Picklable when its values are.
+    """
+
+    def __init__(self, shape: Shape, values: list[T]) -> None:
+        if not isinstance(values, list):
+            raise TypeError(f"ValueMesh expects its values as a list, got {type(values).__name__}")
+        if len(values) != len(shape.ndslice):
+            raise ValueError(f"expected {len(shape.ndslice)} values for shape {shape}, got {len(values)}")
+        self._shape = shape
+        self._values = values
+
+    @classmethod
+    def from_indexed(cls, shape: Shape, values: Sequence[tuple[int, T]]) -> ValueMesh[T]:
+        """From (rank, value) pairs in any order; the last one of a rank wins. ValueError when a rank has none."""
+        count = len(shape.ndslice)
+        found = dict(values)
+        missing = [rank for rank in range(count) if rank not in found]
+        if missing or len(found) > count:
+            raise ValueError(f"expected {count} ranks, but contains {len(found)} (missing: {missing[:16]})")
+        return cls(shape, [found[rank] for rank in range(count)])
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._shape.labels)
+
+    def _new_with_shape(self, shape: Shape) -> ValueMesh[T]:
+        position = {rank: index for index, rank in enumerate(self._shape.ndslice)}
+        return ValueMesh(shape, [self._values[position[rank]] for rank in shape.ndslice])
+
+    def items(self) -> Iterator[tuple[Point, T]]:
+        """(Point, value) in rank order."""
+        extent = self.extent
+        for rank, value in enumerate(self._values):
+            yield Point(rank, extent), value
+
+    __iter__ = items
+
+    def values(self) -> list[T]:
+        return list(self._values)
+
+    def item(self, **coordinates: int) -> T:
+        """The value at one coordinate; every dimension must be given.
+
+        KeyError for missing or extra dimensions, IndexError out of range.
+        """
+        rank = 0
+        for label, size in self.extent.items():
+            index = coordinates.pop(label)  # KeyError(label) when missing
+            if not 0 <= index < size:
+                raise IndexError(f"index {index} of dimension {label!r} is out of range (size {size})")
+            rank = rank * size + index
+        if coordinates:
+            raise KeyError(f"item has extra dimensions: {list(coordinates)}")
+        return self._values[rank]
+
+    def get(self, rank: int) -> T:
+        """The value of linear rank `rank` of this mesh."""
+        if not 0 <= rank < len(self._values):
+            raise ValueError(f"index {rank} out of range (len={len(self._values)})")
+        return self._values[rank]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        body = pprint.pformat(tuple(self.items()))
+        return f"ValueMesh({self.extent}):\n  " + body.replace("\n", "\n  ")
+
+    def __reduce__(self) -> Any:
+        return ValueMesh, (self._shape, self._values)
+
+
+def dense(extent: Extent, values: list[Any]) -> ValueMesh[Any]:
+    """A ValueMesh of `extent`, numbered from 0."""
+    return ValueMesh(Shape(extent.labels, NDSlice.new_row_major(extent.sizes)), values)

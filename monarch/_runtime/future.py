@@ -1,0 +1,334 @@
+"""Future: one type for everything asynchronous, observed from threads and event loops alike.
+
+A Future holds a Source, which becomes ready once, on any thread; the value is decoded by whoever observes it first, in
+that thread. `concurrent.futures.Future` would cost more than sending the message.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+
+T = TypeVar("T")
+
+_MADE = object()
+_PENDING = object()
+_TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
+
+
+class WouldBlockRuntime(RuntimeError):
+    """A blocking wait was tried on the runtime's own I/O thread, which everybody would then wait for."""
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop running in this thread, without importing asyncio for programs that do not use it."""
+    events = sys.modules.get("asyncio.events")
+    return events._get_running_loop() if events is not None else None
+
+
+class Source:
+    """Becomes ready once. Subclasses say how to turn what arrived into a value (`value`)."""
+
+    __slots__ = ("_wakers", "ready")
+
+    def __init__(self) -> None:
+        self.ready = False
+        self._wakers: deque[Callable[[], Any]] | None = None
+
+    def begin(self) -> None:
+        """The first observation; lazy sources start here. May be called again."""
+
+    def value(self) -> Any:
+        """The result, or raises it. Called once, after `ready`, in the observing thread."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Any thread: the result is there; wakes every observer."""
+        self.ready = True
+        wakers = self._wakers
+        if wakers:
+            while wakers:
+                try:
+                    wakers.pop()()
+                except IndexError:
+                    return
+
+    def on_ready(self, wake: Callable[[], Any]) -> None:
+        """`wake()` once ready, perhaps at once, perhaps on another thread. May be called more than once."""
+        if self._wakers is None:
+            self._wakers = deque()
+        self._wakers.append(wake)
+        if self.ready:
+            self.settle()
+
+    def discard(self, wake: Callable[[], Any]) -> None:
+        try:
+            if self._wakers is not None:
+                self._wakers.remove(wake)
+        except ValueError:
+            pass
+
+    def wait(self, timeout: float | None) -> bool:
+        """Blocks this thread until ready; False after `timeout` seconds."""
+        if self.ready:
+            return True
+        lock = threading.Lock()
+        lock.acquire()
+
+        def wake() -> None:
+            try:
+                lock.release()
+            except RuntimeError:  # woken twice
+                pass
+
+        self.on_ready(wake)
+        if not lock.acquire(timeout=-1 if timeout is None else timeout):
+            self.discard(wake)
+            return self.ready
+        return True
+
+    def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        """Suspends the awaiting task until ready."""
+        if self.ready:
+            return
+        waiter = loop.create_future()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(_finish, waiter)
+            except RuntimeError:  # the observer's loop is closed; nobody waits there any more
+                pass
+
+        self.on_ready(wake)
+        try:
+            yield from waiter
+        finally:
+            self.discard(wake)
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+class Done(Source):
+    """A result that is there already, or an exception."""
+
+    __slots__ = ("_result",)
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.ready = True
+        self._result = result
+
+    def value(self) -> Any:
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
+
+
+class Slot(Source):
+    """A result that some thread of ours will set."""
+
+    __slots__ = ("_error", "_result")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def set(self, result: Any = None) -> None:
+        if not self.ready:
+            self._result = result
+            self.settle()
+
+    def fail(self, error: BaseException) -> None:
+        if not self.ready:
+            self._error = error
+            self.settle()
+
+    def value(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Then(Source):
+    """`convert` applied to the value of another source, in the observing thread."""
+
+    __slots__ = ("_convert", "_first")
+
+    def __init__(self, first: Source, convert: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._first = first
+        self._convert = convert
+        first.on_ready(self.settle)
+
+    def begin(self) -> None:
+        self._first.begin()
+
+    def value(self) -> Any:
+        return self._convert(self._first.value())
+
+
+class All(Source):
+    """Ready when every source is; its value is the list of theirs, the first failure in order raised."""
+
+    __slots__ = ("_left", "_sources")
+
+    def __init__(self, sources: list[Source]) -> None:
+        super().__init__()
+        self._sources = sources
+        self._left = deque(sources)
+        if not sources:
+            self.ready = True
+        for source in sources:
+            source.on_ready(lambda source=source: self._one(source))  # type: ignore[misc]
+
+    def _one(self, source: Source) -> None:
+        try:
+            self._left.remove(source)
+        except ValueError:
+            return
+        if not self._left:
+            self.settle()
+
+    def value(self) -> list[Any]:
+        return [source.value() for source in self._sources]
+
+
+class Future(Generic[T]):
+    """The result of something under way. Observe it with `get()` or `await`, as often and from where you like.
+
+    The operation runs whether or not anybody observes it (except: `PortReceiver.recv()`, `Accumulator.accumulate()` and
+    functions under `returns_future` begin when first observed). A Future that failed raises the same exception object at
+    each observation. Dropping a Future is harmless. Not picklable; made by the runtime only.
+    """
+
+    __slots__ = ("__weakref__", "_error", "_lock", "_source", "_value")
+
+    def __init__(self, *args: Any) -> None:
+        if len(args) != 2 or args[0] is not _MADE:
+            raise TypeError("a Future is made by the runtime (call(), recv(), stop(), ...), never by a program")
+        self._source: Source | None = args[1]
+        self._value: Any = _PENDING
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def get(self, timeout: float | None = None) -> T:
+        """Blocks until the result is there and returns it, or raises its exception.
+
+        After `timeout` seconds raises TimeoutError; the operation goes on and a later observation still gets its result.
+        On the thread of a running event loop it works, blocks that loop and warns.
+        """
+        if running_loop() is not None:
+            _warn_blocking()
+        if self._value is _PENDING and self._error is None:
+            if timeout is not None:
+                timeout = check_timeout(timeout)
+            source = self._source
+            if source is not None:
+                source.begin()
+                if not source.ready and not source.wait(timeout):
+                    raise TimeoutError(f"no result after {timeout} s; the operation goes on (observe the Future again)")
+                self._decode()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+    def result(self, timeout: float | None = None) -> T:
+        """The same as `get`."""
+        return self.get(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Waits like `get` and returns the exception, None on success, a TimeoutError after `timeout` seconds."""
+        try:
+            self.get(timeout)
+        except Exception as exc:
+            return exc
+        return None
+
+    def __await__(self) -> Generator[Any, None, T]:
+        if self._value is _PENDING and self._error is None:
+            loop = running_loop()
+            if loop is None:
+                raise ValueError("__await__ with no active event loop: use get(), or await it inside asyncio.run(...)")
+            source = self._source
+            if source is not None:
+                source.begin()
+                if not source.ready:
+                    yield from source.wait_async(loop)
+                self._decode()
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[no-any-return]
+
+    def as_asyncio(self) -> asyncio.Future[T]:
+        """An `asyncio.Future` of the running loop with the same result. RuntimeError without a running loop."""
+        loop = running_loop()
+        if loop is None:
+            raise RuntimeError("as_asyncio() needs a running event loop; this Future was not touched")
+        import asyncio
+
+        return asyncio.ensure_future(_observe(self), loop=loop)
+
+    def _decode(self) -> None:
+        with self._lock:
+            if self._value is not _PENDING or self._error is not None:
+                return
+            source = self._source
+            assert source is not None
+            try:
+                self._value = source.value()
+            except BaseException as exc:
+                self._error = exc
+            self._source = None
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Future cannot be pickled: it belongs to this process; send its result")
+
+    def __repr__(self) -> str:
+        if self._error is not None:
+            state = f"failed: {type(self._error).__name__}"
+        elif self._value is not _PENDING:
+            state = "done"
+        else:
+            state = "ready" if self._source is not None and self._source.ready else "pending"
+        return f"<Future {state}>"
+
+
+async def _observe(future: Future[T]) -> T:
+    return await future
+
+
+def make_future(source: Source) -> Future[Any]:
+    return Future(_MADE, source)
+
+
+def done_future(result: Any = None) -> Future[Any]:
+    return Future(_MADE, Done(result))
+
+
+def check_timeout(timeout: float) -> float:
+    """A timeout in seconds as threading takes it. ValueError for negative, NaN and infinite ones."""
+    if not isinstance(timeout, (int, float)) or math.isnan(timeout) or math.isinf(timeout) or timeout < 0:
+        raise ValueError(f"invalid timeout {timeout!r}: expected a finite number of seconds, 0 or more, or None")
+    return min(float(timeout), _TIMEOUT_LIMIT)
+
+
+def _warn_blocking() -> None:
+    text = (
+        "Future.get() was called from within an active event loop: the loop stands still until the result is there. "
+        "Use `await future` here"
+    )
+    warnings.warn(text, UserWarning, stacklevel=3)
+    logging.getLogger("monarch").warning(text)

@@ -1,0 +1,198 @@
+"""One running actor: its mailbox, its place in the order of messages, and how it ends.
+
+States go one way: constructing -> running -> stopping -> ended. Messages reach `deliver` on the I/O thread or in a local
+sender's; everything else of an actor happens on its own thread (see `driver`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._runtime.future import Slot
+from monarch._runtime.mailbox import Mailbox
+from monarch._runtime.ordering import Numbering, Reorder
+from monarch._wire import message
+from monarch._wire.frame import Buffer
+from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
+
+if TYPE_CHECKING:
+    from monarch._runtime.future import Source
+    from monarch._runtime.proc import Proc
+
+
+class Delivery:
+    """A Call as it arrived; `back` is the process its answer goes to."""
+
+    __slots__ = ("back", "body", "buffers", "call")
+
+    def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], back: str) -> None:
+        self.call = call
+        self.body = body
+        self.buffers = buffers
+        self.back = back
+
+
+class Leave(Exception):
+    """Why an actor's thread is to end: `failure` None is an ordinary stop with `reason`.
+
+    `cause` goes to `__cleanup__`.
+    """
+
+    def __init__(self, reason: str, failure: Failure | None = None, cause: Exception | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.failure = failure
+        self.cause = cause
+
+
+class Owned(Protocol):
+    """A mesh that an actor owns. `stop` begins to stop it and says when it has."""
+
+    def stop(self, reason: str) -> Source: ...
+
+
+class Behaviour(Protocol):
+    """What an instance runs; every method on the actor's own thread. Raising Leave ends the actor."""
+
+    is_async: bool
+
+    def construct(self) -> None: ...
+    def handle(self, delivery: Delivery) -> None: ...
+    async def handle_async(self, delivery: Delivery) -> None: ...
+    def supervise(self, failure: Any) -> Any: ...
+    def undeliverable(self, bounced: Bounced) -> Any: ...
+    def cleanup(self, cause: Exception | None) -> Any: ...
+    async def settle_tasks(self) -> None: ...
+    def describe_failure(self, exc: BaseException, doing: str) -> Failure: ...
+    def describe_stop(self, reason: str) -> Failure: ...
+
+
+class Instance:
+    """`key` names the actor within its process, `unique` everywhere."""
+
+    def __init__(
+        self, proc: Proc, *, key: str, name: str, rank: int, view: bytes, owner: str = "", owner_proc: str = ""
+    ) -> None:
+        self.proc = proc
+        self.key = key
+        self.unique = f"{key}.{rank}"
+        self.name = name
+        self.rank = rank
+        self.view = view
+        self.owner = owner
+        self.owner_proc = owner_proc
+        self.behaviour: Behaviour | None = None
+        self.mailbox = Mailbox()
+        self.numbering = Numbering()
+        self.numbering_lock = threading.Lock()
+        self.owned: dict[str, Owned] = {}
+        self.open_ports: set[tuple[str, int, int]] = set()  # explicit response ports not used yet
+        self.current: Delivery | None = None
+        self.concurrent: dict[Any, Delivery] = {}
+        self.leaving: Leave | None = None  # asked for by the actor itself, between two awaits
+        self.end: Failure | None = None
+        self.stopping = False
+        self.ended = Slot()
+        self.on_stop: Callable[[], None] | None = None
+        self.thread_ident = 0
+        self.paused_senders: set[str] = set()
+        self.high_water = proc.mailbox_messages
+        self._reorder: Reorder[Delivery] = Reorder()
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        state = "ended" if self.end is not None else "stopping" if self.stopping else "running"
+        return f"<Instance {self.name} {self.unique} ({state}, {len(self.mailbox)} waiting)>"
+
+    # --- messages, any thread
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Puts a message into the mailbox once all before it are there."""
+        call = delivery.call
+        mailbox = self.mailbox
+        with self._lock:
+            if self.end is None and not self.stopping:
+                for ready in self._reorder.accept(call.sender, call.seq, delivery):
+                    mailbox.put(ready)
+                if len(mailbox.messages) <= self.high_water:
+                    return
+                refused = False
+            else:
+                refused = True
+        if refused:
+            self.refuse(delivery)
+        elif delivery.back not in self.paused_senders:
+            self.paused_senders.add(delivery.back)
+            self.proc.pause_sender(delivery.back, self.key, True)
+
+    def path_lost(self, sender: str) -> None:
+        """The process of `sender` is gone, or the connection to it was."""
+        with self._lock:
+            for ready in self._reorder.lost(sender):
+                self.mailbox.put(ready)
+
+    def refuse(self, delivery: Delivery) -> None:
+        """Answers a message that will never be handled."""
+        failure = self.end
+        if failure is None:
+            assert self.behaviour is not None
+            failure = self.behaviour.describe_stop("stopping")
+        self.proc.refuse(delivery, failure)
+
+    def resume_senders(self) -> None:
+        """The mailbox has room again."""
+        senders, self.paused_senders = self.paused_senders, set()
+        for sender in senders:
+            self.proc.pause_sender(sender, self.key, False)
+
+    def next_number(self, mesh: str, rank: int) -> int:
+        with self.numbering_lock:
+            return self.numbering.next(mesh, rank)
+
+    # --- the end
+
+    def request_stop(self, reason: str) -> None:
+        """Any thread: end the actor after what it does now; what waits in its mailbox is refused.
+
+        `ended` becomes ready when its cleanup has run.
+        """
+        with self._lock:
+            if self.stopping or self.end is not None:
+                return
+            self.stopping = True
+            waiting = list(self.mailbox.messages)
+            self.mailbox.messages.clear()
+        assert self.behaviour is not None
+        failure = self.behaviour.describe_stop(reason)
+        for delivery in waiting:
+            self.proc.refuse(delivery, failure)
+        self.mailbox.put_control(Leave(reason))
+
+    def close(self, failure: Failure) -> None:
+        """Refuses everything from now on, and answers whoever waits for this actor."""
+        with self._lock:
+            first = self.end is None
+            if first:
+                self.end = failure
+            waiting: list[Delivery] = list(self.mailbox.messages)
+            self.mailbox.messages.clear()
+            waiting += self.concurrent.values()
+            self.concurrent = {}
+            if self.current is not None:
+                waiting.append(self.current)
+                self.current = None
+            ports, self.open_ports = self.open_ports, set()
+        for delivery in waiting:
+            self.proc.refuse(delivery, failure)
+        body = message.encode(failure)
+        for back, number, rank in ports:
+            self.proc.answer(back, Answer(number, rank, FAILED), body, ())
+        if self.paused_senders:
+            self.resume_senders()
+
+    def finish(self, leave: Leave) -> None:
+        """The last step, after cleanup: tells the owner of a failure and whoever waits for the end."""
+        self.proc.actor_ended(self, leave.failure)
+        self.ended.set(leave.failure)

@@ -1,0 +1,215 @@
+"""The one I/O thread of a process, and the only place where threads start.
+
+An epoll loop of our own and not asyncio's: an idle wake-up costs one system call and one callback, where
+`asyncio.add_reader` adds a handle, a queue and a context switch of contexts; and processes that never need asyncio do not
+import it. It runs no user code and unpickles nothing, so it answers while the program is busy.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+_ERRORS = select.EPOLLERR | select.EPOLLHUP
+
+
+class Timer:
+    """A call at a time. `cancel` may come from any thread, also after it ran."""
+
+    __slots__ = ("cancelled", "fn", "when")
+
+    def __init__(self, when: float, fn: Callable[[], Any]) -> None:
+        self.when = when
+        self.fn = fn
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.fn = _nothing
+
+
+def _nothing() -> None:
+    return None
+
+
+class Loop:
+    """Callbacks for descriptors, for "soon" and for times, run one after the other on one thread.
+
+    `add`, `want_write`, `remove`, `call_soon`, `call_later`, `stop` may be called from any thread. A callback that
+    raises is reported to `on_error` and the loop goes on.
+    """
+
+    def __init__(self, name: str = "monarch-io", clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.now = clock
+        self.on_error: Callable[[BaseException], None] = _report
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._handlers: dict[int, Callable[[int], Any]] = {self._wake_fd: self._drain_wake}
+        self._soon: deque[Callable[[], Any]] = deque()
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._new_timers: deque[Timer] = deque()
+        self._order = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._ident = 0
+        self._polling = False
+        self._stopped = False
+
+    # --- any thread
+
+    def in_loop(self) -> bool:
+        return threading.get_ident() == self._ident
+
+    def call_soon(self, fn: Callable[[], Any]) -> None:
+        self._soon.append(fn)
+        if self._polling:
+            self.wake()
+
+    def call_later(self, delay: float, fn: Callable[[], Any]) -> Timer:
+        timer = Timer(self.now() + delay, fn)
+        self._new_timers.append(timer)
+        if self._polling:
+            self.wake()
+        return timer
+
+    def wake(self) -> None:
+        try:
+            os.eventfd_write(self._wake_fd, 1)
+        except (BlockingIOError, OSError):  # already woken, or already closed
+            pass
+
+    def add(self, fd: int, on_event: Callable[[int], Any]) -> None:
+        """`on_event(mask)` whenever `fd` is readable (or in error); level-triggered."""
+        self._handlers[fd] = on_event
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def want_write(self, fd: int, on: bool) -> None:
+        self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if on else select.EPOLLIN)
+
+    def pause(self, fd: int) -> None:
+        """No events for `fd` until `resume`."""
+        self._epoll.modify(fd, 0)
+
+    def resume(self, fd: int) -> None:
+        self._epoll.modify(fd, select.EPOLLIN)
+
+    def remove(self, fd: int) -> None:
+        if self._handlers.pop(fd, None) is not None:
+            try:
+                self._epoll.unregister(fd)
+            except (OSError, ValueError):  # closed before: epoll has forgotten it
+                pass
+
+    def start(self) -> None:
+        """Runs the loop on a thread of its own."""
+        self._thread = start_thread(self.run, self.name)
+
+    def stop(self) -> None:
+        """Ends the loop after the current callback. `join` waits for its thread."""
+        self._stopped = True
+        self.wake()
+
+    def join(self, timeout: float) -> bool:
+        if self._thread is not None and not self.in_loop():
+            self._thread.join(timeout)
+            return not self._thread.is_alive()
+        return True
+
+    def statistics(self) -> dict[str, int]:
+        return {"descriptors": len(self._handlers) - 1, "timers": len(self._timers), "soon": len(self._soon)}
+
+    def descriptors(self) -> list[int]:
+        """Every descriptor the loop holds, its own two included."""
+        return [*self._handlers, self._epoll.fileno()]
+
+    # --- the loop's thread
+
+    def run(self) -> None:
+        self._ident = threading.get_ident()
+        try:
+            while not self._stopped:
+                self._turn()
+        finally:
+            self._ident = 0
+            self._epoll.close()
+            os.close(self._wake_fd)
+
+    def _turn(self) -> None:
+        # Said before looking at the queues, so that whoever adds after the look knows to wake us.
+        self._polling = True
+        timeout = self._timeout()
+        try:
+            events = self._epoll.poll(timeout)
+        except InterruptedError:
+            return
+        finally:
+            self._polling = False
+        handlers = self._handlers
+        for fd, mask in events:
+            handler = handlers.get(fd)
+            if handler is not None:
+                try:
+                    handler(mask)
+                except Exception as exc:
+                    self.on_error(exc)
+        if self._soon:
+            self._run_soon()
+        if self._timers or self._new_timers:
+            self._run_timers()
+
+    def _timeout(self) -> float | None:
+        if self._soon or self._stopped:
+            return 0
+        while self._new_timers:
+            timer = self._new_timers.popleft()
+            heapq.heappush(self._timers, (timer.when, next(self._order), timer))
+        while self._timers and self._timers[0][2].cancelled:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0][0] - self.now())
+
+    def _run_soon(self) -> None:
+        for _ in range(len(self._soon)):
+            self._call(self._soon.popleft())
+
+    def _run_timers(self) -> None:
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now:
+            self._call(heapq.heappop(self._timers)[2].fn)
+
+    def _call(self, fn: Callable[[], Any]) -> None:
+        try:
+            fn()
+        except Exception as exc:
+            self.on_error(exc)
+
+    def _drain_wake(self, _mask: int) -> None:
+        try:
+            os.eventfd_read(self._wake_fd)
+        except BlockingIOError:
+            pass
+
+
+def _report(exc: BaseException) -> None:
+    """An error of the runtime itself: said on stderr, once for each occurrence, and the loop goes on."""
+    import traceback
+
+    text = "".join(traceback.format_exception(exc))
+    sys.stderr.write(f"monarch: an internal error on the I/O thread; please report it:\n{text}")
+
+
+def start_thread(run: Callable[..., Any], name: str, *args: Any) -> threading.Thread:
+    """Starts a daemon thread: no thread of ours keeps an interpreter alive."""
+    thread = threading.Thread(target=run, name=name, args=args, daemon=True)
+    thread.start()
+    return thread

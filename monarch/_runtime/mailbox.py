@@ -1,0 +1,90 @@
+"""What waits for one actor. Putting never blocks; taking waits on a lock, which costs less than any queue class.
+
+Control items (stop, a failure to supervise) go before messages. A taker is either the actor's thread (`take`) or its event
+loop's selector (`wait`, then `take_nowait`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class Mailbox:
+    __slots__ = ("_lock", "_wakers", "control", "messages")
+
+    def __init__(self) -> None:
+        self.control: deque[Any] = deque()
+        self.messages: deque[Any] = deque()
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        # At most one entry: how to wake the sleeping taker. Whoever pops it wakes; popping is atomic.
+        self._wakers: deque[Callable[[], Any]] = deque(maxlen=1)
+
+    def __len__(self) -> int:
+        return len(self.control) + len(self.messages)
+
+    def put(self, item: Any) -> None:
+        self.messages.append(item)
+        if self._wakers:
+            self.wake()
+
+    def put_control(self, item: Any) -> None:
+        self.control.append(item)
+        if self._wakers:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wakes the taker if it sleeps, also when nothing was put."""
+        try:
+            self._wakers.pop()()
+        except IndexError:
+            pass
+
+    def take_nowait(self) -> Any:
+        """The next item; None when there is none."""
+        if self.control:
+            return self.control.popleft()
+        if self.messages:
+            return self.messages.popleft()
+        return None
+
+    def take(self) -> Any:
+        """The next item; waits for it."""
+        while True:
+            if self.control:
+                return self.control.popleft()
+            if self.messages:
+                return self.messages.popleft()
+            self.wait(None)
+
+    def wait(self, timeout: float | None, messages: bool = True) -> None:
+        """Sleeps until something is put, `wake` is called or `timeout` seconds passed. May wake for nothing.
+
+        Without `messages` it sleeps although messages are there: only control items matter then.
+        """
+        if not self.arm(self._lock.release, messages):
+            return
+        if timeout is None:
+            self._lock.acquire()
+        elif not self._lock.acquire(timeout=max(0.0, timeout)) and not self.disarm():
+            self._lock.acquire()  # somebody took the waker just now: the release follows
+
+    def arm(self, waker: Callable[[], Any], messages: bool = True) -> bool:
+        """`waker()` will be called at the next put. False, and not armed, when there is something to take."""
+        self._wakers.append(waker)
+        if not self.control and not (messages and self.messages):
+            return True
+        if not self.disarm() and waker == self._lock.release:
+            self._lock.acquire()
+        return False
+
+    def disarm(self) -> bool:
+        """Takes the waker back. False when it was called or is about to be."""
+        try:
+            self._wakers.pop()
+        except IndexError:
+            return False
+        return True

@@ -1,0 +1,124 @@
+"""First sent, first handled: per (sender actor, receiver actor), over every path a message may take. Pure.
+
+Senders count what they send to each receiver (`Numbering`); receivers release in that order and hold what came too early
+(`Reorder`). On one path nothing is ever held; the numbers make other paths (a tree of agents, a resumed link) safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+_ANY = -1
+
+
+class Numbering:
+    """The sender's side: how many messages each receiver was sent.
+
+    Receivers are (mesh, rank). Thread-safety is the caller's business: one lock held over `next` is enough, because a
+    message may leave in any order once it is numbered.
+    """
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: dict[Hashable, dict[int, int]] = {}
+
+    def next(self, mesh: Hashable, rank: int) -> int:
+        """The number of the next message to (mesh, rank); the first is 1."""
+        counts = self._counts.get(mesh)
+        if counts is None:
+            counts = self._counts[mesh] = {}
+        number = counts[rank] = counts.get(rank, 0) + 1
+        return number
+
+    def next_many(self, mesh: Hashable, ranks: Sequence[int]) -> int | list[tuple[int, int]]:
+        """Numbers of one message to many ranks: one number when all stand at the same count, else runs (number, length)."""
+        numbers = [self.next(mesh, rank) for rank in ranks]
+        if not numbers or min(numbers) == max(numbers):
+            return numbers[0] if numbers else 0
+        runs: list[tuple[int, int]] = []
+        for number in numbers:
+            if runs and runs[-1][0] == number:
+                runs[-1] = (number, runs[-1][1] + 1)
+            else:
+                runs.append((number, 1))
+        return runs
+
+    def forget(self, mesh: Hashable) -> None:
+        """No more messages go to `mesh`: it has ended."""
+        self._counts.pop(mesh, None)
+
+
+def expand(stamp: int | list[tuple[int, int]], count: int) -> list[int]:
+    """The numbers of `next_many`, one a receiver."""
+    if isinstance(stamp, int):
+        return [stamp] * count
+    return [number for number, length in stamp for _ in range(length)]
+
+
+class Reorder(Generic[T]):
+    """The receiver's side. `accept` returns what may be handled now, in order.
+
+    Holds only messages that overtook another; `held` counts them. A number seen before is a repeat and is dropped.
+    """
+
+    __slots__ = ("_expected", "_held", "held")
+
+    def __init__(self) -> None:
+        self._expected: dict[str, int] = {}
+        self._held: dict[str, dict[int, T]] = {}
+        self.held = 0
+
+    def accept(self, sender: str, number: int, item: T) -> Sequence[T]:
+        expected = self._expected.get(sender, 1)
+        if number == expected or expected == _ANY:
+            self._expected[sender] = number + 1
+            if sender not in self._held:
+                return (item,)
+            return self._release(sender, number + 1, [item])
+        if number > expected:
+            waiting = self._held.setdefault(sender, {})
+            if number not in waiting:
+                waiting[number] = item
+                self.held += 1
+        return ()
+
+    def _release(self, sender: str, number: int, ready: list[T]) -> list[T]:
+        waiting = self._held[sender]
+        while number in waiting:
+            ready.append(waiting.pop(number))
+            self.held -= 1
+            number += 1
+        self._expected[sender] = number
+        if not waiting:
+            del self._held[sender]
+        return ready
+
+    def knows(self, sender: str) -> bool:
+        return sender in self._expected
+
+    def gap(self, sender: str) -> tuple[int, int] | None:
+        """(number awaited, lowest number held) when messages of `sender` are held; None when nothing is."""
+        waiting = self._held.get(sender)
+        return (self._expected.get(sender, 1), min(waiting)) if waiting else None
+
+    def lost(self, sender: str) -> list[T]:
+        """The path to `sender` broke: what it had sent and we lack will not come.
+
+        Returns what was held, in order, and takes the next number as it comes.
+        """
+        waiting = self._held.pop(sender, {})
+        self.held -= len(waiting)
+        if sender in self._expected or waiting:
+            self._expected[sender] = _ANY
+        return [waiting[number] for number in sorted(waiting)]
+
+    def forget(self, sender: str) -> list[T]:
+        """`sender` has ended; its state is dropped. Returns what was held."""
+        waiting = self._held.pop(sender, {})
+        self.held -= len(waiting)
+        self._expected.pop(sender, None)
+        return [waiting[number] for number in sorted(waiting)]

@@ -1,0 +1,519 @@
+"""Where answers go: the port table of a process, the ends that wait there, and the ports that programs hold.
+
+A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
+so a late answer finds nothing and is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from monarch._errors import ActorError, SupervisionError
+from monarch._runtime.context import current, here
+from monarch._runtime.future import Future, Source, make_future
+from monarch._wire import codec, message
+from monarch._wire.frame import Buffer
+from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Answer, Failure, ProcEnded
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
+
+T = TypeVar("T")
+
+# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
+Raw = tuple[int, int, Buffer, Sequence[Buffer]]
+
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
+
+
+class Target:
+    """What a waiting end knows of those it waits for: a name for reports and the processes they run in.
+
+    `addresses[i]` is the process of the view's rank i; `failure_of(address, ended)` what the end of one means to them.
+    """
+
+    __slots__ = ("addresses", "failure_of", "label")
+
+    def __init__(
+        self, label: str, addresses: Sequence[str], failure_of: Callable[[str, ProcEnded], Failure]
+    ) -> None:
+        self.label = label
+        self.addresses = addresses
+        self.failure_of = failure_of
+
+
+def failure_error(failure: Failure, label: str | None) -> BaseException:
+    """The exception a caller gets when its target failed."""
+    if failure.error:
+        error: BaseException = codec.decode(failure.error)
+        return error
+    return SupervisionError(failure.report, label)
+
+
+def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
+    """An endpoint's exception for its caller: the exception where it can be pickled, its text always."""
+    buffers: Sequence[memoryview] = ()
+    try:
+        pickled, buffers = codec.encode(exc)
+        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
+    except Exception:
+        pickled, buffers = b"", ()
+    return message.encode((where, formatted, pickled)), buffers  # type: ignore[arg-type]
+
+
+def decode_answer(raw: Raw, label: str | None) -> Any:
+    """The value of an answer, or raises the exception that it carries."""
+    _rank, kind, body, buffers = raw
+    if kind == VALUE:
+        return codec.decode(body, buffers)
+    if kind == ERROR:
+        where, formatted, pickled = _decode_error(body)
+        exception: BaseException | None = None
+        if pickled:
+            try:
+                exception = codec.decode(pickled, buffers)
+            except Exception as exc:
+                formatted += f"\n(the exception itself could not be brought here: {type(exc).__name__}: {exc})"
+        raise ActorError(exception, where, formatted)
+    if kind == RAISED:
+        raise codec.decode(body, buffers)
+    raise failure_error(_decode_failure(body), label)
+
+
+class Ports:
+    """The table. `receive` is called on the I/O thread, or by a local sender."""
+
+    __slots__ = ("_entries", "_numbers", "_proc")
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._entries: dict[int, Entry] = {}
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> int:
+        number = next(self._numbers)
+        entry.number = number
+        entry.table = self._entries
+        self._entries[number] = entry
+        return number
+
+    def receive(self, number: int, raw: Raw) -> bool:
+        """False when nobody waits there (any more)."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return False
+        entry.receive(raw)
+        return True
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        """Fails whatever still waits for an answer from that process."""
+        for entry in list(self._entries.values()):
+            if entry.waits_for(ended.address):
+                assert entry.target is not None
+                entry.fail(entry.target.failure_of(ended.address, ended))
+
+    def close_all(self, failure: Failure) -> None:
+        for entry in list(self._entries.values()):
+            entry.fail(failure)
+        self._entries.clear()
+
+
+class Entry(Source):
+    """Something that waits at a port."""
+
+    __slots__ = ("number", "table", "target", "timer")
+
+    def __init__(self, target: Target | None) -> None:
+        super().__init__()
+        self.number = 0
+        self.table: dict[int, Entry] = {}
+        self.target = target
+        self.timer: Any = None
+
+    def receive(self, raw: Raw) -> None:
+        raise NotImplementedError
+
+    def fail(self, failure: Failure) -> None:
+        self.give_up(failure_error(failure, self.target.label if self.target else None))
+
+    def give_up(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+    def waits_for(self, address: str) -> bool:
+        return self.target is not None and address in self.target.addresses
+
+    def unanswered(self) -> list[int]:
+        """Ranks of the addressed view that have not answered."""
+        return list(range(len(self.target.addresses))) if self.target else []
+
+    def close(self) -> None:
+        self.table.pop(self.number, None)
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def expire_after(self, proc: Proc, seconds: float) -> None:
+        """Ends the wait with TimeoutError, naming who has not answered."""
+
+        def expire() -> None:
+            if self.ready:
+                return
+            ranks = self.unanswered()
+            label = self.target.label if self.target else "port"
+            shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+            self.give_up(
+                TimeoutError(
+                    f"{label}() got no answer within {seconds:g} s from rank(s) {shown}; "
+                    f"the call may still be running there, its answer will be dropped"
+                )
+            )
+
+        self.timer = proc.loop.call_later(seconds, expire)
+
+
+class OneReply(Entry):
+    """The answer of one actor."""
+
+    __slots__ = ("_error", "_raw", "rank")
+
+    def __init__(self, target: Target | None, rank: int = 0) -> None:
+        super().__init__(target)
+        self._raw: Raw | None = None
+        self._error: BaseException | None = None
+        self.rank = rank
+
+    def receive(self, raw: Raw) -> None:
+        self._raw = raw
+        self.close()
+        self.settle()
+
+    def give_up(self, error: BaseException) -> None:
+        if not self.ready:
+            self._error = error
+            self.close()
+            self.settle()
+
+    def unanswered(self) -> list[int]:
+        return [self.rank]
+
+    def value(self) -> Any:
+        if self._raw is None:
+            assert self._error is not None
+            raise self._error
+        return decode_answer(self._raw, self.target.label if self.target else None)
+
+
+class Gather(Entry):
+    """One answer from each of `count` ranks; `finish` makes the result of the values in rank order.
+
+    The exception of the lowest rank is raised once all have answered; a failure of any target at once.
+    """
+
+    __slots__ = ("_answers", "_error", "_finish", "_missing")
+
+    def __init__(self, target: Target | None, count: int, finish: Callable[[list[Any]], Any]) -> None:
+        super().__init__(target)
+        self._answers: list[Raw | None] = [None] * count
+        self._missing = count
+        self._error: BaseException | None = None
+        self._finish = finish
+
+    def receive(self, raw: Raw) -> None:
+        rank = raw[0]
+        if self.ready or not 0 <= rank < len(self._answers) or self._answers[rank] is not None:
+            return
+        if raw[1] == FAILED:
+            self.fail(_decode_failure(raw[2]))
+            return
+        self._answers[rank] = raw
+        self._missing -= 1
+        if not self._missing:
+            self.close()
+            self.settle()
+
+    def give_up(self, error: BaseException) -> None:
+        if not self.ready:
+            self._error = error
+            self.close()
+            self.settle()
+
+    def waits_for(self, address: str) -> bool:
+        return self.target is not None and any(
+            answer is None and there == address
+            for answer, there in zip(self._answers, self.target.addresses, strict=False)
+        )
+
+    def unanswered(self) -> list[int]:
+        return [rank for rank, answer in enumerate(self._answers) if answer is None]
+
+    def value(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        label = self.target.label if self.target else None
+        for raw in self._answers:
+            if raw is not None and raw[1] != VALUE:
+                decode_answer(raw, label)
+        return self._finish([decode_answer(raw, label) for raw in self._answers if raw is not None])
+
+
+class Queue(Entry):
+    """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
+
+    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_left", "_lock", "_seen")
+
+    def __init__(self, target: Target | None = None, limit: int = 0) -> None:
+        super().__init__(target)
+        self._lock = threading.Lock()
+        self._arrived: deque[Raw] = deque()
+        self._armed: deque[Arrival] = deque()
+        self._error: BaseException | None = None
+        self._left = limit
+        self._seen: set[int] = set()
+
+    def receive(self, raw: Raw) -> None:
+        if raw[1] == FAILED and self._left:
+            self.fail(_decode_failure(raw[2]))
+            return
+        with self._lock:
+            if self._left:
+                self._seen.add(raw[0])
+                self._left -= 1
+                if not self._left:
+                    self.close()
+            if not self._armed:
+                self._arrived.append(raw)
+                return
+            arrival = self._armed.popleft()
+        arrival.arrive(raw)
+
+    def arm(self, arrival: Arrival) -> None:
+        with self._lock:
+            if not self._arrived and self._error is None:
+                self._armed.append(arrival)
+                return
+            raw = self._arrived.popleft() if self._arrived else None
+        if raw is not None:
+            arrival.arrive(raw)
+        else:
+            arrival.give_up(self._error)
+
+    def give_up(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            armed, self._armed = self._armed, deque()
+            self.close()
+        for arrival in armed:
+            arrival.give_up(error)
+
+    def waits_for(self, address: str) -> bool:
+        return self.target is not None and any(
+            rank not in self._seen and there == address for rank, there in enumerate(self.target.addresses)
+        )
+
+    def unanswered(self) -> list[int]:
+        return [rank for rank in super().unanswered() if rank not in self._seen]
+
+
+class Arrival(Source):
+    """The next message of a queue, claimed when first observed."""
+
+    __slots__ = ("_begun", "_error", "_ranked", "_raw", "_queue")
+
+    def __init__(self, queue: Queue, ranked: bool = False) -> None:
+        super().__init__()
+        self._queue = queue
+        self._ranked = ranked
+        self._begun = False
+        self._raw: Raw | None = None
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._queue.arm(self)
+
+    def arrive(self, raw: Raw) -> None:
+        self._raw = raw
+        self.settle()
+
+    def give_up(self, error: BaseException | None) -> None:
+        self._error = error
+        self.settle()
+
+    def value(self) -> Any:
+        if self._raw is None:
+            assert self._error is not None
+            raise self._error
+        target = self._queue.target
+        value = decode_answer(self._raw, target.label if target else None)
+        if not self._ranked:
+            return value
+        if self._raw[0] < 0:
+            raise ValueError("RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply")
+        return self._raw[0], value
+
+
+# --- what programs hold -------------------------------------------------------------------------------------
+
+
+class Port(Generic[T]):
+    """The sending end of a channel; may be sent anywhere and used by any thread.
+
+    `send` encodes at once and does not wait for delivery. Messages of one sender arrive in order. When the receiver is
+    gone, the sending actor is told (`_handle_undeliverable_message`), unless `return_undeliverable` is False.
+    """
+
+    __slots__ = ("_address", "_number", "_on_used", "_once", "_proc", "_rank", "_used", "return_undeliverable")
+
+    def __init__(self, proc: Proc, address: str, number: int, *, rank: int = -1, once: bool = False) -> None:
+        self._proc = proc
+        self._address = address
+        self._number = number
+        self._rank = rank
+        self._once = once
+        self._used = False
+        self._on_used: Callable[[], None] | None = None
+        self.return_undeliverable = True
+
+    def send(self, obj: T) -> None:
+        """Sends `obj`. Raises RuntimeError on a once port that was used, and whatever pickling raises."""
+        self._check()
+        body, buffers = codec.encode_value(obj)
+        self._deliver(VALUE, body, buffers)
+
+    def exception(self, exc: Exception) -> None:
+        """The receiver's `recv` (or the caller's Future) raises `exc` itself."""
+        if not isinstance(exc, BaseException):
+            raise TypeError(f"Port.exception expects an exception, got {type(exc).__name__}")
+        self._check()
+        body, buffers = codec.encode(exc)
+        self._deliver(RAISED, body, buffers)
+
+    def _check(self) -> None:
+        if self._once and self._used:
+            raise RuntimeError("OncePortRef already used: this port takes exactly one message")
+
+    def _deliver(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
+        sender = ""
+        if self.return_undeliverable:
+            running = current.get()
+            sender = running.instance.unique if running is not None else self._proc.root_name
+        self._used = True
+        if self._on_used is not None:
+            self._on_used()
+        self._proc.answer(self._address, Answer(self._number, self._rank, kind, sender), body, buffers)
+
+    def __reduce__(self) -> Any:
+        return _rebuild_port, (self._address, self._number, self._rank, self._once, self.return_undeliverable)
+
+    def __repr__(self) -> str:
+        return f"<Port {self._number} of {self._address}>"
+
+
+class SinkPort(Port[Any]):
+    """What an explicit-port endpoint gets under `broadcast`: nobody listens."""
+
+    __slots__ = ()
+
+    def send(self, obj: Any) -> None:
+        """Dropped."""
+
+    def exception(self, exc: Exception) -> None:
+        """Nobody waits for it: raised here, in the actor."""
+        raise exc
+
+
+def _rebuild_port(address: str, number: int, rank: int, once: bool, return_undeliverable: bool) -> Port[Any]:
+    port: Port[Any] = Port(here(), address, number, rank=rank, once=once)
+    port.return_undeliverable = return_undeliverable
+    return port
+
+
+class PortReceiver(Generic[T]):
+    """The reading end of a channel; stays in the process that opened it.
+
+    `recv()` is lazy: the first observed Future takes the first message. One that timed out stays armed and takes the
+    next message: observe it again, do not call `recv()` anew.
+    """
+
+    _ranked = False
+
+    def __init__(self, queue: Queue, once: bool = False, keep: Any = None) -> None:
+        self._queue = queue
+        self._once = once
+        self._used = False
+        self._keep = keep  # the receiver this one was made from, whose end closes the queue
+        if keep is None:
+            weakref.finalize(self, queue.close).atexit = False
+
+    def recv(self) -> Future[T]:
+        """The next message. ValueError on the second `recv` of a once channel."""
+        if self._once:
+            if self._used:
+                raise ValueError("OncePort is already used: it receives exactly one message")
+            self._used = True
+        return make_future(_Received(self._queue, self._ranked, self))
+
+    def ranked(self) -> RankedPortReceiver[T]:
+        """The same queue, each message with its sender's rank."""
+        return RankedPortReceiver(self._queue, self._once, self)
+
+    def __iter__(self) -> Iterator[Future[T]]:
+        while True:
+            yield self.recv()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a PortReceiver cannot be sent: it reads in the process that opened it; send the Port")
+
+
+class RankedPortReceiver(PortReceiver[T]):
+    """Receives `(rank, value)`; rank is the sender's in the mesh that was addressed."""
+
+    _ranked = True
+
+
+class _Received(Arrival):
+    """An Arrival that keeps its receiver, and so the channel, alive."""
+
+    __slots__ = ("_receiver",)
+
+    def __init__(self, queue: Queue, ranked: bool, receiver: Any) -> None:
+        super().__init__(queue, ranked)
+        self._receiver = receiver
+
+
+class Channel(Generic[T]):
+    """`Channel.open()` makes a port and its receiver, in this process."""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+        """A pair; `once`: for exactly one message."""
+        proc = here()
+        queue = Queue(limit=1 if once else 0)
+        port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
+        return port, PortReceiver(queue, once)
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
+        """A pair whose receiver gets `(rank, value)`."""
+        proc = here()
+        queue = Queue(limit=1 if once else 0)
+        port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
+        return port, RankedPortReceiver(queue, once)
+
+
+codec.forbid(Future, "it belongs to this process; send its result")
+for _receiver in (PortReceiver, RankedPortReceiver):
+    codec.forbid(_receiver, "it reads in the process that opened it; send the Port")

@@ -1,0 +1,460 @@
+"""One process of the runtime: its table of actors, its ports, and the other processes it knows.
+
+Routes: a message for this process is delivered here and now, one for another goes to its Peer, one for an actor that is
+not here waits a while for it or goes back. Several Procs can live in one operating-system process (monarch.testing).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from monarch._errors import BackpressureTimeout, ForkedClientError
+from monarch._runtime.future import running_loop
+from monarch._runtime.instance import Delivery, Instance
+from monarch._runtime.loop import Loop
+from monarch._runtime.port import Ports
+from monarch._wire import frame as frames
+from monarch._wire import message
+from monarch._wire.address import agent_of, host_of
+from monarch._wire.frame import Buffer, Frame
+from monarch._wire.message import (
+    FAILED,
+    VERSION,
+    ActorEnded,
+    Answer,
+    Bounced,
+    Bye,
+    Call,
+    Failure,
+    Hello,
+    Pause,
+    ProcEnded,
+    Watch,
+)
+from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.transport.base import Connection
+from monarch.config import settings
+
+_TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
+_WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
+
+Receiver = Callable[[Connection, Any, Frame], None]
+
+
+class Transport(Protocol):
+    def dial(self, address: str) -> Connection: ...
+    def close(self) -> None: ...
+
+
+class Proc:
+    """`address` is where others reach this process, `host` the address prefix of its host.
+
+    `receivers` maps a message type to what the mesh layer does with it, on the I/O thread.
+    """
+
+    def __init__(self, address: str, loop: Loop) -> None:
+        self.address = address
+        self.host = host_of(address)
+        self.pid = os.getpid()
+        self.loop = loop
+        self.ports = Ports(self)
+        self.actors: dict[str, Instance] = {}
+        self.receivers: dict[type, Receiver] = {}
+        self.process_ended: Callable[[ProcEnded], None] = _ignore
+        self.actor_failed: Callable[[ActorEnded], None] = _ignore
+        self.bounced: Callable[[Bounced], None] = _ignore
+        self.agent_lost: Callable[[str], None] = _ignore
+        self.transport: Transport | None = None
+        self.root_name = ""
+        self.mesh: Any = None  # the mesh layer's state for this process
+        self.mailbox_messages = int(settings.get("mailbox_messages"))
+        self.frame_limit = int(settings.get("codec_max_frame_length"))
+        self.queue_limit = int(settings.get("outgoing_queue_bytes"))
+        self.closed: BaseException | None = None
+        self._peers: dict[str, Peer] = {}
+        self._unknown: dict[str, list[Delivery]] = {}
+        self._unknown_count = 0
+        self._tombstones: OrderedDict[str, Failure] = OrderedDict()
+        self._senders: dict[str, set[tuple[str, str]]] = {}
+        self._lock = threading.Lock()
+        self._paused: set[tuple[str, str]] = set()
+        self._resumed = threading.Condition()
+        self.errors: deque[str] = deque(maxlen=100)
+        _all.add(self)
+
+    def limits(self) -> tuple[int, int]:
+        return self.queue_limit, self.frame_limit
+
+    def __repr__(self) -> str:
+        return f"<Proc {self.address} ({len(self.actors)} actors, {len(self._peers)} peers, {len(self.ports)} ports)>"
+
+    def statistics(self) -> dict[str, Any]:
+        """Numbers for people who debug: actors, ports that wait, messages that wait, peers."""
+        return {
+            "actors": len(self.actors),
+            "ports": len(self.ports),
+            "mailboxes": sum(len(actor.mailbox) for actor in list(self.actors.values())),
+            "undelivered": self._unknown_count,
+            "peers": [repr(peer) for peer in list(self._peers.values())],
+            "loop": self.loop.statistics(),
+        }
+
+    # --- sending, any thread
+
+    def peer(self, address: str) -> Peer:
+        peer = self._peers.get(address)
+        if peer is None:
+            if self.closed is not None:
+                raise self.closed
+            with self._lock:
+                peer = self._peers.setdefault(address, Peer(address, self._dial, self._ask_agent))
+        return peer
+
+    def post(self, address: str, msg: Any, body: bytes = b"", buffers: Sequence[memoryview] = ()) -> None:
+        """Sends a message: here, or to another process. Raises PeerEnded, MessageTooLargeError; may wait for room."""
+        if address == self.address:
+            self._receive_here(msg, body, buffers)
+            return
+        pieces = frames.encode(message.encode(msg), body, buffers, self.frame_limit)
+        self.send(address, pieces, len(body) + sum(b.nbytes for b in buffers) if buffers else len(body))
+
+    def send(self, address: str, pieces: Sequence[Buffer], size: int) -> None:
+        """Sends an encoded frame of about `size` bytes."""
+        peer = self._peers.get(address) or self.peer(address)
+        wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
+        peer.send(pieces, wait)
+
+    def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> None:
+        """Raises MessageTooLargeError when a message of this size cannot be sent."""
+        size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
+        if 0 < self.frame_limit < size:
+            raise frames.too_large(size, self.frame_limit)
+
+    def answer(self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview]) -> None:
+        """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender."""
+        try:
+            self.post(address, answer, body, buffers)
+        except PeerEnded:
+            if answer.sender:
+                self._bounce_here(
+                    answer.sender, f"port {answer.port} of {address}", "a port message", "its process has ended", True
+                )
+
+    def refuse(self, delivery: Delivery, failure: Failure) -> None:
+        """Tells whoever sent a message that it will not be handled, and why."""
+        call = delivery.call
+        if call.port:
+            self.answer(delivery.back, Answer(call.port, call.rank, FAILED), message.encode(failure), ())
+        elif not failure.stopped or self.closed is None:
+            bounced = Bounced(
+                call.sender,
+                f"{failure.mesh_name or call.to}[{call.rank}]",
+                f"{failure.mesh_name or call.to}.{call.method}() (broadcast)",
+                failure.report,
+                False,
+            )
+            self._post_quietly(delivery.back, bounced)
+
+    def _post_quietly(self, address: str, msg: Any) -> None:
+        try:
+            self.post(address, msg)
+        except PeerEnded:
+            pass
+
+    def pause_sender(self, address: str, key: str, on: bool) -> None:
+        if address != self.address:
+            self._post_quietly(address, Pause(key, on))
+
+    def must_wait(self, address: str, key: str) -> bool:
+        """Whether a sender to actor `key` at `address` should wait: its mailbox or the way there is full."""
+        if self._paused and (address, key) in self._paused:
+            return True
+        peer = self._peers.get(address)
+        return peer is not None and peer.queued >= self.queue_limit
+
+    def wait_room(self, address: str, key: str) -> None:
+        """Blocks until `must_wait` is no longer true. BackpressureTimeout after `message_delivery_timeout`."""
+        if self.loop.in_loop():
+            return
+        timeout = settings.get("message_delivery_timeout")
+        peer = self._peers.get(address)
+        connection = peer.connection if peer is not None else None
+        if connection is not None and not connection.wait_room(timeout):
+            raise BackpressureTimeout(
+                f"the connection to {address} has had {self.queue_limit} bytes queued (setting outgoing_queue_bytes) "
+                f"for {timeout:g} s (setting message_delivery_timeout): that process does not read"
+            )
+        with self._resumed:
+            if not self._resumed.wait_for(lambda: (address, key) not in self._paused, timeout):
+                raise BackpressureTimeout(
+                    f"actor {key} at {address} has had {self.mailbox_messages} messages waiting (setting "
+                    f"mailbox_messages) and handled less than half of them within {timeout:g} s (setting "
+                    f"message_delivery_timeout)"
+                )
+
+    # --- receiving, on the I/O thread
+
+    def connection_received(self, connection: Connection, received: list[Frame]) -> None:
+        remote = connection.remote
+        for frame in received:
+            msg = message.decode(frame.head)
+            kind = type(msg)
+            if kind is Call:
+                self._on_call(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
+            elif kind is Answer:
+                self._on_answer(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
+            elif remote:
+                self._on_other(connection, msg, frame)
+            else:
+                if not self._on_hello(connection, msg):
+                    return
+                remote = connection.remote
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        remote = connection.remote
+        if not remote:
+            return
+        if remote == agent_of(self.address):
+            self.agent_lost(reason)
+            return
+        for key, sender in self._senders.pop(remote, ()):
+            instance = self.actors.get(key)
+            if instance is not None:
+                instance.path_lost(sender)
+        peer = self._peers.get(remote)
+        if peer is not None and self.closed is None:
+            peer.lost(connection)
+
+    def _on_hello(self, connection: Connection, hello: Any) -> bool:
+        if type(hello) is not Hello:
+            connection.close("its first frame was no Hello")
+            return False
+        if hello.version != VERSION:
+            reason = f"protocol version {hello.version} meets version {VERSION}: all processes need one monarch version"
+            self.errors.append(reason)
+            connection.send(frames.encode(message.encode(Bye(reason))))
+            connection.close(reason)
+            return False
+        connection.remote = hello.address
+        connection.pid = hello.pid
+        self.peer(hello.address).adopt(connection)
+        return True
+
+    def _on_call(self, call: Call, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
+        delivery = Delivery(call, body, buffers, call.back or remote)
+        instance = self.actors.get(call.to)
+        if instance is not None:
+            if call.seq == 1 and remote:
+                self._senders.setdefault(remote, set()).add((call.to, call.sender))
+            instance.deliver(delivery)
+        else:
+            self._hold(delivery)
+
+    def _on_answer(self, answer: Answer, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
+        if not self.ports.receive(answer.port, (answer.rank, answer.kind, body, buffers)) and answer.sender:
+            self._post_quietly(
+                remote,
+                Bounced(
+                    answer.sender, f"port {answer.port} of {self.address}", "a port message", "its receiver is gone", True
+                ),
+            )
+
+    def _on_other(self, connection: Connection, msg: Any, frame: Frame) -> None:
+        kind = type(msg)
+        if kind is ActorEnded:
+            self.actor_failed(msg)
+        elif kind is Bounced:
+            self.bounced(msg)
+        elif kind is ProcEnded:
+            self.on_process_ended(msg)
+        elif kind is Pause:
+            self._on_pause(connection.remote, msg)
+        elif kind is Bye:
+            self.errors.append(f"{connection.remote} closed the connection: {msg.reason}")
+        else:
+            receiver = self.receivers.get(kind)
+            if receiver is None:
+                self.errors.append(f"unexpected {kind.__name__} from {connection.remote}")
+            else:
+                receiver(connection, msg, frame)
+
+    def _receive_here(self, msg: Any, body: bytes, buffers: Sequence[memoryview]) -> None:
+        """A message of this process to itself. Out-of-band memory is copied: the sender may change its own."""
+        owned: Sequence[Buffer] = [bytearray(buffer) for buffer in buffers] if buffers else ()
+        kind = type(msg)
+        if kind is Call:
+            self._on_call(msg, body, owned, self.address)
+        elif kind is Answer:
+            self._on_answer(msg, body, owned, self.address)
+        elif kind is ActorEnded:
+            self.actor_failed(msg)
+        elif kind is Bounced:
+            self.bounced(msg)
+        elif kind is not Pause:
+            self.receivers[kind](_Here(self.address), msg, Frame(b"", body, owned))
+
+    def _on_pause(self, address: str, pause: Pause) -> None:
+        with self._resumed:
+            if pause.on:
+                self._paused.add((address, pause.key))
+            else:
+                self._paused.discard((address, pause.key))
+                self._resumed.notify_all()
+
+    # --- actors that are not here
+
+    def _hold(self, delivery: Delivery) -> None:
+        """For an actor unknown here: its spawn may be on its way (another sender was faster), or it has ended."""
+        key = delivery.call.to
+        with self._lock:
+            tombstone = self._tombstones.get(key)
+            instance = self.actors.get(key)  # it may have come since the caller looked
+            if tombstone is None and instance is None:
+                if self._unknown_count < settings.get("undelivered_messages"):
+                    if key not in self._unknown:
+                        self._unknown[key] = []
+                        self.loop.call_later(
+                            settings.get("pending_actor_delivery_timeout"), lambda: self._give_up(key)
+                        )
+                    self._unknown[key].append(delivery)
+                    self._unknown_count += 1
+                    return
+                tombstone = Failure(f"no actor {key} is here and {self._unknown_count} messages already wait for others")
+        if instance is not None:
+            instance.deliver(delivery)
+        else:
+            assert tombstone is not None
+            self.refuse(delivery, tombstone)
+
+    def _give_up(self, key: str) -> None:
+        with self._lock:
+            deliveries = self._unknown.pop(key, [])
+            self._unknown_count -= len(deliveries)
+        for delivery in deliveries:
+            self.refuse(delivery, Failure(f"the actor {key} does not exist in the process at {self.address}"))
+
+    def add_actor(self, instance: Instance) -> None:
+        """The actor takes messages from now on, those that came before it included."""
+        with self._lock:
+            self.actors[instance.key] = instance
+            waiting = self._unknown.pop(instance.key, [])
+            self._unknown_count -= len(waiting)
+        for delivery in waiting:
+            if delivery.call.seq == 1:
+                self._senders.setdefault(delivery.back, set()).add((instance.key, delivery.call.sender))
+            instance.deliver(delivery)
+
+    def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
+        with self._lock:
+            self.actors.pop(instance.key, None)
+            self._tombstones[instance.key] = instance.end or failure or Failure("ended", stopped=True)
+            if len(self._tombstones) > _TOMBSTONES:
+                self._tombstones.popitem(last=False)
+        if failure is not None and instance.owner_proc:
+            self._post_quietly(instance.owner_proc, ActorEnded(instance.owner, failure))
+
+    def tombstone(self, key: str) -> Failure | None:
+        return self._tombstones.get(key)
+
+    # --- other processes
+
+    def _dial(self, address: str) -> Connection:
+        assert self.transport is not None
+        if self.closed is not None:
+            raise self.closed
+        connection = self.transport.dial(address)
+        connection.send(frames.encode(message.encode(Hello(VERSION, self.address, self.pid))))
+        return connection
+
+    def _ask_agent(self, peer: Peer) -> None:
+        """Its agent tells when the process listens and when it has ended."""
+        if self.closed is None and peer.address != agent_of(peer.address):
+            self._post_quietly(agent_of(peer.address), Watch(peer.address))
+
+    def use_agent(self, connection: Connection) -> None:
+        """The connection to this host's agent."""
+        self.peer(agent_of(self.address)).connection = connection
+
+    def known_processes(self) -> list[tuple[str, Peer]]:
+        """Every process this one has spoken to, its agent excepted."""
+        agent = agent_of(self.address)
+        return [(address, peer) for address, peer in list(self._peers.items()) if address != agent]
+
+    def on_listening(self, address: str) -> None:
+        peer = self._peers.get(address)
+        if peer is not None and peer.asking:
+            peer.listening()
+
+    def on_process_ended(self, ended: ProcEnded) -> None:
+        """The agent's word: that process is gone. Whoever waits for it is told, then the mesh layer."""
+        peer = self.peer(ended.address)
+        if peer.ended is not None:
+            return
+        peer.end(ended)
+        with self._resumed:
+            self._paused = {entry for entry in self._paused if entry[0] != ended.address}
+            self._resumed.notify_all()
+        self.ports.process_ended(ended)
+        self.process_ended(ended)
+
+    # --- the end
+
+    def close(self, error: BaseException) -> None:
+        """Answers everybody who waits, closes every connection, ends the I/O thread. `error` is for later users."""
+        if self.closed is not None:
+            return
+        self.closed = error
+        self.ports.close_all(Failure(str(error), stopped=True))
+        if self.transport is not None:
+            self.transport.close()
+        for peer in list(self._peers.values()):
+            connection = peer.connection
+            if connection is not None:
+                connection.close("this process is closing")
+        if self.loop.in_loop():
+            self.loop.stop()
+        else:
+            self.loop.call_soon(lambda: self.loop.call_soon(self.loop.stop))
+            self.loop.join(5.0)
+
+    def forked(self) -> None:
+        """In a child made by `os.fork`: the links are the parent's. Lets go of the descriptors without a word."""
+        self.closed = ForkedClientError(
+            f"this process was made by os.fork from one with a running monarch client (pid {self.pid}); the client "
+            f"belongs to the parent. Use this_host().spawn_procs() for processes, or multiprocessing with 'spawn'"
+        )
+        for fd in self.loop.descriptors():
+            try:
+                os.close(fd)
+            except OSError:
+                pass
+
+
+class _Here:
+    """Stands for the connection of a message that never left the process."""
+
+    __slots__ = ("pid", "remote")
+
+    def __init__(self, address: str) -> None:
+        self.remote = address
+        self.pid = os.getpid()
+
+
+def _ignore(_event: Any) -> None:
+    return None
+
+
+_all: weakref.WeakSet[Proc] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for proc in list(_all):
+        proc.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,233 @@
+"""Cutting and relabelling, for anything that has a shape: hosts, processes, actors, values, devices.
+
+Works out the new Shape and hands it to the mesh; what a mesh of that shape is, only the mesh knows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from operator import index as as_int
+from typing import Self, SupportsIndex
+
+from monarch._shape.extent import Extent, UnknownDimensionError, list_dimensions, row_major_strides
+from monarch._shape.region import Shape, cut
+from monarch._shape.slice import NDSlice
+
+_Selector = SupportsIndex | slice
+
+
+class MeshTrait(ABC):
+    """A labelled array of ranks that can be cut and relabelled. `len` is the number of ranks, not of dimensions.
+
+    A mesh says which ranks it has (`_ndslice`), what its dimensions are called (`_labels`), and what it is in another
+    shape over the same ranks (`_new_with_shape`).
+    """
+
+    @property
+    @abstractmethod
+    def _ndslice(self) -> NDSlice:
+        """Which ranks of the root mesh this one has."""
+
+    @property
+    @abstractmethod
+    def _labels(self) -> tuple[str, ...]:
+        """One label a dimension of `_ndslice`."""
+
+    @abstractmethod
+    def _new_with_shape(self, shape: Shape) -> Self:
+        """This mesh in `shape`, whose ranks are some or all of this mesh's."""
+
+    def slice(self, /, **selection: _Selector) -> Self:
+        """The part of the mesh at `selection`: an integer drops its dimension, a slice keeps it.
+
+        The order of the dimensions stays, whatever the order of the keywords; without keywords this is the whole mesh.
+
+        TypeError for a label the mesh does not have or a selector that is neither integer nor slice, IndexError for an
+        integer outside [0, size), ValueError for a slice that leaves nothing, goes backwards, or has a step the mesh's
+        layout cannot express.
+        """
+        shape = _shape_of(self)
+        return self._new_with_shape(cut(shape, _checked_selection(shape, selection)))
+
+    def split(self, /, **dimensions: Sequence[str] | SupportsIndex) -> Self:
+        """The same ranks with some dimensions broken into several.
+
+        A keyword that is a dimension takes the names it becomes, outermost first; any other gives one of those names
+        its size. One size a split dimension may be left out and is worked out from the rest:
+
+            mesh.split(gpus=("node", "local"), local=4)
+
+        ValueError for a plain string given as the names, more than one missing size, sizes whose product is not the
+        dimension's, a size nobody uses, a keyword that is neither a dimension nor an integer, and a name that is there twice.
+        """
+        return self._new_with_shape(_split(_shape_of(self), dimensions))
+
+    def flatten(self, name: str) -> Self:
+        """The same ranks in one dimension called `name`; a mesh without dimensions becomes one of size 1.
+
+        ValueError unless the mesh is dense: row-major strides for its own sizes, at any offset.
+        """
+        ndslice = self._ndslice
+        dense = row_major_strides(ndslice._sizes)
+        if ndslice._strides != dense:
+            raise ValueError(
+                f"cannot flatten sparse mesh: the strides of {self.extent!r} are {ndslice.strides}, a dense mesh of "
+                f"these sizes has {list(dense)}; flatten before slicing, or keep the outer dimensions"
+            )
+        return self._new_with_shape(
+            Shape((name,), NDSlice(offset=ndslice._offset, sizes=(len(ndslice),), strides=(1,)))
+        )
+
+    def rename(self, /, **names: str) -> Self:
+        """The same mesh with other labels: `mesh.rename(old="new")`.
+
+        ValueError for a label the mesh does not have and for a name that is there twice.
+        """
+        return self.split(**{old: (new,) for old, new in names.items()})
+
+    def size(self, dim: str | Sequence[str] | None = None) -> int:
+        """The number of ranks, of one dimension, or of several dimensions together.
+
+        UnknownDimensionError (a KeyError) for a label the mesh does not have.
+        """
+        if dim is None:
+            return len(self._ndslice)
+        sizes = self.sizes
+        names = (dim,) if isinstance(dim, str) else dim
+        for name in names:
+            if name not in sizes:
+                raise UnknownDimensionError(
+                    f"{type(self).__name__} {self.extent!r} does not have dimension {name!r}: {list_dimensions(sizes)}"
+                )
+        return prod(sizes[name] for name in names)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each dimension by label, in order; a fresh dict."""
+        return dict(zip(self._labels, self._ndslice._sizes, strict=True))
+
+    @property
+    def extent(self) -> Extent:
+        """Labels and sizes."""
+        return Extent(self._labels, self._ndslice._sizes)
+
+    def __len__(self) -> int:
+        return len(self._ndslice)
+
+
+def _shape_of(mesh: MeshTrait) -> Shape:
+    return Shape(mesh._labels, mesh._ndslice)
+
+
+def _checked_selection(shape: Shape, selection: Mapping[str, _Selector]) -> dict[str, int | slice]:
+    """What `cut` takes, with the errors that `MeshTrait.slice` promises."""
+    sizes = dict(zip(shape._labels, shape._slice._sizes, strict=True))
+    checked: dict[str, int | slice] = {}
+    for label, chosen in selection.items():
+        if label not in sizes:
+            raise TypeError(f"Shape does not have dimension labeled {label!r}: {list_dimensions(sizes)}")
+        if isinstance(chosen, slice):
+            checked[label] = chosen
+            continue
+        try:
+            index = as_int(chosen)
+        except TypeError:
+            raise TypeError(
+                f"{label}={chosen!r}: a dimension is cut with an integer or a slice, not {type(chosen).__name__}"
+            ) from None
+        if not 0 <= index < sizes[label]:
+            raise IndexError(
+                f"index out of range: {label}={index}, but dimension {label!r} has size {sizes[label]}"
+            )
+        checked[label] = index
+    return checked
+
+
+def _split(shape: Shape, dimensions: Mapping[str, Sequence[str] | SupportsIndex]) -> Shape:
+    names, constraints = _names_and_sizes(shape, dimensions)
+    unused = set(constraints)
+    labels: list[str] = []
+    sizes: list[int] = []
+    strides: list[int] = []
+    whole = shape._slice
+    for label, size, stride in zip(shape._labels, whole._sizes, whole._strides, strict=True):
+        parts = names.get(label)
+        if parts is None:
+            labels.append(label)
+            sizes.append(size)
+            strides.append(stride)
+            continue
+        counts = _part_sizes(label, size, parts, constraints)
+        labels += parts
+        sizes += counts
+        strides += [stride * inner for inner in row_major_strides(counts)]
+        unused.difference_update(parts)
+    if unused:
+        listed = tuple(name for name in constraints if name in unused)
+        raise ValueError(f"unused size constraints: {listed}: no dimension is split into these names")
+    for name in _repeated(labels):
+        raise ValueError(f"Duplicate dimension name {name!r}: the result would have the dimensions {labels}")
+    return Shape(labels, NDSlice(offset=whole._offset, sizes=sizes, strides=strides))
+
+
+def _names_and_sizes(
+    shape: Shape, dimensions: Mapping[str, Sequence[str] | SupportsIndex]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, int]]:
+    """The keywords of `split` by what they are: new names of a dimension, or the size of a new name."""
+    names: dict[str, tuple[str, ...]] = {}
+    sizes: dict[str, int] = {}
+    for key, value in dimensions.items():
+        if key in shape._labels:
+            names[key] = _new_names(key, value)
+        elif isinstance(value, SupportsIndex):
+            sizes[key] = as_int(value)
+            if sizes[key] < 1:
+                raise ValueError(f"{key}={sizes[key]}: the size of a new dimension must be at least 1")
+        else:
+            raise UnknownDimensionError(
+                f"{key!r} is not an existing dim. Expected an integer size constraint on a new dim, got {value!r}: "
+                f"{list_dimensions(shape._labels)}"
+            )
+    return names, sizes
+
+
+def _new_names(label: str, value: Sequence[str] | SupportsIndex) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise ValueError(f"expected a sequence of dimensions, but got {value!r}: write {label}=({value!r},)")
+    if not isinstance(value, Sequence):
+        raise ValueError(
+            f"expected a sequence of dimensions for the existing dimension {label!r}, but got {value!r}; "
+            f"sizes are given to new names only"
+        )
+    names = tuple(value)
+    for name in names:
+        if not isinstance(name, str):
+            raise ValueError(f"expected names for the existing dimension {label!r}, but got {name!r}")
+    return names
+
+
+def _part_sizes(label: str, size: int, parts: tuple[str, ...], constraints: Mapping[str, int]) -> list[int]:
+    """The sizes of the names a dimension becomes, the missing one worked out."""
+    missing = [name for name in parts if name not in constraints]
+    if len(missing) > 1:
+        raise ValueError(
+            f"Cannot infer size of {parts} because {' and '.join(missing)} have unknown size. "
+            f"Specify all but one as arguments, e.g. {missing[-1]}={size}"
+        )
+    known = prod(constraints[name] for name in parts if name in constraints)
+    if size % known or (not missing and size != known):
+        shown = tuple(constraints.get(name, "?") for name in parts)
+        raise ValueError(
+            f"Dimension {label!r} of size {size} is not evenly divided by {parts} with sizes {shown}"
+        )
+    return [constraints.get(name, size // known) for name in parts]
+
+
+def _repeated(labels: Sequence[str]) -> Iterator[str]:
+    seen = set()
+    for label in labels:
+        if label in seen:
+            yield label
+        seen.add(label)

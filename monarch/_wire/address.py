@@ -1,0 +1,53 @@
+"""Where: the address of a process, from which any holder can reach it with no name server.
+
+An address is a string, cheap to compare and to send:
+
+    unix:<folder>/<name>      a Unix socket in a host's runtime folder
+    inproc:<network>/<name>   a process simulated inside this one (monarch.testing)
+
+The folder (or network) is the host; `agent`, `client` and `<mesh uid>.<rank>` are the names in it. Because names follow
+from a mesh's uid, a mesh of any size is one uid and its hosts, and references can be sent before its processes live.
+"""
+
+from __future__ import annotations
+
+AGENT = "agent"
+SCHEMES = ("unix", "inproc")
+
+
+def host_of(address: str) -> str:
+    """The host part of a process's address (also of the agent's own)."""
+    return address.rpartition("/")[0]
+
+
+def name_of(address: str) -> str:
+    return address.rpartition("/")[2]
+
+
+def agent_at(host: str) -> str:
+    """The address of the agent of `host`."""
+    return f"{host}/{AGENT}"
+
+
+def agent_of(address: str) -> str:
+    """The address of the host agent that answers for the process at `address`."""
+    return f"{host_of(address)}/{AGENT}"
+
+
+def proc_address(host: str, mesh: str, rank: int) -> str:
+    """The address of process `rank` of proc mesh `mesh` on `host` (a folder or network, with its scheme)."""
+    return f"{host}/{mesh}.{rank}"
+
+
+def split_proc_name(name: str) -> tuple[str, int] | None:
+    """(mesh uid, rank) of a process's name; None for names that belong to no mesh (`client`, `agent`)."""
+    mesh, dot, rank = name.rpartition(".")
+    return (mesh, int(rank)) if dot and rank.isdigit() else None
+
+
+def parse(address: str) -> tuple[str, str]:
+    """(scheme, rest). ValueError naming the known schemes when the scheme is none of them."""
+    scheme, colon, rest = address.partition(":")
+    if not colon or scheme not in SCHEMES:
+        raise ValueError(f"unknown address scheme in {address!r} (known schemes: {', '.join(SCHEMES)})")
+    return scheme, rest

@@ -1,0 +1,340 @@
+"""User objects <-> bytes plus out-of-band buffers.
+
+Plain pickle serves first (ten times faster); cloudpickle takes over where plain pickle would name something the other
+process cannot import: classes and functions of `__main__`, lambdas, local definitions, modules that no `sys.path`
+lookup finds. Large buffers (arrays, tensors, `pickle.PickleBuffer`) travel beside the pickle, uncopied here and writable there.
+
+A type that must not leave its process is registered with `forbid`, one that needs care with `reduce_as`. Torch is never
+imported here: its rules apply once the program has imported it, on the receiving side when a tensor arrives.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import pickle
+import sys
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch._errors import NotSendableError
+from monarch._wire.frame import Buffer
+
+OUT_OF_BAND = 4096  # bytes; smaller buffers are cheaper inside the pickle
+_PROTOCOL = 5
+_PLAIN = frozenset({int, float, str, bool, type(None), bytes, complex})
+
+_forbidden: dict[type, str] = {}
+_reducers: dict[type, Callable[[Any], Any]] = {}
+_importable: dict[str, bool] = {}
+
+
+class _NotPlain(Exception):
+    """Plain pickle met something that only cloudpickle can ship."""
+
+
+def forbid(cls: type, why: str) -> None:
+    """Objects of exactly this type cannot be sent; `why` says what to do in their place."""
+    _forbidden[cls] = why
+
+
+def reduce_as(cls: type, reduce: Callable[[Any], Any]) -> None:
+    """Objects of exactly this type are pickled as `reduce(obj)`, a tuple as from `__reduce__`."""
+    _reducers[cls] = reduce
+
+
+def encode(value: Any) -> tuple[bytes, list[memoryview]]:
+    """The pickle of `value` and its out-of-band buffers, which alias the value's own memory.
+
+    Raises NotSendableError for what must not leave this process, and whatever pickling raises.
+    """
+    buffers: list[memoryview] = []
+
+    def out_of_band(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: in the pickle it goes
+            return True
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    file = io.BytesIO()
+    try:
+        _Pickler(file, _PROTOCOL, buffer_callback=out_of_band).dump(value)
+        return file.getvalue(), buffers
+    except NotSendableError:
+        raise
+    except (_NotPlain, pickle.PicklingError, AttributeError, TypeError) as exc:
+        plain: BaseException = exc
+    buffers.clear()
+    file = io.BytesIO()
+    try:
+        _cloud_pickler()(file, _PROTOCOL, buffer_callback=out_of_band).dump(value)
+    except NotSendableError:
+        raise
+    except Exception as exc:
+        exc.__context__ = None if isinstance(plain, _NotPlain) else plain
+        raise
+    return file.getvalue(), buffers
+
+
+def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, Sequence[memoryview]]:
+    """`encode((args, kwargs))`, faster when every argument is a plain scalar."""
+    if not kwargs:
+        for arg in args:
+            if type(arg) not in _PLAIN:
+                break
+        else:
+            return pickle.dumps((args, kwargs), _PROTOCOL), ()
+    return encode((args, kwargs))
+
+
+def encode_value(value: Any) -> tuple[bytes, Sequence[memoryview]]:
+    if type(value) in _PLAIN:
+        return pickle.dumps(value, _PROTOCOL), ()
+    return encode(value)
+
+
+def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
+    """The object `encode` was given. Runs the sender's pickle: only for bytes of an authenticated peer.
+
+    Raises whatever unpickling raises; a module missing here says so and what to do.
+    """
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None:
+            return _decode_without_modes(torch, body, buffers)
+        return pickle.loads(body, buffers=buffers)
+    except ModuleNotFoundError as exc:
+        exc.msg = (
+            f"{exc.msg}: the message names something from module {exc.name!r}, which this process cannot import. "
+            f"Install it here, put its folder on PYTHONPATH (or start the program in it), or send the class by "
+            f"value with cloudpickle.register_pickle_by_value(module)"
+        )
+        raise
+
+
+def _decode_without_modes(torch: Any, body: Buffer, buffers: Sequence[Buffer]) -> Any:
+    """A dispatch mode of the program must not see the tensors that unpickling makes."""
+    if not torch._C._len_torch_dispatch_stack():
+        return pickle.loads(body, buffers=buffers)
+    with torch.utils._python_dispatch._disable_current_modes():
+        return pickle.loads(body, buffers=buffers)
+
+
+# --- pickling -----------------------------------------------------------------------------------------------
+
+
+def _override(self: Any, obj: Any) -> Any:
+    kind = type(obj)
+    reduce = _reducers.get(kind)
+    if reduce is not None:
+        return reduce(obj)
+    if kind in _forbidden:
+        raise NotSendableError(f"a {kind.__name__} cannot be sent to another process: {_forbidden[kind]}")
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        tensor = getattr(torch, "Tensor", None)  # absent while torch is still being imported
+        if tensor is not None and isinstance(obj, tensor):
+            return _reduce_tensor(self, torch, obj)
+    return None
+
+
+class _Pickler(pickle.Pickler):
+    """Plain pickle that gives up early (_NotPlain) where cloudpickle is needed."""
+
+    spans: dict[Any, Any] | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = _override(self, obj)
+        if reduced is not None:
+            return reduced
+        kind = type(obj)
+        if kind is types.FunctionType or isinstance(obj, type):
+            module = obj.__module__
+            if "<" in obj.__qualname__ or not _importable.get(module, False) and not importable(module):
+                raise _NotPlain
+        elif kind is types.ModuleType:
+            raise _NotPlain
+        return NotImplemented
+
+
+_cloud: type[pickle.Pickler] | None = None
+
+
+def _cloud_pickler() -> type[pickle.Pickler]:
+    global _cloud
+    if _cloud is None:
+        import cloudpickle  # costs a noticeable part of importing the package, and many programs never need it
+
+        class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]
+            spans: dict[Any, Any] | None = None
+
+            def reducer_override(self, obj: Any) -> Any:
+                reduced = _override(self, obj)
+                if reduced is not None:
+                    return reduced
+                kind = type(obj)
+                if kind is types.FunctionType or isinstance(obj, type):
+                    _ship_unimportable(cloudpickle, obj.__module__)
+                return super().reducer_override(obj)
+
+        _cloud = CloudPickler
+    return _cloud
+
+
+def _ship_unimportable(cloudpickle: Any, name: str) -> None:
+    """Modules that no lookup finds elsewhere (loaded from a file by hand, by a test runner) go by value."""
+    module = sys.modules.get(name)
+    if module is None or name == "__main__" or importable(name):
+        return
+    if name not in cloudpickle.list_registry_pickle_by_value():
+        cloudpickle.register_pickle_by_value(module)
+
+
+def importable(name: str) -> bool:
+    """Whether a fresh interpreter with this `sys.path` would import module `name` as the one loaded here."""
+    known = _importable.get(name)
+    if known is None:
+        known = _importable[name] = name != "__main__" and _find(name)
+    if known and "cloudpickle" in sys.modules:
+        return name not in sys.modules["cloudpickle"].list_registry_pickle_by_value()
+    return known
+
+
+def _find(name: str) -> bool:
+    if name in sys.builtin_module_names or name.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    path: Any = None
+    spec: importlib.machinery.ModuleSpec | None = None
+    parts = name.split(".")
+    for index in range(len(parts)):
+        try:
+            spec = importlib.machinery.PathFinder.find_spec(".".join(parts[: index + 1]), path)
+        except (ImportError, AttributeError, ValueError):
+            return _loaded_by_a_finder(name)
+        if spec is None:
+            return _loaded_by_a_finder(name)
+        path = spec.submodule_search_locations
+    module = sys.modules.get(name)
+    origin = getattr(module, "__file__", None)
+    return module is None or origin is None or spec is None or spec.origin in (origin, None)
+
+
+def _loaded_by_a_finder(name: str) -> bool:
+    """Editable installs and vendored packages come through other finders that a fresh interpreter has as well."""
+    for finder in sys.meta_path:
+        if finder is importlib.machinery.PathFinder:
+            continue
+        try:
+            if finder.find_spec(name, None) is not None and getattr(finder, "__module__", "").startswith("__editable__"):
+                return True
+        except (ImportError, AttributeError, ValueError):
+            continue
+    # Made at run time by an importable parent (six.moves, torch.ops): the parent will make it there too.
+    parent = name.rpartition(".")[0]
+    return bool(parent) and getattr(sys.modules.get(name), "__file__", None) is None and importable(parent)
+
+
+# --- tensors ------------------------------------------------------------------------------------------------
+
+
+def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
+    """A dense tensor as the span of bytes it covers; anything special as torch itself reduces it.
+
+    Tensors of one message that cover the same span of one storage still share it there.
+    """
+    if (
+        type(tensor) is not torch.Tensor
+        or tensor.layout is not torch.strided
+        or tensor.is_quantized
+        or tensor.device.type == "meta"
+        or tensor.is_conj()
+        or tensor.is_neg()
+        or tensor.__dict__
+    ):
+        return None
+    data = tensor.detach()
+    if data.device.type != "cpu":
+        data = data.cpu()
+    if any(stride < 0 for stride in data.stride()):
+        data = data.contiguous()
+    itemsize = data.element_size()
+    count = 0
+    if data.numel():
+        count = 1 + sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True))
+    if count > 2 * data.numel():  # a sparse view (a column, say): sending its span would send mostly other data
+        data = data.contiguous()
+        count = data.numel()
+    if pickler.spans is None:
+        pickler.spans = {}
+    start = data.data_ptr()
+    span = pickler.spans.get((start, count * itemsize))
+    if span is None:
+        span = _Span(_bytes_of(torch, data, count))
+        pickler.spans[(start, count * itemsize)] = span
+    return _rebuild_tensor, (
+        span,
+        str(data.dtype).removeprefix("torch."),
+        tuple(data.shape),
+        tuple(data.stride()),
+        tensor.requires_grad,
+    )
+
+
+def _bytes_of(torch: Any, data: Any, count: int) -> Any:
+    """The memory of `data` from its first element on, `count` elements, as an array of bytes; not copied."""
+    if not count:
+        return b""
+    flat = torch.as_strided(data, (count,), (1,), data.storage_offset())
+    return flat.view(torch.uint8).numpy() if flat.dtype is not torch.bool else flat.numpy()
+
+
+class _Span:
+    """Memory that one or more tensors of a message view. Arrives as the storage itself."""
+
+    __slots__ = ("memory",)
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_span, (pickle.PickleBuffer(self.memory),)
+
+
+def _rebuild_span(memory: Any) -> Any:
+    import torch
+
+    view = memoryview(memory)
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    if view.readonly:  # in-band bytes
+        view = memoryview(bytearray(view))
+    return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def _rebuild_tensor(
+    span: Any, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
+) -> Any:
+    import torch
+
+    kind = getattr(torch, dtype)
+    tensor = torch.empty(0, dtype=kind) if not span.numel() else span.view(kind)
+    tensor = tensor.as_strided(shape, stride)
+    if requires_grad:
+        tensor.requires_grad_()
+    return tensor
+
+
+def _forbid_builtins() -> None:
+    for kind, why in (
+        (types.GeneratorType, "a generator runs where it was made; send a list of its values"),
+        (types.CoroutineType, "a coroutine runs where it was made; await it and send its result"),
+    ):
+        forbid(kind, why)
+
+
+_forbid_builtins()

@@ -1,0 +1,207 @@
+"""Bytes <-> frames. No sockets here: `Decoder` says where the next bytes go and is told how many arrived.
+
+    ┌──────────┬─────────┬───────────┐┌────────────┬────────┬──────┬─────────────────┐
+    │ head u32 │ body u64│ buffers u32││ lengths u64*│  head  │ body │ buffer, buffer… │
+    └──────────┴─────────┴───────────┘└────────────┴────────┴──────┴─────────────────┘
+              prefix, 16 bytes
+
+The head is an encoded message (who, to whom, what); the body is the user's pickle and the buffers its out-of-band
+memory, both opaque here. Every buffer lands in memory of its own, so whoever unpickles it may own and write it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from typing import Union
+
+from monarch._errors import MessageTooLargeError
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+PREFIX = struct.Struct("<IQI")
+_LENGTHS = [struct.Struct(f"<{n}Q") for n in range(8)]
+
+HEAD_LIMIT = 16 * 1024 * 1024  # a head is a few hundred bytes; a larger one is not ours
+BUFFERS_LIMIT = 1 << 20
+_READ = 256 * 1024  # one read; frames below it are parsed in place, larger ones are read into memory of their own
+_MAPPED = 1 << 20  # from here on memory comes from mmap, which does not write zeros first
+
+
+class FrameError(Exception):
+    """The peer sent bytes that are no frame of ours, or one over the limit. The connection must be closed."""
+
+
+class Frame:
+    """One received frame: the encoded head, the pickled body, its out-of-band buffers."""
+
+    __slots__ = ("body", "buffers", "head")
+
+    def __init__(self, head: Buffer, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        self.head = head
+        self.body = body
+        self.buffers = buffers
+
+
+def encode(head: bytes, body: bytes = b"", buffers: Sequence[memoryview] = (), limit: int = 0) -> list[Buffer]:
+    """The pieces of one frame, to be written in order; `body` and `buffers` are not copied.
+
+    Raises MessageTooLargeError when body and buffers exceed `limit` bytes (0: no limit).
+    """
+    size = len(body)
+    if not buffers:
+        if 0 < limit < size:
+            raise too_large(size, limit)
+        if size < 4096:  # one small piece costs less to write than three
+            return [b"".join((PREFIX.pack(len(head), size, 0), head, body))]
+        return [PREFIX.pack(len(head), size, 0) + head, body]
+    lengths = [buffer.nbytes for buffer in buffers]
+    size += sum(lengths)
+    if 0 < limit < size:
+        raise too_large(size, limit)
+    prefix = PREFIX.pack(len(head), len(body), len(lengths)) + _lengths(len(lengths)).pack(*lengths) + head
+    return [prefix, body, *buffers]
+
+
+def too_large(size: int, limit: int) -> MessageTooLargeError:
+    """The error for a message of `size` bytes."""
+    return MessageTooLargeError(
+        f"rejecting oversize frame: the message has {size} bytes and the limit is {limit} "
+        f"(setting codec_max_frame_length). Nothing was sent; raise the limit with "
+        f"monarch.configure(codec_max_frame_length=...) or send the data in parts"
+    )
+
+
+def _lengths(count: int) -> struct.Struct:
+    return _LENGTHS[count] if count < 8 else struct.Struct(f"<{count}Q")
+
+
+def allocate(size: int) -> Buffer:
+    """Writable memory for `size` bytes; large pieces are mapped, so untouched pages cost nothing."""
+    if size < _MAPPED:
+        return bytearray(size)
+    return memoryview(mmap.mmap(-1, size))
+
+
+class Decoder:
+    """Cuts a stream of bytes into frames.
+
+    Use: read into `get_buffer()`, call `received(n)`, take the frames it returns. `limit` bounds body plus buffers of a
+    frame in bytes (0: none). Memory held: one read buffer, and the frame being received.
+    """
+
+    __slots__ = ("_end", "_limit", "_pieces", "_position", "_read", "_view", "_window")
+
+    def __init__(self, limit: int = 0) -> None:
+        self._limit = limit
+        self._read = bytearray(_READ)
+        self._view = memoryview(self._read)
+        self._end = 0  # bytes of _read that are filled
+        # a frame too large for _read: the pieces that its bytes go to, which one is next, how far it is filled
+        self._pieces: list[Buffer] = []
+        self._position = 0
+        self._window: memoryview | None = None
+
+    def get_buffer(self) -> memoryview:
+        """Where the next bytes from the socket belong; never empty."""
+        if self._window is not None:
+            return self._window
+        return self._view[self._end :]
+
+    def received(self, count: int) -> list[Frame]:
+        """`count` bytes were put into the last `get_buffer()`; returns the frames they complete.
+
+        Raises FrameError when they cannot be a frame; the decoder is of no use afterwards.
+        """
+        if self._window is not None:
+            self._window = self._window[count:]
+            if self._window:
+                return []
+            return self._next_piece()
+        return self._cut(self._end + count)
+
+    def _cut(self, end: int) -> list[Frame]:
+        frames: list[Frame] = []
+        read, view = self._read, self._view
+        start = 0
+        while end - start >= 16:
+            head_size, body_size, count = PREFIX.unpack_from(read, start)
+            if not count:
+                total = 16 + head_size + body_size
+                if start + total > end:
+                    if head_size > HEAD_LIMIT or total > _READ:
+                        self._check(head_size, body_size, count)
+                        if self._begin_large(start, end, head_size, body_size, (), 16):
+                            return frames
+                    break
+                middle = start + 16 + head_size
+                start += total
+                frames.append(Frame(read[middle - head_size : middle], bytes(view[middle:start]), ()))
+                continue
+            self._check(head_size, body_size, count)
+            lengths_end = start + 16 + 8 * count
+            if lengths_end > end:
+                if 16 + 8 * count > _READ:
+                    raise FrameError(f"a frame with {count} out-of-band buffers")
+                break
+            lengths = _lengths(count).unpack_from(read, start + 16)
+            total = 16 + 8 * count + head_size + body_size + sum(lengths)
+            if self._limit and total > self._limit + head_size + 16 + 8 * count:
+                raise FrameError(f"a frame of {total} bytes, over the limit of {self._limit}")
+            if start + total > end:
+                if total > _READ and self._begin_large(start, end, head_size, body_size, lengths, 16 + 8 * count):
+                    return frames
+                break
+            cursor = lengths_end + head_size
+            head = read[lengths_end:cursor]
+            body = bytes(view[cursor : cursor + body_size])
+            cursor += body_size
+            buffers: list[Buffer] = []
+            for length in lengths:
+                buffers.append(read[cursor : cursor + length])
+                cursor += length
+            frames.append(Frame(head, body, buffers))
+            start += total
+        if start:
+            rest = end - start
+            if rest:
+                read[:rest] = read[start:end]
+            end = rest
+        self._end = end
+        return frames
+
+    def _check(self, head_size: int, body_size: int, count: int) -> None:
+        if head_size > HEAD_LIMIT or count > BUFFERS_LIMIT or (self._limit and body_size > self._limit):
+            raise FrameError(f"not a frame of ours: head {head_size}, body {body_size}, {count} buffers")
+
+    def _begin_large(
+        self, start: int, end: int, head_size: int, body_size: int, lengths: Sequence[int], skip: int
+    ) -> bool:
+        """Moves the begun frame into memory of its own. False when its head is not complete yet."""
+        head_start = start + skip
+        if head_start + head_size > end:
+            if skip + head_size > _READ:
+                raise FrameError(f"a frame head of {head_size} bytes")
+            return False
+        head = self._read[head_start : head_start + head_size]
+        pieces: list[Buffer] = [head, allocate(body_size), *map(allocate, lengths)]
+        cursor = head_start + head_size
+        for index in range(1, len(pieces)):
+            piece = memoryview(pieces[index])
+            have = min(len(piece), end - cursor)
+            piece[:have] = self._view[cursor : cursor + have]
+            cursor += have
+            if have < len(piece):
+                self._pieces, self._position, self._window, self._end = pieces, index, piece[have:], 0
+                return True
+        raise AssertionError("a large frame is never complete in the read buffer")
+
+    def _next_piece(self) -> list[Frame]:
+        pieces = self._pieces
+        for index in range(self._position + 1, len(pieces)):
+            if len(pieces[index]):
+                self._position, self._window = index, memoryview(pieces[index])
+                return []
+        self._window, self._pieces = None, []
+        return [Frame(pieces[0], pieces[1], pieces[2:])]

@@ -1,0 +1,202 @@
+"""Who: names that are unique without asking anybody, and the public identifiers built from them."""
+
+from __future__ import annotations
+
+import os
+
+_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_DIGITS = frozenset(_ALPHABET)
+_ID_LENGTH = 11  # base58 digits that hold 64 random bits
+
+
+def new_id() -> str:
+    """64 random bits from the operating system as 11 base58 digits. Safe to use after a fork."""
+    return encode58(int.from_bytes(os.urandom(8), "little"))
+
+
+def encode58(value: int) -> str:
+    """`value` (0 <= value < 2**64) as exactly 11 base58 digits."""
+    digits = []
+    for _ in range(_ID_LENGTH):
+        value, digit = divmod(value, 58)
+        digits.append(_ALPHABET[digit])
+    return "".join(reversed(digits))
+
+
+class Uid:
+    """A unique name: `label<base58>`, `<base58>`, or a bare label for a singleton.
+
+    Immutable, hashable; `str` and `from_string` are inverse.
+    """
+
+    __slots__ = ("_id", "_label")
+
+    def __init__(self, label: str | None, id: str | None) -> None:
+        if not label and not id:
+            raise ValueError("a Uid needs a label, an id or both")
+        if id is not None and (not id or not _DIGITS.issuperset(id)):
+            raise ValueError(f"invalid uid {id!r}: an id consists of base58 digits only")
+        self._label = label or None
+        self._id = id
+
+    @classmethod
+    def anonymous(cls) -> Uid:
+        return cls(None, new_id())
+
+    @classmethod
+    def instance(cls, label: str | None = None) -> Uid:
+        return cls(label, new_id())
+
+    @classmethod
+    def instance_from_value(cls, value: int, label: str | None = None) -> Uid:
+        return cls(label, encode58(value))
+
+    @classmethod
+    def singleton(cls, label: str) -> Uid:
+        return cls(label, None)
+
+    @classmethod
+    def from_string(cls, text: str) -> Uid:
+        """Parses what `str` prints. ValueError on anything else."""
+        if text.endswith(">"):
+            label, opened, id = text[:-1].partition("<")
+            if opened and id:
+                return cls(label, id)
+        elif text and "<" not in text:
+            return cls(text, None)
+        raise ValueError(f"invalid uid {text!r}: expected 'label<id>', '<id>' or a bare label")
+
+    @property
+    def label(self) -> str | None:
+        return self._label
+
+    @property
+    def instance_value(self) -> int | None:
+        if self._id is None:
+            return None
+        value = 0
+        for digit in self._id:
+            value = value * 58 + _ALPHABET.index(digit)
+        return value
+
+    @property
+    def is_instance(self) -> bool:
+        return self._id is not None
+
+    @property
+    def is_singleton(self) -> bool:
+        return self._id is None
+
+    def __str__(self) -> str:
+        return self._label or "" if self._id is None else f"{self._label or ''}<{self._id}>"
+
+    def __repr__(self) -> str:
+        return f"Uid({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Uid) and (self._label, self._id) == (other._label, other._id)
+
+    def __hash__(self) -> int:
+        return hash((self._label, self._id))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Uid, (self._label, self._id))
+
+
+class ProcId:
+    """Names one process of the runtime. Hashable; `ProcId.from_string(str(p)) == p`."""
+
+    __slots__ = ("_uid",)
+
+    def __init__(self, uid: Uid) -> None:
+        self._uid = uid
+
+    @classmethod
+    def from_string(cls, text: str) -> ProcId:
+        return cls(Uid.from_string(text))
+
+    @property
+    def uid(self) -> Uid:
+        return self._uid
+
+    @property
+    def label(self) -> str | None:
+        return self._uid.label
+
+    def __str__(self) -> str:
+        return str(self._uid)
+
+    def __repr__(self) -> str:
+        return f"ProcId({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcId) and self._uid == other._uid
+
+    def __hash__(self) -> int:
+        return hash(self._uid)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ProcId, (self._uid,))
+
+
+class ActorAddr:
+    """Names one actor: `actor.proc@address`. Unique per actor instance; not meant to be parsed by programs."""
+
+    __slots__ = ("addr", "actor_name", "proc_name")
+
+    def __init__(self, *, addr: str, proc_name: str, actor_name: str) -> None:
+        scheme, colon, rest = addr.partition(":")
+        if not colon or not scheme:
+            raise ValueError(f"invalid address {addr!r}: expected 'scheme:rest'")
+        if not proc_name or not actor_name:
+            raise ValueError("an ActorAddr needs a proc name and an actor name")
+        self.addr = f"inproc://{rest}" if scheme == "local" else addr
+        self.proc_name = proc_name
+        self.actor_name = actor_name
+
+    @classmethod
+    def from_string(cls, text: str) -> ActorAddr:
+        names, at, addr = text.partition("@")
+        actor, dot, proc = names.partition(".")
+        if not at or not dot:
+            raise ValueError(f"invalid actor address {text!r}: expected 'actor.proc@address'")
+        return cls(addr=addr, proc_name=proc, actor_name=actor)
+
+    @property
+    def uid(self) -> Uid:
+        return Uid.from_string(self.actor_name)
+
+    @property
+    def pid(self) -> Uid:
+        return self.uid
+
+    @property
+    def label(self) -> str:
+        return self.uid.label or ""
+
+    @property
+    def proc_id(self) -> str:
+        return self.proc_name
+
+    @property
+    def proc_label(self) -> str:
+        return Uid.from_string(self.proc_name).label or ""
+
+    @property
+    def is_root(self) -> bool:
+        return self.uid.is_singleton
+
+    def __str__(self) -> str:
+        return f"{self.actor_name}.{self.proc_name}@{self.addr}"
+
+    def __repr__(self) -> str:
+        return f"ActorAddr({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ActorAddr) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (ActorAddr.from_string, (str(self),))

@@ -1,0 +1,306 @@
+"""Every struct that crosses a socket, one tagged union a conversation.
+
+Grouped by who receives it. Heads only: user payloads travel beside them in the frame (see `frame`), encoded by `codec`,
+and nothing here is ever unpickled. Structs are arrays on the wire; fields are only ever added at the end.
+"""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import msgspec
+
+VERSION = 1
+
+# What an Answer carries.
+VALUE = 0  # the endpoint's result
+ERROR = 1  # an exception of the endpoint: payload is (exception or None, message, formatted)
+RAISED = 2  # port.exception(e): payload is e, raised as it is
+FAILED = 3  # the target failed: payload is a Failure, msgpack
+
+
+class _Message(msgspec.Struct, array_like=True, gc=False):
+    pass
+
+
+# --- both ways ----------------------------------------------------------------------------------------------
+
+
+class Hello(_Message, tag=0):
+    """First frame of a connection: who dialled. Payload messages may follow at once."""
+
+    version: int
+    address: str
+    pid: int
+
+
+class Bye(_Message, tag=1):
+    """Last frame: the sender closes this connection on purpose."""
+
+    reason: str
+
+
+# --- to an actor --------------------------------------------------------------------------------------------
+
+
+class Call(_Message, tag=2):
+    """Run an endpoint. `seq` counts (sender, to) from 1; `port` 0 means nobody waits for an answer."""
+
+    to: str  # actor key: mesh uid, or a singleton's name
+    sender: str  # the sending actor's unique name
+    seq: int
+    method: str
+    port: int
+    back: str  # address of the process that holds the port; "" is the process this came from
+    rank: int  # of the receiver in the addressed view
+    view: bytes  # that view's extent, msgpack [labels, sizes]
+    adverb: int
+    caller: str = ""  # display name of the sender, for reports
+
+
+class Spawn(_Message, tag=3):
+    """Construct an actor. Payload: (class, args, kwargs, proc mesh)."""
+
+    key: str
+    name: str
+    rank: int
+    view: bytes
+    owner: str  # the owning actor's unique name
+    owner_proc: str  # and its process
+    creator: str  # display name of the owner, for reports
+    cls: str  # module.QualName of the class, for reports
+    loop: bool  # the class has async endpoints or hooks: it needs an event loop
+    setup: bool = False  # this is the mesh's bootstrap actor: it starts before the gate opens
+
+
+class StopActor(_Message, tag=4):
+    """Stop one actor of this process: answer on `port` (0: none) once its cleanup has run."""
+
+    key: str
+    reason: str
+    port: int
+    rank: int
+
+
+class Probe(_Message, tag=5):
+    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here."""
+
+    key: str
+    port: int
+    rank: int
+
+
+# --- to a port ----------------------------------------------------------------------------------------------
+
+
+class Answer(_Message, tag=6):
+    """A reply or a port message. `rank` -1: the sender had no rank."""
+
+    port: int
+    rank: int
+    kind: int
+    sender: str = ""
+
+
+class Bounced(_Message, tag=7):
+    """A message without a waiting caller could not be delivered; goes back to the sending actor's process."""
+
+    sender: str
+    dest: str
+    what: str
+    error: str
+    hook: bool  # whether the sender's `_handle_undeliverable_message` is asked
+
+
+class Pause(_Message, tag=8):
+    """The mailbox of `key` is full (on) or has room again (off): senders hold their messages to it."""
+
+    key: str
+    on: bool
+
+
+# --- to an owner --------------------------------------------------------------------------------------------
+
+
+class Failure(_Message, tag=9):
+    """Why an actor or a process ended, told by whoever saw it."""
+
+    report: str  # for people: which actor, rank, host, and the root cause
+    mesh: str = ""  # actor mesh uid
+    mesh_name: str = ""
+    ranks: list[int] = []
+    event: str = ""
+    stopped: bool = False  # an ordinary end: callers are told, owners are not
+    error: bytes = b""  # a pickled exception to raise as it is, in place of a SupervisionError
+
+
+class ActorEnded(_Message, tag=10):
+    """To the owner's process: one of its actors failed (or ended by itself)."""
+
+    owner: str
+    failure: Failure
+
+
+# --- client, procs -> host agent ----------------------------------------------------------------------------
+
+
+class SpawnProcs(_Message, tag=20):
+    """Start `count` processes `<mesh>.<first>...`; payload is a LaunchSpec, msgpack."""
+
+    mesh: str
+    name: str
+    first: int
+    count: int
+    extent: bytes
+    owner: str  # address of the owning process: they do not outlive it
+
+
+class LaunchSpec(msgspec.Struct):
+    """What a new process needs to know before it imports anything."""
+
+    env: dict[str, str]
+    cwd: str
+    path: list[str]
+    executable: str
+    config: bytes  # settings of the client, pickled by nobody: msgpack
+    forward_logs: bool
+    prefix_with_rank: bool
+    preload: list[str]
+    gated: bool  # spawns wait until the mesh's bootstrap function has run
+    commands: Optional[list[Optional["Command"]]] = None  # a rank: exec this instead of forking
+    binds: Optional[list[dict[str, str]]] = None  # a rank: numactl / taskset arguments
+    envs: Optional[list[dict[str, Optional[str]]]] = None  # a rank: changes to env
+
+
+class Command(msgspec.Struct):
+    program: str
+    arg0: Optional[str]
+    args: list[str]
+    env: dict[str, str]
+
+
+class StopProcs(_Message, tag=21):
+    """Stop these processes: politely for `grace` seconds, then kill. Answered by ProcsStopped on `port`."""
+
+    mesh: str
+    reason: str
+    grace: float
+    port: int
+
+
+class Watch(_Message, tag=22):
+    """Tell this connection when the process at `address` ends (at once if it has, or was never started)."""
+
+    address: str
+
+
+class Shutdown(_Message, tag=23):
+    """Stop every process, remove the runtime folder, exit."""
+
+    grace: float
+
+
+class Flush(_Message, tag=24):
+    """Send everything captured so far, then Flushed(token)."""
+
+    token: int
+
+
+class LogOption(_Message, tag=25):
+    """Streaming and aggregation of the output of one mesh. `window` 0: no aggregation."""
+
+    mesh: str
+    stream: bool
+    window: float
+
+
+class Preload(_Message, tag=26):
+    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up."""
+
+
+# --- host agent -> client, procs ----------------------------------------------------------------------------
+
+
+class Listening(_Message, tag=30):
+    """The process at `address` can be reached; the answer to Watch when it lives."""
+
+    address: str
+
+
+class ProcStarted(_Message, tag=31):
+    mesh: str
+    rank: int
+    pid: int
+
+
+class ProcsRefused(_Message, tag=32):
+    """The mesh could not be started; nothing of it runs."""
+
+    mesh: str
+    error: str
+
+
+class ProcEnded(_Message, tag=33):
+    """A process is gone. `code` >= 0 exit status, < 0 signal number, as `subprocess` has it."""
+
+    address: str
+    pid: int
+    code: int
+    stopped: bool  # it was asked to
+    tail: list[str]
+    detail: str = ""
+
+
+class ProcsStopped(_Message, tag=34):
+    mesh: str
+    port: int
+
+
+class Output(_Message, tag=35):
+    """Lines of a process for the client's stdout (1) or stderr (2), ready to print."""
+
+    stream: int
+    text: str
+
+
+class Flushed(_Message, tag=36):
+    token: int
+
+
+# --- host agent -> its procs --------------------------------------------------------------------------------
+
+
+class StopProc(_Message, tag=40):
+    """Stop your actors, finish, exit."""
+
+    reason: str
+
+
+Message = Union[
+    Hello, Bye, Call, Spawn, StopActor, Probe, Answer, Bounced, Pause, Failure, ActorEnded, SpawnProcs, StopProcs,
+    Watch, Shutdown, Flush, LogOption, Preload, Listening, ProcStarted, ProcsRefused, ProcEnded, ProcsStopped,
+    Output, Flushed, StopProc,
+]  # fmt: skip
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+_extents: dict[bytes, tuple[tuple[str, ...], tuple[int, ...]]] = {}
+_EXTENTS_KEPT = 4096
+
+encode = _encoder.encode
+decode = _decoder.decode
+
+
+def encode_extent(labels: tuple[str, ...], sizes: tuple[int, ...]) -> bytes:
+    return _encoder.encode((labels, sizes))
+
+
+def decode_extent(view: bytes) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """(labels, sizes); remembered for the last few thousand different views, for every message carries one."""
+    known = _extents.get(view)
+    if known is None:
+        labels, sizes = msgspec.msgpack.decode(view, type=tuple[tuple[str, ...], tuple[int, ...]])
+        if len(_extents) >= _EXTENTS_KEPT:
+            _extents.clear()
+        known = _extents[bytes(view)] = labels, sizes
+    return known

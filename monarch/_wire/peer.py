@@ -1,0 +1,131 @@
+"""Another process, as this one sees it: dialled on first use, remembered when it has ended.
+
+    idle ──send──► up ──connection lost──► asking ──listening──► up
+      └──nobody listens──► asking ──ended──► ended
+
+Whether a process that does not answer is not there yet or no longer there, only its host agent knows: a Peer in `asking`
+keeps frames until the agent's word comes. Lost frames of a broken connection are not sent again (on one host a connection
+breaks only with its process).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch._wire.frame import Buffer
+from monarch._wire.transport.base import Connection, ConnectionLost
+
+
+class PeerEnded(ConnectionError):
+    """The process behind the peer has ended; `why` is what its agent said."""
+
+    def __init__(self, address: str, why: Any) -> None:
+        super().__init__(f"the process at {address} has ended")
+        self.why = why
+
+
+class Peer:
+    """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the agent."""
+
+    __slots__ = ("_ask", "_dial", "_kept", "_kept_bytes", "_lock", "address", "asking", "connection", "ended")
+
+    def __init__(self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None]) -> None:
+        self.address = address
+        self.connection: Connection | None = None
+        self.ended: Any = None
+        self.asking = False
+        self._dial = dial
+        self._ask = ask
+        self._kept: list[list[Buffer]] = []
+        self._kept_bytes = 0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        if self.ended is not None:
+            state = "ended"
+        elif self.asking:
+            state = f"asking its agent, {len(self._kept)} frames kept"
+        else:
+            state = "idle" if self.connection is None else "up"
+        return f"<Peer {self.address} ({state})>"
+
+    @property
+    def queued(self) -> int:
+        connection = self.connection
+        return self._kept_bytes + (connection.queued if connection is not None else 0)
+
+    def send(self, pieces: Sequence[Buffer], wait: bool = False) -> None:
+        """Writes, dials and writes, or keeps. Raises PeerEnded."""
+        connection = self.connection
+        if connection is not None:
+            try:
+                connection.send(pieces, wait)
+                return
+            except ConnectionLost:
+                self.lost(connection)
+        ask = False
+        with self._lock:
+            if self.ended is not None:
+                raise PeerEnded(self.address, self.ended)
+            if self.connection is None and not self.asking:
+                try:
+                    self.connection = self._dial(self.address)
+                except OSError:
+                    ask = self.asking = True
+            connection = self.connection
+            if connection is None:
+                owned: list[Buffer] = [bytes(piece) for piece in pieces]
+                self._kept.append(owned)
+                self._kept_bytes += sum(map(len, owned))
+        if ask:
+            self._ask(self)
+        if connection is not None:
+            connection.send(pieces, wait)
+
+    def adopt(self, connection: Connection) -> None:
+        """The other side dialled us: use its connection when we have none."""
+        with self._lock:
+            if self.connection is None and self.ended is None:
+                self.connection = connection
+                self._send_kept(connection)
+
+    def lost(self, connection: Connection) -> None:
+        """The connection broke; asks the agent what became of the process."""
+        with self._lock:
+            if self.connection is connection:
+                self.connection = None
+            if self.ended is not None or self.asking:
+                return
+            self.asking = True
+        self._ask(self)
+
+    def listening(self) -> None:
+        """The agent says the process can be reached."""
+        with self._lock:
+            self.asking = False
+            if self.connection is None and self._kept and self.ended is None:
+                try:
+                    self.connection = self._dial(self.address)
+                except OSError:
+                    self.asking = True  # it ended meanwhile: the agent tells
+                    return
+                self._send_kept(self.connection)
+
+    def _send_kept(self, connection: Connection) -> None:
+        kept, self._kept, self._kept_bytes, self.asking = self._kept, [], 0, False
+        for pieces in kept:
+            connection.send(pieces)
+
+    def end(self, why: Any) -> None:
+        """The agent says the process has ended: what was kept for it is given up."""
+        with self._lock:
+            if self.ended is None:
+                self.ended = why
+            self._kept = []
+            self._kept_bytes = 0
+            self.asking = False
+            connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close("the process has ended")

@@ -1,0 +1,1 @@
+"""Kinds of sockets, one a file. `base` says what each must offer."""

@@ -1,0 +1,55 @@
+"""What the I/O loop offers a connection, what a connection offers its owner, and who hears of its events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from monarch._wire.frame import Buffer, Frame
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Reactor(Protocol):
+    """The I/O loop, as connections see it. `now` is its clock, which tests may own."""
+
+    def now(self) -> float: ...
+    def in_loop(self) -> bool: ...
+    def call_soon(self, fn: Callable[[], Any]) -> None: ...
+    def call_later(self, delay: float, fn: Callable[[], Any]) -> Timer: ...
+    def add(self, fd: int, on_event: Callable[[int], Any]) -> None: ...
+    def want_write(self, fd: int, on: bool) -> None: ...
+    def remove(self, fd: int) -> None: ...
+
+
+class ConnectionLost(ConnectionError):
+    """The other end is gone, or this end was closed; the text says which."""
+
+
+class Connection(Protocol):
+    """An ordered stream of frames to one other process.
+
+    `send` may be called from any thread and never waits unless `wait` is given: then it returns when the pieces have left
+    the caller's memory. It raises ConnectionLost once the connection is gone. `queued` counts bytes not yet taken by the
+    transport; `wait_room` blocks until it is below the limit.
+    """
+
+    remote: str
+    pid: int
+
+    @property
+    def queued(self) -> int: ...
+    @property
+    def lost(self) -> bool: ...
+    def send(self, pieces: Sequence[Buffer], wait: bool = False) -> None: ...
+    def wait_room(self, timeout: float) -> bool: ...
+    def close(self, reason: str) -> None: ...
+
+
+class Handler(Protocol):
+    """Called on the I/O thread."""
+
+    def connection_received(self, connection: Any, frames: list[Frame]) -> None: ...
+    def connection_lost(self, connection: Any, reason: str) -> None: ...

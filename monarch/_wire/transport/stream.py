@@ -1,0 +1,266 @@
+"""One connected stream socket as a Connection.
+
+Senders write in their own thread, under the lock; what the socket does not take is queued for the I/O thread, which
+alone reads. The I/O thread never waits for the lock: it hands its pieces to whoever holds it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Sequence
+
+from monarch._wire.frame import Buffer, Decoder, FrameError
+from monarch._wire.transport.base import ConnectionLost, Handler, Reactor
+
+READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
+
+_IOV_MAX = 1024
+_BYTES_A_TURN = 8 * 1024 * 1024  # read from one connection before the others get their turn
+_STALLED = 30.0  # seconds without progress after which a waiting sender leaves its bytes to the queue
+
+
+class StreamConnection:
+    """See `base.Connection`. Bound: `limit` bytes queued before `wait_room` waits; a single frame may pass it."""
+
+    def __init__(
+        self, sock: socket.socket, loop: Reactor, handler: Handler, *, limit: int, frame_limit: int = 0
+    ) -> None:
+        sock.setblocking(False)
+        self.remote = ""
+        self.pid = 0
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = loop
+        self._handler = handler
+        self._limit = limit
+        self._decoder = Decoder(frame_limit)
+        self._lock = threading.Lock()
+        self._out: deque[Buffer] = deque()
+        self._queued = 0
+        self._deferred: deque[list[Buffer]] = deque()
+        self._room: threading.Condition | None = None
+        self._lost = False
+        self._reason = ""
+
+    def start(self) -> None:
+        """Begins to read. Call once `remote` and the owner are ready for events."""
+        self._loop.add(self._fd, self._on_event)
+
+    @property
+    def queued(self) -> int:
+        return self._queued
+
+    @property
+    def lost(self) -> bool:
+        return self._lost
+
+    def __repr__(self) -> str:
+        state = f"lost: {self._reason}" if self._lost else f"{self._queued} bytes queued"
+        return f"<StreamConnection to {self.remote or '?'} ({state})>"
+
+    # --- sending, any thread
+
+    def send(self, pieces: Sequence[Buffer], wait: bool = False) -> None:
+        if self._loop.in_loop():
+            if not self._lock.acquire(False):
+                self._deferred.append([bytes(piece) for piece in pieces])
+                self._flush_deferred()
+                return
+        else:
+            self._lock.acquire()
+        try:
+            if self._deferred:
+                self._take_deferred()
+            self._write(pieces, wait)
+        finally:
+            self._lock.release()
+        if self._deferred:
+            self._loop.call_soon(self._flush_deferred)
+
+    def _write(self, pieces: Sequence[Buffer], wait: bool) -> None:
+        if self._lost:
+            raise ConnectionLost(self._reason)
+        if not self._out:
+            try:
+                if len(pieces) == 1:
+                    sent = self._sock.send(pieces[0])
+                    if sent == len(pieces[0]):
+                        return
+                else:
+                    sent = self._sock.sendmsg(pieces[:_IOV_MAX])
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError as exc:
+                raise ConnectionLost(str(exc)) from exc
+            pieces = _after(pieces, sent)
+        if wait and pieces and not self._out:
+            pieces = self._write_waiting(pieces)
+        if pieces:
+            self._enqueue(pieces)
+
+    def _write_waiting(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Writes from the caller's memory, waiting for room. Returns what must be queued after all."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        try:
+            while pieces:
+                if not poll.poll(_STALLED * 1000) or self._lost:
+                    break
+                try:
+                    pieces = _after(pieces, self._sock.sendmsg(pieces[:_IOV_MAX]))
+                except (BlockingIOError, InterruptedError):
+                    continue
+                except OSError as exc:
+                    raise ConnectionLost(str(exc)) from exc
+        except BaseException:  # Ctrl-C in the middle of a frame: the rest of it still has to follow
+            if pieces and not self._lost:
+                self._enqueue(pieces)
+            raise
+        return pieces
+
+    def _enqueue(self, pieces: Sequence[Buffer]) -> None:
+        first = not self._out
+        for piece in pieces:
+            owned = piece if isinstance(piece, bytes) else bytes(piece)
+            self._out.append(owned)
+            self._queued += len(owned)
+        if first and not self._lost:
+            self._loop.want_write(self._fd, True)
+
+    def _take_deferred(self) -> None:
+        while self._deferred:
+            self._write(self._deferred.popleft(), False)
+
+    def _flush_deferred(self) -> None:
+        """Writes what the I/O thread left for the lock's holder. The holder looks again after releasing."""
+        while self._deferred and self._lock.acquire(False):
+            try:
+                self._take_deferred()
+            except ConnectionLost:
+                self._deferred.clear()
+            finally:
+                self._lock.release()
+
+    def wait_room(self, timeout: float) -> bool:
+        """Waits until fewer than `limit` bytes are queued. False after `timeout` seconds."""
+        if self._queued < self._limit or self._lost:
+            return True
+        if self._room is None:
+            with self._lock:
+                self._room = self._room or threading.Condition()
+        with self._room:
+            return self._room.wait_for(lambda: self._queued < self._limit or self._lost, timeout)
+
+    # --- the I/O thread
+
+    def _on_event(self, mask: int) -> None:
+        if mask & (READ | ERROR):
+            self._readable()
+        if mask & WRITE and not self._lost:
+            self._writable()
+
+    def _readable(self) -> None:
+        budget = _BYTES_A_TURN
+        decoder, recv_into = self._decoder, self._sock.recv_into
+        while budget > 0 and not self._lost:
+            buffer = decoder.get_buffer()
+            try:
+                count = recv_into(buffer)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as exc:
+                self._lose(str(exc))
+                return
+            if not count:
+                self._lose("the other process closed the connection")
+                return
+            try:
+                frames = decoder.received(count)
+            except FrameError as exc:
+                self._lose(str(exc))
+                return
+            if frames:
+                self._handler.connection_received(self, frames)
+            if count < len(buffer):
+                return
+            budget -= count
+
+    def _writable(self) -> None:
+        if not self._lock.acquire(False):
+            return  # level-triggered: the loop calls again
+        try:
+            out = self._out
+            while out:
+                pieces = [piece for piece, _ in zip(out, range(64), strict=False)]
+                try:
+                    sent = self._sock.sendmsg(pieces)
+                except (BlockingIOError, InterruptedError):
+                    break
+                except OSError as exc:
+                    self._lose(str(exc))
+                    return
+                self._queued -= sent
+                while sent:
+                    head = out[0]
+                    if sent < len(head):
+                        out[0] = memoryview(head)[sent:]
+                        break
+                    sent -= len(head)
+                    out.popleft()
+            if not out:
+                self._loop.want_write(self._fd, False)
+        finally:
+            self._lock.release()
+        self._tell_room()
+        if self._deferred:
+            self._flush_deferred()
+
+    def _tell_room(self) -> None:
+        if self._room is not None and (self._queued < self._limit or self._lost):
+            with self._room:
+                self._room.notify_all()
+
+    def close(self, reason: str) -> None:
+        """Any thread. What is queued is given up; the handler hears `connection_lost` on the I/O thread."""
+        if self._loop.in_loop():
+            self._lose(reason)
+        else:
+            self._loop.call_soon(lambda: self._lose(reason))
+
+    def _lose(self, reason: str) -> None:
+        if self._lost:
+            return
+        self._reason = reason
+        self._lost = True
+        self._loop.remove(self._fd)
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes a sender that waits for room
+        except OSError:
+            pass
+        self._release()
+        self._tell_room()
+        self._handler.connection_lost(self, reason)
+
+    def _release(self) -> None:
+        """Closes the socket once no sender is inside a system call on it."""
+        if not self._lock.acquire(False):
+            self._loop.call_soon(self._release)
+            return
+        self._out.clear()
+        self._queued = 0
+        self._sock.close()
+        self._lock.release()
+
+
+def _after(pieces: Sequence[Buffer], sent: int) -> Sequence[Buffer]:
+    """What is left of `pieces` when `sent` bytes of them are gone."""
+    for index, piece in enumerate(pieces):
+        size = piece.nbytes if isinstance(piece, memoryview) else len(piece)
+        if sent < size:
+            rest = memoryview(piece).cast("B")[sent:] if sent else piece
+            return [rest, *pieces[index + 1 :]]
+        sent -= size
+    return ()

@@ -1,0 +1,46 @@
+"""The door: the names of the actor API, and nothing else.
+
+Programs and the other branches of the package import from here; what stands behind it may change.
+"""
+
+from __future__ import annotations
+
+from monarch._errors import (
+    ActorError,
+    BackpressureTimeout,
+    ClientClosedError,
+    ForkedClientError,
+    MessageTooLargeError,
+    NotSendableError,
+    SpawnError,
+    SupervisionError,
+    UnhandledFaultError,
+)
+from monarch._mesh.actor import Actor, UndeliverableMessageEnvelope
+from monarch._mesh.actor_mesh import Accumulator, ActorMesh, as_endpoint
+from monarch._mesh.client import shutdown_context
+from monarch._mesh.context import (
+    Context,
+    bind_context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
+from monarch._mesh.endpoint import Endpoint, EndpointProperty, NotAnEndpoint, concurrent_endpoint, endpoint, send
+from monarch._mesh.host_mesh import BootstrapCommand, HostMesh, default_bootstrap_cmd, this_host, this_proc
+from monarch._mesh.plugins import default_fault_hook as unhandled_fault_hook
+from monarch._mesh.proc_mesh import (
+    ProcMesh,
+    get_active_proc_meshes,
+    register_proc_mesh_spawn_callback,
+    unregister_proc_mesh_spawn_callback,
+)
+from monarch._mesh.singletons import get_or_spawn_controller
+from monarch._mesh.supervision import MeshFailure
+from monarch._mesh.value_mesh import ValueMesh
+from monarch._runtime.future import Future, WouldBlockRuntime
+from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
+from monarch._runtime.returns_future import returns_future
+from monarch._shape.extent import Extent, Point
+from monarch._wire.ids import ActorAddr, ProcId, Uid

@@ -1,0 +1,16 @@
+"""How message bodies are encoded: a choice programs may make, of which the runtime here takes no notice."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Encoding(enum.Enum):
+    """Values of the setting `default_encoding`."""
+
+    Bincode = "bincode"
+    Json = "json"
+    Multipart = "multipart"
+
+    def __repr__(self) -> str:
+        return f"Encoding.{self.name}"

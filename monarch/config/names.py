@@ -1,0 +1,75 @@
+"""The names `settings.get` takes, by the type it gives back: every setting that means something here.
+
+A checker thus knows the type of `settings.get("cleanup_timeout")` and catches a misspelt name. A test holds
+these lists equal to the table's.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+SecondsName = Literal[
+    "pending_actor_delivery_timeout",
+    "message_delivery_timeout",
+    "message_ack_time_interval",
+    "channel_reconnect_timeout",
+    "channel_tcp_keepalive_idle",
+    "server_heartbeat_interval",
+    "host_spawn_ready_timeout",
+    "mesh_proc_spawn_max_idle",
+    "actor_spawn_max_idle",
+    "stop_actor_timeout",
+    "cleanup_timeout",
+    "process_exit_timeout",
+    "proc_stop_max_idle",
+    "mesh_terminate_timeout",
+    "stop_grace_period",
+    "mesh_orphan_timeout",
+    "mesh_attach_config_timeout",
+    "switch_interval",
+    "slow_handler_after",
+    "mesh_admin_single_host_timeout",
+    "mesh_admin_tree_timeout",
+    "mesh_admin_pyspy_timeout",
+    "mesh_admin_pyspy_max_profile_duration",
+    "process_memory_metric_interval",
+    "rdma_qp_init_timeout",
+]
+
+CountName = Literal[
+    "codec_max_frame_length",
+    "outgoing_queue_bytes",
+    "mailbox_messages",
+    "undelivered_messages",
+    "message_ack_every_n_messages",
+    "max_cast_fanout",
+    "tail_log_lines",
+    "rdma_max_chunk_size_mb",
+    "rdma_tcp_fallback_parallelism",
+    "rdma_min_stripe_size_kb",
+]
+
+OptionalCountName = Literal["rdma_max_nics_per_buffer",]
+
+FlagName = Literal[
+    "mesh_bootstrap_enable_pdeathsig",
+    "enable_log_forwarding",
+    "enable_file_capture",
+    "prefix_with_rank",
+    "enable_otel_metrics",
+    "enable_otel_tracing",
+    "rdma_allow_tcp_fallback",
+    "rdma_disable_ibverbs",
+]
+
+TextName = Literal[
+    "channel_tcp_congestion",
+    "runtime_dir",
+    "preload",
+    "mesh_admin_addr",
+    "pyspy_bin",
+    "rdma_ibverbs_target",
+    "rdma_peer_device_affinity",
+]
+
+TransportName = Literal["default_transport",]

@@ -1,0 +1,262 @@
+"""THE table of settings, one row each, and the runtime's way to read them.
+
+    from monarch.config import settings
+    settings.get("cleanup_timeout")      # 3.0: durations are float seconds here
+
+Programs use `monarch.config.configure` and its siblings, which take and show durations as text ("3s"). Rows
+made by `_inert` are settings that programs may carry over from elsewhere: stored and returned, read by
+nothing here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, overload
+
+from monarch.config.encoding import Encoding
+from monarch.config.kinds import Count, Duration, EncodingName, Flag, Kind, OrNone, Share, Text, Transport
+from monarch.config.layers import Layers, Setting, Snapshot
+from monarch.config.names import CountName, FlagName, OptionalCountName, SecondsName, TextName, TransportName
+from monarch.config.transport import BindSpec, ChannelTransport
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+FLAG, COUNT, POSITIVE, SHARE, TEXT = Flag(), Count(), Count(minimum=1), Share(), Text()
+DURATION, ENCODING, TRANSPORT = Duration(), EncodingName(), Transport()
+
+
+def _inert(name: str, kind: Kind, default: Any, env: str | None, doc: str) -> Setting:
+    return Setting(
+        name, kind, default, env, f"{doc} No meaning here: stored and returned only.", meaning=False
+    )
+
+
+# fmt: off
+TABLE: tuple[Setting, ...] = (
+    # Messages and connections
+    Setting("default_transport", TRANSPORT, ChannelTransport.Unix, "HYPERACTOR_MESH_DEFAULT_TRANSPORT",
+            "What processes listen on: a ChannelTransport, a short name, or a URL."),
+    Setting("codec_max_frame_length", COUNT, 10 * GIB, "HYPERACTOR_CODEC_MAX_FRAME_LENGTH",
+            "Largest message in bytes; a larger one fails its call and nothing is sent. 0 is no limit."),
+    Setting("outgoing_queue_bytes", POSITIVE, 64 * MIB, "MONARCH_OUTGOING_QUEUE_BYTES",
+            "Bytes that may wait to be written to one connection before its senders wait."),
+    Setting("mailbox_messages", POSITIVE, 100_000, "MONARCH_MAILBOX_MESSAGES",
+            "Messages that may wait in one actor's mailbox before its senders are told to pause."),
+    Setting("undelivered_messages", COUNT, 10_000, "MONARCH_UNDELIVERED_MESSAGES",
+            "Messages a process keeps for actors that are not there yet."),
+    Setting("pending_actor_delivery_timeout", DURATION, "30s", "HYPERACTOR_PENDING_ACTOR_DELIVERY_TIMEOUT",
+            "How long they are kept before they go back undeliverable."),
+    Setting("message_delivery_timeout", DURATION, "30s", "HYPERACTOR_MESSAGE_DELIVERY_TIMEOUT",
+            "How long a message may wait for a receiver that takes nothing."),
+    Setting("message_ack_time_interval", DURATION, "500ms", "HYPERACTOR_MESSAGE_ACK_TIME_INTERVAL",
+            "Longest a link between hosts holds back an acknowledgement."),
+    Setting("message_ack_every_n_messages", POSITIVE, 1000, "HYPERACTOR_MESSAGE_ACK_EVERY_N_MESSAGES",
+            "Most messages a link between hosts leaves unacknowledged."),
+    Setting("channel_reconnect_timeout", DURATION, "1m", "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT",
+            "How long a broken connection between hosts is redialled before the host counts as dead."),
+    Setting("channel_tcp_keepalive_idle", DURATION, "1m", "HYPERACTOR_CHANNEL_TCP_KEEPALIVE_IDLE",
+            "Idle time after which TCP probes a connection."),
+    Setting("channel_tcp_congestion", TEXT, "", "HYPERACTOR_CHANNEL_TCP_CONGESTION",
+            "TCP congestion control of connections between hosts, such as bbr; empty is the system's."),
+    Setting("server_heartbeat_interval", DURATION, "1s", "HYPERACTOR_SERVER_HEARTBEAT_INTERVAL",
+            "How often an idle link between hosts says that it lives; three missed raise suspicion."),
+    Setting("max_cast_fanout", POSITIVE, 16, "HYPERACTOR_MESH_MAX_CAST_FANOUT",
+            "Most hosts one host passes a cast on to."),
+    _inert("channel_net_rx_buffer_full_check_interval", DURATION, "5s",
+           "HYPERACTOR_CHANNEL_NET_RX_BUFFER_FULL_CHECK_INTERVAL", "Check interval of full receive buffers."),
+    _inert("message_ttl_default", COUNT, 64, "HYPERACTOR_MESSAGE_TTL_DEFAULT", "Hops a message may take."),
+    _inert("split_max_buffer_size", COUNT, 5, "HYPERACTOR_SPLIT_MAX_BUFFER_SIZE",
+           "Messages sent as one batch."),
+    _inert("split_max_buffer_age", DURATION, "50ms", "HYPERACTOR_SPLIT_MAX_BUFFER_AGE",
+           "Age limit of a batch."),
+    _inert("default_encoding", ENCODING, Encoding.Multipart, "HYPERACTOR_DEFAULT_ENCODING",
+           "Encoding of bodies."),
+    _inert("forwarder_flush_timeout", DURATION, "5s", "HYPERACTOR_FORWARDER_FLUSH_TIMEOUT",
+           "Time to flush forwarded messages."),
+    _inert("enable_dest_actor_reordering_buffer", FLAG, True,
+           "HYPERACTOR_ENABLE_DEST_ACTOR_REORDERING_BUFFER", "Reorder at the receiver (always done)."),
+    _inert("sequencer_max_locked_keys", COUNT, 128, "HYPERACTOR_SEQUENCER_MAX_LOCKED_KEYS",
+           "Sequencer locks."),
+    _inert("message_latency_sampling_rate", SHARE, 0.01, "HYPERACTOR_MESSAGE_LATENCY_SAMPLING_RATE",
+           "Share of messages timed."),
+    _inert("small_write_threshold", COUNT, 256, "MONARCH_HYPERACTOR_SMALL_WRITE_THRESHOLD",
+           "Bytes below which parts are copied together."),
+    _inert("max_cast_dimension_size", COUNT, 16, "HYPERACTOR_MESH_MAX_CAST_DIMENSION_SIZE",
+           "Dimension size above which a cast is split."),
+
+    # Life and death
+    Setting("host_spawn_ready_timeout", DURATION, "30s", "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT",
+            "How long a host may take to be ready."),
+    Setting("mesh_proc_spawn_max_idle", DURATION, "30s", "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE",
+            "How long starting processes may go on with no further process becoming ready."),
+    Setting("actor_spawn_max_idle", DURATION, "30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE",
+            "How long spawning actors may go on with no further actor becoming ready."),
+    Setting("stop_actor_timeout", DURATION, "10s", "HYPERACTOR_STOP_ACTOR_TIMEOUT",
+            "How long a stopping actor may take to handle what it had accepted."),
+    Setting("cleanup_timeout", DURATION, "3s", "HYPERACTOR_CLEANUP_TIMEOUT",
+            "How long an actor's __cleanup__ may take."),
+    Setting("process_exit_timeout", DURATION, "10s", "HYPERACTOR_PROCESS_EXIT_TIMEOUT",
+            "How long a stopped process may take to exit before it is killed."),
+    Setting("proc_stop_max_idle", DURATION, "30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE",
+            "How long stopping processes may go on with no further process ending."),
+    Setting("mesh_terminate_timeout", DURATION, "10s", "HYPERACTOR_MESH_TERMINATE_TIMEOUT",
+            "How long a host shutting down gives its processes before it kills them."),
+    Setting("stop_grace_period", DURATION, "10s", "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD",
+            "How long a worker told to stop from afar may take."),
+    Setting("mesh_orphan_timeout", DURATION, "1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT",
+            "How long what a client started on other hosts outlives a client that fell silent."),
+    Setting("mesh_attach_config_timeout", DURATION, "1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT",
+            "How long attaching to a worker may take."),
+    Setting("mesh_bootstrap_enable_pdeathsig", FLAG, True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG",
+            "Whether the kernel kills a process when its host agent dies."),
+    _inert("get_actor_state_max_idle", DURATION, "30s", "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE",
+           "Idle limit of queries for actor states."),
+    _inert("get_proc_state_max_idle", DURATION, "1m", "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE",
+           "Idle limit of queries for process states."),
+    _inert("supervision_watchdog_timeout", DURATION, "2m", "HYPERACTOR_MESH_SUPERVISION_WATCHDOG_TIMEOUT",
+           "Limit of a silent supervisor (ends are pushed, not polled)."),
+    _inert("mesh_terminate_concurrency", COUNT, 16, "HYPERACTOR_MESH_TERMINATE_CONCURRENCY",
+           "Processes terminated at once."),
+    _inert("terminated_snapshot_retention", COUNT, 100, "HYPERACTOR_TERMINATED_SNAPSHOT_RETENTION",
+           "Ended actors remembered."),
+    _inert("use_direct_spawn", FLAG, False, "HYPERACTOR_MESH_USE_DIRECT_SPAWN", "Another way to spawn."),
+    _inert("proc_launcher_kind", TEXT, "", "HYPERACTOR_MESH_PROC_LAUNCHER_KIND",
+           "How processes are launched."),
+
+    # Processes
+    Setting("runtime_dir", TEXT, "", "MONARCH_RUNTIME_DIR",
+            "Folder of the sockets; empty is XDG_RUNTIME_DIR or else the temporary folder."),
+    Setting("preload", TEXT, "auto", "MONARCH_PRELOAD",
+            "Modules the fork server imports: auto (those the client has), none, or names with commas."),
+    Setting("switch_interval", DURATION, "1ms", "MONARCH_SWITCH_INTERVAL",
+            "Python's thread switch interval in processes; 0s leaves it as it is."),
+    Setting("slow_handler_after", DURATION, "1m", "MONARCH_SLOW_HANDLER_AFTER",
+            "How long an endpoint may run before it counts as stuck in reports."),
+    _inert("tokio_worker_threads", OrNone(POSITIVE), None, "MONARCH_TOKIO_WORKER_THREADS", "I/O threads."),
+    _inert("enable_unawaited_python_task_traceback", FLAG, False, None, "Trace tasks nobody awaited."),
+
+    # Output
+    Setting("enable_log_forwarding", FLAG, False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING",
+            "Whether processes' output can be streamed to the client; on by itself in IPython and Jupyter."),
+    Setting("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
+            "Whether processes' output is also written to files on their hosts."),
+    Setting("tail_log_lines", COUNT, 20, "HYPERACTOR_MESH_TAIL_LOG_LINES",
+            "Last lines of a process's output kept for the report of its failure."),
+    Setting("prefix_with_rank", FLAG, True, "HYPERACTOR_PREFIX_WITH_RANK",
+            "Whether streamed lines begin with [rank]."),
+    _inert("force_file_log", FLAG, False, "HYPERACTOR_FORCE_FILE_LOG", "Write internal logs to a file."),
+    _inert("read_log_buffer", COUNT, 100, "HYPERACTOR_READ_LOG_BUFFER",
+           "Lines buffered while reading output."),
+    _inert("file_log_level", TEXT, "", "MONARCH_FILE_LOG", "Level of the internal log file."),
+    _inert("monarch_log_suffix", TEXT, "", "MONARCH_LOG_SUFFIX", "Suffix of the internal log file."),
+
+    # Administration
+    Setting("mesh_admin_addr", TEXT, "[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR",
+            "Where the admin server listens."),
+    Setting("mesh_admin_single_host_timeout", DURATION, "3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT",
+            "How long one host may take to answer an admin query."),
+    Setting("mesh_admin_tree_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT",
+            "How long the admin's view of the whole tree may take."),
+    Setting("mesh_admin_pyspy_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT",
+            "How long a stack dump of a process may take."),
+    Setting("mesh_admin_pyspy_max_profile_duration", DURATION, "5m",
+            "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "Longest profile that may be asked for."),
+    Setting("pyspy_bin", TEXT, "", "PYSPY_BIN",
+            "The py-spy program; empty is the one on PATH."),
+    _inert("mesh_admin_query_child_timeout", DURATION, "100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT",
+           "Limit of a query to one child."),
+    _inert("mesh_admin_resolve_actor_timeout", DURATION, "200ms",
+           "HYPERACTOR_MESH_ADMIN_RESOLVE_ACTOR_TIMEOUT",
+           "Limit of resolving an actor."),
+    _inert("mesh_admin_max_concurrent_resolves", COUNT, 2, "HYPERACTOR_MESH_ADMIN_MAX_CONCURRENT_RESOLVES",
+           "Actors resolved at once."),
+    _inert("mesh_admin_config_dump_bridge_timeout", DURATION, "5s",
+           "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "Limit of a dump of settings."),
+    _inert("mesh_admin_pyspy_bridge_timeout", DURATION, "13s", "HYPERACTOR_MESH_ADMIN_PYSPY_BRIDGE_TIMEOUT",
+           "Limit of a stack dump, as the server counts."),
+    _inert("mesh_admin_pyspy_client_timeout", DURATION, "20s", "HYPERACTOR_MESH_ADMIN_PYSPY_CLIENT_TIMEOUT",
+           "Limit of a stack dump, as the caller counts."),
+
+    # Telemetry
+    Setting("enable_otel_metrics", FLAG, True, "ENABLE_OTEL_METRICS",
+            "Whether metrics go to OpenTelemetry where its exporter is set up."),
+    Setting("enable_otel_tracing", FLAG, True, "ENABLE_OTEL_TRACING",
+            "Whether traces go to OpenTelemetry where its exporter is set up."),
+    Setting("process_memory_metric_interval", DURATION, "5m", "HYPERACTOR_PROCESS_MEMORY_METRIC_INTERVAL",
+            "How often a process records its memory."),
+    _inert("otel_metric_export_interval", DURATION, "1s", "OTEL_METRIC_EXPORT_INTERVAL",
+           "Export interval; OpenTelemetry reads the variable itself, in milliseconds."),
+    _inert("enable_recorder_tracing", FLAG, True, "ENABLE_RECORDER_TRACING", "Record traces in memory."),
+    _inert("enable_sqlite_tracing", FLAG, False, "ENABLE_SQLITE_TRACING", "Record traces in SQLite."),
+    _inert("scuba_log_enter_exit", FLAG, False, "SCUBA_LOG_ENTER_EXIT", "Log entering and leaving spans."),
+
+    # Bulk data
+    Setting("rdma_allow_tcp_fallback", FLAG, True, "MONARCH_RDMA_ALLOW_TCP_FALLBACK",
+            "Whether transfers may go over TCP where nothing faster is there."),
+    Setting("rdma_disable_ibverbs", FLAG, False, "MONARCH_RDMA_DISABLE_IBVERBS",
+            "Whether RDMA devices are left alone."),
+    Setting("rdma_max_chunk_size_mb", COUNT, 64, "MONARCH_RDMA_MAX_CHUNK_SIZE_MB",
+            "MiB sent at a time over TCP."),
+    Setting("rdma_tcp_fallback_parallelism", POSITIVE, 1, "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM",
+            "TCP connections a pair of processes shares a transfer over."),
+    Setting("rdma_ibverbs_target", TEXT, "", "MONARCH_RDMA_IBVERBS_TARGET",
+            "Which device: cpu:<numa node>, gpu:<ordinal> or nic:<name>; empty is the nearest."),
+    Setting("rdma_peer_device_affinity", TEXT, "", "MONARCH_RDMA_PEER_DEVICE_AFFINITY",
+            "Which devices may pair: any, match_name or groups:a,b|c,d; empty is any."),
+    Setting("rdma_qp_init_timeout", DURATION, "30s", "MONARCH_RDMA_QP_INIT_TIMEOUT",
+            "How long two devices may take to connect."),
+    Setting("rdma_max_nics_per_buffer", OrNone(POSITIVE), None, "MONARCH_RDMA_MAX_NICS_PER_BUFFER",
+            "Most devices a buffer is registered on; None is all."),
+    Setting("rdma_min_stripe_size_kb", COUNT, 512, "MONARCH_RDMA_MIN_STRIPE_SIZE_KB",
+            "Least KiB a device carries when a transfer is spread over several."),
+    _inert("rdma_cq_busy_poll_window", OrNone(DURATION), None, "MONARCH_RDMA_CQ_BUSY_POLL_WINDOW",
+           "How long completions are polled busily."),
+    _inert("rdma_qps_per_cq", COUNT, 64, "MONARCH_RDMA_QPS_PER_CQ",
+           "Queue pairs sharing a completion queue."),
+    _inert("rdma_qps_per_peer", COUNT, 4, "MONARCH_RDMA_QPS_PER_PEER", "Queue pairs a peer."),
+    _inert("rdma_cq_poller_per_device", FLAG, True, "MONARCH_RDMA_CQ_POLLER_PER_DEVICE",
+           "A poller each device."),
+    _inert("rdma_host_odp", FLAG, False, "MONARCH_RDMA_HOST_ODP", "On-demand paging of host memory."),
+    _inert("rdma_runtime_worker_threads", COUNT, 4, "MONARCH_RDMA_RUNTIME_WORKER_THREADS",
+           "Threads of RDMA."),
+)
+# fmt: on
+
+LAYERS = Layers(TABLE, os.environ)
+
+
+@overload
+def get(name: SecondsName) -> float: ...
+@overload
+def get(name: CountName) -> int: ...
+@overload
+def get(name: OptionalCountName) -> int | None: ...
+@overload
+def get(name: FlagName) -> bool: ...
+@overload
+def get(name: TextName) -> str: ...
+@overload
+def get(name: TransportName) -> BindSpec: ...
+def get(name: str) -> Any:
+    """The value now in force; a duration is float seconds. A dict lookup: cheap enough for hot paths.
+
+    ValueError for an unknown name, and at the process's first use of settings when an environment variable of
+    one holds something unreadable.
+    """
+    return LAYERS.get(name)
+
+
+def snapshot() -> Snapshot:
+    """What a child process must be told to see these settings: a dict of dicts of str, for any codec."""
+    return LAYERS.snapshot()
+
+
+def restore(snapshot: Mapping[str, Mapping[str, str]]) -> None:
+    """In a child: take over what `snapshot` gave, and read this process's environment again.
+
+    What was set by `configure` where the snapshot was taken hides the child's environment; what stood in the
+    environment there is hidden by it. The child's own `configure` hides both. ``{}`` forgets what was taken
+    over. ValueError for a setting unknown here.
+    """
+    LAYERS.restore(snapshot)
