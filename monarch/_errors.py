@@ -20,7 +20,9 @@ Knows nothing of processes, sockets or meshes.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+
+_RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in ("_mesh", "_runtime"))
 
 
 class ActorError(Exception):
@@ -52,6 +54,12 @@ def format_remote(exception: BaseException | None) -> str:
         return "(the remote exception could not be brought here)"
     import traceback  # slow to import and only ever needed once something went wrong
 
+    # The frames of the runtime that called the endpoint tell a user nothing.
+    frames = exception.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_RUNTIME):
+        frames = frames.tb_next
+    if frames is not None:
+        exception.__traceback__ = frames
     text = "".join(traceback.format_exception(exception))
     return text.replace(
         "Traceback (most recent call last):", "Traceback of where the remote call failed (most recent call last):"

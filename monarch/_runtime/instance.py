@@ -166,8 +166,7 @@ class Instance:
             self.mailbox.messages.clear()
         assert self.behaviour is not None
         failure = self.behaviour.describe_stop(reason)
-        for delivery in waiting:
-            self.proc.refuse(delivery, failure)
+        self._answer_all(waiting, failure)
         self.mailbox.put_control(Leave(reason))
 
     def close(self, failure: Failure) -> None:
@@ -184,13 +183,19 @@ class Instance:
                 waiting.append(self.current)
                 self.current = None
             ports, self.open_ports = self.open_ports, set()
-        for delivery in waiting:
-            self.proc.refuse(delivery, failure)
+        self._answer_all(waiting, failure)
         body = message.encode(failure)
         for back, number, rank in ports:
             self.proc.answer(back, Answer(number, rank, FAILED), body, ())
         if self.paused_senders:
             self.resume_senders()
+
+    def _answer_all(self, waiting: Sequence[Delivery], failure: Failure) -> None:
+        """Tells the callers of messages that were here when the actor ended. Of a message nobody waits for, its sender
+        need not hear: the owner hears of the actor's end."""
+        for delivery in waiting:
+            if delivery.call.port:
+                self.proc.refuse(delivery, failure)
 
     def finish(self, leave: Leave) -> None:
         """The last step, after cleanup: tells the owner of a failure and whoever waits for the end."""

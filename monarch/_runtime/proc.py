@@ -150,7 +150,7 @@ class Proc:
         call = delivery.call
         if call.port:
             self.answer(delivery.back, Answer(call.port, call.rank, FAILED), message.encode(failure), ())
-        elif not failure.stopped or self.closed is None:
+        else:
             bounced = Bounced(
                 call.sender,
                 f"{failure.mesh_name or call.to}[{call.rank}]",

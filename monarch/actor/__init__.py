@@ -44,3 +44,4 @@ from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceive
 from monarch._runtime.returns_future import returns_future
 from monarch._shape.extent import Extent, Point
 from monarch._wire.ids import ActorAddr, ProcId, Uid
+from monarch._mesh.legacy import local_proc_mesh, proc_mesh

@@ -1,0 +1,7 @@
+"""Endpoints whose calls overlap."""
+
+from __future__ import annotations
+
+from monarch._mesh.endpoint import concurrent_endpoint
+
+__all__ = ["concurrent_endpoint"]
