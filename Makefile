@@ -16,6 +16,7 @@ help:  ## this list
 		|| sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1   \2/p' $(MAKEFILE_LIST)
 
 setup: $(READY)  ## make .venv with the package and its development tools
+	@echo 'setup: $(VENV) is ready'
 
 # Once, and again when the dependencies may have changed. A .venv that works is kept, one that does not is made anew.
 $(READY): pyproject.toml

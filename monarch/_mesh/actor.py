@@ -25,6 +25,8 @@ from monarch._shape.view import MeshTrait
 from monarch._wire import codec
 from monarch._wire.message import ERROR, VALUE, Answer, Bounced, Failure
 
+_FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
+
 _log = logging.getLogger("monarch")
 
 
@@ -287,8 +289,10 @@ class ActorBehaviour:
         except Exception as exc:
             self._reply_error(delivery, exc)
             return
-        call = delivery.call
-        self.instance.proc.answer(delivery.back, Answer(call.port, call.rank, VALUE), body, buffers)
+        call, instance = delivery.call, self.instance
+        # With more messages waiting, answers are written a few at a time.
+        lazy = _FLOOD if instance.mailbox.messages else 0.0
+        instance.proc.answer(delivery.back, Answer(call.port, call.rank, VALUE), body, buffers, lazy)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio  # noqa: F401  imported here so that forked procs have it already
 import inspect  # noqa: F401
 import logging
+import multiprocessing
 import os
 import random
 import signal
@@ -138,8 +139,6 @@ def _settle_in(spec: LaunchSpec, bind: dict[str, str]) -> None:
     except AttributeError:
         pass
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    import multiprocessing
-
     try:  # forking a process with threads is a trap; programs may still choose another way themselves
         multiprocessing.set_start_method("forkserver")
     except (RuntimeError, ValueError):

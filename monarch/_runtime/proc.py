@@ -115,19 +115,18 @@ class Proc:
                 peer = self._peers.setdefault(address, Peer(address, self._dial, self._ask_agent))
         return peer
 
-    def post(self, address: str, msg: Any, body: bytes = b"", buffers: Sequence[memoryview] = ()) -> None:
+    def post(
+        self, address: str, msg: Any, body: bytes = b"", buffers: Sequence[memoryview] = (), lazy: float = 0.0
+    ) -> None:
         """Sends a message: here, or to another process. Raises PeerEnded, MessageTooLargeError; may wait for room."""
         if address == self.address:
             self._receive_here(msg, body, buffers)
             return
         pieces = frames.encode(message.encode(msg), body, buffers, self.frame_limit)
-        self.send(address, pieces, len(body) + sum(b.nbytes for b in buffers) if buffers else len(body))
-
-    def send(self, address: str, pieces: Sequence[Buffer], size: int) -> None:
-        """Sends an encoded frame of about `size` bytes."""
-        peer = self._peers.get(address) or self.peer(address)
+        size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
         wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
-        peer.send(pieces, wait)
+        peer = self._peers.get(address) or self.peer(address)
+        peer.send(pieces, wait, lazy if size < _WAIT_FROM else 0.0)
 
     def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> None:
         """Raises MessageTooLargeError when a message of this size cannot be sent."""
@@ -135,10 +134,12 @@ class Proc:
         if 0 < self.frame_limit < size:
             raise frames.too_large(size, self.frame_limit)
 
-    def answer(self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview]) -> None:
+    def answer(
+        self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview], lazy: float = 0.0
+    ) -> None:
         """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender."""
         try:
-            self.post(address, answer, body, buffers)
+            self.post(address, answer, body, buffers, lazy)
         except PeerEnded:
             if answer.sender:
                 self._bounce_here(

@@ -56,12 +56,12 @@ class Peer:
         connection = self.connection
         return self._kept_bytes + (connection.queued if connection is not None else 0)
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False) -> None:
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
         """Writes, dials and writes, or keeps. Raises PeerEnded."""
         connection = self.connection
         if connection is not None:
             try:
-                connection.send(pieces, wait)
+                connection.send(pieces, wait, lazy)
                 return
             except ConnectionLost:
                 self.lost(connection)

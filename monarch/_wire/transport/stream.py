@@ -11,6 +11,8 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
+from time import perf_counter
 
 from monarch._wire.frame import Buffer, Decoder, FrameError
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor
@@ -44,6 +46,8 @@ class StreamConnection:
         self._room: threading.Condition | None = None
         self._lost = False
         self._reason = ""
+        self._lazy = False  # the queue holds frames only because their senders were in no hurry
+        self._last_lazy = 0.0
 
     def start(self) -> None:
         """Begins to read. Call once `remote` and the owner are ready for events."""
@@ -63,7 +67,7 @@ class StreamConnection:
 
     # --- sending, any thread
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False) -> None:
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
         if self._loop.in_loop():
             if not self._lock.acquire(False):
                 self._deferred.append([bytes(piece) for piece in pieces])
@@ -74,7 +78,11 @@ class StreamConnection:
         try:
             if self._deferred:
                 self._take_deferred()
-            self._write(pieces, wait)
+            if lazy and not self._lost and self._follows_within(lazy):
+                self._enqueue(pieces)
+                self._lazy = True
+            else:
+                self._write(pieces, wait)
         finally:
             self._lock.release()
         if self._deferred:
@@ -83,6 +91,11 @@ class StreamConnection:
     def _write(self, pieces: Sequence[Buffer], wait: bool) -> None:
         if self._lost:
             raise ConnectionLost(self._reason)
+        if self._lazy:  # what was put off goes first, in the same system call
+            self._lazy = False
+            self._enqueue(pieces)
+            self._write_queue()
+            return
         if not self._out:
             try:
                 if len(pieces) == 1:
@@ -100,6 +113,13 @@ class StreamConnection:
             pieces = self._write_waiting(pieces)
         if pieces:
             self._enqueue(pieces)
+
+    def _follows_within(self, seconds: float) -> bool:
+        """Whether frames follow each other so closely that writing several at once pays."""
+        now = perf_counter()
+        closely = now - self._last_lazy < seconds
+        self._last_lazy = now
+        return closely
 
     def _write_waiting(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
         """Writes from the caller's memory, waiting for room. Returns what must be queued after all."""
@@ -192,31 +212,36 @@ class StreamConnection:
         if not self._lock.acquire(False):
             return  # level-triggered: the loop calls again
         try:
-            out = self._out
-            while out:
-                pieces = [piece for piece, _ in zip(out, range(64), strict=False)]
-                try:
-                    sent = self._sock.sendmsg(pieces)
-                except (BlockingIOError, InterruptedError):
-                    break
-                except OSError as exc:
-                    self._lose(str(exc))
-                    return
-                self._queued -= sent
-                while sent:
-                    head = out[0]
-                    if sent < len(head):
-                        out[0] = memoryview(head)[sent:]
-                        break
-                    sent -= len(head)
-                    out.popleft()
-            if not out:
+            self._lazy = False
+            self._write_queue()
+            if not self._out and not self._lost:
                 self._loop.want_write(self._fd, False)
         finally:
             self._lock.release()
         self._tell_room()
         if self._deferred:
             self._flush_deferred()
+
+    def _write_queue(self) -> None:
+        """Writes from the queue what the socket takes."""
+        out = self._out
+        while out:
+            pieces = list(islice(out, 128))
+            try:
+                sent = self._sock.sendmsg(pieces)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as exc:
+                self.close(str(exc))
+                return
+            self._queued -= sent
+            while sent:
+                head = out[0]
+                if sent < len(head):
+                    out[0] = memoryview(head)[sent:]
+                    break
+                sent -= len(head)
+                out.popleft()
 
     def _tell_room(self) -> None:
         if self._room is not None and (self._queued < self._limit or self._lost):
