@@ -1,10 +1,10 @@
 # Nothing needs to be there but Python >= 3.11 with venv: the first target that needs it makes .venv.
-# PYTHON=/path/to/python picks another interpreter for it.
+# PYTHON=/path/to/python says which one to make it with.
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-CANDIDATES := $(PYTHON) python3.11 python3.12 python3.13 python3.14 python3
+CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 SOURCES := $(wildcard monarch tests examples benchmarks)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._mesh import value_mesh
 from monarch._mesh.cast import Plan
@@ -208,7 +208,7 @@ def as_endpoint(
     prop: EndpointProperty[Any, Any] = EndpointProperty(
         method, propagate=propagate, explicit_response_port=explicit_response_port, checked=False
     )
-    return Endpoint(cast("ActorMesh[Any]", mesh), name, prop)
+    return Endpoint(mesh, name, prop)
 
 
 class Accumulator(Generic[A]):

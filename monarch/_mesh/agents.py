@@ -73,6 +73,7 @@ class Record:
         self.connection: Connection | None = None
         self.watchers: set[Connection] = set()
         self.stopping = ""
+        self.told = False  # by its owner, to stop
         self.ended: ProcEnded | None = None
         self.outputs: dict[int, OutputPipe] = {}
         self.tail: deque[str] = deque(maxlen=_TAIL)
@@ -145,7 +146,7 @@ class HostAgent:
             Shutdown: lambda c, m, f: self.shutdown(m.grace),
             Flush: self._on_flush,
             LogOption: self._on_log_option,
-            Preload: lambda c, m, f: self._server_for(msgspec.msgpack.decode(f.body, type=LaunchSpec)),
+            Preload: self._on_preload,
         }
         self._watch_server(first)
 
@@ -192,7 +193,7 @@ class HostAgent:
             if record.timer is not None:
                 record.timer.cancel()
             self.send(record.mesh.connection, ProcStarted(record.mesh.uid, record.rank, hello.pid))
-            if record.stopping:
+            if record.stopping and not record.told:
                 self._stop_record(record, record.stopping, _ABANDONED_GRACE)
         return True
 
@@ -317,6 +318,9 @@ class HostAgent:
 
     # --- fork servers
 
+    def _on_preload(self, connection: Connection, hint: Preload, frame: Frame) -> None:
+        self._server_for(msgspec.msgpack.decode(frame.body, type=LaunchSpec))
+
     def _server_for(self, spec: LaunchSpec) -> ForkServer:
         """The zygote that fits the spec's preloads and load-time environment, started if need be."""
         sensitive = zygote.load_time_env(spec.env)
@@ -357,23 +361,23 @@ class HostAgent:
                 if not record.pid and record.ended is None:
                     self._end(record, 1, "could not be forked: the fork server ended")
             return
-        (what, uid, rank, *rest), _fds = received
+        (what, uid, rank, said), _fds = received
         mesh = self.meshes.get(uid)
-        record = mesh.records.get(rank) if mesh is not None else None
-        if what == "failed" and record is not None:
-            self._end(record, 1, rest[0])
+        known = mesh.records.get(rank) if mesh is not None else None
+        if what == "failed" and known is not None:
+            self._end(known, 1, said)
         elif what == "forked":
-            if record is None or record.ended is not None:
-                _kill(rest[0], signal.SIGKILL)
+            if known is None or known.ended is not None:
+                _kill(said, signal.SIGKILL)
             else:
-                self._on_pid(record, rest[0])
+                self._on_pid(known, said)
 
     def _on_pid(self, record: Record, pid: int) -> None:
         record.pid = pid
         self.by_pid[pid] = record
         if pid in self._early:
             self._exited(record, self._early.pop(pid))
-        elif record.stopping and record.connection is None:
+        elif record.stopping and not record.told and record.connection is None:
             _kill(pid, signal.SIGKILL)
 
     def _not_ready(self, record: Record) -> None:
@@ -455,20 +459,21 @@ class HostAgent:
             self.send(connection, ProcsStopped(stop.mesh, stop.port))
             return
         mesh.stop_waiters.append((connection, stop.port))
-        self._stop_mesh(mesh, stop.reason, stop.grace)
+        self._stop_mesh(mesh, stop.reason, stop.grace, told=True)
 
-    def _stop_mesh(self, mesh: MeshRecord, reason: str, grace: float) -> None:
+    def _stop_mesh(self, mesh: MeshRecord, reason: str, grace: float, told: bool = False) -> None:
         for record in list(mesh.records.values()):
-            self._stop_record(record, reason, grace)
+            self._stop_record(record, reason, grace, told)
         if not mesh.records:
             self._mesh_ended(mesh)
 
-    def _stop_record(self, record: Record, reason: str, grace: float) -> None:
-        """Asks politely, then with SIGTERM, then with SIGKILL."""
+    def _stop_record(self, record: Record, reason: str, grace: float, told: bool = False) -> None:
+        """Asks politely (unless its owner has `told` it), then with SIGTERM, then with SIGKILL."""
         record.stopping = reason or "stopped"
+        record.told = told
         if record.timer is not None:
             record.timer.cancel()
-        if record.connection is not None:
+        if record.connection is not None and not told:
             self.send(record.connection, StopProc(record.stopping))
 
         def term() -> None:

@@ -51,6 +51,7 @@ class Served:
         proc.transport = transport
         layer = MeshLayer(proc)
         layer.executable = spec.executable
+        layer.name = spec.name
         if spec.gated:
             layer.close_gate()
         proc.receivers[StopProc] = lambda connection, stop, frame: self.stop(stop.reason)

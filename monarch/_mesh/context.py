@@ -12,7 +12,7 @@ from monarch._runtime.context import Current, current, root
 from monarch._runtime.instance import Instance, Leave
 from monarch._shape.extent import Extent, Point
 from monarch._wire.address import host_of, name_of, split_proc_name
-from monarch._wire.ids import ActorAddr, Uid
+from monarch._wire.ids import ActorAddr, Uid, encode58
 from monarch._wire.message import decode_extent
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class ActorInstance:
     def proc_mesh(self) -> ProcMesh:
         """The mesh of processes it was spawned on."""
         mesh = getattr(self._instance.behaviour, "proc_mesh", None)
-        return mesh if mesh is not None else self.proc  # type: ignore[no-any-return]
+        return mesh if mesh is not None else self.proc
 
     @property
     def proc(self) -> ProcMesh:
@@ -82,14 +82,15 @@ class ActorInstance:
 
     @property
     def proc_id(self) -> str:
-        return str(_proc_uid(self._instance.proc.address))
+        proc = self._instance.proc
+        return str(_proc_uid(proc.address, proc.mesh.name))
 
     @property
     def actor_id(self) -> ActorAddr:
         instance = self._instance
-        uid = Uid.singleton("client") if instance.behaviour is None else Uid(instance.name, None)
-        named = str(uid) if instance.behaviour is None else f"{instance.name}<{instance.unique}>"
-        return ActorAddr(addr=host_of(instance.proc.address), proc_name=self.proc_id, actor_name=named)
+        singleton = instance.behaviour is None or instance.key == instance.name
+        uid = Uid.singleton(instance.key) if singleton else Uid(instance.name, instance.key + encode58(instance.rank, 4))
+        return ActorAddr(addr=host_of(instance.proc.address), proc_name=self.proc_id, actor_name=str(uid))
 
     @property
     def creator(self) -> CreatorInstance | None:
@@ -157,9 +158,9 @@ def _point(rank: int, view: bytes) -> Point:
     return Point(rank, extent)
 
 
-def _proc_uid(address: str) -> Uid:
+def _proc_uid(address: str, name: str) -> Uid:
     split = split_proc_name(name_of(address))
-    return Uid.singleton(name_of(address)) if split is None else Uid(f"proc-{split[1]}", split[0])
+    return Uid.singleton(name_of(address)) if split is None else Uid(f"{name}-{split[1]}", split[0])
 
 
 _clients: dict[int, Current] = {}

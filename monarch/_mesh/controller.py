@@ -43,6 +43,7 @@ from monarch._wire.message import (
     ProcStarted,
     Spawn,
     StopActor,
+    StopProc,
     StopProcs,
     decode_extent,
     encode_extent,
@@ -141,6 +142,11 @@ class OwnedProcs:
         proc = self.layer.proc
         number = proc.ports.add(acks)
         grace = settings.get("process_exit_timeout")
+        for address in self.spec.addresses:
+            try:
+                proc.post(address, StopProc(reason))
+            except PeerEnded:
+                continue
         for rank, host in enumerate(self.spec.hosts):
             try:
                 proc.post(agent_at(host), StopProcs(self.spec.uid, reason, grace, number))
@@ -158,6 +164,7 @@ class MeshLayer:
         self.ledger = Ledger()
         self.lock = threading.Lock()
         self.procs: dict[str, OwnedProcs] = {}
+        self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()
         self.fault: Callable[[MeshFailure], None] = _no_fault
@@ -217,7 +224,7 @@ class MeshLayer:
     ) -> ActorMesh[Any]:
         """Checks, encodes, and sends one Spawn to each process. Does not wait for any of them."""
         check_class(cls)
-        _arity(cls.__init__, 1).check(args, kwargs)
+        _arity(getattr(cls, "__init__"), 1).check(args, kwargs)
         running = current.get()
         owner = root() if running is None else running.instance
         proc = self.proc
@@ -391,7 +398,7 @@ class MeshLayer:
 
     def _on_probe(self, connection: Connection, probe: Probe, frame: Frame) -> None:
         instance = self.proc.actors.get(probe.key)
-        failure = self.proc.tombstone(probe.key)
+        failure = self.proc.end_of(probe.key)
         answer = Answer(probe.port, probe.rank, VALUE)
         body = _NONE
         if instance is None and failure is not None and failure.error:

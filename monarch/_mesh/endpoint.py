@@ -58,7 +58,7 @@ class EndpointProperty(Generic[P, R]):
         self._instrument = instrument
         self._concurrent = concurrent
         self._checked = checked  # whether callers check arguments against the method's signature
-        functools.update_wrapper(self, method)
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]  # any object will do
 
     @overload
     def __get__(self, obj: None, owner: Any = None) -> EndpointProperty[P, R]: ...

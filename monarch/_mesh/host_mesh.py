@@ -150,7 +150,7 @@ class HostMesh(MeshTrait):
         spec = ProcSpec(new_id(), name or "anon", hosts, labels, whole, self._executable)
         layer = here().mesh
         commands = self._commands(bootstrap_command, Extent(labels, whole), len(spec.addresses))
-        launch = launch_spec(env or {}, self._executable, gated=bootstrap is not None)
+        launch = launch_spec(spec.name, env or {}, self._executable, gated=bootstrap is not None)
         launch.binds = binds
         launches = []
         for index in range(len(hosts)):
@@ -177,6 +177,8 @@ class HostMesh(MeshTrait):
         if overlap:
             raise ValueError(f"per_host labels {overlap} overlap with host labels ({', '.join(mine)})")
         for label, size in sizes.items():
+            if not isinstance(label, str):
+                raise TypeError(f"per_host labels are strings, got {label!r}")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"per_host dimension {label!r} must have a size of 1 or more, got {size!r}")
 
@@ -246,16 +248,18 @@ def changed(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[s
     return result
 
 
-def launch_spec(env: Mapping[str, str | None], executable: str, *, gated: bool) -> LaunchSpec:
+def launch_spec(name: str, env: Mapping[str, str | None], executable: str, *, gated: bool) -> LaunchSpec:
     """What processes spawned from here and now inherit."""
     try:
         cwd = os.getcwd()
     except FileNotFoundError:
         cwd = "/"
+    paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
     return LaunchSpec(
+        name=name,
         env=changed(os.environ, env),
         cwd=cwd,
-        path=[os.path.abspath(entry) if entry else cwd for entry in sys.path],
+        path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
         config=msgspec.msgpack.encode(settings.snapshot()),
         forward_logs=bool(settings.get("enable_log_forwarding")),

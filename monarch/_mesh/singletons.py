@@ -24,21 +24,20 @@ class Controllers(Actor):
 
     def __init__(self) -> None:
         self._meshes: dict[str, Any] = {}
-        self._failures: dict[str, str] = {}
 
     @concurrent_endpoint
     async def get_or_spawn(self, name: str, Class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if name in self._failures:
-            raise RuntimeError(f"Failure on {name}: {self._failures[name]}")
-        if name not in self._meshes:
+        known = self._meshes.get(name)
+        if known is not None:
+            end = here().end_of(known._spec.key)
+            if end is not None and not end.stopped:
+                raise RuntimeError(f"Failure on {name}: {end.report}")
+        if known is None:
             owned = here().mesh.this_proc().spawn(name, Class, *args, **kwargs)
             self._meshes[name] = owned
         return self._meshes[name]
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        for name, mesh in self._meshes.items():
-            if mesh._mesh_name == failure.mesh_name:
-                self._failures[name] = failure.report()
         return True
 
 

@@ -163,13 +163,13 @@ class _ActorLoop(asyncio.SelectorEventLoop):
         super().__init__(selector)
 
     def write_to_self_pipe(self) -> None:
-        super()._write_to_self()
+        super()._write_to_self()  # type: ignore[misc]  # asyncio's, not in its stubs
 
     def _write_to_self(self) -> None:  # asyncio calls it to end a select() from another thread
         if self._mailbox_wake is not None:
             self._mailbox_wake()
         else:
-            super()._write_to_self()
+            self.write_to_self_pipe()
 
 
 class _AsyncDriver:
@@ -288,7 +288,7 @@ class _AsyncDriver:
     def _ask_to_leave(self, leave: Leave) -> None:
         if self._leave is None:
             self._leave = leave
-            if self._pump_task is not None:
+            if self._pump_task is not None and self._constructed:
                 self._pump_task.cancel()
 
     def _supervise(self, item: Supervise) -> None:

@@ -66,7 +66,7 @@ def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes,
         codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
     except Exception:
         pickled, buffers = b"", ()
-    return message.encode((where, formatted, pickled)), buffers  # type: ignore[arg-type]
+    return message.encode((where, formatted, pickled)), buffers
 
 
 def decode_answer(raw: Raw, label: str | None) -> Any:

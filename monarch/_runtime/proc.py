@@ -43,7 +43,8 @@ from monarch.config import settings
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
-Receiver = Callable[[Connection, Any, Frame], None]
+# (connection or stand-in with `remote`, message, frame)
+Receiver = Callable[[Any, Any, Frame], None]
 
 
 class Transport(Protocol):
@@ -142,9 +143,8 @@ class Proc:
             self.post(address, answer, body, buffers, lazy)
         except PeerEnded:
             if answer.sender:
-                self._bounce_here(
-                    answer.sender, f"port {answer.port} of {address}", "a port message", "its process has ended", True
-                )
+                dest = f"port {answer.port} of {address}"
+                self.bounced(Bounced(answer.sender, dest, "a port message", "its process has ended", True))
 
     def refuse(self, delivery: Delivery, failure: Failure) -> None:
         """Tells whoever sent a message that it will not be handled, and why."""
@@ -359,8 +359,10 @@ class Proc:
         if failure is not None and instance.owner_proc:
             self._post_quietly(instance.owner_proc, ActorEnded(instance.owner, failure))
 
-    def tombstone(self, key: str) -> Failure | None:
-        return self._tombstones.get(key)
+    def end_of(self, key: str) -> Failure | None:
+        """Why actor `key` of this process takes no more messages; None while it does, or when it was never here."""
+        instance = self.actors.get(key)
+        return instance.end if instance is not None else self._tombstones.get(key)
 
     # --- other processes
 
@@ -439,11 +441,8 @@ class Proc:
 class _Here:
     """Stands for the connection of a message that never left the process."""
 
-    __slots__ = ("pid", "remote")
-
     def __init__(self, address: str) -> None:
         self.remote = address
-        self.pid = os.getpid()
 
 
 def _ignore(_event: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 _ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _DIGITS = frozenset(_ALPHABET)
@@ -14,10 +15,10 @@ def new_id() -> str:
     return encode58(int.from_bytes(os.urandom(8), "little"))
 
 
-def encode58(value: int) -> str:
-    """`value` (0 <= value < 2**64) as exactly 11 base58 digits."""
+def encode58(value: int, length: int = _ID_LENGTH) -> str:
+    """`value` (0 <= value < 58**length) as exactly `length` base58 digits; 11 hold 64 bits."""
     digits = []
-    for _ in range(_ID_LENGTH):
+    for _ in range(length):
         value, digit = divmod(value, 58)
         digits.append(_ALPHABET[digit])
     return "".join(reversed(digits))
@@ -139,6 +140,10 @@ class ProcId:
         return (ProcId, (self._uid,))
 
 
+# Names are whatever programs chose, dots included; an id in angle brackets ends one.
+_ACTOR_ADDR = re.compile(r"(.*<[0-9A-Za-z]+>|[^.]*)\.(.*)@([^@]*)\Z", re.DOTALL)
+
+
 class ActorAddr:
     """Names one actor: `actor.proc@address`. Unique per actor instance; not meant to be parsed by programs."""
 
@@ -156,10 +161,10 @@ class ActorAddr:
 
     @classmethod
     def from_string(cls, text: str) -> ActorAddr:
-        names, at, addr = text.partition("@")
-        actor, dot, proc = names.partition(".")
-        if not at or not dot:
+        found = _ACTOR_ADDR.match(text)
+        if found is None:
             raise ValueError(f"invalid actor address {text!r}: expected 'actor.proc@address'")
+        actor, proc, addr = found.groups()
         return cls(addr=addr, proc_name=proc, actor_name=actor)
 
     @property

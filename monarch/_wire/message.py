@@ -158,6 +158,7 @@ class SpawnProcs(_Message, tag=20):
 class LaunchSpec(msgspec.Struct):
     """What a new process needs to know before it imports anything."""
 
+    name: str
     env: dict[str, str]
     cwd: str
     path: list[str]
@@ -180,7 +181,10 @@ class Command(msgspec.Struct):
 
 
 class StopProcs(_Message, tag=21):
-    """Stop these processes: politely for `grace` seconds, then kill. Answered by ProcsStopped on `port`."""
+    """Stop these processes: politely for `grace` seconds, then kill. Answered by ProcsStopped on `port`.
+
+    The asker sends each a StopProc itself, behind the spawns it sent them before; the agent sees to it that they end.
+    """
 
     mesh: str
     reason: str
@@ -267,11 +271,11 @@ class Flushed(_Message, tag=36):
     token: int
 
 
-# --- host agent -> its procs --------------------------------------------------------------------------------
+# --- owner, host agent -> a proc --------------------------------------------------------------------------------
 
 
 class StopProc(_Message, tag=40):
-    """Stop your actors, finish, exit."""
+    """Stop your actors, finish, exit. From the owner, or from the agent."""
 
     reason: str
 

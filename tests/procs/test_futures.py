@@ -8,7 +8,6 @@ import contextvars
 import logging
 import pickle
 import threading
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -275,7 +274,7 @@ def test_futures_have_neither_done_nor_callbacks(actor: Any) -> None:
 def test_ctrl_c_interrupts_a_waiting_get(scripts: Any) -> None:
     scripts.run(
         """
-        import signal, threading, _thread
+        import signal, threading
         from monarch.actor import Channel
 
         port, receiver = Channel.open()
@@ -284,8 +283,8 @@ def test_ctrl_c_interrupts_a_waiting_get(scripts: Any) -> None:
             waiting.get(timeout=0.01)
         except TimeoutError:
             pass
-        threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
         try:
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
             waiting.get(timeout=30)
         except KeyboardInterrupt:
             pass
@@ -415,10 +414,3 @@ def test_stop_and_initialized_are_futures_too(spawn_procs: Any) -> None:
         assert await procs.stop() is None
 
     asyncio.run(main())
-
-
-def test_waiting_does_not_spin(held: Held) -> None:
-    before = time.process_time()
-    with pytest.raises(TimeoutError):
-        held.future.get(timeout=0.5)
-    assert time.process_time() - before < 0.4
