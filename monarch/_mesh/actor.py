@@ -118,7 +118,7 @@ class UndeliverableMessageEnvelope:
 
     def report(self) -> str:
         b = self._bounced
-        return f"undeliverable message for {b.what}\n  sender: {b.sender}\n  dest: {b.dest}\n  error: {b.error}"
+        return f"undeliverable message {'for' if b.what != b.dest else 'to'} {b.what}\n  sender: {b.sender}\n  dest: {b.dest}\n  error: {b.error}"
 
     def __repr__(self) -> str:
         return f"<undeliverable {self._bounced.what} to {self._bounced.dest}>"

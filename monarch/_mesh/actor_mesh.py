@@ -44,6 +44,11 @@ class ActorSpec:
         return display_name(self.creator, self.cls, self.name, Point(rank, self.extent))
 
     @property
+    def mesh_name(self) -> str:
+        """Unique: the name given to `spawn`, and the mesh's key."""
+        return f"{self.name}-{self.key}"
+
+    @property
     def extent(self) -> Extent:
         return self.proc_mesh.extent
 
@@ -101,7 +106,7 @@ class ActorMesh(MeshTrait, Generic[A]):
 
     @property
     def _mesh_name(self) -> str:
-        return f"{self._spec.name}-{self._spec.key}"
+        return self._spec.mesh_name
 
     @property
     def _name(self) -> Future[str]:

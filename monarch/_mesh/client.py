@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from monarch._errors import ClientClosedError, UnhandledFaultError
@@ -325,6 +326,7 @@ def _raise_in_main(failure: MeshFailure, exc: BaseException) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
     _pending_fault = failure.report()
+    _end_as_interrupted()
     main = threading.main_thread()
     if main.is_alive() and main.ident is not None:
         signal.pthread_kill(main.ident, signal.SIGINT)
@@ -337,6 +339,40 @@ def _catch_faults() -> None:
         return
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _on_interrupt)
+
+
+def _end_as_interrupted() -> None:
+    """An uncaught UnhandledFaultError ends the program as an uncaught KeyboardInterrupt does: by SIGINT, status 130.
+
+    Python does so for exactly KeyboardInterrupt; for our subclass of it we do, after everything else at exit.
+    """
+    before = sys.excepthook
+
+    def excepthook(kind: type[BaseException], exc: BaseException, trace: Any) -> None:
+        global _last_word
+        before(kind, exc, trace)
+        if isinstance(exc, UnhandledFaultError):
+            _last_word = _LastWord()
+
+    sys.excepthook = excepthook
+
+
+class _LastWord:
+    """Dies when the interpreter takes its modules down, which comes after every atexit handler and the last flush."""
+
+    def __del__(
+        self,
+        signal_: Callable[..., Any] = signal.signal,
+        number: signal.Signals = signal.SIGINT,
+        default: signal.Handlers = signal.SIG_DFL,
+        kill: Callable[[int, int], None] = os.kill,
+        pid: Callable[[], int] = os.getpid,
+    ) -> None:
+        signal_(number, default)
+        kill(pid(), number)
+
+
+_last_word: _LastWord | None = None
 
 
 def _on_interrupt(number: int, stack: Any) -> None:

@@ -52,8 +52,10 @@ class MeshFacts(Protocol):
     """What the ledger needs to know of an actor mesh."""
 
     key: str
-    name: str
     addresses: Sequence[str]
+
+    @property
+    def mesh_name(self) -> str: ...
 
     def display(self, rank: int) -> str: ...
 
@@ -142,7 +144,7 @@ class Ledger:
         """The owner stops the mesh: no failure of it is told any more."""
         entry = self._entries.get(key)
         if entry is not None and entry.whole is None:
-            entry.whole = stopped_failure(entry.mesh.name, reason, key)
+            entry.whole = stopped_failure(entry.mesh.mesh_name, reason, key)
 
     def check(self, key: str, ranks: Iterable[int]) -> Failure | None:
         """Why a call to these ranks cannot succeed; None when nothing is known against it."""
@@ -173,18 +175,18 @@ def describe_exit(ended: ProcEnded) -> str:
 
 def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> Failure:
     """What becomes of the ranks of `mesh` that lived in the process that ended."""
-    shown = mesh.display(ranks[0]) if ranks else mesh.name
+    shown = mesh.display(ranks[0]) if ranks else mesh.mesh_name
     if ended.stopped or (ended.code == 0 and not ended.detail):
         status = "stopped: the process was stopped" if ended.stopped else EXIT_CLEAN
         text = f"Supervision event: actor {shown} has status:\n  {status}"
-        return Failure(text, mesh.key, mesh.name, list(ranks), text, stopped=True)
+        return Failure(text, mesh.key, mesh.mesh_name, list(ranks), text, stopped=True)
     cause = f"the process this actor was running on failed: {describe_exit(ended)}"
-    where = f"rank {', '.join(map(str, ranks))} of {mesh.name}, pid {ended.pid}, at {ended.address}"
+    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, pid {ended.pid}, at {ended.address}"
     tail = "".join(f"\n      {line}" for line in ended.tail[-_TAIL_SHOWN:])
     last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
     report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"
     return Failure(
-        report, mesh.key, mesh.name, list(ranks), f"Supervision event: actor {shown} failed: {cause} ({where})"
+        report, mesh.key, mesh.mesh_name, list(ranks), f"Supervision event: actor {shown} failed: {cause} ({where})"
     )
 
 

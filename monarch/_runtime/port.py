@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -23,12 +23,15 @@ from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Answer, Failure, ProcEnded
 
 if TYPE_CHECKING:
+    from monarch._runtime.instance import Instance
     from monarch._runtime.proc import Proc
 
 T = TypeVar("T")
 
 # (rank, kind, body, buffers) as they came; decoded by whoever observes them.
 Raw = tuple[int, int, Buffer, Sequence[Buffer]]
+
+_ENDED_KEPT = 10_000
 
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
@@ -91,11 +94,11 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
 class Ports:
     """The table. `receive` is called on the I/O thread, or by a local sender."""
 
-    __slots__ = ("_entries", "_numbers", "_proc")
+    __slots__ = ("_ended", "_entries", "_numbers")
 
-    def __init__(self, proc: Proc) -> None:
-        self._proc = proc
+    def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._ended: OrderedDict[int, None] = OrderedDict()  # ports whose actor ended, the last few thousand
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
@@ -116,6 +119,18 @@ class Ports:
         entry.receive(raw)
         return True
 
+    def actor_ended(self, instance: Instance) -> None:
+        """The ports it opened are closed: who still sends there is told."""
+        for entry in list(self._entries.values()):
+            if entry.owner is instance:
+                entry.close()
+                self._ended[entry.number] = None
+                if len(self._ended) > _ENDED_KEPT:
+                    self._ended.popitem(last=False)
+
+    def belonged_to_ended_actor(self, number: int) -> bool:
+        return number in self._ended
+
     def process_ended(self, ended: ProcEnded) -> None:
         """Fails whatever still waits for an answer from that process."""
         for entry in list(self._entries.values()):
@@ -132,7 +147,7 @@ class Ports:
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("number", "table", "target", "timer")
+    __slots__ = ("number", "owner", "table", "target", "timer")
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
@@ -140,6 +155,7 @@ class Entry(Source):
         self.table: dict[int, Entry] = {}
         self.target = target
         self.timer: Any = None
+        self.owner: Instance | None = None  # the actor that opened the port
 
     def receive(self, raw: Raw) -> None:
         raise NotImplementedError
@@ -501,7 +517,7 @@ class Channel(Generic[T]):
     def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
         """A pair; `once`: for exactly one message."""
         proc = here()
-        queue = Queue(limit=1 if once else 0)
+        queue = _open_queue(once)
         port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
         return port, PortReceiver(queue, once)
 
@@ -509,9 +525,17 @@ class Channel(Generic[T]):
     def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
         """A pair whose receiver gets `(rank, value)`."""
         proc = here()
-        queue = Queue(limit=1 if once else 0)
+        queue = _open_queue(once)
         port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
         return port, RankedPortReceiver(queue, once)
+
+
+def _open_queue(once: bool) -> Queue:
+    queue = Queue(limit=1 if once else 0)
+    running = current.get()
+    if running is not None:
+        queue.owner = running.instance
+    return queue
 
 
 codec.forbid(Future, "it belongs to this process; send its result")

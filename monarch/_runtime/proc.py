@@ -63,7 +63,7 @@ class Proc:
         self.host = host_of(address)
         self.pid = os.getpid()
         self.loop = loop
-        self.ports = Ports(self)
+        self.ports = Ports()
         self.actors: dict[str, Instance] = {}
         self.receivers: dict[type, Receiver] = {}
         self.process_ended: Callable[[ProcEnded], None] = _ignore
@@ -258,12 +258,12 @@ class Proc:
 
     def _on_answer(self, answer: Answer, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
         if not self.ports.receive(answer.port, (answer.rank, answer.kind, body, buffers)) and answer.sender:
-            self._post_quietly(
-                remote,
-                Bounced(
-                    answer.sender, f"port {answer.port} of {self.address}", "a port message", "its receiver is gone", True
-                ),
-            )
+            dest = f"port {answer.port} of {self.address}"
+            if self.ports.belonged_to_ended_actor(answer.port):
+                bounced = Bounced(answer.sender, dest, dest, "the actor that opened it has ended", False)
+            else:
+                bounced = Bounced(answer.sender, dest, dest, "its receiver is gone", True)
+            self._post_quietly(remote, bounced)
 
     def _on_other(self, connection: Connection, msg: Any, frame: Frame) -> None:
         kind = type(msg)
@@ -356,6 +356,7 @@ class Proc:
             self._tombstones[instance.key] = instance.end or failure or Failure("ended", stopped=True)
             if len(self._tombstones) > _TOMBSTONES:
                 self._tombstones.popitem(last=False)
+        self.ports.actor_ended(instance)
         if failure is not None and instance.owner_proc:
             self._post_quietly(instance.owner_proc, ActorEnded(instance.owner, failure))
 

@@ -226,7 +226,9 @@ def _actor_with(name: str) -> Any:
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_an_endpoint_cannot_have_the_name_of_a_mesh_attribute(proc: ProcMesh, name: str) -> None:
-    with pytest.raises(ValueError, match=f"ActorMesh has an attribute that collides with an endpoint name.*{name}"):
+    with pytest.raises(
+        ValueError, match=f"ActorMesh has an attribute that collides with an endpoint name.*{name}"
+    ):
         proc.spawn("named", _actor_with(name))
 
 
@@ -352,7 +354,9 @@ def test_as_endpoint_gives_a_method_every_adverb(procs2: ProcMesh) -> None:
 
 def test_as_endpoint_takes_methods_of_actor_meshes_only(proc: ProcMesh) -> None:
     for thing in (print, Cell.plain, proc.spawn("cell", Cell).get, 3):
-        with pytest.raises(ValueError, match="expected an method of a spawned actor|expected a method of a spawned"):
+        with pytest.raises(
+            ValueError, match="expected an method of a spawned actor|expected a method of a spawned"
+        ):
             as_endpoint(thing)  # type: ignore[arg-type]
 
 
@@ -496,7 +500,9 @@ def test_a_sync_endpoint_may_run_a_loop_of_its_own(proc: ProcMesh) -> None:
 def test_get_warns_where_a_loop_runs_and_only_there(proc: ProcMesh) -> None:
     cell = proc.spawn("cell", Cell)
     assert proc.spawn("threads", SyncThreads).warnings_of_get.call_one(cell).get(timeout=TIMEOUT) == 0
-    ((category, text),) = proc.spawn("threads", AsyncThreads).warnings_of_get.call_one(cell).get(timeout=TIMEOUT)
+    ((category, text),) = (
+        proc.spawn("threads", AsyncThreads).warnings_of_get.call_one(cell).get(timeout=TIMEOUT)
+    )
     assert category == "UserWarning"
     assert "Future.get() was called from within an active event loop" in text
 
@@ -533,7 +539,9 @@ class MixedHooksOther(Actor):
         Path(self.path).write_text(f"sync cleanup {exc}")
 
 
-@pytest.mark.parametrize(("kind", "text"), [(MixedHooks, "async cleanup None"), (MixedHooksOther, "sync cleanup None")])
+@pytest.mark.parametrize(
+    ("kind", "text"), [(MixedHooks, "async cleanup None"), (MixedHooksOther, "sync cleanup None")]
+)
 def test_hooks_and_endpoints_may_be_of_different_kinds(
     proc: ProcMesh, tmp_path: Path, kind: type[MixedHooks], text: str
 ) -> None:
@@ -769,7 +777,11 @@ def test_an_instance_is_not_a_mesh(proc: ProcMesh) -> None:
 
 
 def test_every_actor_has_a_logger_of_its_class(proc: ProcMesh) -> None:
-    assert proc.spawn("inside", Inside).logger_facts.call_one().get(timeout=TIMEOUT) == ("Inside", logging.DEBUG, True)
+    assert proc.spawn("inside", Inside).logger_facts.call_one().get(timeout=TIMEOUT) == (
+        "Inside",
+        logging.DEBUG,
+        True,
+    )
 
 
 # --- hooks
@@ -778,7 +790,12 @@ def test_every_actor_has_a_logger_of_its_class(proc: ProcMesh) -> None:
 class InitFacts(Actor):
     def __init__(self) -> None:
         at = context()
-        self.facts = (dict(current_rank()), dict(at.actor_instance.rank), at.message_rank.rank, at.actor_instance.name)
+        self.facts = (
+            dict(current_rank()),
+            dict(at.actor_instance.rank),
+            at.message_rank.rank,
+            at.actor_instance.name,
+        )
 
     @endpoint
     async def get(self) -> Any:
@@ -883,7 +900,9 @@ def test_cleanup_of_a_failed_actor_gets_an_exception(proc: ProcMesh, journal: Pa
     assert journal.read_text().splitlines() == ["me init", "me cleanup Exception"]
 
 
-def test_an_actor_whose_constructor_failed_is_not_cleaned_up(proc: ProcMesh, journal: Path, faults: Any) -> None:
+def test_an_actor_whose_constructor_failed_is_not_cleaned_up(
+    proc: ProcMesh, journal: Path, faults: Any
+) -> None:
     mesh = proc.spawn("journal", Journal, str(journal), fail=True)
     with pytest.raises(SupervisionError, match="in the constructor"):
         mesh.get.call_one().get(timeout=TIMEOUT)
@@ -928,7 +947,9 @@ def test_an_endless_cleanup_is_cut_short(spawn_procs: Any, tmp_path: Path, fault
 # --- stopping
 
 
-def test_stop_cancels_the_async_endpoint_in_progress_and_drops_the_queue(proc: ProcMesh, journal: Path) -> None:
+def test_stop_cancels_the_async_endpoint_in_progress_and_drops_the_queue(
+    proc: ProcMesh, journal: Path
+) -> None:
     mesh = proc.spawn("journal", Journal, str(journal))
     held, _release = entered(mesh)
     queued = mesh.note.call_one("never")
@@ -995,7 +1016,9 @@ def test_references_cannot_be_stopped(procs2: ProcMesh) -> None:
         cloudpickle.loads(cloudpickle.dumps(mesh)),
     ]
     for reference in references:
-        with pytest.raises(NotImplementedError, match="Cannot call stop on an ActorMeshRef, requires an owned ActorMesh"):
+        with pytest.raises(
+            NotImplementedError, match="Cannot call stop on an ActorMeshRef, requires an owned ActorMesh"
+        ):
             reference.stop().get(timeout=TIMEOUT)
     assert mesh.get.call().get(timeout=TIMEOUT).values() == [0, 0]
 

@@ -164,7 +164,10 @@ def test_messages_leave_when_the_adverb_is_called(workers: Any) -> None:
     workers.note.call("call")
     workers.note.stream("stream")
     workers.slice(a=0, b=0).note.call_one("call_one")
-    assert workers.notes.call().get(timeout=TIMEOUT).values() == [["call", "stream", "call_one"]] + [["call", "stream"]] * 3
+    assert (
+        workers.notes.call().get(timeout=TIMEOUT).values()
+        == [["call", "stream", "call_one"]] + [["call", "stream"]] * 3
+    )
 
 
 def test_ranks_do_not_share_the_objects_they_answered(workers: Any) -> None:
@@ -496,7 +499,9 @@ def test_ranks_in_a_renamed_view_have_its_labels(workers: Any) -> None:
 
 def test_ranks_in_a_flattened_view_are_in_one_line(workers: Any) -> None:
     seen = workers.flatten("rank").where.call().get(timeout=TIMEOUT).values()
-    assert [(rank, here, sizes) for rank, here, sizes, _ in seen] == [(n, {"rank": n}, {"rank": 4}) for n in range(4)]
+    assert [(rank, here, sizes) for rank, here, sizes, _ in seen] == [
+        (n, {"rank": n}, {"rank": 4}) for n in range(4)
+    ]
     assert seen[2][3] == {"a": 1, "b": 0}
 
 

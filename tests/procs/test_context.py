@@ -145,7 +145,9 @@ def test_an_actor_knows_its_name_class_and_place(procs2: ProcMesh) -> None:
 
 
 def test_the_repr_of_an_instance_is_its_line_of_creators(procs2: ProcMesh, proc: ProcMesh) -> None:
-    first, second = [f["repr"] for f in procs2.spawn("counter", Self).facts.call().get(timeout=TIMEOUT).values()]
+    first, second = [
+        f["repr"] for f in procs2.spawn("counter", Self).facts.call().get(timeout=TIMEOUT).values()
+    ]
     assert first.startswith("<root>.<") and first.endswith("Self counter{'gpus': 0/2}>")
     assert second.endswith("Self counter{'gpus': 1/2}>")
     assert proc.spawn("single", Self).facts.call_one().get(timeout=TIMEOUT)["repr"].endswith("Self single>")
@@ -163,7 +165,10 @@ def test_an_actor_knows_who_spawned_it(spawn_procs: Any) -> None:
 
 def test_ids_differ_between_actors_and_stay_the_same(procs2: ProcMesh) -> None:
     first, second = procs2.spawn("same", Self), procs2.spawn("same", Self)
-    ids = [*first.actor_id.call().get(timeout=TIMEOUT).values(), *second.actor_id.call().get(timeout=TIMEOUT).values()]
+    ids = [
+        *first.actor_id.call().get(timeout=TIMEOUT).values(),
+        *second.actor_id.call().get(timeout=TIMEOUT).values(),
+    ]
     assert len(set(ids)) == 4 and len({str(i) for i in ids}) == 4
     again = first.actor_id.call().get(timeout=TIMEOUT).values()
     assert again == ids[:2] and hash(again[0]) == hash(ids[0])
@@ -205,7 +210,10 @@ def test_a_bare_thread_of_an_actor_is_told_how_to_get_a_context(proc: ProcMesh) 
 
 def test_a_thread_takes_the_context_along(procs2: ProcMesh) -> None:
     mesh = procs2.spawn("self", Self)
-    assert mesh.in_a_thread_with_copied_context.call().get(timeout=TIMEOUT).values() == [{"gpus": 0}, {"gpus": 1}]
+    assert mesh.in_a_thread_with_copied_context.call().get(timeout=TIMEOUT).values() == [
+        {"gpus": 0},
+        {"gpus": 1},
+    ]
     other = mesh.slice(gpus=1)
     found = mesh.slice(gpus=0).in_a_thread_with_bound_context.call_one(other).get(timeout=TIMEOUT)
     assert found == ({}, "from a thread")

@@ -82,7 +82,9 @@ class Frail(Actor):
 
     @endpoint
     async def raise_base(self, name: str) -> None:
-        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[name]("base")
+        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[
+            name
+        ]("base")
 
     @endpoint
     async def generator(self) -> Any:
@@ -117,7 +119,9 @@ class SyncFrail(Actor):
 
     @endpoint
     def raise_base(self, name: str) -> None:
-        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[name]("base")
+        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[
+            name
+        ]("base")
 
     @endpoint
     def alive(self) -> str:
@@ -150,7 +154,11 @@ def test_an_actor_error_shows_the_remote_traceback(one: Any) -> None:
     assert error.message == "Actor call frail.fail failed."
     assert isinstance(error.exception, ValueError) and error.exception.args == ("broken",)
     assert str(error).startswith("Actor call frail.fail failed.\n ")
-    for text in ("Traceback of where the remote call failed (most recent call last):", "in fail", "ValueError: broken"):
+    for text in (
+        "Traceback of where the remote call failed (most recent call last):",
+        "in fail",
+        "ValueError: broken",
+    ):
         assert text in str(error) and text in error.exception_formatted
     assert error.__cause__ is None
 
@@ -227,7 +235,9 @@ def test_a_failed_rank_fails_every_view_that_has_it_and_no_other(frail: Any, fau
     assert faults.rest() == []
 
 
-def test_other_actors_of_the_process_go_on_and_new_ones_can_be_made(procs2: ProcMesh, frail: Any, faults: Any) -> None:
+def test_other_actors_of_the_process_go_on_and_new_ones_can_be_made(
+    procs2: ProcMesh, frail: Any, faults: Any
+) -> None:
     other = procs2.spawn("other", Frail)
     frail.fail.broadcast()
     faults.next()
@@ -255,7 +265,9 @@ def test_a_call_behind_the_failure_fails_with_its_report(one: Any, faults: Any) 
 
 @pytest.mark.parametrize("kind", [Frail, SyncFrail])
 @pytest.mark.parametrize("name", ["SystemExit", "KeyboardInterrupt", "custom"])
-def test_a_base_exception_is_a_failure_of_the_actor(procs2: ProcMesh, faults: Any, kind: type[Frail], name: str) -> None:
+def test_a_base_exception_is_a_failure_of_the_actor(
+    procs2: ProcMesh, faults: Any, kind: type[Frail], name: str
+) -> None:
     mesh = procs2.slice(gpus=0).spawn("frail", kind)
     with pytest.raises(SupervisionError):
         mesh.raise_base.call_one(name).get(timeout=TIMEOUT)
@@ -512,7 +524,9 @@ UNHANDLED = """
 
 
 @pytest.mark.parametrize(
-    "wait", ["receiver.recv().get(timeout=30)", "__import__('time').sleep(30)"], ids=["in our wait", "in another wait"]
+    "wait",
+    ["receiver.recv().get(timeout=30)", "__import__('time').sleep(30)"],
+    ids=["in our wait", "in another wait"],
 )
 def test_an_unhandled_failure_ends_the_program_and_explains_itself(scripts: Any, wait: str) -> None:
     done = scripts.run(UNHANDLED.replace("WAIT", wait), check=False)

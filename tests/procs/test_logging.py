@@ -223,7 +223,11 @@ def test_the_level_of_the_processes_can_be_set(scripts: Any) -> None:
         )
     )
     lines = done.stdout.splitlines()
-    assert "True" in lines and not any("below" in line for line in lines) and any("above" in line for line in lines)
+    assert (
+        "True" in lines
+        and not any("below" in line for line in lines)
+        and any("above" in line for line in lines)
+    )
 
 
 # --- forwarding
@@ -256,7 +260,10 @@ def test_forwarded_output_is_still_shown_as_it_is(scripts: Any) -> None:
             """
         )
     )
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == ["rank 0", "rank 1"]
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("rank")) == [
+        "rank 0",
+        "rank 1",
+    ]
     assert "to stderr" in done.stderr.splitlines()
     assert streamed(done.stdout) == []
 

@@ -131,7 +131,8 @@ def test_what_is_sent_is_a_copy() -> None:
 def test_ports_travel_and_keep_the_order_of_each_sender(senders: Any) -> None:
     port, receiver = Channel[Any].open()
     calls = [
-        senders.slice(gpus=n).emit.call_one(port, [(n, i, b"x" * (i % 7) * 20_000) for i in range(50)]) for n in range(2)
+        senders.slice(gpus=n).emit.call_one(port, [(n, i, b"x" * (i % 7) * 20_000) for i in range(50)])
+        for n in range(2)
     ]
     got = [receiver.recv().get(timeout=TIMEOUT) for _ in range(100)]
     for n in range(2):
@@ -315,7 +316,11 @@ def test_under_send_any_number_of_answers_arrives(senders: Any) -> None:
 
 
 def test_an_exception_for_the_port_is_raised_unwrapped(senders: Any, one: Any) -> None:
-    for future in (senders.answer_error.call(), one.answer_error.call_one(), next(iter(one.answer_error.stream()))):
+    for future in (
+        senders.answer_error.call(),
+        one.answer_error.call_one(),
+        next(iter(one.answer_error.stream())),
+    ):
         with pytest.raises(KeyError, match="as it is"):
             future.get(timeout=TIMEOUT)
     assert one.alive.call_one().get(timeout=TIMEOUT) == "alive"

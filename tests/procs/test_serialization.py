@@ -276,7 +276,9 @@ def unsendable(mirror: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("what", ["future", "receiver", "endpoint", "context", "lock", "generator", "socket"])
-def test_what_belongs_to_a_process_is_refused_at_the_call(mirror: Any, unsendable: dict[str, Any], what: str) -> None:
+def test_what_belongs_to_a_process_is_refused_at_the_call(
+    mirror: Any, unsendable: dict[str, Any], what: str
+) -> None:
     thing = unsendable[what]
     for argument in (thing, {"deep": [thing]}):
         with pytest.raises(TypeError):
@@ -288,7 +290,9 @@ def test_what_belongs_to_a_process_is_refused_at_the_call(mirror: Any, unsendabl
 @pytest.mark.parametrize(
     ("what", "name"), [("future", "Future"), ("receiver", "PortReceiver"), ("endpoint", "echo")]
 )
-def test_the_error_names_what_cannot_be_sent(mirror: Any, unsendable: dict[str, Any], what: str, name: str) -> None:
+def test_the_error_names_what_cannot_be_sent(
+    mirror: Any, unsendable: dict[str, Any], what: str, name: str
+) -> None:
     with pytest.raises(TypeError, match=name):
         mirror.echo.call_one(unsendable[what])
 
