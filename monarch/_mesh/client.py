@@ -349,30 +349,24 @@ def _end_as_interrupted() -> None:
     before = sys.excepthook
 
     def excepthook(kind: type[BaseException], exc: BaseException, trace: Any) -> None:
-        global _last_word
         before(kind, exc, trace)
         if isinstance(exc, UnhandledFaultError):
-            _last_word = _LastWord()
+            atexit.register(_die_interrupted)  # the last registered runs first
 
     sys.excepthook = excepthook
 
 
-class _LastWord:
-    """Dies when the interpreter takes its modules down, which comes after every atexit handler and the last flush."""
-
-    def __del__(
-        self,
-        signal_: Callable[..., Any] = signal.signal,
-        number: signal.Signals = signal.SIGINT,
-        default: signal.Handlers = signal.SIG_DFL,
-        kill: Callable[[int, int], None] = os.kill,
-        pid: Callable[[], int] = os.getpid,
-    ) -> None:
-        signal_(number, default)
-        kill(pid(), number)
-
-
-_last_word: _LastWord | None = None
+def _die_interrupted() -> None:
+    """Runs every other atexit handler, then dies by SIGINT."""
+    atexit.unregister(_die_interrupted)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):  # closed, or None
+            continue
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def _on_interrupt(number: int, stack: Any) -> None:

@@ -47,9 +47,13 @@ class Loop:
     raises is reported to `on_error` and the loop goes on.
     """
 
-    def __init__(self, name: str = "monarch-io", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, name: str = "monarch-io", clock: Callable[[], float] = time.monotonic, virtual: bool = False
+    ) -> None:
+        """`virtual`: the clock stands still but for `wake` calls, so the loop never sleeps towards a timer."""
         self.name = name
         self.now = clock
+        self.virtual = virtual
         self.on_error: Callable[[BaseException], None] = _report
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -169,14 +173,22 @@ class Loop:
     def _timeout(self) -> float | None:
         if self._soon or self._stopped:
             return 0
+        when = self.next_timer()
+        if when is None:
+            return None
+        left = when - self.now()
+        if self.virtual:
+            return None if left > 0 else 0
+        return max(0.0, left)
+
+    def next_timer(self) -> float | None:
+        """On the loop's thread: when the next timer is due."""
         while self._new_timers:
             timer = self._new_timers.popleft()
             heapq.heappush(self._timers, (timer.when, next(self._order), timer))
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
-        if not self._timers:
-            return None
-        return max(0.0, self._timers[0][0] - self.now())
+        return self._timers[0][0] if self._timers else None
 
     def _run_soon(self) -> None:
         for _ in range(len(self._soon)):

@@ -412,6 +412,15 @@ class Proc:
         """Answers everybody who waits, closes every connection, ends the I/O thread. `error` is for later users."""
         if self.closed is not None:
             return
+        self.disconnect(error)
+        if self.loop.in_loop():
+            self.loop.stop()
+        else:
+            self.loop.call_soon(lambda: self.loop.call_soon(self.loop.stop))
+            self.loop.join(5.0)
+
+    def disconnect(self, error: BaseException) -> None:
+        """`close` for a Proc whose loop serves others as well."""
         self.closed = error
         self.ports.close_all(Failure(str(error), stopped=True))
         if self.transport is not None:
@@ -420,11 +429,6 @@ class Proc:
             connection = peer.connection
             if connection is not None:
                 connection.close("this process is closing")
-        if self.loop.in_loop():
-            self.loop.stop()
-        else:
-            self.loop.call_soon(lambda: self.loop.call_soon(self.loop.stop))
-            self.loop.join(5.0)
 
     def forked(self) -> None:
         """In a child made by `os.fork`: the links are the parent's. Lets go of the descriptors without a word."""

@@ -1,4 +1,4 @@
-"""Real processes for the tests of this folder. Procs are dear, so they are shared by the session; actors are cheap.
+"""Real processes for the tests of this folder. Procs are dear, so the session shares them; actors are cheap.
 
 Tests that need a client of their own (exits, output, `__main__`) run a program through the `scripts` fixture.
 """
@@ -137,7 +137,7 @@ def spawn_procs(host: HostMesh) -> Iterator[Any]:
 
 
 class Watch:
-    """Processes by descriptor, so that their end is waited for without polling and a reused pid fools nobody."""
+    """Processes by descriptor: their end is waited for without polling, and a reused pid fools nobody."""
 
     def __init__(self, pids: list[int]) -> None:
         self._open: dict[int, int] = {}

@@ -192,7 +192,7 @@ def test_choose_runs_on_one_rank_and_in_time_on_all(workers: Any) -> None:
     for n in range(20):
         workers.note.choose(n).get(timeout=TIMEOUT)
     notes = workers.notes.call().get(timeout=TIMEOUT).values()
-    assert sorted(sum(notes, [])) == list(range(20))
+    assert sorted(n for log in notes for n in log) == list(range(20))
 
 
 def test_choose_sees_the_chosen_point_of_the_view(workers: Any) -> None:

@@ -74,6 +74,18 @@ class Self(Actor):
         return await asyncio.to_thread(lambda: dict(current_rank()))
 
     @endpoint
+    async def echo(self, value: Any) -> Any:
+        return value
+
+    @endpoint
+    async def kid(self) -> tuple[str, Any]:
+        kid = this_host().spawn_procs({"gpus": 2}).spawn("kid", Self)
+        one = kid.slice(gpus=1)
+        return (await one.facts.call_one())["repr"], await one.creator.call_one()
+
+
+class Threads(Actor):
+    @endpoint
     def in_a_bare_thread(self) -> str:
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             error = pool.submit(context).exception(TIMEOUT)
@@ -91,16 +103,6 @@ class Self(Actor):
 
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             return pool.submit(bind_context(work), "from a thread").result(TIMEOUT)
-
-    @endpoint
-    async def echo(self, value: Any) -> Any:
-        return value
-
-    @endpoint
-    async def kid(self) -> tuple[str, Any]:
-        kid = this_host().spawn_procs({"gpus": 2}).spawn("kid", Self)
-        one = kid.slice(gpus=1)
-        return (await one.facts.call_one())["repr"], await one.creator.call_one()
 
 
 # --- the client
@@ -203,18 +205,18 @@ def test_asyncio_to_thread_inherits_the_context(procs2: ProcMesh) -> None:
 
 
 def test_a_bare_thread_of_an_actor_is_told_how_to_get_a_context(proc: ProcMesh) -> None:
-    said = proc.spawn("self", Self).in_a_bare_thread.call_one().get(timeout=TIMEOUT)
+    said = proc.spawn("threads", Threads).in_a_bare_thread.call_one().get(timeout=TIMEOUT)
     assert said.startswith("RuntimeError")
     assert "copy_context" in said and "bind_context" in said
 
 
 def test_a_thread_takes_the_context_along(procs2: ProcMesh) -> None:
-    mesh = procs2.spawn("self", Self)
+    mesh = procs2.spawn("threads", Threads)
     assert mesh.in_a_thread_with_copied_context.call().get(timeout=TIMEOUT).values() == [
         {"gpus": 0},
         {"gpus": 1},
     ]
-    other = mesh.slice(gpus=1)
+    other = procs2.slice(gpus=1).spawn("self", Self)
     found = mesh.slice(gpus=0).in_a_thread_with_bound_context.call_one(other).get(timeout=TIMEOUT)
     assert found == ({}, "from a thread")
 
@@ -267,7 +269,8 @@ def test_shutdown_context_ends_every_process_and_may_be_called_again(scripts: An
 def test_the_host_timeout_of_shutdown_context_is_checked(scripts: Any, timeout: str) -> None:
     scripts.run(
         f"""
-        from monarch.actor import shutdown_context
+        from monarch.actor import context, shutdown_context
+        context()
         try:
             shutdown_context(host_timeout={timeout})
         except ValueError:

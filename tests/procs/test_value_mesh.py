@@ -55,7 +55,7 @@ def test_item_without_a_dimension_is_a_key_error_with_its_name(grid: ValueMesh[A
 
 
 def test_item_with_an_unknown_dimension_is_a_key_error(grid: ValueMesh[Any]) -> None:
-    with pytest.raises(KeyError, match="item has extra dimensions.*racks"):
+    with pytest.raises(KeyError, match=r"item has extra dimensions.*racks"):
         grid.item(hosts=0, gpus=0, racks=0)
 
 

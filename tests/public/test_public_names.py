@@ -11,28 +11,34 @@ from typing import Any
 
 import pytest
 
+# ruff: noqa: SIM905 - words in a text are easier to compare with a page of documentation than a list literal
+
 # What programs written for upstream import from `monarch.actor`.
 ACTOR = """
-    Accumulator Actor ActorError as_endpoint attach attach_to_workers Channel ChannelTransport concurrent_endpoint config
-    context Context current_actor_name current_rank current_size debug_controller default_bootstrap_cmd enable_transport
-    endpoint Endpoint Extent Future get_meter get_or_spawn_controller HostMesh hosts_from_config MeshFailure Point Port
-    PortReceiver ProcId ProcMesh returns_future run_worker_loop_forever run_worker_loop_until_shutdown send
-    shutdown_context span start_worker_loop_forever this_host this_proc traced Uid unhandled_fault_hook ValueMesh
+    Accumulator Actor ActorError as_endpoint attach attach_to_workers Channel ChannelTransport
+    concurrent_endpoint config context Context current_actor_name current_rank current_size
+    debug_controller default_bootstrap_cmd enable_transport endpoint Endpoint Extent Future
+    get_meter get_or_spawn_controller HostMesh hosts_from_config MeshFailure Point Port PortReceiver
+    ProcId ProcMesh returns_future run_worker_loop_forever run_worker_loop_until_shutdown send
+    shutdown_context span start_worker_loop_forever this_host this_proc traced Uid
+    unhandled_fault_hook ValueMesh
 """.split()
 
 # What they need and did not find there.
 MORE = """
-    ActorMesh SupervisionError EndpointProperty UnhandledFaultError bind_context proc_mesh local_proc_mesh
-    register_proc_mesh_spawn_callback unregister_proc_mesh_spawn_callback get_active_proc_meshes
+    ActorMesh SupervisionError EndpointProperty UnhandledFaultError bind_context proc_mesh
+    local_proc_mesh register_proc_mesh_spawn_callback unregister_proc_mesh_spawn_callback
+    get_active_proc_meshes
 """.split()
 
 TOP = """
-    Extent Shape NDSlice configure configured get_global_config get_runtime_config clear_runtime_config
+    Extent Shape NDSlice configure configured get_global_config get_runtime_config
+    clear_runtime_config
 """.split()
 
 CONFIG = """
-    configure configured get_global_config get_runtime_config clear_runtime_config Encoding parametrize_config
-    parametrize_config_pointwise
+    configure configured get_global_config get_runtime_config clear_runtime_config Encoding
+    parametrize_config parametrize_config_pointwise
 """.split()
 
 
@@ -96,7 +102,8 @@ def test_star_import_works() -> None:
 def test_importing_loads_neither_torch_nor_numpy_and_starts_nothing(module: str) -> None:
     code = (
         f"import sys, threading, {module}\n"
-        "print([name for name in ('torch', 'numpy', 'IPython') if name in sys.modules], threading.active_count())"
+        "loaded = [name for name in ('torch', 'numpy', 'IPython') if name in sys.modules]\n"
+        "print(loaded, threading.active_count())"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
@@ -128,7 +135,11 @@ def test_the_switch_for_log_prefixes_is_on() -> None:
 
 
 def test_the_default_fault_hook_ends_the_program() -> None:
-    code = "import monarch.actor as m\ntry:\n m.unhandled_fault_hook(None)\nexcept SystemExit as e:\n print(e.code)"
+    code = (
+        "import monarch.actor\n"
+        "try:\n    monarch.actor.unhandled_fault_hook(None)\n"
+        "except SystemExit as exc:\n    print(exc.code)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )

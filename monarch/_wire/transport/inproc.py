@@ -16,22 +16,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from monarch._wire.frame import Buffer, Decoder, Frame, FrameError
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor
 
-_STALLED = "the other process closed the connection"
+_GONE = "the other process closed the connection"
 
 
-class Rule(Protocol):
-    """What becomes of the frames of a path; made by Network, ended by `end`."""
-
-    def end(self) -> None: ...
-
-
-class _Rule:
-    """`delay`: least and most seconds; `drop`, `duplicate`: share of the frames; `hold`: nothing passes until `end`."""
+class Rule:
+    """What becomes of the frames of the paths that match; made by Network's methods. A context manager that ends itself."""
 
     def __init__(
         self,
@@ -59,7 +53,7 @@ class _Rule:
         """The rule holds no more: what it held back is delivered, in order. May be called again."""
         self._network.remove(self)
 
-    def __enter__(self) -> _Rule:
+    def __enter__(self) -> Rule:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -85,7 +79,7 @@ class Network:
         self.seed = seed
         self._lock = threading.RLock()
         self._listening: dict[str, InprocTransport] = {}
-        self._rules: list[_Rule] = []
+        self._rules: list[Rule] = []
         self._paths: set[_Path] = set()
         self._taps: list[Callable[[Sent], None]] = []
 
@@ -105,11 +99,11 @@ class Network:
 
     # --- disturbances
 
-    def hold(self, source: str = "*", target: str = "*") -> _Rule:
+    def hold(self, source: str = "*", target: str = "*") -> Rule:
         """Frames from `source` to `target` wait until the rule ends. Their bytes count as queued at the sender."""
-        return self._add(_Rule(self, source, target, hold=True))
+        return self._add(Rule(self, source, target, hold=True))
 
-    def delay(self, least: float, most: float | None = None, source: str = "*", target: str = "*") -> _Rule:
+    def delay(self, least: float, most: float | None = None, source: str = "*", target: str = "*") -> Rule:
         """Frames take `least` to `most` seconds (default: always `least`). Those of one connection stay in order.
 
         ValueError unless 0 <= least <= most.
@@ -117,15 +111,15 @@ class Network:
         most = least if most is None else most
         if not 0 <= least <= most:
             raise ValueError(f"a delay needs 0 <= least <= most seconds, got {least!r} and {most!r}")
-        return self._add(_Rule(self, source, target, delay=(least, most)))
+        return self._add(Rule(self, source, target, delay=(least, most)))
 
-    def drop(self, share: float = 1.0, source: str = "*", target: str = "*") -> _Rule:
+    def drop(self, share: float = 1.0, source: str = "*", target: str = "*") -> Rule:
         """That share of the frames is lost, as no Unix socket would do it. ValueError unless 0 <= share <= 1."""
-        return self._add(_Rule(self, source, target, drop=_share(share)))
+        return self._add(Rule(self, source, target, drop=_share(share)))
 
-    def duplicate(self, share: float = 1.0, source: str = "*", target: str = "*") -> _Rule:
+    def duplicate(self, share: float = 1.0, source: str = "*", target: str = "*") -> Rule:
         """That share of the frames arrives twice. ValueError unless 0 <= share <= 1."""
-        return self._add(_Rule(self, source, target, duplicate=_share(share)))
+        return self._add(Rule(self, source, target, duplicate=_share(share)))
 
     def cut(self, source: str = "*", target: str = "*") -> int:
         """Breaks every connection between the two, whichever dialled; returns how many. Frames under way are lost, both
@@ -154,12 +148,12 @@ class Network:
         with self._lock:
             return sum(path.due_now() for path in self._paths)
 
-    def _add(self, rule: _Rule) -> _Rule:
+    def _add(self, rule: Rule) -> Rule:
         with self._lock:
             self._rules.append(rule)
         return rule
 
-    def remove(self, rule: _Rule) -> None:
+    def remove(self, rule: Rule) -> None:
         with self._lock:
             if rule not in self._rules:
                 return
@@ -170,7 +164,7 @@ class Network:
 
     # --- for connections
 
-    def rules(self, source: str, target: str) -> list[_Rule]:
+    def rules(self, source: str, target: str) -> list[Rule]:
         with self._lock:
             return [rule for rule in self._rules if rule.matches(source, target)]
 
@@ -326,7 +320,7 @@ class InprocConnection:
     def received(self, data: bytes, path: _Path) -> None:
         """On our loop: the bytes of one frame, or the end."""
         if not data:
-            self._lose(_STALLED, say=False)
+            self._lose(_GONE, say=False)
             return
         frames: list[Frame] = []
         view = memoryview(data)
