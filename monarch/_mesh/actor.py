@@ -18,6 +18,7 @@ from monarch._errors import MessageTooLargeError, format_remote
 from monarch._mesh import supervision
 from monarch._mesh.endpoint import EndpointProperty
 from monarch._mesh.supervision import MeshFailure
+from monarch._runtime import instrument
 from monarch._runtime.context import Current, current
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort, encode_error
@@ -136,6 +137,8 @@ class _Method:
         self.explicit = prop is not None and prop._user_port
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = inspect.iscoroutinefunction(self.fn)
+        if prop is not None and prop._instrument:
+            self.fn = instrument.instrumented(self.fn, name)
 
 
 class ActorBehaviour:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import resource
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import msgspec
 
 from monarch._mesh import launch, logs, zygote
 from monarch._mesh.launch import CannotLaunch
+from monarch._mesh.rundir import remove_directory
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
 from monarch._wire import message
@@ -639,7 +639,7 @@ class HostAgent:
         for echo in self._echo.values():
             echo.flush()
         _kill_descendants()
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_directory(self.directory)
         self.loop.stop()
 
 

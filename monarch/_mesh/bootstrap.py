@@ -21,7 +21,7 @@ import types
 import cloudpickle  # noqa: F401
 import msgspec
 
-from monarch._mesh import zygote
+from monarch._mesh import logprefix, zygote
 from monarch._mesh.controller import MeshLayer
 from monarch._mesh.launch import apply_affinity
 from monarch._runtime.context import set_home
@@ -135,10 +135,12 @@ def _settle_in(spec: LaunchSpec, bind: dict[str, str]) -> None:
     settings.restore(msgspec.msgpack.decode(spec.config))
     sys.setswitchinterval(settings.get("switch_interval"))
     logging.getLogger().setLevel(logging.INFO)
-    try:
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    except AttributeError:
-        pass
+    logprefix.install()
+    for stream in (sys.stdout, sys.stderr):
+        try:  # one write a line, under PYTHONUNBUFFERED too: lines that processes write at one time must not mix
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+        except AttributeError:
+            pass
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     try:  # forking a process with threads is a trap; programs may still choose another way themselves
         multiprocessing.set_start_method("forkserver")

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 from monarch._errors import ClientClosedError, UnhandledFaultError
-from monarch._mesh import plugins
+from monarch._mesh import logprefix, plugins
 from monarch._mesh.controller import MeshLayer
+from monarch._mesh.rundir import make_directory, remove_directory
 from monarch._mesh.supervision import MeshFailure
 from monarch._runtime.context import home, set_home, set_root, start_client_with
 from monarch._runtime.future import Future, Slot, done_future, make_future
@@ -30,7 +28,6 @@ from monarch._runtime.instance import Instance
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_at, agent_of
-from monarch._wire.ids import new_id
 from monarch._wire.message import Failure, Flush, Flushed, Output, ProcEnded, Shutdown, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
@@ -49,7 +46,7 @@ class Client:
     """The client of this process: its Proc, its root actor, and the host agent it started."""
 
     def __init__(self) -> None:
-        self.directory = _make_directory()
+        self.directory = make_directory()
         try:
             ours, theirs = socket.socketpair()
             self.agent = _start_agent(self.directory, theirs)
@@ -61,7 +58,7 @@ class Client:
             proc.transport = transport
             listening = unix.listen(os.path.join(self.directory, "client"))
         except BaseException:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            remove_directory(self.directory)
             raise
         self.layer = MeshLayer(proc)
         self.layer.fault = self._on_fault
@@ -149,7 +146,7 @@ class Client:
             proc.on_process_ended(ProcEnded(address, 0, 1, False, [], detail))
         proc.closed = error
         proc.ports.close_all(Failure(str(error)))
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_directory(self.directory)
 
     # --- the end
 
@@ -175,7 +172,7 @@ class Client:
         proc.close(
             ClientClosedError("shutdown_context() ran in this process: the client is closed and cannot be started again")
         )
-        shutil.rmtree(self.directory, ignore_errors=True)
+        remove_directory(self.directory)
 
 
 def _start_agent(directory: str, sock: socket.socket) -> subprocess.Popen[bytes]:
@@ -191,50 +188,6 @@ def _start_agent(directory: str, sock: socket.socket) -> subprocess.Popen[bytes]
     )
 
 
-def _make_directory() -> str:
-    """A fresh folder for this client's sockets, 0700, in one that only this user can enter."""
-    given = str(settings.get("runtime_dir"))
-    base = given or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    parent = os.path.join(base, f"monarch-{os.getuid()}")
-    hint = "say where with MONARCH_RUNTIME_DIR or monarch.configure(runtime_dir=...)"
-    try:
-        if not os.path.isdir(base):
-            raise FileNotFoundError(2, "No such directory", base)
-        os.makedirs(parent, mode=0o700, exist_ok=True)
-        status = os.lstat(parent)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(1, "it belongs to somebody else", parent)
-        if status.st_mode & 0o077:
-            os.chmod(parent, 0o700)
-        _sweep(parent)
-        directory = os.path.join(parent, new_id())
-        os.mkdir(directory, 0o700)
-        with open(os.path.join(directory, "pid"), "w") as file:
-            file.write(str(os.getpid()))
-    except OSError as exc:
-        raise RuntimeError(
-            f"monarch cannot make its runtime folder in {base!r}: {exc.strerror} ({exc.filename}); {hint}"
-        ) from exc
-    return directory
-
-
-def _sweep(parent: str) -> None:
-    """Removes folders of clients that died together with their agents."""
-    for name in os.listdir(parent):
-        path = os.path.join(parent, name)
-        try:
-            with open(os.path.join(path, "pid")) as file:
-                pid = int(file.read() or "0")
-        except (OSError, ValueError):
-            continue
-        if pid and not os.path.exists(f"/proc/{pid}"):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                try:
-                    probe.connect(os.path.join(path, "agent"))
-                except OSError:
-                    shutil.rmtree(path, ignore_errors=True)
-
-
 def start() -> Proc:
     """Makes this process a client, once; returns its Proc."""
     global _client
@@ -248,6 +201,7 @@ def start() -> Proc:
         _client = client
         set_home(client.proc)
         atexit.register(_at_exit)
+    logprefix.install()
     plugins.client_started(client)
     return client.proc
 

@@ -85,18 +85,18 @@ def check_room(count: int, running: int) -> None:
             f"{count} processes (with three threads each) asked for, and the control group allows {pids_max} tasks, of "
             f"which {pids_now} exist (pids.max)"
         )
-    needed, available = count * 10 * 1024 * 1024, available_memory()
-    if available is not None and needed > available:
-        raise CannotLaunch(
-            f"{count} processes asked for: they need at least {needed >> 20} MiB of memory (10 MiB each), and "
-            f"{available >> 20} MiB are available on this host"
-        )
     files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 3 * (running + count) + 64
     if files != resource.RLIM_INFINITY and wanted > files:
         raise CannotLaunch(
             f"{count} processes asked for: the host agent needs {wanted} descriptors for them, and the limit is "
             f"{files} (ulimit -n)"
+        )
+    needed, available = count * 10 * 1024 * 1024, available_memory()
+    if available is not None and needed > available:
+        raise CannotLaunch(
+            f"{count} processes asked for: they need at least {needed >> 20} MiB of memory (10 MiB each), and "
+            f"{available >> 20} MiB are available on this host"
         )
 
 

@@ -257,7 +257,10 @@ class _AsyncDriver:
                         self.idle = None
                     continue
                 turn += 1
-                item = mailbox.messages.popleft()
+                try:
+                    item = mailbox.messages.popleft()
+                except IndexError:  # drained by a request to stop just now
+                    continue
                 instance.current = item
                 await behaviour.handle_async(item)
                 instance.current = None

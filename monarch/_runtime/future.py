@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 _MADE = object()
 _PENDING = object()
+_creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 
@@ -65,7 +66,9 @@ class Source:
     def on_ready(self, wake: Callable[[], Any]) -> None:
         """`wake()` once ready, perhaps at once, perhaps on another thread. May be called more than once."""
         if self._wakers is None:
-            self._wakers = deque()
+            with _creating:
+                if self._wakers is None:
+                    self._wakers = deque()
         self._wakers.append(wake)
         if self.ready:
             self.settle()
@@ -289,6 +292,8 @@ class Future(Generic[T]):
             assert source is not None
             try:
                 self._value = source.value()
+            except KeyboardInterrupt:  # Ctrl-C while it was decoded: the next observation tries again
+                raise
             except BaseException as exc:
                 self._error = exc
             self._source = None

@@ -123,9 +123,12 @@ class Instance:
                 refused = True
         if refused:
             self.refuse(delivery)
-        elif delivery.back not in self.paused_senders:
+        elif delivery.back != self.proc.address and delivery.back not in self.paused_senders:
+            # On the I/O thread, as is every pause and its end: they leave in the order in which they were decided.
             self.paused_senders.add(delivery.back)
             self.proc.pause_sender(delivery.back, self.key, True)
+            if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
+                self._resume_senders()
 
     def path_lost(self, sender: str) -> None:
         """The process of `sender` is gone, or the connection to it was."""
@@ -143,6 +146,9 @@ class Instance:
 
     def resume_senders(self) -> None:
         """The mailbox has room again."""
+        self.proc.loop.call_soon(self._resume_senders)
+
+    def _resume_senders(self) -> None:
         senders, self.paused_senders = self.paused_senders, set()
         for sender in senders:
             self.proc.pause_sender(sender, self.key, False)
@@ -162,8 +168,7 @@ class Instance:
             if self.stopping or self.end is not None:
                 return
             self.stopping = True
-            waiting = list(self.mailbox.messages)
-            self.mailbox.messages.clear()
+            waiting = self.mailbox.drain()
         assert self.behaviour is not None
         failure = self.behaviour.describe_stop(reason)
         self._answer_all(waiting, failure)
@@ -175,8 +180,7 @@ class Instance:
             first = self.end is None
             if first:
                 self.end = failure
-            waiting: list[Delivery] = list(self.mailbox.messages)
-            self.mailbox.messages.clear()
+            waiting: list[Delivery] = self.mailbox.drain()
             waiting += self.concurrent.values()
             self.concurrent = {}
             if self.current is not None:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 _ERRORS = select.EPOLLERR | select.EPOLLHUP
+_CROWD = 1024  # timers from which cancelled ones are looked for
 
 
 class Timer:
@@ -62,6 +63,7 @@ class Loop:
         self._soon: deque[Callable[[], Any]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._new_timers: deque[Timer] = deque()
+        self._crowded = _CROWD
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
         self._ident = 0
@@ -97,7 +99,10 @@ class Loop:
         self._epoll.register(fd, select.EPOLLIN)
 
     def want_write(self, fd: int, on: bool) -> None:
-        self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if on else select.EPOLLIN)
+        try:
+            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if on else select.EPOLLIN)
+        except (OSError, ValueError):  # removed just now by the loop's thread, or the loop has ended
+            pass
 
     def pause(self, fd: int) -> None:
         """No events for `fd` until `resume`."""
@@ -186,9 +191,17 @@ class Loop:
         while self._new_timers:
             timer = self._new_timers.popleft()
             heapq.heappush(self._timers, (timer.when, next(self._order), timer))
+            if len(self._timers) > self._crowded:
+                self._drop_cancelled()
         while self._timers and self._timers[0][2].cancelled:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
+
+    def _drop_cancelled(self) -> None:
+        """Calls with a long time limit that were answered at once would otherwise stay until their time comes."""
+        self._timers = [entry for entry in self._timers if not entry[2].cancelled]
+        heapq.heapify(self._timers)
+        self._crowded = max(_CROWD, 2 * len(self._timers))
 
     def _run_soon(self) -> None:
         for _ in range(len(self._soon)):

@@ -48,7 +48,10 @@ class Mailbox:
         if self.control:
             return self.control.popleft()
         if self.messages:
-            return self.messages.popleft()
+            try:
+                return self.messages.popleft()
+            except IndexError:  # drained just now
+                pass
         return None
 
     def take(self) -> Any:
@@ -57,8 +60,20 @@ class Mailbox:
             if self.control:
                 return self.control.popleft()
             if self.messages:
-                return self.messages.popleft()
+                try:
+                    return self.messages.popleft()
+                except IndexError:  # drained just now
+                    pass
             self.wait(None)
+
+    def drain(self) -> list[Any]:
+        """Any thread: takes every message away from the taker. Each message goes to one of the two."""
+        taken = []
+        while True:
+            try:
+                taken.append(self.messages.popleft())
+            except IndexError:
+                return taken
 
     def wait(self, timeout: float | None, messages: bool = True) -> None:
         """Sleeps until something is put, `wake` is called or `timeout` seconds passed. May wake for nothing.

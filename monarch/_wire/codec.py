@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._errors import NotSendableError
-from monarch._wire.frame import Buffer
+from monarch._wire.frame import BUFFERS_LIMIT, Buffer
 
 OUT_OF_BAND = 4096  # bytes; smaller buffers are cheaper inside the pickle
 _PROTOCOL = 5
@@ -56,7 +56,7 @@ def encode(value: Any) -> tuple[bytes, list[memoryview]]:
             raw = buffer.raw()
         except BufferError:  # not contiguous: in the pickle it goes
             return True
-        if raw.nbytes < OUT_OF_BAND:
+        if raw.nbytes < OUT_OF_BAND or len(buffers) >= BUFFERS_LIMIT:
             return True
         buffers.append(raw)
         return False
@@ -119,7 +119,9 @@ def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
 
 def _decode_without_modes(torch: Any, body: Buffer, buffers: Sequence[Buffer]) -> Any:
     """A dispatch mode of the program must not see the tensors that unpickling makes."""
-    if not torch._C._len_torch_dispatch_stack():
+    # Absent while another thread is still importing torch: no mode can be active then.
+    modes = getattr(getattr(torch, "_C", None), "_len_torch_dispatch_stack", None)
+    if modes is None or not modes():
         return pickle.loads(body, buffers=buffers)
     with torch.utils._python_dispatch._disable_current_modes():
         return pickle.loads(body, buffers=buffers)
@@ -155,7 +157,7 @@ class _Pickler(pickle.Pickler):
         kind = type(obj)
         if kind is types.FunctionType or isinstance(obj, type):
             module = obj.__module__
-            if "<" in obj.__qualname__ or not _importable.get(module, False) and not importable(module):
+            if "<" in obj.__qualname__ or not importable(module):
                 raise _NotPlain
         elif kind is types.ModuleType:
             raise _NotPlain
@@ -200,9 +202,17 @@ def importable(name: str) -> bool:
     known = _importable.get(name)
     if known is None:
         known = _importable[name] = name != "__main__" and _find(name)
-    if known and "cloudpickle" in sys.modules:
-        return name not in sys.modules["cloudpickle"].list_registry_pickle_by_value()
-    return known
+    return known and not ("cloudpickle" in sys.modules and _by_value(name))
+
+
+def _by_value(name: str) -> bool:
+    """Whether the program registered the module, or a package it is in, with cloudpickle.register_pickle_by_value."""
+    registered = sys.modules["cloudpickle"].list_registry_pickle_by_value()
+    while name and registered:
+        if name in registered:
+            return True
+        name = name.rpartition(".")[0]
+    return False
 
 
 def _find(name: str) -> bool:

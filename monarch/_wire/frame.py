@@ -24,7 +24,7 @@ PREFIX = struct.Struct("<IQI")
 _LENGTHS = [struct.Struct(f"<{n}Q") for n in range(8)]
 
 HEAD_LIMIT = 16 * 1024 * 1024  # a head is a few hundred bytes; a larger one is not ours
-BUFFERS_LIMIT = 1 << 20
+BUFFERS_LIMIT = 16 * 1024  # their lengths must fit into one read; a pickle with more keeps the rest in its body
 _READ = 256 * 1024  # one read; frames below it are parsed in place, larger ones are read into memory of their own
 _MAPPED = 1 << 20  # from here on memory comes from mmap, which does not write zeros first
 
@@ -88,7 +88,8 @@ class Decoder:
     """Cuts a stream of bytes into frames.
 
     Use: read into `get_buffer()`, call `received(n)`, take the frames it returns. `limit` bounds body plus buffers of a
-    frame in bytes (0: none). Memory held: one read buffer, and the frame being received.
+    frame in bytes (0: none), checked before memory is taken for them; a body alone that fits into the read buffer is taken
+    as it is. Memory held: one read buffer, and the frame being received.
     """
 
     __slots__ = ("_end", "_limit", "_pieces", "_position", "_read", "_view", "_window")
@@ -142,8 +143,6 @@ class Decoder:
             self._check(head_size, body_size, count)
             lengths_end = start + 16 + 8 * count
             if lengths_end > end:
-                if 16 + 8 * count > _READ:
-                    raise FrameError(f"a frame with {count} out-of-band buffers")
                 break
             lengths = _lengths(count).unpack_from(read, start + 16)
             total = 16 + 8 * count + head_size + body_size + sum(lengths)
@@ -178,16 +177,16 @@ class Decoder:
     def _begin_large(
         self, start: int, end: int, head_size: int, body_size: int, lengths: Sequence[int], skip: int
     ) -> bool:
-        """Moves the begun frame into memory of its own. False when its head is not complete yet."""
-        head_start = start + skip
-        if head_start + head_size > end:
-            if skip + head_size > _READ:
-                raise FrameError(f"a frame head of {head_size} bytes")
+        """Moves the begun frame into memory of its own. False while its head is not complete, if the buffer can hold it."""
+        cursor = start + skip
+        if cursor + head_size > end and skip + head_size <= _READ:
             return False
-        head = self._read[head_start : head_start + head_size]
-        pieces: list[Buffer] = [head, allocate(body_size), *map(allocate, lengths)]
-        cursor = head_start + head_size
-        for index in range(1, len(pieces)):
+        try:
+            pieces: list[Buffer] = [bytearray(head_size), allocate(body_size), *map(allocate, lengths)]
+        except (OSError, MemoryError, OverflowError, ValueError) as exc:
+            size = body_size + sum(lengths)
+            raise FrameError(f"no memory for a frame of {size} bytes: {exc}") from exc
+        for index in range(len(pieces)):
             piece = memoryview(pieces[index])
             have = min(len(piece), end - cursor)
             piece[:have] = self._view[cursor : cursor + have]

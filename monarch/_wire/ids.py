@@ -35,6 +35,8 @@ class Uid:
     def __init__(self, label: str | None, id: str | None) -> None:
         if not label and not id:
             raise ValueError("a Uid needs a label, an id or both")
+        if label and ("<" in label or ">" in label):
+            raise ValueError(f"invalid label {label!r} of a uid: '<' and '>' enclose the id")
         if id is not None and (not id or not _DIGITS.issuperset(id)):
             raise ValueError(f"invalid uid {id!r}: an id consists of base58 digits only")
         self._label = label or None

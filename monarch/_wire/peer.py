@@ -58,13 +58,19 @@ class Peer:
 
     def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
         """Writes, dials and writes, or keeps. Raises PeerEnded."""
-        connection = self.connection
-        if connection is not None:
+        while True:
+            connection = self.connection
+            if connection is None:
+                connection = self._connect_or_keep(pieces)
+                if connection is None:
+                    return
             try:
                 connection.send(pieces, wait, lazy)
                 return
             except ConnectionLost:
                 self.lost(connection)
+
+    def _connect_or_keep(self, pieces: Sequence[Buffer]) -> Connection | None:
         ask = False
         with self._lock:
             if self.ended is not None:
@@ -81,15 +87,14 @@ class Peer:
                 self._kept_bytes += sum(map(len, owned))
         if ask:
             self._ask(self)
-        if connection is not None:
-            connection.send(pieces, wait)
+        return connection
 
     def adopt(self, connection: Connection) -> None:
         """The other side dialled us: use its connection when we have none."""
         with self._lock:
             if self.connection is None and self.ended is None:
-                self.connection = connection
                 self._send_kept(connection)
+                self.connection = connection
 
     def lost(self, connection: Connection) -> None:
         """The connection broke; asks the agent what became of the process."""
@@ -107,16 +112,21 @@ class Peer:
             self.asking = False
             if self.connection is None and self._kept and self.ended is None:
                 try:
-                    self.connection = self._dial(self.address)
+                    connection = self._dial(self.address)
                 except OSError:
                     self.asking = True  # it ended meanwhile: the agent tells
                     return
-                self._send_kept(self.connection)
+                self._send_kept(connection)
+                self.connection = connection
 
     def _send_kept(self, connection: Connection) -> None:
+        """Before others see the connection: what was kept goes first."""
         kept, self._kept, self._kept_bytes, self.asking = self._kept, [], 0, False
-        for pieces in kept:
-            connection.send(pieces)
+        try:
+            for pieces in kept:
+                connection.send(pieces)
+        except ConnectionLost:  # it ended meanwhile; its loss is told like any other
+            pass
 
     def end(self, why: Any) -> None:
         """The agent says the process has ended: what was kept for it is given up."""

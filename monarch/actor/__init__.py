@@ -40,8 +40,10 @@ from monarch._mesh.singletons import get_or_spawn_controller
 from monarch._mesh.supervision import MeshFailure
 from monarch._mesh.value_mesh import ValueMesh
 from monarch._runtime.future import Future, WouldBlockRuntime
+from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
 from monarch._runtime.returns_future import returns_future
 from monarch._shape.extent import Extent, Point
 from monarch._wire.ids import ActorAddr, ProcId, Uid
 from monarch._mesh.legacy import local_proc_mesh, proc_mesh
+from monarch.actor import config

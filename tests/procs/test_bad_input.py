@@ -306,15 +306,15 @@ def test_a_disk_without_room_harms_no_large_message_beyond_its_call(scripts: Any
 
         class A(Actor):
             @endpoint
-            def size(self, value): return len(value)
+            def length(self, value): return len(value)
 
         a = this_host().spawn_procs().spawn("a", A)
-        assert a.size.call_one(b"small").get(timeout=30) == 5
+        assert a.length.call_one(b"small").get(timeout=30) == 5
         try:
-            assert a.size.call_one(bytes(64_000_000)).get(timeout=30) == 64_000_000
+            assert a.length.call_one(bytes(64_000_000)).get(timeout=30) == 64_000_000
         except OSError as exc:  # clear enough, and nobody is dead
             assert not isinstance(exc, TimeoutError), exc
-        assert a.size.call_one(b"small").get(timeout=30) == 5
+        assert a.length.call_one(b"small").get(timeout=30) == 5
         """
     )
 

@@ -48,7 +48,7 @@ class Mirror(Actor):
         return [f"{type(v).__module__}.{type(v).__qualname__}" for v in values]
 
     @endpoint
-    async def size(self, value: Any) -> int:
+    async def length(self, value: Any) -> int:
         return len(value)
 
     @endpoint
@@ -339,7 +339,7 @@ def test_a_result_that_cannot_be_unpickled_here_raises_here(mirror: Any) -> None
 
 def test_a_quarter_of_a_gibibyte_is_an_argument_like_any_other(mirror: Any) -> None:
     payload = bytes(256 * 1024 * 1024)
-    assert mirror.size.call_one(payload).get(timeout=2 * TIMEOUT) == len(payload)
+    assert mirror.length.call_one(payload).get(timeout=2 * TIMEOUT) == len(payload)
     assert echo(mirror, 1) == 1
 
 
@@ -366,13 +366,13 @@ def test_a_message_over_the_limit_is_refused_at_the_call(scripts: Any) -> None:
 
         class A(Actor):
             @endpoint
-            def size(self, value): return len(value)
+            def length(self, value): return len(value)
             @endpoint
             def make(self, n): return bytes(n)
 
         a = this_host().spawn_procs().spawn("a", A)
-        assert a.size.call_one(bytes(500_000)).get(timeout=30) == 500_000
-        for adverb in (a.size.call_one, a.size.broadcast, a.size.call):
+        assert a.length.call_one(bytes(500_000)).get(timeout=30) == 500_000
+        for adverb in (a.length.call_one, a.length.broadcast, a.length.call):
             try:
                 adverb(bytes(2_000_000))
             except ValueError as exc:
@@ -387,7 +387,7 @@ def test_a_message_over_the_limit_is_refused_at_the_call(scripts: Any) -> None:
             assert "codec_max_frame_length" in str(exc)
         else:
             raise SystemExit("a result over the limit came")
-        assert a.size.call_one(b"alive").get(timeout=30) == 5
+        assert a.length.call_one(b"alive").get(timeout=30) == 5
         """
     )
 

@@ -61,7 +61,7 @@ class Rule:
 
 
 class Sent(NamedTuple):
-    """A frame as it is delivered: the addresses of its path, and its encoded head."""
+    """A frame that was delivered: the addresses of its path, and its encoded head."""
 
     source: str
     target: str
@@ -137,11 +137,21 @@ class Network:
                 end.cut("the connection was cut")
         return count
 
-    def tap(self, seen: Callable[[Sent], None]) -> Callable[[], None]:
-        """`seen(sent)` for each frame, just before it is delivered, on the receiver's loop; returns what ends that."""
+    def tap(self, seen: Callable[[Sent], None], source: str = "*", target: str = "*") -> Callable[[], None]:
+        """`seen(sent)` for each frame between the two, on the receiver's loop once it was handled there. Returns what
+        ends that."""
+
+        def matching(sent: Sent) -> None:
+            if fnmatchcase(sent.source, source) and fnmatchcase(sent.target, target):
+                seen(sent)
+
+        def end() -> None:
+            with self._lock:
+                self._taps = [tap for tap in self._taps if tap is not matching]
+
         with self._lock:
-            self._taps.append(seen)
-        return lambda: self._taps.remove(seen) if seen in self._taps else None
+            self._taps = [*self._taps, matching]
+        return end
 
     def under_way(self) -> int:
         """Frames sent and not delivered that no rule holds back or delays: they arrive in the next turns."""
@@ -195,13 +205,18 @@ class Network:
             self._paths |= {there, back}
         return near
 
+    def ends_of(self, transport: InprocTransport) -> list[InprocConnection]:
+        """The living ends of connections that belong to it, dialled and accepted."""
+        with self._lock:
+            return [path.near for path in self._paths if path.near.transport is transport and not path.near.lost]
+
     def forget(self, path: _Path) -> None:
         with self._lock:
             self._paths.discard(path)
 
     def delivered(self, sent: Sent) -> None:
-        for seen in list(self._taps):
-            seen(sent)
+        for tap in self._taps:
+            tap(sent)
 
 
 def _share(share: float) -> float:
@@ -289,6 +304,7 @@ class InprocConnection:
     def __init__(self, transport: InprocTransport, remote: str) -> None:
         self.remote = remote
         self.pid = 0
+        self.transport = transport
         self.loop = transport.loop
         self.lost = False
         self._handler = transport.handler
@@ -334,10 +350,10 @@ class InprocConnection:
         except FrameError as exc:
             self._lose(str(exc), say=True)
             return
-        for frame in frames:
-            path.network.delivered(Sent(path.source, path.target, frame.head))
         if frames:
             self._handler.connection_received(self, frames)
+        for frame in frames:
+            path.network.delivered(Sent(path.source, path.target, frame.head))
 
     def close(self, reason: str) -> None:
         """Any thread. What was sent still arrives, then the other end hears that the connection is gone."""
@@ -390,4 +406,10 @@ class InprocTransport:
         self.network.listen(self)
 
     def close(self) -> None:
+        """Nobody can dial us any more; connections stay."""
         self.network.close(self)
+
+    def sever(self, reason: str) -> None:
+        """Closes every connection of ours."""
+        for end in self.network.ends_of(self):
+            end.close(reason)

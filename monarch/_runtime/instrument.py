@@ -1,0 +1,236 @@
+"""What the runtime and its programs report: spans and metrics, passed on to OpenTelemetry when the program uses it.
+
+The backend is whatever `opentelemetry` the program has imported itself (found in `sys.modules`; nothing is imported here), so
+a program without it pays one dict lookup where it reports, and nothing in endpoints. Where spans and metrics go
+from there is for the program's OpenTelemetry providers; this module knows nothing of exporters.
+
+The settings `enable_otel_tracing` and `enable_otel_metrics` switch either off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, ParamSpec, TypeVar, overload
+
+from monarch.config import settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SCOPE = "monarch"  # the name under which OpenTelemetry shows what comes from here
+
+_no_span: AbstractContextManager[Any] = contextlib.nullcontext()
+
+
+def _api(module: str) -> Any:
+    """A module of the OpenTelemetry API if the program has imported it."""
+    return sys.modules.get(module)
+
+
+# --- spans ------------------------------------------------------------------------------------------------------
+
+_tracer_of: tuple[Any, Any] = (None, None)  # (API module, its tracer for us): a provider makes a new one at each question
+
+
+def tracer() -> Any:
+    """OpenTelemetry's tracer for spans of this process; None when the program does not use it."""
+    global _tracer_of
+    api = _api("opentelemetry.trace")
+    if api is None or not settings.get("enable_otel_tracing"):
+        return None
+    known, found = _tracer_of
+    if known is not api:
+        make = getattr(api, "get_tracer", None)
+        if make is None:  # another thread is importing it just now
+            return None
+        found = make(_SCOPE)
+        _tracer_of = (api, found)
+    return found
+
+
+def span(name: str) -> AbstractContextManager[Any]:
+    """A context manager whose body is one span called `name`; spans inside it become its children.
+
+    An exception that leaves the body is recorded in the span and goes on. Without OpenTelemetry it does nothing.
+    TypeError when `name` is no string.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a span is a string, got {name!r}")
+    backend = tracer()
+    return _no_span if backend is None else backend.start_as_current_span(name)  # type: ignore[no-any-return]
+
+
+@overload
+def traced(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def traced(function: Any = None, /, *, name: str | None = None) -> Any:
+    """Makes each call of a function (sync or async) one span, called `name` or else as the function's qualified name.
+
+    Name, docstring and signature stay. A generator's span covers only the making of the generator. On an endpoint it goes
+    below: `@endpoint` outermost. TypeError for what is no function.
+    """
+    if name is not None and not isinstance(name, str):
+        raise TypeError(f"the name of a span is a string, got {name!r}")
+
+    def decorate(function: Any) -> Any:
+        if not callable(function):
+            raise TypeError(f"@traced decorates a function, got {function!r} (with @endpoint: put @endpoint above @traced)")
+        return _wrapped(function, name or getattr(function, "__qualname__", type(function).__name__))
+
+    return decorate if function is None else decorate(function)
+
+
+def _wrapped(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def traced_async(*args: Any, **kwargs: Any) -> Any:
+            with span(name):
+                return await function(*args, **kwargs)
+
+        return traced_async
+
+    @functools.wraps(function)
+    def traced_sync(*args: Any, **kwargs: Any) -> Any:
+        with span(name):
+            return function(*args, **kwargs)
+
+    return traced_sync
+
+
+def instrumented(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """`method` as an endpoint runs it: in a span when the program uses OpenTelemetry by now, else as it is.
+
+    Asked once for each endpoint of an actor, at its first message: by then the actor's module is imported and
+    the actor constructed. So calls pay nothing where nobody listens.
+    """
+    return method if tracer() is None else _wrapped(method, name)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------
+
+
+def _text(attributes: Mapping[Any, Any] | None) -> dict[str, str] | None:
+    """Attributes as OpenTelemetry takes them; None for none."""
+    return {str(key): str(value) for key, value in attributes.items()} if attributes else None
+
+
+class _Instrument:
+    """What the instruments share. The backend's is made at the first report after the program imported OpenTelemetry."""
+
+    _create = ""  # the method of OpenTelemetry's Meter
+
+    def __init__(self, name: str, unit: str = "", description: str = "") -> None:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"an instrument needs a name (a string that is not empty), got {name!r}")
+        self.name = name
+        self.unit = unit
+        self.description = description
+        self._made: tuple[Any, Any] = (None, None)  # (API module, its instrument)
+
+    def _backend(self) -> Any:
+        api = _api("opentelemetry.metrics")
+        if api is None or not settings.get("enable_otel_metrics"):
+            return None
+        known, found = self._made
+        if known is not api:
+            make = getattr(api, "get_meter", None)
+            if make is None:
+                return None
+            found = getattr(make(_SCOPE), self._create)(self.name, unit=self.unit, description=self.description)
+            self._made = (api, found)
+        return found
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.name, self.unit, self.description)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+
+class Counter(_Instrument):
+    """A sum that only grows."""
+
+    _create = "create_counter"
+
+    def add(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
+        """Adds `amount`, cut to a whole number. Keys and values of `attributes` become text. Raises what `int(amount)` does."""
+        whole = int(amount)
+        backend = self._backend()
+        if backend is not None:
+            backend.add(whole, _text(attributes))
+
+
+class UpDownCounter(Counter):
+    """A sum that grows and shrinks."""
+
+    _create = "create_up_down_counter"
+
+
+class Histogram(_Instrument):
+    """A distribution of values."""
+
+    _create = "create_histogram"
+
+    def record(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
+        """Records one value. Keys and values of `attributes` become text. Raises what `float(amount)` does."""
+        value = float(amount)
+        backend = self._backend()
+        if backend is not None:
+            backend.record(value, _text(attributes))
+
+
+class Meter:
+    """Makes instruments, as OpenTelemetry's Meter does. Those that report when asked are not supported."""
+
+    def create_counter(self, name: str, unit: str = "", description: str = "") -> Counter:
+        return Counter(name, unit, description)
+
+    def create_up_down_counter(self, name: str, unit: str = "", description: str = "") -> UpDownCounter:
+        return UpDownCounter(name, unit, description)
+
+    def create_histogram(
+        self, name: str, unit: str = "", description: str = "", *, explicit_bucket_boundaries_advisory: Any = None
+    ) -> Histogram:
+        """`explicit_bucket_boundaries_advisory` is taken and not passed on: buckets are for the program's views."""
+        return Histogram(name, unit, description)
+
+    def create_gauge(self, name: str, unit: str = "", description: str = "") -> NoReturn:
+        """Warns and raises NotImplementedError."""
+        text = f"create_gauge({name!r}): gauges are not supported; use create_up_down_counter or create_histogram"
+        warnings.warn(text, UserWarning, stacklevel=2)
+        raise NotImplementedError(text)
+
+    def create_observable_counter(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        _not_observable("create_observable_counter", name)
+
+    def create_observable_up_down_counter(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        _not_observable("create_observable_up_down_counter", name)
+
+    def create_observable_gauge(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+        _not_observable("create_observable_gauge", name)
+
+
+def _not_observable(what: str, name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{what}({name!r}): instruments that are observed through callbacks are not supported; report values with "
+        f"create_counter, create_up_down_counter or create_histogram"
+    )
+
+
+_meter = Meter()
+
+
+def get_meter() -> Meter:
+    """The Meter of this process. Its instruments do nothing until the program imports `opentelemetry.metrics`."""
+    return _meter
