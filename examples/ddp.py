@@ -1,7 +1,6 @@
 """Train a small character-level GPT with DistributedDataParallel: four processes, driven by this one script.
 
     python examples/ddp.py                                    # four processes, under a minute on two cores
-    python examples/ddp.py --procs 2 --steps 40
     python examples/ddp.py --procs 8 --device cuda --batch 64  # one process a device
 
 The text is the standard library's own source, which every machine that has Python has. There is no launcher:
@@ -33,7 +32,7 @@ from monarch.actor import Actor, current_rank, current_size, endpoint, this_host
 @dataclass
 class Settings:
     device: str = "cpu"
-    steps: int = 240
+    steps: int = 300
     batch: int = 12  # sequences a rank a step
     context: int = 64  # bytes a sequence
     width: int = 128
@@ -46,10 +45,7 @@ PARTS = ("forward", "backward", "all-reduce", "optimizer")  # of a step
 
 
 def train_and_validation_text(limit: int = 2_000_000) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `limit` bytes of the standard library's modules, by name; the last tenth is for validation.
-
-    Bytes in, bytes out: the vocabulary is 256, and there is no tokenizer.
-    """
+    """The first `limit` bytes of the standard library's modules, by name; the last tenth is to validate on."""
     folder, text = Path(sysconfig.get_path("stdlib")), bytearray()
     for file in sorted(folder.glob("*.py")):
         text += file.read_bytes()
@@ -59,17 +55,10 @@ def train_and_validation_text(limit: int = 2_000_000) -> tuple[torch.Tensor, tor
     return data[: len(data) * 9 // 10], data[len(data) * 9 // 10 :]
 
 
-def random_batch(data: torch.Tensor, settings: Settings, generator: torch.Generator):
-    """Sequences from random places, and the same one byte further on: what the model has to predict."""
-    starts = torch.randint(len(data) - settings.context, (settings.batch, 1), generator=generator)
-    rows = data[starts + torch.arange(settings.context + 1)].long().to(settings.device)
-    return rows[:, :-1], rows[:, 1:]
-
-
 class GPT(nn.Module):
     def __init__(self, s: Settings):
         super().__init__()
-        self.context = s.context
+        # The words are the 256 bytes: no tokenizer.
         self.bytes, self.places = nn.Embedding(256, s.width), nn.Embedding(s.context, s.width)
         options = {"dropout": 0.0, "activation": F.gelu, "batch_first": True, "norm_first": True}
         self.layers = nn.ModuleList(
@@ -85,28 +74,19 @@ class GPT(nn.Module):
             x = layer(x, src_mask=mask, is_causal=True)  # no byte sees the ones after it
         return self.head(x)
 
-    @torch.no_grad()
-    def generate(self, prompt: bytes, length: int, generator: torch.Generator) -> bytes:
-        text = list(prompt)
-        for _ in range(length):
-            window = torch.tensor([text[-self.context :]], device=self.places.weight.device)
-            chances = F.softmax(self(window)[0, -1].float().cpu() / 0.7, dim=0)
-            text.append(int(torch.multinomial(chances, 1, generator=generator)))
-        return bytes(text)
-
 
 class Trainer(Actor):
-    """One rank of the training. Every endpoint runs on all ranks, or on the ones `main` names, when it says so."""
+    """One rank of the training: what a rank can do. When it does it is for `main` to say."""
 
     def __init__(self, settings: Settings):
         torch.set_num_threads(1)
         self.settings = settings
         self.rank, self.ranks = current_rank()["gpus"], current_size()["gpus"]
-        self.device = torch.device(settings.device, None if settings.device == "cpu" else self.rank)
-        if self.device.type != "cpu":
+        self.device_ids = None if settings.device == "cpu" else [self.rank]
+        if self.device_ids:
             torch.accelerator.set_device_index(self.rank)
         self.train_data, self.val_data = train_and_validation_text()
-        self.batches = torch.Generator().manual_seed(1000 + self.rank)  # every rank reads other places
+        self.places = torch.Generator().manual_seed(1000 + self.rank)  # every rank reads elsewhere
         self.seconds: list[list[float]] = []
 
     @endpoint
@@ -119,14 +99,13 @@ class Trainer(Actor):
     def setup(self, address: str, port: int) -> int:
         """On all ranks: join the process group and build the model. Returns the number of parameters."""
         store = self.store if self.rank == 0 else dist.TCPStore(address, port, is_master=False)
-        backend = dist.get_default_backend_for_device(self.device)
+        backend = dist.get_default_backend_for_device(self.settings.device)
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
         torch.manual_seed(0)
-        model = GPT(self.settings).to(self.device)
-        self.model = DDP(model, device_ids=None if self.device.type == "cpu" else [self.rank])
+        self.model = DDP(GPT(self.settings).to(self.settings.device), device_ids=self.device_ids)
         self.model.register_comm_hook(None, self.all_reduce)
-        self.optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
-        return sum(p.numel() for p in model.parameters())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95))
+        return sum(p.numel() for p in self.model.parameters())
 
     @endpoint
     def step(self, number: int) -> float:
@@ -134,9 +113,8 @@ class Trainer(Actor):
         warm, left = (number + 1) / 10, (self.settings.steps - number) / self.settings.steps
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * min(warm, left)
-        x, y = random_batch(self.train_data, self.settings, self.batches)
         start = self.clock()
-        loss = self.loss(x, y)
+        loss = self.loss(self.train_data, self.places)
         forward = self.clock()
         loss.backward()
         reduced = self.clock()
@@ -150,17 +128,20 @@ class Trainer(Actor):
     @torch.no_grad()
     def evaluate(self) -> tuple[float, float]:
         """Losses on training and on validation text: on the same batches at every call."""
-        losses = []
-        for data in (self.train_data, self.val_data):
-            generator = torch.Generator().manual_seed(self.rank)
-            batches = [random_batch(data, self.settings, generator) for _ in range(8)]
-            losses.append(fmean(self.loss(x, y).item() for x, y in batches))
-        return losses[0], losses[1]
+        places = torch.Generator().manual_seed(self.rank)
+        train = [self.loss(self.train_data, places).item() for _ in range(8)]
+        val = [self.loss(self.val_data, places).item() for _ in range(8)]
+        return fmean(train), fmean(val)
 
     @endpoint
+    @torch.no_grad()
     def sample(self, prompt: str, length: int) -> str:
-        text = self.model.module.generate(prompt.encode(), length, torch.Generator().manual_seed(0))
-        return text.decode(errors="replace")
+        text, dice = list(prompt.encode()), torch.Generator().manual_seed(0)
+        for _ in range(length):
+            window = torch.tensor([text[-self.settings.context :]], device=self.settings.device)
+            chances = F.softmax(self.model.module(window)[0, -1].float().cpu() / 0.7, dim=0)
+            text.append(int(torch.multinomial(chances, 1, generator=dice)))
+        return bytes(text).decode(errors="replace")
 
     @endpoint
     def fingerprint(self) -> tuple[str, float]:
@@ -177,24 +158,28 @@ class Trainer(Actor):
     def teardown(self) -> None:
         dist.destroy_process_group()
 
-    def loss(self, x, y):
-        return F.cross_entropy(self.model(x).flatten(0, 1), y.flatten())
+    def loss(self, data: torch.Tensor, places: torch.Generator) -> torch.Tensor:
+        """The loss on sequences from random places: the model has to predict every byte's next one."""
+        length = self.settings.context
+        starts = torch.randint(len(data) - length, (self.settings.batch, 1), generator=places)
+        rows = data[starts + torch.arange(length + 1)].long().to(self.settings.device)
+        return F.cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     def all_reduce(self, state, bucket):
-        """What DDP does with a full bucket of gradients. When the last one is full, this rank's own backward pass
-        is through: what `backward()` takes beyond is spent on the other ranks."""
+        """DDP's own way with a full bucket of gradients, and a look at the clock when the last one is full:
+        what `backward()` takes from there on is spent on the other ranks."""
         if bucket.is_last():
             self.backward_ended = self.clock()
         return allreduce_hook(None, bucket)
 
     def clock(self) -> float:
-        if self.device.type != "cpu":
+        if self.device_ids:
             torch.accelerator.synchronize()
         return time.perf_counter()
 
 
 def choose_device(wanted: str, procs: int) -> str:
-    """The kind of device to train on; "auto" takes accelerators, of any make, if each process gets its own."""
+    """The kind of device to train on; "auto" takes accelerators, of any make, if there is one a process."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     kind = accelerator.type if accelerator and torch.accelerator.device_count() >= procs else "cpu"
     if wanted not in ("auto", "cpu", kind):
@@ -205,9 +190,8 @@ def choose_device(wanted: str, procs: int) -> str:
 def show_progress(done: int, steps: int, loss: float, speed: float) -> None:
     text = f"step {done}/{steps}  loss {loss:.3f}  {speed:,.0f} tokens/s"
     if sys.stdout.isatty():
-        print(
-            f"\r[{'#' * (30 * done // steps):<30}] {text:<48}", end="" if done < steps else "\n", flush=True
-        )
+        bar, end = "#" * (30 * done // steps), "" if done < steps else "\n"
+        print(f"\r[{bar:<30}] {text:<48}", end=end, flush=True)
     elif done == steps or done % max(1, steps // 10) == 0:
         print(text, flush=True)
 

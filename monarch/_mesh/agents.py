@@ -6,6 +6,7 @@ its parent comes to it, and none is left when it goes.
 
 from __future__ import annotations
 
+import codecs
 import os
 import resource
 import signal
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -104,6 +105,7 @@ class OutputPipe:
         self.fd = fd
         self.stream = stream
         self.lines = logs.Lines()
+        self.text = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
 
 
 class ForkServer:
@@ -556,7 +558,9 @@ class HostAgent:
             if echo.pending:
                 self._echo_later()
         elif not mesh.stream:
-            self.send(self.client, Output(pipe.stream, data.decode("utf-8", "replace")))
+            text = pipe.text.decode(data)
+            if text:
+                self.send(self.client, Output(pipe.stream, text))
         self._lines(record, pipe, pipe.lines.feed(data))
 
     def _lines(self, record: Record, pipe: OutputPipe, lines: list[str]) -> None:
@@ -566,25 +570,35 @@ class HostAgent:
         if not lines or not mesh.forward or not mesh.stream:
             return
         if mesh.window:
-            aggregator = mesh.aggregators.setdefault(pipe.stream, logs.Aggregator(mesh.window))
-            now = self.loop.now()
-            fresh = aggregator.due(now) is None
-            for line in lines:
-                aggregator.add(record.rank, line, now)
-            if fresh:
-                self.loop.call_later(mesh.window, lambda: self._flush_aggregates(mesh, pipe.stream))
+            self._gather(mesh, pipe.stream, record.rank, lines)
             return
         proc = f"{mesh.name}-{record.rank}"
         host = socket.gethostname()
         text = "".join(logs.prefixed(host, proc, record.rank, line, mesh.with_rank) + "\n" for line in lines)
         self.send(self.client, Output(pipe.stream, text))
 
-    def _flush_aggregates(self, mesh: MeshRecord, only: int = 0) -> None:
+    def _gather(self, mesh: MeshRecord, stream: int, rank: int, lines: list[str]) -> None:
+        """Folds lines into the window of their stream; the first of a window sets the clock."""
+        aggregator = mesh.aggregators.setdefault(stream, logs.Aggregator(mesh.window))
+        for line in lines:
+            now = self.loop.now()
+            fresh = aggregator.due(now) is None
+            aggregator.add(rank, line, now)
+            if fresh:
+                self.loop.call_later(mesh.window, lambda: self._window_ends(stream, aggregator, mesh.with_rank))
+            self._window_ends(stream, aggregator, mesh.with_rank)
+
+    def _window_ends(self, stream: int, aggregator: logs.Aggregator, with_rank: bool) -> None:
+        """Shows what was gathered if it is time: a window that was shown earlier has begun anew, with its own clock."""
+        due = aggregator.due(self.loop.now())
+        if due is not None and due <= self.loop.now():
+            self.send(self.client, Output(stream, aggregator.take(logs.clock(), with_rank)))
+
+    def _flush_aggregates(self, mesh: MeshRecord) -> None:
         for stream, aggregator in mesh.aggregators.items():
-            if only in (0, stream):
-                text = aggregator.take(logs.clock(), mesh.with_rank)
-                if text:
-                    self.send(self.client, Output(stream, text))
+            text = aggregator.take(logs.clock(), mesh.with_rank)
+            if text:
+                self.send(self.client, Output(stream, text))
 
     def _echo_later(self) -> None:
         """The terminal takes no more for now: tries again, and reads on from the processes then."""
@@ -608,18 +622,23 @@ class HostAgent:
     def _on_log_option(self, connection: Connection, option: LogOption, frame: Frame) -> None:
         mesh = self.meshes.get(option.mesh)
         if mesh is not None:
+            self._read_now(mesh.records.values())  # what was written until now is shown as it would have been
             self._flush_aggregates(mesh)
             mesh.stream, mesh.window = option.stream, option.window
             mesh.aggregators = {}
 
     def _on_flush(self, connection: Connection, flush: Flush, frame: Frame) -> None:
-        for record in list(self.records.values()):
-            for pipe in list(record.outputs.values()):
-                if pipe.fd >= 0:
-                    self._on_output(record, pipe)
+        self._read_now(self.records.values())
         for mesh in self.meshes.values():
             self._flush_aggregates(mesh)
         self.send(connection, Flushed(flush.token))
+
+    def _read_now(self, records: Iterable[Record]) -> None:
+        """Takes what stands in the pipes; one read takes as much as a pipe holds."""
+        for record in list(records):
+            for pipe in list(record.outputs.values()):
+                if pipe.fd >= 0:
+                    self._on_output(record, pipe)
 
     # --- the end
 

@@ -21,9 +21,10 @@ import types
 import cloudpickle  # noqa: F401
 import msgspec
 
-from monarch._mesh import logprefix, zygote
+from monarch._mesh import async_behaviour, logprefix, zygote  # noqa: F401
 from monarch._mesh.controller import MeshLayer
 from monarch._mesh.launch import apply_affinity
+from monarch._runtime import async_driver  # noqa: F401
 from monarch._runtime.context import set_home
 from monarch._runtime.future import All
 from monarch._runtime.loop import Loop

@@ -71,6 +71,7 @@ class Client:
         self._printer: threading.Thread | None = None
         self._printing = False
         self._dropped = 0
+        self.show: Callable[[int, str], None] = show
         self._flushes: dict[int, Slot] = {}
         self._flush_count = 0
         proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
@@ -108,10 +109,8 @@ class Client:
             if dropped:
                 pieces.append((2, f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n"))
             for number, text in pieces:
-                stream = sys.stdout if number == 1 else sys.stderr
                 try:
-                    stream.write(text)
-                    stream.flush()
+                    self.show(number, text)
                 except (OSError, ValueError, AttributeError):  # closed, or None under pythonw
                     continue
 
@@ -125,6 +124,9 @@ class Client:
         except PeerEnded:
             return
         slot.wait(timeout)
+        self._wait_printed(timeout)
+
+    def _wait_printed(self, timeout: float) -> None:
         with self._output_ready:
             self._output_ready.wait_for(lambda: not self._output and not self._printing, timeout)
 
@@ -153,7 +155,8 @@ class Client:
     def shutdown(self, timeout: float) -> None:
         """Ends every process, the agent and the I/O thread."""
         proc = self.proc
-        proc.agent_lost = lambda reason: None
+        heard_all = Slot()
+        proc.agent_lost = lambda reason: heard_all.set()
         for actor in list(proc.actors.values()):
             proc.mesh.stop_instance(actor, "the client is shutting down")
         for actor in list(proc.actors.values()):
@@ -169,10 +172,20 @@ class Client:
         except subprocess.TimeoutExpired:
             self.agent.kill()
             self.agent.wait()
+        if proc.closed is None:  # the last words of the processes are read and printed
+            heard_all.wait(1.0)
+            self._wait_printed(1.0)
         proc.close(
             ClientClosedError("shutdown_context() ran in this process: the client is closed and cannot be started again")
         )
         remove_directory(self.directory)
+
+
+def show(number: int, text: str) -> None:
+    """Prints output of a process: on sys.stdout (1) or sys.stderr (2) as they are now."""
+    stream = sys.stdout if number == 1 else sys.stderr
+    stream.write(text)
+    stream.flush()
 
 
 def _start_agent(directory: str, sock: socket.socket) -> subprocess.Popen[bytes]:
@@ -207,6 +220,16 @@ def start() -> Proc:
 
 
 start_client_with(start)
+
+
+def _attach_notebook(client: Client) -> None:
+    if "IPython" in sys.modules:
+        from monarch._mesh import notebook
+
+        notebook.attach(client)
+
+
+plugins.when_client_starts(_attach_notebook)
 
 
 def client() -> Client | None:
@@ -292,7 +315,7 @@ def _catch_faults() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _on_interrupt)
+        signal.signal(signal.SIGINT, on_interrupt)
 
 
 def _end_as_interrupted() -> None:
@@ -323,7 +346,14 @@ def _die_interrupted() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def _on_interrupt(number: int, stack: Any) -> None:
+def forget_fault() -> None:
+    """A fault that was reported and found nobody to interrupt is over: a later Ctrl-C is a Ctrl-C."""
+    global _pending_fault
+    _pending_fault = None
+
+
+def on_interrupt(number: int, stack: Any) -> None:
+    """The handler of SIGINT: raises UnhandledFaultError for a fault, else KeyboardInterrupt."""
     global _pending_fault
     fault, _pending_fault = _pending_fault, None
     if fault is not None:

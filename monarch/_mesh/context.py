@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from monarch._mesh.actor import Aborted
+from monarch._mesh.behaviour import Aborted
 from monarch._runtime.context import Current, current, root
 from monarch._runtime.instance import Instance, Leave
 from monarch._shape.extent import Extent, Point

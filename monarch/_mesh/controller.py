@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._errors import ActorError, SpawnError
 from monarch._mesh import supervision
-from monarch._mesh.actor import Actor, ActorBehaviour, UndeliverableMessageEnvelope, endpoints_of, needs_loop
+from monarch._mesh.actor import Actor, endpoints_of, needs_loop
 from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
+from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
 from monarch._mesh.context import context
 from monarch._mesh.endpoint import _arity
 from monarch._mesh.supervision import Ledger, MeshFailure, Notify
@@ -166,6 +167,7 @@ class MeshLayer:
         self.procs: dict[str, OwnedProcs] = {}
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
+        self.replacements: list[tuple[type, type]] = []  # see `replacements`
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()
         self.fault: Callable[[MeshFailure], None] = _no_fault
         self._this_proc: ProcMesh | None = None
@@ -273,12 +275,16 @@ class MeshLayer:
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
         body, buffers = frame.body, frame.buffers
-        instance.behaviour = ActorBehaviour(
+        kind = ActorBehaviour
+        if spawn.loop:
+            from monarch._mesh.async_behaviour import AsyncActorBehaviour  # asyncio: loaded by the first that needs it
+
+            kind = AsyncActorBehaviour
+        instance.behaviour = kind(
             instance,
             lambda: codec.decode(body, buffers),
             f"{spawn.creator}.<{shown}>",
             f"{spawn.name}-{spawn.key}",
-            spawn.loop,
         )
         if spawn.setup:
             instance.ended.on_ready(_once(lambda: self._setup_ended(instance)))

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._mesh import replacements
 from monarch._mesh.proc_mesh import ProcMesh, ProcSpec, announce
 from monarch._mesh.setup import SetupActor
 from monarch._runtime.context import here
@@ -150,7 +151,9 @@ class HostMesh(MeshTrait):
         spec = ProcSpec(new_id(), name or "anon", hosts, labels, whole, self._executable)
         layer = here().mesh
         commands = self._commands(bootstrap_command, Extent(labels, whole), len(spec.addresses))
-        launch = launch_spec(spec.name, env or {}, self._executable, gated=bootstrap is not None)
+        replaced = replacements.active()
+        gated = bootstrap is not None or bool(replaced)
+        launch = launch_spec(spec.name, env or {}, self._executable, gated=gated)
         launch.binds = binds
         launches = []
         for index in range(len(hosts)):
@@ -160,14 +163,20 @@ class HostMesh(MeshTrait):
         shape = Shape(labels, NDSlice.new_row_major(whole))
         mesh = ProcMesh(spec, shape, owned, owned.started)
         mesh._forwards_logs = launch.forward_logs
-        if bootstrap is not None:
-            mesh._ready = self._run_bootstrap(mesh, bootstrap, owned.started)
+        if gated:
+            mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned.started)
         layer.remember(mesh)
         announce(mesh)
         return mesh
 
-    def _run_bootstrap(self, mesh: ProcMesh, bootstrap: Callable[[], Any], started: Source) -> Source:
-        actors = here().mesh.spawn_actors(mesh, "setup", SetupActor, (bootstrap,), {}, True)
+    def _run_bootstrap(
+        self,
+        mesh: ProcMesh,
+        bootstrap: Callable[[], Any] | None,
+        replaced: list[replacements.Pair],
+        started: Source,
+    ) -> Source:
+        actors = here().mesh.spawn_actors(mesh, "setup", SetupActor, (bootstrap, replaced), {}, True)
         done = actors.setup.call()
         return All([started, done._source or Done(True)])
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from monarch._mesh import replacements
 from monarch._mesh.loglevel import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
@@ -114,8 +115,7 @@ class ProcMesh(MeshTrait):
         do not fit `__init__`, RuntimeError when the mesh was stopped, and whatever pickling raises.
         """
         self._check_alive()
-        replaced = _replacements[-1](Class) if _replacements else Class
-        return here().mesh.spawn_actors(self, name, replaced, args, kwargs, False)  # type: ignore[no-any-return]
+        return here().mesh.spawn_actors(self, name, replacements.replace(Class), args, kwargs, False)  # type: ignore[no-any-return]
 
     def _check_alive(self) -> None:
         if self._spec.stopped:
@@ -230,10 +230,9 @@ class _OneProc(ProcMesh):
         return proc_mesh_of, (self._spec.addresses[0], self._spec.executable)
 
 
-# --- callbacks and replacements -----------------------------------------------------------------------------
+# --- callbacks ----------------------------------------------------------------------------------------------
 
 _callbacks: list[Callable[[ProcMesh], Any]] = []
-_replacements: list[Callable[[type], type]] = []
 
 
 def register_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> None:

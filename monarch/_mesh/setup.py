@@ -1,4 +1,5 @@
-"""The actor that runs a proc mesh's bootstrap function, before any other actor of the mesh is constructed."""
+"""The actor that prepares the processes of a mesh and runs its bootstrap function, before any other actor there is
+constructed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from monarch._mesh import replacements
 from monarch._mesh.actor import Actor
 from monarch._mesh.endpoint import endpoint
 from monarch._runtime.context import here
@@ -16,28 +18,30 @@ class SetupActor(Actor):
 
     _is_system_actor = True
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any] | None, replaced: list[replacements.Pair]) -> None:
         self._function = function
+        self._replaced = replaced
 
     @endpoint
     async def setup(self) -> None:
         """Runs the function, with no loop visible when it is a plain one, and opens the gate for other actors."""
         try:
+            replacements.inherit(self._replaced)
             if inspect.iscoroutinefunction(self._function):
                 await self._function()
-            else:
-                self.run_plain()
+            elif self._function is not None:
+                self.run_plain(self._function)
         except BaseException as exc:
             here().mesh.open_gate(exc)
             raise
         here().mesh.open_gate(None)
 
-    def run_plain(self) -> None:
+    def run_plain(self, function: Callable[[], Any]) -> None:
         import asyncio
 
         loop = asyncio.get_running_loop()
         asyncio._set_running_loop(None)
         try:
-            self._function()
+            function()
         finally:
             asyncio._set_running_loop(loop)

@@ -1,34 +1,20 @@
 """The thread of an actor: takes one message after the other until the actor leaves.
 
-`run` is for actors without async endpoints: a plain loop. `run_async` gives the others an asyncio loop on their thread.
-Both follow the same steps: construct, handle..., leave. Leaving is: refuse what waits, stop the meshes the actor owns,
-`__cleanup__`, tell the owner.
-
-An async actor is one long-lived task, the pump, which awaits each endpoint in turn: no task is made for a message. When
-nothing is to be done the loop's selector sleeps on the mailbox's lock, which costs a fraction of a self-pipe wake-up.
+Here for actors without a loop; `async_driver` is the same for those with one. Both follow the same steps: construct,
+handle..., leave. Leaving is: refuse what waits, stop the meshes the actor owns, `__cleanup__`, tell the owner.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import inspect
 import logging
-import selectors
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._runtime.context import Current, current
-from monarch._runtime.future import All, make_future
+from monarch._runtime.future import All
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._wire.message import Bounced
 from monarch.config import settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-_WAKE = object()  # a control item that only wakes
-_TURN = 32  # messages handled in a row before other tasks of the loop get theirs
 
 logger = logging.getLogger("monarch")
 
@@ -47,7 +33,9 @@ def run(instance: Instance) -> None:
     assert instance.behaviour is not None
     instance.thread_ident = threading.get_ident()
     if instance.behaviour.is_async:
-        _AsyncDriver(instance).run()
+        from monarch._runtime.async_driver import AsyncDriver  # asyncio: loaded by the first actor that needs it
+
+        AsyncDriver(instance).run()
     else:
         _run_sync(instance)
 
@@ -93,7 +81,7 @@ def _leave_sync(instance: Instance, leave: Leave, constructed: bool) -> None:
     instance.stopping = True
     instance.close(leave.failure or behaviour.describe_stop(leave.reason))
     if instance.owned:
-        _stop_owned(instance, leave).wait(settings.get("stop_actor_timeout"))
+        stop_owned(instance, leave).wait(settings.get("stop_actor_timeout"))
     if constructed:
         # __cleanup__ runs here, on the actor's own thread, and may hang: the end is told by then at the latest.
         cleanup_timeout = settings.get("cleanup_timeout")
@@ -101,18 +89,19 @@ def _leave_sync(instance: Instance, leave: Leave, constructed: bool) -> None:
         try:
             behaviour.cleanup(leave.cause)
         except BaseException as exc:
-            leave = _cleanup_failed(instance, leave, exc)
+            leave = cleanup_failed(instance, leave, exc)
         late.cancel()
     if not instance.ended.ready:
         instance.finish(leave)
 
 
-def _stop_owned(instance: Instance, leave: Leave) -> All:
+def stop_owned(instance: Instance, leave: Leave) -> All:
+    """Begins to stop every mesh the actor owns."""
     sources = [owned.stop(f"its owner ended: {leave.reason}") for owned in list(instance.owned.values())]
     return All(sources)
 
 
-def _cleanup_failed(instance: Instance, leave: Leave, exc: BaseException) -> Leave:
+def cleanup_failed(instance: Instance, leave: Leave, exc: BaseException) -> Leave:
     """A raising `__cleanup__` is a failure of its own, unless the actor failed already."""
     assert instance.behaviour is not None
     if leave.failure is not None:
@@ -129,221 +118,3 @@ def _supervised(instance: Instance, leave: Any) -> None:
 def _bounced(instance: Instance, bounced: Bounced, handled: Any) -> None:
     if isinstance(handled, Leave):
         raise handled
-
-
-# --- actors with async endpoints ------------------------------------------------------------------------------
-
-
-class _MailboxSelector(selectors.DefaultSelector):
-    """Sleeps on the mailbox while the loop has no descriptors of the program's to watch."""
-
-    driver: _AsyncDriver
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        driver = self.driver
-        mailbox = driver.instance.mailbox
-        events: list[tuple[selectors.SelectorKey, int]] = []
-        if len(self.get_map()) > 1:  # more than the loop's self-pipe
-            if timeout is not None and timeout <= 0:
-                events = super().select(timeout)
-            elif mailbox.arm(driver.loop.write_to_self_pipe, driver.idle is not None):
-                events = super().select(timeout)
-                mailbox.disarm()
-        elif timeout is None or timeout > 0:
-            mailbox.wait(timeout, driver.idle is not None)
-        driver.woken()
-        return events
-
-
-class _ActorLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop that is woken through its actor's mailbox."""
-
-    def __init__(self, selector: _MailboxSelector) -> None:
-        self._mailbox_wake: Callable[[], None] | None = None
-        super().__init__(selector)
-
-    def write_to_self_pipe(self) -> None:
-        super()._write_to_self()  # type: ignore[misc]  # asyncio's, not in its stubs
-
-    def _write_to_self(self) -> None:  # asyncio calls it to end a select() from another thread
-        if self._mailbox_wake is not None:
-            self._mailbox_wake()
-        else:
-            self.write_to_self_pipe()
-
-
-class _AsyncDriver:
-    def __init__(self, instance: Instance) -> None:
-        self.instance = instance
-        self.idle: asyncio.Future[None] | None = None
-        selector = _MailboxSelector()
-        selector.driver = self
-        self.loop = _ActorLoop(selector)
-        self.loop._mailbox_wake = lambda: instance.mailbox.put_control(_WAKE)
-        self._pump_task: asyncio.Task[Leave] | None = None
-        self._leave: Leave | None = None
-        self._supervisor: asyncio.Task[None] | None = None
-        self._constructed = False
-
-    def run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        leave = None
-        try:
-            instance = self.instance
-            current.set(Current(instance, instance.rank, instance.view))
-            context = contextvars.copy_context()
-            while leave is None:
-                try:
-                    if self._pump_task is None:
-                        self._pump_task = self.loop.create_task(self._pump(), context=context)
-                    leave = self.loop.run_until_complete(self._pump_task)
-                except Leave as why:
-                    leave = why
-                except BaseException as exc:  # SystemExit and KeyboardInterrupt break out of the loop itself
-                    leave = self._failed(exc)
-            self.loop.run_until_complete(self._leave_async(leave))
-        except BaseException as exc:
-            self.instance.finish(self._failed(exc))
-        finally:
-            self._close_loop()
-
-    def _close_loop(self) -> None:
-        loop = self.loop
-        try:
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            if left:
-                loop.run_until_complete(asyncio.wait(left, timeout=1.0))
-            loop.run_until_complete(loop.shutdown_asyncgens())
-        except BaseException as exc:
-            logger.warning("the event loop of actor %s did not close cleanly: %r", self.instance.name, exc)
-        finally:
-            loop._mailbox_wake = None
-            asyncio.set_event_loop(None)
-            loop.close()
-
-    def _failed(self, exc: BaseException) -> Leave:
-        behaviour = self.instance.behaviour
-        assert behaviour is not None
-        failure = behaviour.describe_failure(exc, "" if self._constructed else "__init__")
-        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
-
-    # --- the pump
-
-    async def _pump(self) -> Leave:
-        instance = self.instance
-        behaviour, mailbox = instance.behaviour, instance.mailbox
-        assert behaviour is not None
-        try:
-            behaviour.construct()
-            self._constructed = True
-            turn = 0
-            while True:
-                if instance.leaving is not None:
-                    return instance.leaving
-                if self._leave is not None:
-                    return self._leave
-                if mailbox.control or turn >= _TURN:
-                    turn = 0
-                    await asyncio.sleep(0)  # the selector looks at the control items; other tasks get their turn
-                    continue
-                if not mailbox.messages:
-                    turn = 0
-                    self.idle = self.loop.create_future()
-                    try:
-                        await self.idle
-                    finally:
-                        self.idle = None
-                    continue
-                turn += 1
-                try:
-                    item = mailbox.messages.popleft()
-                except IndexError:  # drained by a request to stop just now
-                    continue
-                instance.current = item
-                await behaviour.handle_async(item)
-                instance.current = None
-                if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
-                    instance.resume_senders()
-        except Leave as leave:
-            return leave
-        except asyncio.CancelledError as exc:
-            return self._leave or self._failed(exc)
-        except Exception as exc:
-            return self._failed(exc)
-
-    def woken(self) -> None:
-        """Called by the selector, on the loop's thread, between two rounds of callbacks."""
-        control = self.instance.mailbox.control
-        while control:
-            item = control.popleft()
-            if type(item) is Leave:
-                self._ask_to_leave(item)
-            elif type(item) is Supervise:
-                self._supervise(item)
-            elif type(item) is Bounced:
-                self.loop.create_task(self._undeliverable(item))
-        idle = self.idle
-        if idle is not None and self.instance.mailbox.messages and not idle.done():
-            idle.set_result(None)
-
-    def _ask_to_leave(self, leave: Leave) -> None:
-        if self._leave is None:
-            self._leave = leave
-            if self._pump_task is not None and self._constructed:
-                self._pump_task.cancel()
-
-    def _supervise(self, item: Supervise) -> None:
-        before = self._supervisor
-
-        async def supervise() -> None:
-            if before is not None:
-                await asyncio.wait([before])  # one failure at a time
-            assert self.instance.behaviour is not None
-            leave = await _result(self.instance.behaviour.supervise(item.failure))
-            if isinstance(leave, Leave):
-                self._ask_to_leave(leave)
-
-        self._supervisor = self.loop.create_task(supervise())
-
-    async def _undeliverable(self, bounced: Bounced) -> None:
-        assert self.instance.behaviour is not None
-        leave = await _result(self.instance.behaviour.undeliverable(bounced))
-        if isinstance(leave, Leave):
-            self._ask_to_leave(leave)
-
-    # --- leaving
-
-    async def _leave_async(self, leave: Leave) -> None:
-        instance = self.instance
-        behaviour = instance.behaviour
-        assert behaviour is not None
-        instance.stopping = True
-        self._pump_task = None
-        instance.close(leave.failure or behaviour.describe_stop(leave.reason))
-        if self._supervisor is not None and self._supervisor is not asyncio.current_task():
-            self._supervisor.cancel()
-        await behaviour.settle_tasks()
-        if instance.owned:
-            try:
-                await asyncio.wait_for(make_future(_stop_owned(instance, leave)), settings.get("stop_actor_timeout"))
-            except (Exception, asyncio.CancelledError) as exc:
-                logger.warning("stopping what actor %s owns did not succeed: %r", instance.name, exc)
-        if self._constructed:
-            current.set(Current(instance, instance.rank, instance.view))
-            cleanup_timeout = settings.get("cleanup_timeout")
-            late = instance.proc.loop.call_later(cleanup_timeout + 1.0, lambda: instance.finish(leave))
-            try:
-                await asyncio.wait_for(_result(behaviour.cleanup(leave.cause)), cleanup_timeout)
-            except TimeoutError:
-                leave = _cleanup_failed(instance, leave, TimeoutError("deadline has elapsed"))
-            except BaseException as exc:
-                leave = _cleanup_failed(instance, leave, exc)
-            late.cancel()
-        if not instance.ended.ready:
-            instance.finish(leave)
-
-
-async def _result(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value

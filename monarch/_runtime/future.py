@@ -330,7 +330,18 @@ def check_timeout(timeout: float) -> float:
     return min(float(timeout), _TIMEOUT_LIMIT)
 
 
+_own_loop: Any = None
+
+
+def let_block(loop: Any) -> None:
+    """`get()` may block this event loop without a word: a notebook's, in which every cell runs."""
+    global _own_loop
+    _own_loop = loop
+
+
 def _warn_blocking() -> None:
+    if running_loop() is _own_loop:
+        return
     text = (
         "Future.get() was called from within an active event loop: the loop stands still until the result is there. "
         "Use `await future` here"

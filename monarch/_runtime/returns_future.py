@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import functools
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch._runtime.future import Future, Source, make_future, running_loop
 from monarch._runtime.loop import start_thread
+
+if TYPE_CHECKING:
+    import asyncio
+
+# asyncio is imported where a body runs: programs that never use it need not load it with the door.
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +62,8 @@ class _Body(Source):
         return True
 
     def _own_loop(self, timeout: float | None) -> None:
+        import asyncio
+
         async def bounded() -> None:
             await asyncio.wait_for(self._run(), timeout)
 
@@ -75,6 +81,8 @@ class _Body(Source):
         self.settle()
 
     def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        import asyncio
+
         if self._claim():
             task = loop.create_task(self._run(), context=self._context)
             try:

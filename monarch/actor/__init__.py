@@ -16,8 +16,9 @@ from monarch._errors import (
     SupervisionError,
     UnhandledFaultError,
 )
-from monarch._mesh.actor import Actor, UndeliverableMessageEnvelope
+from monarch._mesh.actor import Actor
 from monarch._mesh.actor_mesh import Accumulator, ActorMesh, as_endpoint
+from monarch._mesh.behaviour import UndeliverableMessageEnvelope
 from monarch._mesh.client import shutdown_context
 from monarch._mesh.context import (
     Context,
@@ -27,8 +28,16 @@ from monarch._mesh.context import (
     current_rank,
     current_size,
 )
-from monarch._mesh.endpoint import Endpoint, EndpointProperty, NotAnEndpoint, concurrent_endpoint, endpoint, send
+from monarch._mesh.endpoint import (
+    Endpoint,
+    EndpointProperty,
+    NotAnEndpoint,
+    concurrent_endpoint,
+    endpoint,
+    send,
+)
 from monarch._mesh.host_mesh import BootstrapCommand, HostMesh, default_bootstrap_cmd, this_host, this_proc
+from monarch._mesh.legacy import local_proc_mesh, proc_mesh
 from monarch._mesh.plugins import default_fault_hook as unhandled_fault_hook
 from monarch._mesh.proc_mesh import (
     ProcMesh,
@@ -38,6 +47,7 @@ from monarch._mesh.proc_mesh import (
 )
 from monarch._mesh.singletons import get_or_spawn_controller
 from monarch._mesh.supervision import MeshFailure
+from monarch._mesh.transports import enable_transport
 from monarch._mesh.value_mesh import ValueMesh
 from monarch._runtime.future import Future, WouldBlockRuntime
 from monarch._runtime.instrument import get_meter, span, traced
@@ -45,5 +55,68 @@ from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceive
 from monarch._runtime.returns_future import returns_future
 from monarch._shape.extent import Extent, Point
 from monarch._wire.ids import ActorAddr, ProcId, Uid
-from monarch._mesh.legacy import local_proc_mesh, proc_mesh
 from monarch.actor import config
+from monarch.config.transport import ChannelTransport
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorAddr",
+    "ActorError",
+    "ActorMesh",
+    "BackpressureTimeout",
+    "BootstrapCommand",
+    "Channel",
+    "ChannelTransport",
+    "ClientClosedError",
+    "Context",
+    "Endpoint",
+    "EndpointProperty",
+    "Extent",
+    "ForkedClientError",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "MessageTooLargeError",
+    "NotAnEndpoint",
+    "NotSendableError",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcId",
+    "ProcMesh",
+    "RankedPortReceiver",
+    "SpawnError",
+    "SupervisionError",
+    "Uid",
+    "UndeliverableMessageEnvelope",
+    "UnhandledFaultError",
+    "ValueMesh",
+    "WouldBlockRuntime",
+    "as_endpoint",
+    "bind_context",
+    "concurrent_endpoint",
+    "config",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "default_bootstrap_cmd",
+    "enable_transport",
+    "endpoint",
+    "get_active_proc_meshes",
+    "get_meter",
+    "get_or_spawn_controller",
+    "local_proc_mesh",
+    "proc_mesh",
+    "register_proc_mesh_spawn_callback",
+    "returns_future",
+    "send",
+    "shutdown_context",
+    "span",
+    "this_host",
+    "this_proc",
+    "traced",
+    "unhandled_fault_hook",
+    "unregister_proc_mesh_spawn_callback",
+]

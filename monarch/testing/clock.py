@@ -1,41 +1,32 @@
 """Time that moves only when a test says so.
 
-Governs the timers of the runtime: `with_timeout`, delays of an in-memory network, waits for actors and processes to start
-and stop. Knows nothing of actors' own code: `asyncio.sleep` and `time.sleep` there, and `Future.get(timeout)`, take real
-time.
+Governs the timers of the runtime: `with_timeout`, delays of an in-memory network, waits for actors and
+processes to start and stop. Knows nothing of actors' own code: `asyncio.sleep` and `time.sleep` there, and
+`Future.get(timeout)`, take real time.
 """
 
 from __future__ import annotations
 
 import threading
-from typing import Protocol
+
+from monarch._runtime.loop import Loop
 
 _PATIENCE = 30.0  # real seconds until a loop that does not turn is an error
-
-
-class Timers(Protocol):
-    """A loop that keeps its timers by a VirtualClock (`monarch._runtime.loop.Loop` made with `virtual=True`)."""
-
-    name: str
-
-    def in_loop(self) -> bool: ...
-    def call_soon(self, fn: object) -> None: ...
-    def next_timer(self) -> float | None: ...
 
 
 class VirtualClock:
     """`now()` in seconds; stands still until `advance`. May be shared by several clusters.
 
-        clock = VirtualClock()
-        with InProcessCluster(clock=clock) as cluster:
-            ...
-            clock.advance(5.0)
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        ...
+        clock.advance(5.0)
     """
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = float(start)
         self._lock = threading.Lock()  # one advance at a time
-        self._loops: list[Timers] = []
+        self._loops: list[Loop] = []
 
     def __repr__(self) -> str:
         return f"<VirtualClock {self._now:g} s, {len(self._loops)} loops>"
@@ -47,14 +38,16 @@ class VirtualClock:
     def advance(self, seconds: float) -> None:
         """Lets `seconds` pass and returns once every timer due by then has run.
 
-        Timers run in the order of their times, each seeing its own time as now; one that a timer sets and that is due
-        within the same stretch runs too. ValueError for negative seconds; RuntimeError on a loop that the clock governs
-        and for a loop that is stuck.
+        Loop run in the order of their times, each seeing its own time as now; one that a timer sets and that
+        is due within the same stretch runs too. ValueError for negative seconds; RuntimeError on a loop that
+        the clock governs and for a loop that is stuck.
         """
         if not seconds >= 0:
             raise ValueError(f"time does not go back: advance({seconds!r}) needs 0 seconds or more")
         if any(loop.in_loop() for loop in self._loops):
-            raise RuntimeError("advance() waits for the loops that the clock governs and cannot be called on one of them")
+            raise RuntimeError(
+                "advance() waits for the loops that the clock governs and cannot be called on one of them"
+            )
         with self._lock:
             until = self._now + seconds
             while (due := self._next_due()) is not None and due <= until:
@@ -67,11 +60,11 @@ class VirtualClock:
             due = self._next_due()
         return None if due is None else max(0.0, due - self._now)
 
-    def attach(self, loop: Timers) -> None:
+    def attach(self, loop: Loop) -> None:
         """The clock governs `loop` until `detach`."""
         self._loops = [*self._loops, loop]
 
-    def detach(self, loop: Timers) -> None:
+    def detach(self, loop: Loop) -> None:
         self._loops = [other for other in self._loops if other is not loop]
 
     def _next_due(self) -> float | None:
@@ -80,8 +73,9 @@ class VirtualClock:
         return min(dues, default=None)
 
 
-def _ask(loop: Timers) -> float | None:
-    """The loop's next timer, as of a turn that began after the call and in whose predecessor due timers ran."""
+def _ask(loop: Loop) -> float | None:
+    """The loop's next timer, as of a turn that began after the call and in whose predecessor due timers
+    ran."""
     answered = threading.Event()
     dues: list[float | None] = []
 
@@ -89,8 +83,9 @@ def _ask(loop: Timers) -> float | None:
         dues.append(loop.next_timer())
         answered.set()
 
-    # The first call wakes a sleeping loop, whose timers run at the end of that turn; the second looks in the next.
+    # The first call wakes a sleeping loop, whose timers run at the end of that turn; the second looks in
+    # the next.
     loop.call_soon(lambda: loop.call_soon(answer))
     if not answered.wait(_PATIENCE):
-        raise RuntimeError(f"the loop {loop.name!r} did not turn for {_PATIENCE:g} s: is a callback of it blocked?")
+        raise RuntimeError(f"loop {loop.name!r} did not turn for {_PATIENCE:g} s: is a callback blocked?")
     return dues[0]

@@ -26,10 +26,10 @@ class Sequencer:
             with seq(3):
                 write("b")
 
-    Block n begins when blocks 1 to n-1 have ended. A block that raises breaks the sequence: everybody behind it raises
-    SequenceBroken. So does waiting longer than `timeout` real seconds for one's turn (TimeoutError there), so that a
-    wrong test fails and does not hang. Each number is used once: ValueError for one below 1, RuntimeError for one that
-    was used.
+    Block n begins when blocks 1 to n-1 have ended. A block that raises breaks the sequence: everybody behind
+    it raises SequenceBroken. So does waiting longer than `timeout` real seconds for one's turn (TimeoutError
+    there), so that a wrong test fails and does not hang. Each number is used once: ValueError for one below
+    1, RuntimeError for one that was used.
 
     A Sequencer can be an argument of actors that live in this operating-system process (InProcessCluster).
     """

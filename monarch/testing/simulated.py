@@ -1,7 +1,7 @@
 """What an InProcessCluster puts in place of operating-system processes and of the agent that reaps them.
 
-A SimulatedProc is a Proc whose end can be staged; the SimulatedAgent speaks the host agent's part of the protocol. Both
-work on the cluster's I/O loop, and every method here is called there.
+A SimulatedProc is a Proc whose end can be staged; the SimulatedAgent speaks the host agent's part of the
+protocol. Both work on the cluster's I/O loop, and every method here is called there.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ from monarch._wire.transport.inproc import InprocTransport, Network
 from monarch.config import settings
 
 _SIGTERM = 15
+_ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when their owner is gone
 
 
 class ProcKilled(SystemExit):
@@ -115,8 +116,8 @@ class SimulatedProc(Proc):
     # --- death
 
     def kill(self, ended: ProcEnded) -> None:
-        """Nothing is sent or received any more; the threads of its actors end without cleanup, at the latest when they
-        next use the runtime."""
+        """Nothing is sent or received any more; the threads of its actors end without cleanup, at the latest
+        when they next use the runtime."""
         self.killed = ended
         self.closed = ProcKilled(f"the simulated process {self.address} was killed")
         self.inproc.close()
@@ -143,7 +144,8 @@ def _abandon(instance: Instance) -> None:
 
 
 class _Abandoned:
-    """The behaviour of an actor in a killed process: its thread comes to its end, and no more of its code runs."""
+    """The behaviour of an actor in a killed process: its thread comes to its end, and no more of its code
+    runs."""
 
     def __init__(self, behaviour: Any) -> None:
         self.is_async = behaviour.is_async
@@ -184,8 +186,10 @@ class _Record:
         self.mesh = mesh
         self.rank = rank
         self.proc = proc
+        self.connection: Connection | None = None
         self.watchers: set[Connection] = set()
         self.stopping = ""
+        self.told = False  # by its owner, to stop
         self.timer: Timer | None = None
 
 
@@ -199,7 +203,8 @@ class _MeshRecord:
 
 
 class SimulatedAgent:
-    """Starts, watches, stops and kills simulated processes. `on_done()` is called after Shutdown, when none is left."""
+    """Starts, watches, stops and kills simulated processes. `on_done()` is called after Shutdown, when none
+    is left."""
 
     def __init__(self, network: Network, host: str, loop: Loop, on_done: Callable[[], Any]) -> None:
         self.host = host
@@ -246,7 +251,10 @@ class SimulatedAgent:
         connection.pid = hello.pid
         record = self.records.get(hello.address)
         if record is not None:
+            record.connection = connection
             self._send(record.mesh.connection, ProcStarted(record.mesh.uid, record.rank, hello.pid))
+            if record.stopping and not record.told:
+                self._send(connection, StopProc(record.stopping))
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         for record in self.records.values():
@@ -259,7 +267,11 @@ class SimulatedAgent:
         mesh = _MeshRecord(ask.mesh, ask.owner, connection)
         ranks = range(ask.first, ask.first + ask.count)
         if spec.executable or any(command is not None for command in spec.commands or ()):
-            self._refuse(mesh, ranks, "an InProcessCluster runs no commands and no other interpreters: use real processes")
+            self._refuse(
+                mesh,
+                ranks,
+                "an InProcessCluster runs no commands and no other interpreters: use real processes",
+            )
             return
         self.meshes[ask.mesh] = mesh
         for rank in ranks:
@@ -312,15 +324,17 @@ class SimulatedAgent:
             self._send(connection, ProcsStopped(stop.mesh, stop.port))
             return
         mesh.stop_waiters.append((connection, stop.port))
-        self._stop_mesh(mesh, stop.reason, stop.grace)
+        self._stop_mesh(mesh, stop.reason, stop.grace, told=True)
 
-    def _stop_mesh(self, mesh: _MeshRecord, reason: str, grace: float) -> None:
+    def _stop_mesh(self, mesh: _MeshRecord, reason: str, grace: float, told: bool = False) -> None:
         for record in list(mesh.records.values()):
-            if not record.stopping:
-                record.stopping = reason or "stopped"
-                record.timer = self.loop.call_later(grace, lambda record=record: self._kill(record, -_SIGTERM))  # type: ignore[misc]
-                # Behind the spawns that its owner sent it before: those are delivered by the next turn.
-                self.loop.call_soon(lambda record=record: record.proc.stop(record.stopping))  # type: ignore[misc]
+            record.stopping = reason or "stopped"
+            record.told = told
+            if record.timer is not None:
+                record.timer.cancel()
+            record.timer = self.loop.call_later(grace, lambda record=record: self._kill(record, -_SIGTERM))  # type: ignore[misc]
+            if record.connection is not None and not told:
+                self._send(record.connection, StopProc(record.stopping))
 
     def _shutdown(self, grace: float) -> None:
         self._closing = True
@@ -333,7 +347,9 @@ class SimulatedAgent:
         """ValueError when no process lives there."""
         record = self.records.get(address)
         if record is None:
-            raise ValueError(f"no simulated process lives at {address}: it has ended, or belongs to another cluster")
+            raise ValueError(
+                f"no simulated process lives at {address}: it has ended, or belongs to another cluster"
+            )
         self._kill(record, code)
 
     def kill_all(self) -> None:
@@ -365,6 +381,6 @@ class SimulatedAgent:
             for connection, port in mesh.stop_waiters:
                 self._send(connection, ProcsStopped(mesh.uid, port))
         for owned in [other for other in self.meshes.values() if other.owner == address]:
-            self._stop_mesh(owned, "the process that spawned it has ended", 0.0)
+            self._stop_mesh(owned, "the process that spawned it has ended", _ABANDONED_GRACE)
         if self._closing and not self.records:
             self.on_done()

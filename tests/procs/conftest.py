@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -198,6 +199,7 @@ class Scripts:
         self.folder = folder
         self.runtime = runtime
         self._started: list[subprocess.Popen[str]] = []
+        self._watchdogs: list[threading.Timer] = []
         self._count = 0
 
     def start(
@@ -219,6 +221,11 @@ class Scripts:
         } | options
         process = subprocess.Popen([sys.executable, str(file), *args], env=environment, text=True, **settings)
         self._started.append(process)
+        # Whoever reads from a program that says nothing more gets an end of file instead of waiting for ever.
+        watchdog = threading.Timer(2 * TIMEOUT, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        self._watchdogs.append(watchdog)
         return process
 
     def run(
@@ -226,20 +233,25 @@ class Scripts:
     ) -> subprocess.CompletedProcess[str]:
         process = self.start(source, *args, env=env, **options)
         try:
-            out, err = process.communicate(timeout=2 * TIMEOUT)
+            out, err = process.communicate(timeout=1.5 * TIMEOUT)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            out, err = process.communicate()
+            out, err = process.communicate(timeout=TIMEOUT)
             pytest.fail(f"the program did not end.\n--- stdout\n{out}\n--- stderr\n{err}")
         if check:
             assert process.returncode == 0, f"exit {process.returncode}\n--- stdout\n{out}\n--- stderr\n{err}"
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def close(self) -> None:
+        for watchdog in self._watchdogs:
+            watchdog.cancel()
         for process in self._started:
             if process.poll() is None:
                 process.kill()
-            process.communicate()
+            process.wait(TIMEOUT)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
 
 
 @pytest.fixture

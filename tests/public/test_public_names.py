@@ -13,14 +13,13 @@ import pytest
 
 # ruff: noqa: SIM905 - words in a text are easier to compare with a page of documentation than a list literal
 
-# What programs written for upstream import from `monarch.actor`.
+# What programs import from `monarch.actor`, but for what several hosts and the debugger bring (README says so).
 ACTOR = """
-    Accumulator Actor ActorError as_endpoint attach attach_to_workers Channel ChannelTransport
+    Accumulator Actor ActorError as_endpoint Channel ChannelTransport
     concurrent_endpoint config context Context current_actor_name current_rank current_size
-    debug_controller default_bootstrap_cmd enable_transport endpoint Endpoint Extent Future
-    get_meter get_or_spawn_controller HostMesh hosts_from_config MeshFailure Point Port PortReceiver
-    ProcId ProcMesh returns_future run_worker_loop_forever run_worker_loop_until_shutdown send
-    shutdown_context span start_worker_loop_forever this_host this_proc traced Uid
+    default_bootstrap_cmd enable_transport endpoint Endpoint Extent Future
+    get_meter get_or_spawn_controller HostMesh MeshFailure Point Port PortReceiver
+    ProcId ProcMesh returns_future send shutdown_context span this_host this_proc traced Uid
     unhandled_fault_hook ValueMesh
 """.split()
 

@@ -1,12 +1,13 @@
 """Connections between Procs that live in one operating-system process, over a network that tests can disturb.
 
-What crosses is what would cross a socket: encoded frames, in the sender's order, cut out of a stream of bytes by the same
-decoder. They are delivered on the receiver's loop. Undisturbed, a frame is delivered in the next turn of that loop.
+What crosses is what would cross a socket: encoded frames, in the sender's order, cut out of a stream of bytes
+by the same decoder. They are delivered on the receiver's loop. Undisturbed, a frame is delivered in the next
+turn of that loop.
 
-Rules disturb the paths that match them, by the addresses of sender and receiver, "*" standing for any text. Chances are
-drawn from one random generator a path, seeded by the network's seed and the path's addresses: what happens to the n-th
-frame from A to B does not depend on what others send. Delays are measured by the receiver's loop, so a virtual clock
-governs them.
+Rules disturb the paths that match them, by the addresses of sender and receiver, "*" standing for any text.
+Chances are drawn from one random generator a path, seeded by the network's seed and the path's addresses:
+what happens to the n-th frame from A to B does not depend on what others send. Delays are measured by the
+receiver's loop, so a virtual clock governs them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _GONE = "the other process closed the connection"
 
 
 class Rule:
-    """What becomes of the frames of the paths that match; made by Network's methods. A context manager that ends itself."""
+    """What becomes of the frames of the paths that match; made by Network's methods. A context manager that
+    ends itself."""
 
     def __init__(
         self,
@@ -71,8 +73,8 @@ class Sent(NamedTuple):
 class Network:
     """See the module. Every method may be called from any thread.
 
-    Rules are context managers, in force from their making to their end. When several match a path, their delays add up,
-    and a frame passes only if no rule drops or holds it.
+    Rules are context managers, in force from their making to their end. When several match a path, their
+    delays add up, and a frame passes only if no rule drops or holds it.
     """
 
     def __init__(self, seed: int = 0) -> None:
@@ -100,11 +102,13 @@ class Network:
     # --- disturbances
 
     def hold(self, source: str = "*", target: str = "*") -> Rule:
-        """Frames from `source` to `target` wait until the rule ends. Their bytes count as queued at the sender."""
+        """Frames from `source` to `target` wait until the rule ends. Their bytes count as queued at the
+        sender."""
         return self._add(Rule(self, source, target, hold=True))
 
     def delay(self, least: float, most: float | None = None, source: str = "*", target: str = "*") -> Rule:
-        """Frames take `least` to `most` seconds (default: always `least`). Those of one connection stay in order.
+        """Frames take `least` to `most` seconds (default: always `least`). Those of one connection stay in
+        order.
 
         ValueError unless 0 <= least <= most.
         """
@@ -114,16 +118,22 @@ class Network:
         return self._add(Rule(self, source, target, delay=(least, most)))
 
     def drop(self, share: float = 1.0, source: str = "*", target: str = "*") -> Rule:
-        """That share of the frames is lost, as no Unix socket would do it. ValueError unless 0 <= share <= 1."""
+        """That share of the frames is lost, as no Unix socket would do it. ValueError unless 0 <= share <=
+        1."""
         return self._add(Rule(self, source, target, drop=_share(share)))
 
     def duplicate(self, share: float = 1.0, source: str = "*", target: str = "*") -> Rule:
         """That share of the frames arrives twice. ValueError unless 0 <= share <= 1."""
         return self._add(Rule(self, source, target, duplicate=_share(share)))
 
+    def calm(self) -> None:
+        """Ends every rule."""
+        for rule in list(self._rules):
+            rule.end()
+
     def cut(self, source: str = "*", target: str = "*") -> int:
-        """Breaks every connection between the two, whichever dialled; returns how many. Frames under way are lost, both
-        ends hear of it. The next send dials anew."""
+        """Breaks every connection between the two, whichever dialled; returns how many. Frames under way are
+        lost, both ends hear of it. The next send dials anew."""
         with self._lock:
             ends = {
                 path.near
@@ -138,8 +148,8 @@ class Network:
         return count
 
     def tap(self, seen: Callable[[Sent], None], source: str = "*", target: str = "*") -> Callable[[], None]:
-        """`seen(sent)` for each frame between the two, on the receiver's loop once it was handled there. Returns what
-        ends that."""
+        """`seen(sent)` for each frame between the two, on the receiver's loop once it was handled there.
+        Returns what ends that."""
 
         def matching(sent: Sent) -> None:
             if fnmatchcase(sent.source, source) and fnmatchcase(sent.target, target):
@@ -179,7 +189,9 @@ class Network:
             return [rule for rule in self._rules if rule.matches(source, target)]
 
     def held(self, source: str, target: str) -> bool:
-        return any(rule.hold for rule in self._rules) and any(rule.hold for rule in self.rules(source, target))
+        return any(rule.hold for rule in self._rules) and any(
+            rule.hold for rule in self.rules(source, target)
+        )
 
     def listen(self, transport: InprocTransport) -> None:
         with self._lock:
@@ -208,7 +220,9 @@ class Network:
     def ends_of(self, transport: InprocTransport) -> list[InprocConnection]:
         """The living ends of connections that belong to it, dialled and accepted."""
         with self._lock:
-            return [path.near for path in self._paths if path.near.transport is transport and not path.near.lost]
+            return [
+                path.near for path in self._paths if path.near.transport is transport and not path.near.lost
+            ]
 
     def forget(self, path: _Path) -> None:
         with self._lock:
@@ -236,7 +250,9 @@ class _Path:
         self.target = target
         self.near = near
         self.far = far
-        self.waiting: deque[tuple[float, bytes]] = deque()  # (earliest delivery, frame); b"" is the end of the stream
+        self.waiting: deque[tuple[float, bytes]] = (
+            deque()
+        )  # (earliest delivery, frame); b"" is the end of the stream
         self.room = threading.Condition()
         self.queued = 0
         self._chances = random.Random(f"{network.seed} {source} {target}")
@@ -389,7 +405,12 @@ class InprocTransport:
     """Dials and accepts for one Proc, known in `network` by its address. `limits` as for other transports."""
 
     def __init__(
-        self, network: Network, address: str, loop: Reactor, handler: Handler, limits: Callable[[], tuple[int, int]]
+        self,
+        network: Network,
+        address: str,
+        loop: Reactor,
+        handler: Handler,
+        limits: Callable[[], tuple[int, int]],
     ) -> None:
         self.network = network
         self.address = address

@@ -1,0 +1,109 @@
+"""How an actor with an event loop handles its messages. Loaded with the first such actor of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from monarch._mesh.behaviour import ActorBehaviour, Method
+from monarch._runtime.context import Current, current
+from monarch._runtime.instance import Delivery
+from monarch._wire import codec
+
+_log = logging.getLogger("monarch")
+
+
+class AsyncActorBehaviour(ActorBehaviour):
+    """Async endpoints are awaited one after the other, concurrent ones run as tasks, plain ones with no loop visible."""
+
+    is_async = True
+    _loop: asyncio.AbstractEventLoop
+
+    def construct(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._running_tasks: set[asyncio.Task[None]] = set()
+        super().construct()
+
+    async def settle_tasks(self) -> None:
+        """Cancels and awaits the concurrent endpoints that still run."""
+        tasks = [task for task in self._running_tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def handle_async(self, delivery: Delivery) -> None:
+        """Runs a message of an actor with a loop; concurrent endpoints only start here."""
+        call = delivery.call
+        instance = self.instance
+        current.set(Current(instance, call.rank, call.view))
+        method: Method | None = None
+        try:
+            method = self._methods.get(call.method) or self._find(call.method)
+            args, kwargs = codec.decode(delivery.body, delivery.buffers)
+            if method.explicit:
+                args = (self._response_port(delivery), *args)
+            if method.concurrent:
+                self._start_concurrent(delivery, method, args, kwargs)
+                return
+            if method.is_async:
+                result = await method.fn(*args, **kwargs)
+            else:
+                asyncio._set_running_loop(None)
+                try:
+                    result = method.fn(*args, **kwargs)
+                finally:
+                    asyncio._set_running_loop(self._loop)
+        except Exception as exc:
+            self._raised(delivery, exc, method)
+        else:
+            if call.port and not method.explicit:
+                self._reply(delivery, result)
+
+    def _start_concurrent(
+        self, delivery: Delivery, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        instance = self.instance
+
+        async def body() -> None:
+            try:
+                result = await method.fn(*args, **kwargs)
+            except asyncio.CancelledError:
+                raise
+            except Exception as exc:
+                if method.explicit:
+                    instance.mailbox.put_control(self._fatal(exc, method.fn.__name__))
+                elif delivery.call.port:
+                    self._reply_error(delivery, exc)
+                else:
+                    _log.error("concurrent endpoint %s of %s raised, and nobody waits for its answer",
+                               method.fn.__name__, self.display, exc_info=exc)  # fmt: skip
+            except BaseException as exc:
+                instance.mailbox.put_control(self._fatal(exc, method.fn.__name__))
+            else:
+                if delivery.call.port and not method.explicit:
+                    self._reply(delivery, result)
+            finally:
+                instance.concurrent.pop(task, None)
+                self._running_tasks.discard(task)
+
+        task = self._loop.create_task(body())
+        self._running_tasks.add(task)
+        instance.concurrent[task] = delivery
+
+    def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if inspect.iscoroutinefunction(function) else hidden_loop(self._loop)
+
+
+@contextlib.contextmanager
+def hidden_loop(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Plain code on the thread of an event loop sees no running loop."""
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)

@@ -1,0 +1,58 @@
+"""Which actor classes stand in for others when actors are spawned (monarch.testing.patch_actor).
+
+What a program replaces itself holds for what it spawns, until it takes it back. The processes it spawns
+meanwhile inherit it for their whole lives: the pairs travel as arguments of the mesh's setup actor, ahead of
+every other actor.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from monarch._runtime.context import current, here, home
+
+Pair = tuple[type, type]  # (the class asked for, the class spawned in its place)
+
+_lock = threading.Lock()
+_own: list[Pair] = []  # of this process's own program, outside its actors; the latest counts
+
+
+def add(pair: Pair) -> None:
+    """From now on, and before pairs added earlier."""
+    with _lock:
+        _pairs().append(pair)
+
+
+def remove(pair: Pair) -> None:
+    """Takes the latest such pair back."""
+    with _lock:
+        pairs = _pairs()
+        for index in range(len(pairs) - 1, -1, -1):
+            if pairs[index] is pair:
+                del pairs[index]
+                return
+
+
+def inherit(pairs: list[Pair]) -> None:
+    """In a new process: what its spawner had replaced."""
+    here().mesh.replacements.extend(pairs)
+
+
+def active() -> list[Pair]:
+    """What holds for the running code, oldest first."""
+    proc = here()
+    inherited: list[Pair] = proc.mesh.replacements
+    return [*inherited, *_own] if proc is home() else list(inherited)
+
+
+def replace(cls: type) -> type:
+    """The class to spawn where `cls` is asked for."""
+    for real, mock in reversed(active()):
+        if real is cls:
+            return mock
+    return cls
+
+
+def _pairs() -> list[Pair]:
+    running = current.get()
+    return _own if running is None else running.instance.proc.mesh.replacements
