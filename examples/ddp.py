@@ -45,7 +45,7 @@ PARTS = ("forward", "backward", "all-reduce", "optimizer")  # of a step
 
 
 def train_and_validation_text(limit: int = 2_000_000) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `limit` bytes of the standard library's modules, by name; the last tenth is to validate on."""
+    """The first `limit` bytes of the standard library's modules, by name; the last tenth to validate on."""
     folder, text = Path(sysconfig.get_path("stdlib")), bytearray()
     for file in sorted(folder.glob("*.py")):
         text += file.read_bytes()
@@ -58,7 +58,6 @@ def train_and_validation_text(limit: int = 2_000_000) -> tuple[torch.Tensor, tor
 class GPT(nn.Module):
     def __init__(self, s: Settings):
         super().__init__()
-        # The words are the 256 bytes: no tokenizer.
         self.bytes, self.places = nn.Embedding(256, s.width), nn.Embedding(s.context, s.width)
         options = {"dropout": 0.0, "activation": F.gelu, "batch_first": True, "norm_first": True}
         self.layers = nn.ModuleList(

@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import os
 
-_RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in ("_mesh", "_runtime"))
+_RUNTIME = tuple(
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in ("_mesh", "_runtime")
+)
 
 
 class ActorError(Exception):
@@ -62,7 +64,8 @@ def format_remote(exception: BaseException | None) -> str:
         exception.__traceback__ = frames
     text = "".join(traceback.format_exception(exception))
     return text.replace(
-        "Traceback (most recent call last):", "Traceback of where the remote call failed (most recent call last):"
+        "Traceback (most recent call last):",
+        "Traceback of where the remote call failed (most recent call last):",
     )
 
 

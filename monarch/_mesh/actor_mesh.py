@@ -209,7 +209,9 @@ def as_endpoint(
     mesh, name = not_an_endpoint._mesh, not_an_endpoint._name
     method = getattr(mesh._class, name)
     if not callable(method):
-        raise ValueError(f"expected an method of a spawned actor, but {mesh._class.__name__}.{name} is {method!r}")
+        raise ValueError(
+            f"expected an method of a spawned actor, but {mesh._class.__name__}.{name} is {method!r}"
+        )
     prop: EndpointProperty[Any, Any] = EndpointProperty(
         method, propagate=propagate, explicit_response_port=explicit_response_port, checked=False
     )

@@ -59,7 +59,9 @@ _ENDED_KEPT = 10_000  # ends of processes remembered for those who ask late
 _ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when the client is gone
 _TERM_TO_KILL = 1.0  # seconds between SIGTERM and SIGKILL
 _ZYGOTES = 4  # fork servers kept beside the first; the longest unused goes
-_PRELOAD_PATIENCE = 120.0  # seconds more until a process must be up when its fork server imports modules first
+_PRELOAD_PATIENCE = (
+    120.0  # seconds more until a process must be up when its fork server imports modules first
+)
 _TAIL = 64
 
 
@@ -273,7 +275,12 @@ class HostAgent:
         return writing
 
     def _fork(
-        self, mesh: MeshRecord, spec: LaunchSpec, ranks: list[int], first: int, listening: dict[int, socket.socket]
+        self,
+        mesh: MeshRecord,
+        spec: LaunchSpec,
+        ranks: list[int],
+        first: int,
+        listening: dict[int, socket.socket],
     ) -> None:
         server = self._server_for(spec)
         spec_fd = _memory_file(msgspec.msgpack.encode(spec))
@@ -293,7 +300,9 @@ class HostAgent:
         finally:
             os.close(spec_fd)
 
-    def _execute(self, record: Record, spec: LaunchSpec, command: message.Command, listening: socket.socket) -> None:
+    def _execute(
+        self, record: Record, spec: LaunchSpec, command: message.Command, listening: socket.socket
+    ) -> None:
         spec_fd = _memory_file(msgspec.msgpack.encode(spec))
         writing = self._pipes(record, spec)
         given = f"{spec_fd},{listening.fileno()},{os.getpid()},{record.address},{record.rank}"
@@ -384,9 +393,7 @@ class HostAgent:
 
     def _not_ready(self, record: Record) -> None:
         if record.ended is None and record.connection is None:
-            record.detail = (
-                f"was not ready within {settings.get('host_spawn_ready_timeout'):g} s (setting host_spawn_ready_timeout)"
-            )
+            record.detail = f"was not ready within {settings.get('host_spawn_ready_timeout'):g} s (setting host_spawn_ready_timeout)"
             if record.pid:
                 _kill(record.pid, signal.SIGKILL)
             else:
@@ -585,11 +592,13 @@ class HostAgent:
             fresh = aggregator.due(now) is None
             aggregator.add(rank, line, now)
             if fresh:
-                self.loop.call_later(mesh.window, lambda: self._window_ends(stream, aggregator, mesh.with_rank))
+                self.loop.call_later(
+                    mesh.window, lambda: self._window_ends(stream, aggregator, mesh.with_rank)
+                )
             self._window_ends(stream, aggregator, mesh.with_rank)
 
     def _window_ends(self, stream: int, aggregator: logs.Aggregator, with_rank: bool) -> None:
-        """Shows what was gathered if it is time: a window that was shown earlier has begun anew, with its own clock."""
+        """Shows what was gathered if it is time: a window shown early has begun anew, with its own clock."""
         due = aggregator.due(self.loop.now())
         if due is not None and due <= self.loop.now():
             self.send(self.client, Output(stream, aggregator.take(logs.clock(), with_rank)))

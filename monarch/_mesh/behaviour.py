@@ -107,7 +107,9 @@ class ActorBehaviour:
             method = self._methods.get(call.method) or self._find(call.method)
             args, kwargs = codec.decode(delivery.body, delivery.buffers)
             if method.is_async:
-                raise TypeError(f"{call.method} is async, and this actor has no event loop to run on: it has no async endpoint")
+                raise TypeError(
+                    f"{call.method} is async, and this actor has no event loop to run on: it has no async endpoint"
+                )
             if method.explicit:
                 result = method.fn(self._response_port(delivery), *args, **kwargs)
             else:
@@ -163,7 +165,9 @@ class ActorBehaviour:
         try:
             proc.check_size(body, buffers)
         except MessageTooLargeError:
-            body, buffers = encode_error(RuntimeError("the exception is too large to send"), where, formatted[:100_000])
+            body, buffers = encode_error(
+                RuntimeError("the exception is too large to send"), where, formatted[:100_000]
+            )
         proc.answer(delivery.back, Answer(call.port, call.rank, ERROR), body, buffers)
 
     def _raised(self, delivery: Delivery, exc: Exception, method: Method | None) -> None:
@@ -175,7 +179,9 @@ class ActorBehaviour:
 
     def _fatal(self, exc: BaseException, doing: str) -> Leave:
         failure = self.describe_failure(exc, doing)
-        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+        return Leave(
+            failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report)
+        )
 
     # --- failures
 
@@ -239,7 +245,11 @@ class ActorBehaviour:
 
     def describe_failure(self, exc: BaseException, doing: str) -> Failure:
         if doing == "cleanup error":
-            cause = f"cleanup error: {exc}" if isinstance(exc, TimeoutError) else f"cleanup error: {format_remote(exc)}"
+            cause = (
+                f"cleanup error: {exc}"
+                if isinstance(exc, TimeoutError)
+                else f"cleanup error: {format_remote(exc)}"
+            )
         elif isinstance(exc, Aborted):
             cause = f"actor explicitly aborted due to: {exc}"
         else:

@@ -138,7 +138,7 @@ def _settle_in(spec: LaunchSpec, bind: dict[str, str]) -> None:
     logging.getLogger().setLevel(logging.INFO)
     logprefix.install()
     for stream in (sys.stdout, sys.stderr):
-        try:  # one write a line, under PYTHONUNBUFFERED too: lines that processes write at one time must not mix
+        try:  # one write a line, under PYTHONUNBUFFERED too: lines of several processes must not mix
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
         except AttributeError:
             pass

@@ -35,7 +35,9 @@ from monarch.config import settings
 
 ROOT = "root"
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
-_OUTPUT_KEPT = 100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
+_OUTPUT_KEPT = (
+    100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
+)
 
 _lock = threading.Lock()
 _client: Client | None = None
@@ -75,7 +77,9 @@ class Client:
         self._flushes: dict[int, Slot] = {}
         self._flush_count = 0
         proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
-        proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(flushed.token, Slot()).set()
+        proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(
+            flushed.token, Slot()
+        ).set()
         transport.listen(listening)
         connection = transport.connect(ours, agent_at(host))
         proc.use_agent(connection)
@@ -107,11 +111,18 @@ class Client:
                 dropped, self._dropped = self._dropped, 0
                 self._printing = True
             if dropped:
-                pieces.append((2, f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n"))
+                pieces.append(
+                    (
+                        2,
+                        f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n",
+                    )
+                )
             for number, text in pieces:
                 try:
                     self.show(number, text)
-                except (OSError, ValueError, AttributeError):  # closed, or None under pythonw
+                except (
+                    Exception
+                ):  # closed, or None under pythonw; what a program put there may raise anything
                     continue
 
     def flush_output(self, timeout: float) -> None:
@@ -176,7 +187,9 @@ class Client:
             heard_all.wait(1.0)
             self._wait_printed(1.0)
         proc.close(
-            ClientClosedError("shutdown_context() ran in this process: the client is closed and cannot be started again")
+            ClientClosedError(
+                "shutdown_context() ran in this process: the client is closed and cannot be started again"
+            )
         )
         remove_directory(self.directory)
 
@@ -209,7 +222,9 @@ def start() -> Proc:
         if known is not None:
             return known
         if _closed is not None:
-            raise ClientClosedError("shutdown_context() ran in this process: the client cannot be started again")
+            raise ClientClosedError(
+                "shutdown_context() ran in this process: the client cannot be started again"
+            )
         client = Client()
         _client = client
         set_home(client.proc)
@@ -246,7 +261,9 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     """
     global _closed
     if host_timeout is not None and not 0 <= host_timeout < 2**64:  # NaN fails both comparisons
-        raise ValueError(f"invalid host_timeout {host_timeout!r}: expected a finite number of seconds, 0 or more")
+        raise ValueError(
+            f"invalid host_timeout {host_timeout!r}: expected a finite number of seconds, 0 or more"
+        )
     with _lock:
         if _closed is not None or _client is None or _client.proc.pid != os.getpid():
             return done_future()

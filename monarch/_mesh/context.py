@@ -89,7 +89,11 @@ class ActorInstance:
     def actor_id(self) -> ActorAddr:
         instance = self._instance
         singleton = instance.behaviour is None or instance.key == instance.name
-        uid = Uid.singleton(instance.key) if singleton else Uid(instance.name, instance.key + encode58(instance.rank, 4))
+        uid = (
+            Uid.singleton(instance.key)
+            if singleton
+            else Uid(instance.name, instance.key + encode58(instance.rank, 4))
+        )
         return ActorAddr(addr=host_of(instance.proc.address), proc_name=self.proc_id, actor_name=str(uid))
 
     @property

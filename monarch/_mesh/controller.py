@@ -129,7 +129,9 @@ class OwnedProcs:
             why = supervision.describe_exit(ended)
             tail = "".join(f"\n    {line}" for line in ended.tail)
             self.started.fail(
-                RuntimeError(f"process {ended.address} of mesh {self.spec.name!r} ended before it was ready: {why}{tail}")
+                RuntimeError(
+                    f"process {ended.address} of mesh {self.spec.name!r} ended before it was ready: {why}{tail}"
+                )
             )
 
     def stop(self, reason: str) -> Source:
@@ -270,14 +272,22 @@ class MeshLayer:
     def _on_spawn(self, connection: Connection, spawn: Spawn, frame: Frame) -> None:
         rank, view = spawn.rank, spawn.view
         instance = Instance(
-            self.proc, key=spawn.key, name=spawn.name, rank=rank, view=view, owner=spawn.owner, owner_proc=spawn.owner_proc
+            self.proc,
+            key=spawn.key,
+            name=spawn.name,
+            rank=rank,
+            view=view,
+            owner=spawn.owner,
+            owner_proc=spawn.owner_proc,
         )
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
         body, buffers = frame.body, frame.buffers
         kind = ActorBehaviour
         if spawn.loop:
-            from monarch._mesh.async_behaviour import AsyncActorBehaviour  # asyncio: loaded by the first that needs it
+            from monarch._mesh.async_behaviour import (
+                AsyncActorBehaviour,
+            )  # asyncio: loaded by the first that needs it
 
             kind = AsyncActorBehaviour
         instance.behaviour = kind(
@@ -467,7 +477,9 @@ class MeshLayer:
     def _on_bounced(self, bounced: Bounced) -> None:
         if bounced.sender == self.proc.root_name:
             if not bounced.hook:
-                self.fault(MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>")))
+                self.fault(
+                    MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>"))
+                )
             return
         instance = self.actor(bounced.sender)
         if instance is not None and not instance.stopping:

@@ -78,7 +78,11 @@ def endpoint(
     *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
 ) -> Callable[[Callable[..., Any]], EndpointProperty[Any, Any]]: ...
 def endpoint(
-    method: Any = None, *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
 ) -> Any:
     """Makes a method of an Actor callable from other processes.
 
@@ -100,7 +104,11 @@ def endpoint(
 
 
 def concurrent_endpoint(
-    method: Any = None, *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
 ) -> Any:
     """An `async def` endpoint whose calls overlap: each runs as a task of the actor's loop.
 
@@ -112,7 +120,9 @@ def concurrent_endpoint(
         if isinstance(function, EndpointProperty):
             raise ValueError("concurrent_endpoint does not wrap @endpoint: use it alone")
         if not inspect.iscoroutinefunction(function):
-            raise ValueError(f"concurrent_endpoint can only wrap async endpoints, and {function!r} is not async")
+            raise ValueError(
+                f"concurrent_endpoint can only wrap async endpoints, and {function!r} is not async"
+            )
         return EndpointProperty(
             function,
             propagate=propagate,
@@ -185,7 +195,9 @@ class Endpoint(Generic[P, R]):
 
     __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
 
-    def __init__(self, mesh: ActorMesh[Any], name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
+    def __init__(
+        self, mesh: ActorMesh[Any], name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None
+    ):
         self._mesh = mesh
         self._name = name
         self._property = prop
@@ -250,14 +262,20 @@ class Endpoint(Generic[P, R]):
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Distributed tensors of the results; needs the tensor engine."""
-        raise NotImplementedError("rref needs the tensor engine, which this version of the package does not have")
+        raise NotImplementedError(
+            "rref needs the tensor engine, which this version of the package does not have"
+        )
 
     def with_timeout(self, seconds: float) -> Endpoint[P, R]:
         """The same endpoint whose calls end by themselves: TimeoutError after `seconds`, naming the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
 
     def _send(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[Any] | None = None, selection: str = "all"
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: Port[Any] | None = None,
+        selection: str = "all",
     ) -> None:
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection!r} (expected 'all' or 'choose')")
@@ -320,7 +338,9 @@ class Endpoint(Generic[P, R]):
                     if entry is not None:
                         entry.close()
                     raise
-            message = Call(key, unique, sender.next_number(key, rank), method, number, back, index, view, adverb)
+            message = Call(
+                key, unique, sender.next_number(key, rank), method, number, back, index, view, adverb
+            )
             try:
                 proc.post(address, message, body, buffers, lazy)
             except PeerEnded as exc:

@@ -1,11 +1,12 @@
-"""Says in each log message which actor wrote it: `[actor=<who>] ` before the text, `record.actor_prefix` beside it.
+"""Says in each log message which actor wrote it: `[actor=<who>] ` before the text.
 
-It is done where records are made (`logging.setLogRecordFactory`), not by a filter on each handler: a record is made once,
-in the thread of the code that logs, so whatever handler it meets, root's or another's, added before or after, sees the
-prefix, once. A filter runs once for each handler on one shared record and would have to tell that another was there
-before it, runs in the listener's thread behind a QueueHandler, and reaches handlers added later only by patching `logging`.
-The price: filters on loggers see the prefix too, and a program that sets a factory of its own later should call the one it
-replaces, as the documentation of `logging` asks.
+It is done where records are made (`logging.setLogRecordFactory`), not by a filter on each handler: a record
+is made once, in the thread of the code that logs, so whatever handler it meets, root's or another's, added
+before or after, sees the prefix, once. A filter runs once for each handler on one shared record and would
+have to tell that another was there before it, runs in the listener's thread behind a QueueHandler, and
+reaches handlers added later only by patching `logging`. The price: filters on loggers see the prefix too,
+and a program that sets a factory of its own later should call the one it replaces, as the documentation of
+`logging` asks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def prefix() -> str:
 
 
 class PrefixingFactory:
-    """Makes records with `make`, then puts the prefix in. `actor_prefix` is always set, so that formats may name it."""
+    """Makes records with `make`, then puts the prefix in.
+
+    `actor_prefix` has it alone. It is always set, "" without a prefix, so that formats may name it.
+    """
 
     def __init__(self, make: Any) -> None:
         self._make = make

@@ -1,9 +1,9 @@
-"""The client in IPython and Jupyter: what processes print comes out under the cell that ran when they printed it.
+"""The client in IPython and Jupyter: what processes print comes out under the cell that was running.
 
-Settings turn on log forwarding there, so output comes through the agent to the client's printer thread. A Jupyter
-kernel files each piece of output under a cell by a context variable, which a thread of ours does not have; so the
-printer writes in a copy of the context of the cell that ran last. After each cell the output is flushed, so that
-it is complete before the next one.
+Settings turn on log forwarding there, so output comes through the agent to the client's printer thread. A
+Jupyter kernel files each piece of output under a cell by a context variable, which a thread of ours does not
+have; so the printer writes in a copy of the context of the cell that ran last. After each cell the output is
+flushed, so that it is complete before the next one.
 
 Loaded only where IPython is; imports nothing of it.
 """
@@ -16,12 +16,10 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from monarch._mesh.client import Client, forget_fault, on_interrupt
 from monarch._runtime.future import Future, let_block, running_loop
-
-if TYPE_CHECKING:
-    from monarch._mesh.client import Client
 
 _FLUSH = 1.0  # seconds a cell's end may be held up by output; what is late comes out under the next cell
 
@@ -46,8 +44,6 @@ class Cells:
         shell.events.register("post_run_cell", self._on_end)
 
     def _on_begin(self, info: Any) -> None:
-        from monarch._mesh.client import forget_fault
-
         forget_fault()  # one that came between two cells was shown and has no cell to interrupt
         self._begins()
 
@@ -65,10 +61,8 @@ class Cells:
 
 
 def _watch_interrupts() -> None:
-    """Jupyter sets a handler of SIGINT for each cell. The one for cells with `await` only tells the event loop, which hears
-    nothing while `get()` blocks it; so ours stands before it."""
-    from monarch._mesh.client import on_interrupt
-
+    """Jupyter sets a handler of SIGINT for each cell. The one for cells with `await` only tells the event
+    loop, which hears nothing while `get()` blocks it; so ours stands before it."""
     if threading.current_thread() is not threading.main_thread():
         return
     before = signal.getsignal(signal.SIGINT)
@@ -79,14 +73,12 @@ def _watch_interrupts() -> None:
 
 
 class _Before:
-    """A handler of SIGINT: interrupts a `get()` that blocks the main thread, else leaves it to the handler it replaced."""
+    """A handler of SIGINT: interrupts a blocked `get()`, else leaves it to the handler it replaced."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self._handler = handler
 
     def __call__(self, number: int, stack: FrameType | None) -> None:
-        from monarch._mesh.client import on_interrupt
-
         frame = stack
         while frame is not None:
             if frame.f_code is Future.get.__code__:

@@ -1,6 +1,6 @@
 """The folder of one client's run, where its sockets live: 0700, removed with the run.
 
-    <base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: the client's process id
+<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: the client's process id
 """
 
 from __future__ import annotations

@@ -40,12 +40,16 @@ class MeshFailure:
         return self._failure.report
 
     def __str__(self) -> str:
-        return f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
+        return (
+            f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
+        )
 
     __repr__ = __str__
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError("a MeshFailure cannot be sent: it belongs to the owner that was told; send its report()")
+        raise TypeError(
+            "a MeshFailure cannot be sent: it belongs to the owner that was told; send its report()"
+        )
 
 
 class MeshFacts(Protocol):
@@ -158,7 +162,10 @@ class Ledger:
         return entry.whole
 
     def statistics(self) -> dict[str, int]:
-        return {"meshes": len(self._entries), "ended_ranks": sum(len(e.ended) for e in self._entries.values())}
+        return {
+            "meshes": len(self._entries),
+            "ended_ranks": sum(len(e.ended) for e in self._entries.values()),
+        }
 
 
 # --- the texts ----------------------------------------------------------------------------------------------
@@ -186,7 +193,11 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
     last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
     report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"
     return Failure(
-        report, mesh.key, mesh.mesh_name, list(ranks), f"Supervision event: actor {shown} failed: {cause} ({where})"
+        report,
+        mesh.key,
+        mesh.mesh_name,
+        list(ranks),
+        f"Supervision event: actor {shown} failed: {cause} ({where})",
     )
 
 
@@ -212,6 +223,8 @@ def unhandled_child(
     return Failure(report, key, mesh_name, [rank], event)
 
 
-def stopped_failure(display: str, reason: str, key: str = "", mesh_name: str = "", rank: int | None = None) -> Failure:
+def stopped_failure(
+    display: str, reason: str, key: str = "", mesh_name: str = "", rank: int | None = None
+) -> Failure:
     text = f"Supervision event: actor {display} has status:\n  stopped: {reason}"
     return Failure(text, key, mesh_name or display, [] if rank is None else [rank], text, stopped=True)

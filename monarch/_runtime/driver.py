@@ -33,7 +33,9 @@ def run(instance: Instance) -> None:
     assert instance.behaviour is not None
     instance.thread_ident = threading.get_ident()
     if instance.behaviour.is_async:
-        from monarch._runtime.async_driver import AsyncDriver  # asyncio: loaded by the first actor that needs it
+        from monarch._runtime.async_driver import (
+            AsyncDriver,
+        )  # asyncio: loaded by the first actor that needs it
 
         AsyncDriver(instance).run()
     else:
@@ -71,7 +73,9 @@ def _run_sync(instance: Instance) -> None:
         why = leave
     except BaseException as exc:
         failure = behaviour.describe_failure(exc, "" if constructed else "__init__")
-        why = Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+        why = Leave(
+            failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report)
+        )
     _leave_sync(instance, why, constructed)
 
 

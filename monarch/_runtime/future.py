@@ -221,7 +221,9 @@ class Future(Generic[T]):
 
     def __init__(self, *args: Any) -> None:
         if len(args) != 2 or args[0] is not _MADE:
-            raise TypeError("a Future is made by the runtime (call(), recv(), stop(), ...), never by a program")
+            raise TypeError(
+                "a Future is made by the runtime (call(), recv(), stop(), ...), never by a program"
+            )
         self._source: Source | None = args[1]
         self._value: Any = _PENDING
         self._error: BaseException | None = None
@@ -242,7 +244,9 @@ class Future(Generic[T]):
             if source is not None:
                 source.begin()
                 if not source.ready and not source.wait(timeout):
-                    raise TimeoutError(f"no result after {timeout} s; the operation goes on (observe the Future again)")
+                    raise TimeoutError(
+                        f"no result after {timeout} s; the operation goes on (observe the Future again)"
+                    )
                 self._decode()
         if self._error is not None:
             raise self._error
@@ -264,7 +268,9 @@ class Future(Generic[T]):
         if self._value is _PENDING and self._error is None:
             loop = running_loop()
             if loop is None:
-                raise ValueError("__await__ with no active event loop: use get(), or await it inside asyncio.run(...)")
+                raise ValueError(
+                    "__await__ with no active event loop: use get(), or await it inside asyncio.run(...)"
+                )
             source = self._source
             if source is not None:
                 source.begin()
@@ -326,7 +332,9 @@ def done_future(result: Any = None) -> Future[Any]:
 def check_timeout(timeout: float) -> float:
     """A timeout in seconds as threading takes it. ValueError for negative, NaN and infinite ones."""
     if not isinstance(timeout, (int, float)) or math.isnan(timeout) or math.isinf(timeout) or timeout < 0:
-        raise ValueError(f"invalid timeout {timeout!r}: expected a finite number of seconds, 0 or more, or None")
+        raise ValueError(
+            f"invalid timeout {timeout!r}: expected a finite number of seconds, 0 or more, or None"
+        )
     return min(float(timeout), _TIMEOUT_LIMIT)
 
 

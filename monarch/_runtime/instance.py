@@ -73,7 +73,15 @@ class Instance:
     """`key` names the actor within its process, `unique` everywhere."""
 
     def __init__(
-        self, proc: Proc, *, key: str, name: str, rank: int, view: bytes, owner: str = "", owner_proc: str = ""
+        self,
+        proc: Proc,
+        *,
+        key: str,
+        name: str,
+        rank: int,
+        view: bytes,
+        owner: str = "",
+        owner_proc: str = "",
     ) -> None:
         self.proc = proc
         self.key = key
@@ -127,7 +135,9 @@ class Instance:
             # On the I/O thread, as is every pause and its end: they leave in the order in which they were decided.
             self.paused_senders.add(delivery.back)
             self.proc.pause_sender(delivery.back, self.key, True)
-            if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
+            if (
+                len(mailbox.messages) * 2 < self.high_water
+            ):  # taken meanwhile, before the actor could see the pause
                 self._resume_senders()
 
     def path_lost(self, sender: str) -> None:

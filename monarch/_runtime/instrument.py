@@ -1,8 +1,9 @@
-"""What the runtime and its programs report: spans and metrics, passed on to OpenTelemetry when the program uses it.
+"""Spans and metrics of the runtime and of programs, passed on to OpenTelemetry when the program uses it.
 
-The backend is whatever `opentelemetry` the program has imported itself (found in `sys.modules`; nothing is imported here), so
-a program without it pays one dict lookup where it reports, and nothing in endpoints. Where spans and metrics go
-from there is for the program's OpenTelemetry providers; this module knows nothing of exporters.
+The backend is whatever `opentelemetry` the program has imported itself (found in `sys.modules`; nothing is
+imported here), so a program without it pays one dict lookup where it reports, and nothing in endpoints.
+Where spans and metrics go from there is for the program's OpenTelemetry providers; this module knows no
+exporters.
 
 The settings `enable_otel_tracing` and `enable_otel_metrics` switch either off.
 """
@@ -33,9 +34,11 @@ def _api(module: str) -> Any:
     return sys.modules.get(module)
 
 
-# --- spans ------------------------------------------------------------------------------------------------------
+# --- spans
 
-_tracer_of: tuple[Any, Any] = (None, None)  # (API module, its tracer for us): a provider makes a new one at each question
+
+# (API module, its tracer for us), kept because a provider makes a new tracer each time it is asked.
+_tracer_of: tuple[Any, Any] = (None, None)
 
 
 def tracer() -> Any:
@@ -57,13 +60,16 @@ def tracer() -> Any:
 def span(name: str) -> AbstractContextManager[Any]:
     """A context manager whose body is one span called `name`; spans inside it become its children.
 
-    An exception that leaves the body is recorded in the span and goes on. Without OpenTelemetry it does nothing.
-    TypeError when `name` is no string.
+    An exception that leaves the body is recorded in the span and goes on. Without OpenTelemetry nothing is
+    recorded. TypeError when `name` is no string.
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a span is a string, got {name!r}")
     backend = tracer()
-    return _no_span if backend is None else backend.start_as_current_span(name)  # type: ignore[no-any-return]
+    if backend is None:
+        return _no_span
+    found: AbstractContextManager[Any] = backend.start_as_current_span(name)
+    return found
 
 
 @overload
@@ -71,18 +77,18 @@ def traced(function: Callable[P, R], /) -> Callable[P, R]: ...
 @overload
 def traced(*, name: str | None = None) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def traced(function: Any = None, /, *, name: str | None = None) -> Any:
-    """Makes each call of a function (sync or async) one span, called `name` or else as the function's qualified name.
+    """Makes each call of a function (sync or async) one span, called `name` or else by its qualified name.
 
-    Name, docstring and signature stay. A generator's span covers only the making of the generator. On an endpoint it goes
-    below: `@endpoint` outermost. TypeError for what is no function.
+    Name, docstring and signature stay. A generator's span covers only the making of the generator. On an
+    endpoint it goes below `@endpoint`. TypeError for what is no function.
     """
     if name is not None and not isinstance(name, str):
         raise TypeError(f"the name of a span is a string, got {name!r}")
 
     def decorate(function: Any) -> Any:
         if not callable(function):
-            raise TypeError(f"@traced decorates a function, got {function!r} (with @endpoint: put @endpoint above @traced)")
-        return _wrapped(function, name or getattr(function, "__qualname__", type(function).__name__))
+            raise TypeError(f"@traced decorates a function, got {function!r} (@endpoint goes above @traced)")
+        return _wrapped(function, name or str(getattr(function, "__qualname__", type(function).__name__)))
 
     return decorate if function is None else decorate(function)
 
@@ -114,7 +120,7 @@ def instrumented(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     return method if tracer() is None else _wrapped(method, name)
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------
+# --- metrics
 
 
 def _text(attributes: Mapping[Any, Any] | None) -> dict[str, str] | None:
@@ -123,7 +129,7 @@ def _text(attributes: Mapping[Any, Any] | None) -> dict[str, str] | None:
 
 
 class _Instrument:
-    """What the instruments share. The backend's is made at the first report after the program imported OpenTelemetry."""
+    """What instruments share. The backend's is made at the first report after the program imported it."""
 
     _create = ""  # the method of OpenTelemetry's Meter
 
@@ -144,7 +150,8 @@ class _Instrument:
             make = getattr(api, "get_meter", None)
             if make is None:
                 return None
-            found = getattr(make(_SCOPE), self._create)(self.name, unit=self.unit, description=self.description)
+            create = getattr(make(_SCOPE), self._create)
+            found = create(self.name, unit=self.unit, description=self.description)
             self._made = (api, found)
         return found
 
@@ -161,7 +168,10 @@ class Counter(_Instrument):
     _create = "create_counter"
 
     def add(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
-        """Adds `amount`, cut to a whole number. Keys and values of `attributes` become text. Raises what `int(amount)` does."""
+        """Adds `amount`, cut to a whole number; raises what `int(amount)` does.
+
+        Keys and values of `attributes` become text.
+        """
         whole = int(amount)
         backend = self._backend()
         if backend is not None:
@@ -180,7 +190,7 @@ class Histogram(_Instrument):
     _create = "create_histogram"
 
     def record(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
-        """Records one value. Keys and values of `attributes` become text. Raises what `float(amount)` does."""
+        """Records one value; raises what `float(amount)` does. Keys and values of `attributes` become text."""
         value = float(amount)
         backend = self._backend()
         if backend is not None:
@@ -197,14 +207,19 @@ class Meter:
         return UpDownCounter(name, unit, description)
 
     def create_histogram(
-        self, name: str, unit: str = "", description: str = "", *, explicit_bucket_boundaries_advisory: Any = None
+        self,
+        name: str,
+        unit: str = "",
+        description: str = "",
+        *,
+        explicit_bucket_boundaries_advisory: Any = None,
     ) -> Histogram:
-        """`explicit_bucket_boundaries_advisory` is taken and not passed on: buckets are for the program's views."""
+        """The advisory is taken and not passed on: buckets are for the program's OpenTelemetry views."""
         return Histogram(name, unit, description)
 
     def create_gauge(self, name: str, unit: str = "", description: str = "") -> NoReturn:
         """Warns and raises NotImplementedError."""
-        text = f"create_gauge({name!r}): gauges are not supported; use create_up_down_counter or create_histogram"
+        text = f"create_gauge({name!r}) is not supported; use create_up_down_counter or create_histogram"
         warnings.warn(text, UserWarning, stacklevel=2)
         raise NotImplementedError(text)
 
@@ -223,8 +238,8 @@ class Meter:
 
 def _not_observable(what: str, name: str) -> NoReturn:
     raise NotImplementedError(
-        f"{what}({name!r}): instruments that are observed through callbacks are not supported; report values with "
-        f"create_counter, create_up_down_counter or create_histogram"
+        f"{what}({name!r}): instruments that are observed through callbacks are not supported; report values "
+        f"with create_counter, create_up_down_counter or create_histogram"
     )
 
 
@@ -232,5 +247,5 @@ _meter = Meter()
 
 
 def get_meter() -> Meter:
-    """The Meter of this process. Its instruments do nothing until the program imports `opentelemetry.metrics`."""
+    """The Meter of this process. Its instruments report nothing until the program imports OpenTelemetry."""
     return _meter

@@ -66,7 +66,9 @@ def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes,
     buffers: Sequence[memoryview] = ()
     try:
         pickled, buffers = codec.encode(exc)
-        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
+        codec.decode(
+            pickled, buffers
+        )  # a constructor that cannot be replayed must fail here, not at the caller
     except Exception:
         pickled, buffers = b"", ()
     return message.encode((where, formatted, pickled)), buffers
@@ -84,7 +86,9 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
             try:
                 exception = codec.decode(pickled, buffers)
             except Exception as exc:
-                formatted += f"\n(the exception itself could not be brought here: {type(exc).__name__}: {exc})"
+                formatted += (
+                    f"\n(the exception itself could not be brought here: {type(exc).__name__}: {exc})"
+                )
         raise ActorError(exception, where, formatted)
     if kind == RAISED:
         raise codec.decode(body, buffers)
@@ -377,7 +381,9 @@ class Arrival(Source):
         if not self._ranked:
             return value
         if self._raw[0] < 0:
-            raise ValueError("RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply")
+            raise ValueError(
+                "RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply"
+            )
         return self._raw[0], value
 
 
@@ -391,7 +397,16 @@ class Port(Generic[T]):
     gone, the sending actor is told (`_handle_undeliverable_message`), unless `return_undeliverable` is False.
     """
 
-    __slots__ = ("_address", "_number", "_on_used", "_once", "_proc", "_rank", "_used", "return_undeliverable")
+    __slots__ = (
+        "_address",
+        "_number",
+        "_on_used",
+        "_once",
+        "_proc",
+        "_rank",
+        "_used",
+        "return_undeliverable",
+    )
 
     def __init__(self, proc: Proc, address: str, number: int, *, rank: int = -1, once: bool = False) -> None:
         self._proc = proc
@@ -491,7 +506,9 @@ class PortReceiver(Generic[T]):
             yield self.recv()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a PortReceiver cannot be sent: it reads in the process that opened it; send the Port")
+        raise TypeError(
+            "a PortReceiver cannot be sent: it reads in the process that opened it; send the Port"
+        )
 
 
 class RankedPortReceiver(PortReceiver[T]):

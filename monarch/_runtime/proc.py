@@ -325,7 +325,9 @@ class Proc:
                     self._unknown[key].append(delivery)
                     self._unknown_count += 1
                     return
-                tombstone = Failure(f"no actor {key} is here and {self._unknown_count} messages already wait for others")
+                tombstone = Failure(
+                    f"no actor {key} is here and {self._unknown_count} messages already wait for others"
+                )
         if instance is not None:
             instance.deliver(delivery)
         else:

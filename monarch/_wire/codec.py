@@ -240,7 +240,9 @@ def _loaded_by_a_finder(name: str) -> bool:
         if finder is importlib.machinery.PathFinder:
             continue
         try:
-            if finder.find_spec(name, None) is not None and getattr(finder, "__module__", "").startswith("__editable__"):
+            if finder.find_spec(name, None) is not None and getattr(finder, "__module__", "").startswith(
+                "__editable__"
+            ):
                 return True
         except (ImportError, AttributeError, ValueError):
             continue
@@ -276,7 +278,9 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
     count = 0
     if data.numel():
         count = 1 + sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True))
-    if count > 2 * data.numel():  # a sparse view (a column, say): sending its span would send mostly other data
+    if (
+        count > 2 * data.numel()
+    ):  # a sparse view (a column, say): sending its span would send mostly other data
         data = data.contiguous()
         count = data.numel()
     if pickler.spans is None:

@@ -270,8 +270,8 @@ class InProcessCluster:
         if self._failures:
             reports = "\n".join(failure.report() for failure in self._failures)
             raise UnsupervisedFailure(
-                f"{len(self._failures)} failure(s) reached the root client, where a program would have ended. If "
-                f"the test causes them on purpose, take each with cluster.next_failure().\n{reports}"
+                f"{len(self._failures)} failure(s) reached the root client, where a program would have ended. "
+                f"If the test causes them on purpose, take each with cluster.next_failure().\n{reports}"
             )
 
     def _on_loop(self, fn: Callable[[], Any]) -> None:

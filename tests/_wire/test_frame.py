@@ -1,4 +1,4 @@
-"""Frames survive whatever a stream socket does to them; what is no frame is refused before it costs memory."""
+"""Frames survive whatever a stream socket does to them; what is none is refused before it costs memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def feed(decoder: Decoder, stream: bytes, cuts: Any = ()) -> list[Frame]:
     return frames
 
 
-sizes = st.one_of(st.integers(0, 40), st.sampled_from([4095, 4096, READ - 17, READ - 16, READ - 15, READ, READ + 1]))
+sizes = st.one_of(
+    st.integers(0, 40), st.sampled_from([4095, 4096, READ - 17, READ - 16, READ - 15, READ, READ + 1])
+)
 blobs = sizes.map(lambda size: random.Random(size).randbytes(size))
 small = st.binary(max_size=40)
 frames_of = st.lists(
@@ -117,9 +119,13 @@ def test_encoding_copies_neither_body_nor_buffers() -> None:
 @pytest.mark.parametrize(("body", "buffers"), [(11, ()), (5, (6,)), (0, (11,)), (11, (0,)), (4, (3, 4))])
 def test_the_sender_is_told_of_a_message_over_the_limit(body: int, buffers: tuple[int, ...]) -> None:
     views = [memoryview(bytes(size)) for size in buffers]
-    with pytest.raises(MessageTooLargeError, match="has 11 bytes and the limit is 10 .*codec_max_frame_length"):
+    with pytest.raises(
+        MessageTooLargeError, match=r"has 11 bytes and the limit is 10 .*codec_max_frame_length"
+    ):
         encode(b"h" * 100, bytes(body), views, limit=10)
-    assert encode(b"h" * 100, bytes(body), views, limit=11)  # the limit itself is allowed, and the head is free
+    assert encode(
+        b"h" * 100, bytes(body), views, limit=11
+    )  # the limit itself is allowed, and the head is free
     assert encode(b"h" * 100, bytes(body), views)
 
 
@@ -156,7 +162,9 @@ def test_a_frame_over_the_limit_is_refused_before_memory_is_taken(
     assert taken == []
 
 
-@pytest.mark.parametrize("start", [header(4, 2**63), header(4, 2**64 - 1), header(4, 0, 2**62), header(4, 0, 2**63, 2**63)])
+@pytest.mark.parametrize(
+    "start", [header(4, 2**63), header(4, 2**64 - 1), header(4, 0, 2**62), header(4, 0, 2**63, 2**63)]
+)
 def test_a_size_that_no_machine_has_is_a_frame_error_without_a_limit_too(start: bytes) -> None:
     with pytest.raises(FrameError, match="no memory for a frame of"):
         feed(Decoder(), start + bytes(8))

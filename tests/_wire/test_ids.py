@@ -61,9 +61,11 @@ def test_what_is_no_uid_is_refused_by_its_text(text: str) -> None:
         Uid.from_string(text)
 
 
-@pytest.mark.parametrize(("label", "id"), [(None, None), ("", None), ("a", ""), (None, "0"), ("a<", "2"), (">", None)])
+@pytest.mark.parametrize(
+    ("label", "id"), [(None, None), ("", None), ("a", ""), (None, "0"), ("a<", "2"), (">", None)]
+)
 def test_a_uid_that_could_not_be_written_cannot_be_made(label: str | None, id: str | None) -> None:
-    with pytest.raises(ValueError, match="uid|Uid"):
+    with pytest.raises(ValueError, match=r"uid|Uid"):
         Uid(label, id)
 
 
@@ -101,11 +103,16 @@ def test_how_an_actor_address_is_written(addr: str, text: str) -> None:
 def test_the_parts_of_an_actor_address() -> None:
     addr = ActorAddr(addr="unix:/a", proc_name="procs<2A>", actor_name="worker<3B>")
     assert (addr.uid, addr.pid) == (Uid("worker", "3B"), Uid("worker", "3B"))
-    assert (addr.label, addr.proc_label, addr.proc_id, addr.is_root) == ("worker", "procs", "procs<2A>", False)
+    assert (addr.label, addr.proc_label, addr.proc_id, addr.is_root) == (
+        "worker",
+        "procs",
+        "procs<2A>",
+        False,
+    )
     assert ActorAddr(addr="unix:/a", proc_name="p", actor_name="client").is_root
 
 
 @pytest.mark.parametrize("text", ["", "actor.proc", "actor@unix:/a", "a.p@unix", "a.@unix:/a", ".p@unix:/a"])
 def test_what_is_no_actor_address_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="address|ActorAddr"):
+    with pytest.raises(ValueError, match=r"address|ActorAddr"):
         ActorAddr.from_string(text)

@@ -67,7 +67,7 @@ BAD: dict[str, tuple[Callable[[ProcMesh, Any], Any], type[Exception], str]] = {
     "a lock as argument": (lambda p, m: m.echo.call(threading.Lock()), TypeError, "lock"),
     "a lock for a constructor": (lambda p, m: p.spawn("x", Thing, threading.Lock()), TypeError, "lock"),
     "a lock as result": (lambda p, m: m.lock.call().get(timeout=TIMEOUT), ActorError, "lock"),
-    "a context as argument": (lambda p, m: m.echo.call(context()), TypeError, ""),
+    "a context as argument": (lambda p, m: m.echo.call(context()), TypeError, "Context"),
     "an unknown dimension": (
         lambda p, m: m.slice(hosts=0),
         TypeError,

@@ -235,12 +235,12 @@ def test_configured_holds_for_its_block_only() -> None:
     ("settings", "kind", "text"),
     [
         ({"no_such_key": 1}, ValueError, "invalid configuration key: `no_such_key`"),
-        ({"tail_log_lines": "many"}, TypeError, ""),
-        ({"enable_log_forwarding": 1}, TypeError, ""),
+        ({"tail_log_lines": "many"}, TypeError, "tail_log_lines"),
+        ({"enable_log_forwarding": 1}, TypeError, "enable_log_forwarding"),
         ({"cleanup_timeout": "soon"}, TypeError, "Invalid duration format"),
-        ({"cleanup_timeout": 3}, TypeError, ""),
-        ({"default_transport": 3}, TypeError, ""),
-        ({"default_transport": "pigeons"}, ValueError, ""),
+        ({"cleanup_timeout": 3}, TypeError, "cleanup_timeout"),
+        ({"default_transport": 3}, TypeError, "default_transport"),
+        ({"default_transport": "pigeons"}, ValueError, "pigeons"),
     ],
 )
 def test_a_wrong_setting_is_refused(settings: dict[str, Any], kind: type[Exception], text: str) -> None:
@@ -280,7 +280,7 @@ def test_the_environment_sets_defaults() -> None:
         text=True,
         check=True,
         timeout=60,
-        env=os.environ | {"HYPERACTOR_TAIL_LOG_LINES": "42"},
+        env=os.environ | {"HYPERACTOR_MESH_TAIL_LOG_LINES": "42"},
     )
     assert done.stdout.strip() == "42"
 

@@ -108,7 +108,9 @@ class UnixTransport:
     def connect(self, sock: socket.socket, remote: str) -> StreamConnection:
         """A connected socket as a Connection; `start` it when its owner is ready."""
         queue_limit, frame_limit = self._limits()
-        connection = StreamConnection(sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit)
+        connection = StreamConnection(
+            sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit
+        )
         connection.remote = remote
         return connection
 

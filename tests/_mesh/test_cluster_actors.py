@@ -1,0 +1,450 @@
+"""The core behaviour of actors on an in-process cluster: ring 2, no processes, no real time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import monarch
+from monarch.actor import (
+    Actor,
+    ActorError,
+    BackpressureTimeout,
+    Channel,
+    MeshFailure,
+    Port,
+    SupervisionError,
+    concurrent_endpoint,
+    context,
+    current_rank,
+    endpoint,
+    this_host,
+    this_proc,
+)
+from monarch.testing import InProcessCluster, Local, VirtualClock
+
+pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
+TIMEOUT = 30
+
+
+class Recorder(Actor):
+    """Keeps what it was sent; `hold` stands still until the test's gate opens."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    @endpoint
+    def add(self, value: Any) -> int:
+        self.seen.append(value)
+        return len(self.seen)
+
+    @endpoint
+    def all(self) -> list[Any]:
+        return self.seen
+
+    @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+    @endpoint
+    def fail(self, text: str) -> None:
+        raise ValueError(text)
+
+    @endpoint
+    def hold(self, entered: Local[threading.Event], gate: Local[threading.Event]) -> None:
+        entered.value.set()
+        gate.value.wait(TIMEOUT)
+
+
+class AsyncRecorder(Recorder):
+    @endpoint
+    async def wait_async(self, entered: Local[threading.Event]) -> None:
+        entered.value.set()
+        await asyncio.Event().wait()
+
+    @concurrent_endpoint
+    async def park(self, entered: Local[threading.Event]) -> None:
+        entered.value.set()
+        await asyncio.Event().wait()
+
+
+@pytest.fixture(params=[Recorder, AsyncRecorder])
+def recorder(request: pytest.FixtureRequest) -> type[Recorder]:
+    """An actor on a plain thread, and one with an event loop."""
+    return request.param  # type: ignore[no-any-return]
+
+
+class Gate:
+    """An event that says "I am inside", another that lets it go on."""
+
+    def __init__(self) -> None:
+        self.entered = Local(threading.Event())
+        self.opened = Local(threading.Event())
+
+    def hold(self, mesh: Any) -> Any:
+        """Holds a mesh of one still, from now on; returns the Future of that call."""
+        future = mesh.hold.call_one(self.entered, self.opened)
+        assert self.entered.value.wait(TIMEOUT)
+        return future
+
+    def open(self) -> None:
+        self.opened.value.set()
+
+
+# --- Calls.
+
+
+def test_call_gathers_every_rank_in_order(recorder: type[Recorder]) -> None:
+    actors = this_host().spawn_procs({"gpus": 4}).spawn("a", recorder)
+    assert [value for _, value in actors.rank.call().get(TIMEOUT)] == [0, 1, 2, 3]
+
+
+def test_a_slice_is_called_alone_and_ranks_are_those_of_the_slice(recorder: type[Recorder]) -> None:
+    actors = this_host().spawn_procs({"hosts": 2, "gpus": 2}).spawn("a", recorder)
+    column = actors.slice(gpus=1)
+    assert [value for _, value in column.rank.call().get(TIMEOUT)] == [0, 1]
+    column.add.call("x").get(TIMEOUT)
+    assert [value for _, value in actors.all.call().get(TIMEOUT)] == [[], ["x"], [], ["x"]]
+
+
+def test_messages_of_one_sender_keep_their_order_over_all_adverbs(recorder: type[Recorder]) -> None:
+    actors = this_host().spawn_procs({"gpus": 2}).spawn("a", recorder)
+    actors.add.broadcast(0)
+    actors.slice(gpus=1).add.broadcast(1)
+    actors.add.call(2)
+    actors.slice(gpus=0).add.call_one(3)
+    actors.add.broadcast(4)
+    assert [value for _, value in actors.all.call().get(TIMEOUT)] == [[0, 2, 3, 4], [0, 1, 2, 4]]
+
+
+def test_arguments_arrive_as_copies() -> None:
+    actor = this_host().spawn_procs().spawn("a", Recorder)
+    mine = ["before"]
+    sent = actor.add.call_one(mine)
+    mine.append("after")
+    sent.get(TIMEOUT)
+    assert actor.all.call_one().get(TIMEOUT) == [["before"]]
+
+
+def test_an_exception_reaches_the_caller_and_the_actor_goes_on(recorder: type[Recorder]) -> None:
+    actor = this_host().spawn_procs().spawn("a", recorder)
+    with pytest.raises(ActorError, match="no good") as caught:
+        actor.fail.call_one("no good").get(TIMEOUT)
+    assert isinstance(caught.value.exception, ValueError)
+    assert actor.add.call_one(1).get(TIMEOUT) == 1
+
+
+def test_an_exception_nobody_waits_for_is_a_failure_of_its_actor(
+    cluster: InProcessCluster, recorder: type[Recorder]
+) -> None:
+    actors = this_host().spawn_procs({"gpus": 2}).spawn("a", recorder)
+    actors.slice(gpus=1).fail.broadcast("unheard")
+    failure = cluster.next_failure()
+    assert failure.crashed_ranks == [1]
+    assert "unheard" in failure.report()
+    assert actors.slice(gpus=0).add.call_one(1).get(TIMEOUT) == 1
+    with pytest.raises(SupervisionError, match="unheard"):
+        actors.slice(gpus=1).add.call_one(1).get(TIMEOUT)
+
+
+class Talker(Actor):
+    @endpoint
+    async def ask(self, other: Recorder, value: Any) -> int:
+        return await other.add.call_one(value)
+
+    @endpoint
+    async def tell(self, port: Port[Any]) -> None:
+        port.send(context().actor_instance.name)
+
+
+def test_actors_call_each_other_and_send_to_ports() -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    recorder = procs.slice(gpus=0).spawn("recorder", Recorder)
+    talker = procs.slice(gpus=1).spawn("talker", Talker)
+    assert talker.ask.call_one(recorder, "hello").get(TIMEOUT) == 1
+    assert recorder.all.call_one().get(TIMEOUT) == ["hello"]
+    port, receiver = Channel[str].open()
+    talker.tell.broadcast(port)
+    assert receiver.recv().get(TIMEOUT) == "talker"
+
+
+def test_actors_live_in_the_client_as_well() -> None:
+    actor = this_proc().spawn("a", Recorder)
+    assert actor.add.call_one(1).get(TIMEOUT) == 1
+
+
+def test_a_bootstrap_function_runs_in_each_process_before_its_actors() -> None:
+    order = Local[list[str]]([])
+
+    class Second(Actor):
+        def __init__(self, order: Local[list[str]]) -> None:
+            order.value.append("actor")
+
+    procs = this_host().spawn_procs({"gpus": 2}, bootstrap=lambda: order.value.append("bootstrap"))
+    actors = procs.spawn("second", Second, order)
+    procs.initialized.get(TIMEOUT)
+    actors.stop().get(TIMEOUT)
+    assert sorted(order.value) == ["actor", "actor", "bootstrap", "bootstrap"]
+    assert order.value[0] == "bootstrap"
+
+
+# --- Ends.
+
+
+class Cleaner(Actor):
+    def __init__(self, cleaned: Local[list[Any]]) -> None:
+        self.cleaned = cleaned
+
+    @endpoint
+    def ping(self) -> str:
+        return "pong"
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self.cleaned.value.append(exc)
+
+
+def test_stopping_processes_runs_the_cleanup_of_their_actors() -> None:
+    cleaned = Local[list[Any]]([])
+    procs = this_host().spawn_procs({"gpus": 3})
+    procs.spawn("a", Cleaner, cleaned).ping.call().get(TIMEOUT)
+    procs.stop().get(TIMEOUT)
+    assert cleaned.value == [None, None, None]
+
+
+def test_a_killed_process_runs_no_cleanup(cluster: InProcessCluster) -> None:
+    cleaned = Local[list[Any]]([])
+    procs = this_host().spawn_procs({"gpus": 2})
+    actors = procs.spawn("a", Cleaner, cleaned)
+    actors.ping.call().get(TIMEOUT)
+    cluster.kill(procs, 1)
+    assert cluster.next_failure().crashed_ranks == [1]
+    actors.stop().get(TIMEOUT)
+    assert cleaned.value == [None]
+
+
+@pytest.mark.parametrize("adverb", ["call", "call_one"])
+def test_who_waits_for_a_killed_process_is_told(
+    cluster: InProcessCluster, recorder: type[Recorder], adverb: str
+) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    actors = procs.spawn("a", recorder)
+    gate = Gate()
+    held = gate.hold(actors.slice(gpus=1))
+    waiting = actors.add.call(1) if adverb == "call" else actors.slice(gpus=1).add.call_one(1)
+    cluster.kill(procs.slice(gpus=1))
+    for future in (held, waiting):
+        with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
+            future.get(TIMEOUT)
+    assert cluster.next_failure().crashed_ranks == [1]
+    gate.open()
+
+
+def test_the_exit_status_of_a_killed_process_can_be_chosen(cluster: InProcessCluster) -> None:
+    actor = this_host().spawn_procs().spawn("a", Recorder)
+    actor.rank.call_one().get(TIMEOUT)
+    cluster.kill(actor, code=7)
+    assert "exited with non-zero code 7" in cluster.next_failure().report()
+
+
+class Waiter(Actor):
+    """Waits in the runtime, in a process that is killed meanwhile."""
+
+    @endpoint
+    def wait(self, other: Recorder, entered: Local[threading.Event], ended: Local[threading.Event]) -> None:
+        future = other.add.call_one(1)
+        entered.value.set()
+        try:
+            future.get()
+        except Exception:
+            return
+        finally:
+            ended.value.set()
+
+
+def test_a_thread_that_waits_in_a_killed_process_ends(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    other = procs.slice(gpus=0).spawn("other", Recorder)
+    waiter = procs.slice(gpus=1).spawn("waiter", Waiter)
+    gate = Gate()
+    gate.hold(other)
+    entered, ended = Local(threading.Event()), Local(threading.Event())
+    waiter.wait.call_one(other, entered, ended)
+    assert entered.value.wait(TIMEOUT)
+    cluster.kill(procs, 1)
+    assert ended.value.wait(TIMEOUT)
+    cluster.next_failure()
+    gate.open()
+
+
+@pytest.mark.parametrize("method", ["wait_async", "park"])
+def test_a_task_that_waits_in_a_killed_process_ends(cluster: InProcessCluster, method: str) -> None:
+    actor = this_host().spawn_procs().spawn("a", AsyncRecorder)
+    entered = Local(threading.Event())
+    future = getattr(actor, method).call_one(entered)
+    assert entered.value.wait(TIMEOUT)
+    cluster.kill(actor)  # no_leaks sees to it that its thread ends
+    with pytest.raises(SupervisionError):
+        future.get(TIMEOUT)
+    cluster.next_failure()
+
+
+# --- Supervision.
+
+
+class Owner(Actor):
+    def __init__(self, handles: bool, told: Local[threading.Event], reports: Local[list[str]]) -> None:
+        self.handles = handles
+        self.told = told
+        self.reports = reports
+
+    @endpoint
+    def own(self) -> Recorder:
+        procs = this_host().spawn_procs({"gpus": 2}, name="owned")
+        self.child = procs.spawn("child", Recorder)
+        self.child.rank.call().get(TIMEOUT)
+        return self.child
+
+    @endpoint
+    def alive(self) -> bool:
+        return True
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.reports.value.append(failure.report())
+        self.told.value.set()
+        return self.handles
+
+
+def test_an_owner_that_handles_a_failure_lives_on(cluster: InProcessCluster) -> None:
+    told, reports = Local(threading.Event()), Local[list[str]]([])
+    owner = this_host().spawn_procs().spawn("owner", Owner, True, told, reports)
+    child = owner.own.call_one().get(TIMEOUT)
+    cluster.kill(child, 1)
+    assert told.value.wait(TIMEOUT)
+    assert "Killed(sig=9)" in reports.value[0]
+    assert owner.alive.call_one().get(TIMEOUT)
+
+
+def test_an_owner_that_does_not_handle_a_failure_fails_with_it(cluster: InProcessCluster) -> None:
+    told, reports = Local(threading.Event()), Local[list[str]]([])
+    owner = this_host().spawn_procs().spawn("owner", Owner, False, told, reports)
+    child = owner.own.call_one().get(TIMEOUT)
+    cluster.kill(child, 0)
+    failure = cluster.next_failure()
+    assert failure.mesh_name.startswith("owner")
+    assert "did not handle a supervision event" in failure.event
+
+
+def test_processes_end_with_the_process_that_owns_them(cluster: InProcessCluster) -> None:
+    owner = (
+        this_host().spawn_procs().spawn("owner", Owner, True, Local(threading.Event()), Local[list[str]]([]))
+    )
+    child = owner.own.call_one().get(TIMEOUT)
+    waiting = child.slice(gpus=0)
+    gate = Gate()
+    future = gate.hold(waiting)
+    cluster.kill(owner)
+    cluster.next_failure()
+    gate.open()
+    with pytest.raises(SupervisionError):
+        for _ in range(100):
+            future = waiting.add.call_one(1)
+            future.get(TIMEOUT)
+            cluster.settle()
+
+
+# --- Time.
+
+
+def test_with_timeout_ends_a_call_at_its_time_and_not_before() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock):
+        actors = this_host().spawn_procs({"gpus": 2}).spawn("a", Recorder)
+        gate = Gate()
+        gate.hold(actors.slice(gpus=1))
+        future = actors.add.with_timeout(5.0).call(1)
+        clock.advance(4.999)
+        with pytest.raises(TimeoutError, match="the operation goes on"):
+            future.get(0)
+        clock.advance(0.001)
+        with pytest.raises(TimeoutError, match=r"a\.add\(\) got no answer within 5 s from rank\(s\) 1"):
+            future.get(TIMEOUT)
+        gate.open()
+
+
+# --- Pressure.
+
+
+def test_a_full_mailbox_holds_its_senders_back_until_it_has_room(cluster: InProcessCluster) -> None:
+    with monarch.configured(mailbox_messages=4):
+        actor = this_host().spawn_procs().spawn("a", Recorder)
+        actor.rank.call_one().get(TIMEOUT)
+    gate = Gate()
+    gate.hold(actor)
+    paused = cluster.expect("Pause", target=cluster.address_of("client"))
+    for number in range(5):
+        actor.add.broadcast(number)
+    paused.wait()
+    with monarch.configured(message_delivery_timeout="0s"), pytest.raises(BackpressureTimeout, match="4"):
+        actor.add.broadcast("too much")
+    gate.open()
+    actor.add.broadcast(5)
+    assert actor.all.call_one().get(TIMEOUT) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_connection_nobody_reads_holds_its_senders_back() -> None:
+    with monarch.configured(outgoing_queue_bytes=1000), InProcessCluster() as cluster:
+        actor = this_host().spawn_procs().spawn("a", Recorder)
+        actor.rank.call_one().get(TIMEOUT)
+        with cluster.network.hold(target=cluster.address_of(actor)):
+            actor.add.broadcast(b"x" * 2000)
+            with monarch.configured(message_delivery_timeout="0s"):
+                with pytest.raises(BackpressureTimeout, match="1000 bytes"):
+                    actor.add.broadcast("too much")
+        assert actor.add.call_one("last").get(TIMEOUT) == 2
+
+
+# --- The network.
+
+
+def test_what_was_held_arrives_in_order_after_the_release(
+    cluster: InProcessCluster, recorder: type[Recorder]
+) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    actors = procs.spawn("a", recorder)
+    actors.rank.call().get(TIMEOUT)
+    with cluster.network.hold(target=cluster.address_of(procs, 1)):
+        for number in range(20):
+            actors.add.broadcast(number)
+        assert actors.slice(gpus=0).all.call_one().get(TIMEOUT) == list(range(20))
+        late = actors.slice(gpus=1).all.call_one()
+        cluster.settle()
+        with pytest.raises(TimeoutError):
+            late.get(0)
+    assert late.get(TIMEOUT) == list(range(20))
+
+
+def test_delays_are_in_virtual_time_and_keep_the_order() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock, seed=7) as cluster:
+        actor = this_host().spawn_procs().spawn("a", Recorder)
+        actor.rank.call_one().get(TIMEOUT)
+        with cluster.network.delay(1.0, 2.0, target=cluster.address_of(actor)):
+            for number in range(10):
+                actor.add.broadcast(number)
+            answer = actor.all.call_one()
+            clock.advance(0.999)
+            cluster.settle()
+            with pytest.raises(TimeoutError):
+                answer.get(0)
+            clock.advance(1.001)
+            assert answer.get(TIMEOUT) == list(range(10))
+
+
+def test_a_cut_connection_is_dialled_anew(cluster: InProcessCluster) -> None:
+    actor = this_host().spawn_procs().spawn("a", Recorder)
+    assert actor.add.call_one(1).get(TIMEOUT) == 1
+    assert cluster.network.cut(cluster.address_of("client"), cluster.address_of(actor)) == 1
+    assert actor.add.call_one(2).get(TIMEOUT) == 2
