@@ -45,8 +45,8 @@ async def main() -> None:
     rallies = parser.parse_args().rallies
 
     procs = this_host().spawn_procs({"side": 2})
-    ping = procs.slice(side=0).spawn("ping", Player, "ping", skill=0.85, seed=7)
-    pong = procs.slice(side=1).spawn("pong", Player, "pong", skill=0.85, seed=11)
+    ping = procs.slice(side=0).spawn("ping", Player, "ping", skill=0.8, seed=1)
+    pong = procs.slice(side=1).spawn("pong", Player, "pong", skill=0.8, seed=9)
     await asyncio.gather(ping.meet.call_one(pong), pong.meet.call_one(ping))
 
     points = {"ping": 0, "pong": 0}

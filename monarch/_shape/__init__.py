@@ -1,7 +1,7 @@
 """Coordinates: labelled sizes, one point of them, and which ranks a part of a mesh has.
 
-Knows labels, sizes and integers. Does not know what a rank stands for: no process, actor, message or value. Everything
-here is an immutable value, does no I/O and imports the standard library only.
+Knows labels, sizes and integers. Does not know what a rank stands for: no process, actor, message or value.
+Everything here is an immutable value, does no I/O and imports the standard library only.
 
     extent   Extent (labels and sizes), Point (one coordinate)
     slice    NDSlice (offset, sizes, strides: which ranks)

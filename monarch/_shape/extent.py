@@ -1,7 +1,7 @@
 """Labels with sizes, and one coordinate inside them.
 
-A Point is made for every message an actor handles, so it stores a rank and the extent it shares with its neighbours;
-coordinates are computed when somebody asks.
+A Point is made for every message an actor handles, so it stores a rank and the extent it shares with its
+neighbours; coordinates are computed when somebody asks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class UnknownDimensionError(ValueError, KeyError):
-    """A label that names no dimension. Both a ValueError and a KeyError, so a lookup may be guarded by either."""
+    """A label that names no dimension. Both a ValueError and a KeyError: guard a lookup by either."""
 
     def __str__(self) -> str:
         # KeyError shows the repr of its argument, which would put the whole sentence in quotes.
@@ -56,11 +56,11 @@ def natural(values: Iterable[SupportsIndex], what: str) -> tuple[int, ...]:
 class Extent(Mapping[str, int]):
     """Ordered dimension labels and their sizes: an immutable mapping from label to size.
 
-    Equal only to another Extent with the same labels and sizes in the same order; not hashable. An extent without
-    dimensions has one element, and is falsy because it is an empty mapping.
+    Equal only to another Extent with the same labels and sizes in the same order; not hashable. An extent
+    without dimensions has one element, and is falsy because it is an empty mapping.
 
-    Raises ValueError when `labels` and `sizes` differ in length, OverflowError for a negative size, TypeError for a
-    size that is no integer or a plain string given as the labels.
+    Raises ValueError when `labels` and `sizes` differ in length, OverflowError for a negative size, TypeError
+    for a size that is no integer or a plain string given as the labels.
     """
 
     __slots__ = ("_labels", "_nelements", "_sizes", "_strides")
@@ -98,8 +98,8 @@ class Extent(Mapping[str, int]):
     @property
     def region(self) -> Region:
         """The dense row-major region of this extent, from rank 0."""
-        # A region has an extent and an extent has a region: one of the two files must look up the other late. This
-        # way an extent works however it came into the process, with nothing to register first.
+        # A region has an extent and an extent has a region: one of the two files must look up the other late.
+        # This way an extent works however it came into the process, with nothing to register first.
         from monarch._shape.region import Region
         from monarch._shape.slice import NDSlice
 
@@ -128,7 +128,7 @@ class Extent(Mapping[str, int]):
     def __contains__(self, label: object) -> bool:
         return label in self._labels
 
-    def keys(self) -> list[str]:  # type: ignore[override]  # programs index and compare it as the list it always was
+    def keys(self) -> list[str]:  # type: ignore[override]  # programs index it
         """The labels in order; a fresh list."""
         return list(self._labels)
 
@@ -153,9 +153,10 @@ class Extent(Mapping[str, int]):
 class Point(Mapping[str, int]):
     """One coordinate of an extent: a mapping from label to coordinate, so `mesh.slice(**point)` selects it.
 
-    `rank` is row-major within `extent`. A negative rank is an OverflowError. A rank beyond the extent is accepted here
-    and is a ValueError ("out of range") when a coordinate, or the repr, is asked for. Equal only to another Point with
-    the same rank and extent; not hashable. The point of an extent without dimensions is falsy: an empty mapping.
+    `rank` is row-major within `extent`. A negative rank is an OverflowError. A rank beyond the extent is
+    accepted here and is a ValueError ("out of range") when a coordinate, or the repr, is asked for. Equal
+    only to another Point with the same rank and extent; not hashable. The point of an extent without
+    dimensions is falsy: an empty mapping.
     """
 
     __slots__ = ("_extent", "_rank")
@@ -203,7 +204,7 @@ class Point(Mapping[str, int]):
     def __contains__(self, label: object) -> bool:
         return label in self._extent._labels
 
-    def keys(self) -> list[str]:  # type: ignore[override]  # a list, as for Extent
+    def keys(self) -> list[str]:  # type: ignore[override]  # as for Extent
         """The labels in order; a fresh list."""
         return list(self._extent._labels)
 

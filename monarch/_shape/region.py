@@ -1,7 +1,7 @@
 """Labels on an NDSlice: a part of an extent, and which ranks of the whole it has.
 
-A Shape is what programs build and cut; a Region is the same two facts as an identity, to ask where a rank of the whole
-lies within the part.
+A Shape is what programs build and cut; a Region is the same two facts as an identity, to ask where a rank of
+the whole lies within the part.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Labelled:
 
 
 class Shape(_Labelled):
-    """A labelled NDSlice. `len` is the number of ranks. ValueError when `labels` do not match the dimensions."""
+    """A labelled NDSlice. `len` is the number of ranks. ValueError unless each dimension has a label."""
 
     __slots__ = ()
 
@@ -89,7 +89,7 @@ class Shape(_Labelled):
         return list(self._slice)
 
     def coordinates(self, rank: SupportsIndex) -> dict[str, int]:
-        """The coordinate of a rank of the whole, by label. ValueError when the shape does not have the rank."""
+        """The coordinate of a rank of the whole, by label. ValueError when the rank is not in the shape."""
         return dict(zip(self._labels, self._slice.coordinates(rank), strict=True))
 
     def at(self, label: str, index: SupportsIndex) -> Shape:
@@ -102,8 +102,8 @@ class Shape(_Labelled):
     def select(self, label: str, slice: slice) -> Shape:
         """The part where `label` lies in `slice`, read as Python reads slices; the dimension stays.
 
-        UnknownDimensionError; ValueError when nothing is left, the step is not positive, or it leaves strides that do
-        not nest (see `NDSlice`).
+        UnknownDimensionError; ValueError when nothing is left, the step is not positive, or it leaves strides
+        that do not nest (see `NDSlice`).
         """
         return cut(self, {label: slice})
 
@@ -144,8 +144,8 @@ class Region(_Labelled):
 def cut(shape: Shape, selection: Mapping[str, int | slice]) -> Shape:
     """The part of `shape` that `selection` names: an int drops its dimension, a slice keeps it.
 
-    All dimensions are cut in one go, so only the result's strides have to nest and the order of `selection` does not
-    matter. Raises as `Shape.at` and `Shape.select`.
+    All dimensions are cut in one go, so only the result's strides have to nest and the order of `selection`
+    does not matter. Raises as `Shape.at` and `Shape.select`.
     """
     for label in selection:
         if label not in shape._labels:
@@ -156,17 +156,16 @@ def cut(shape: Shape, selection: Mapping[str, int | slice]) -> Shape:
     for label, size, stride in zip(shape._labels, whole._sizes, whole._strides, strict=True):
         chosen = selection.get(label)
         if chosen is None:
-            count = size
+            start, count, step = 0, size, 1
         elif isinstance(chosen, slice):
             start, count, step = _steps(label, size, chosen)
-            offset += start * stride
-            stride *= step
         else:
             offset += _in_range(label, size, chosen) * stride
             continue
+        offset += start * stride
         labels.append(label)
         sizes.append(count)
-        strides.append(stride)
+        strides.append(stride * step)
     return Shape(labels, NDSlice(offset=offset, sizes=sizes, strides=strides))
 
 

@@ -1,11 +1,12 @@
 """Which ranks: an offset, and a size and a stride for each dimension.
 
-Element (i, j, ...) is offset + i * strides[0] + j * strides[1] + ... We call that number the element's value and its
-place in row-major order its index. The constructor admits only strides that nest (see `check_nesting`), so values are
-distinct and dividing by the strides, largest first, finds the index of a value.
+Element (i, j, ...) is offset + i * strides[0] + j * strides[1] + ... We call that number the element's value
+and its place in row-major order its index. The constructor admits only strides that nest (see
+`check_nesting`), so values are distinct and dividing by the strides, largest first, finds the index of a
+value.
 
-Nearly every mesh is an arithmetic progression (a whole mesh, some hosts of it, one column). Those are kept as a builtin
-`range`, which answers everything in C.
+Nearly every mesh is an arithmetic progression (a whole mesh, some hosts of it, one column). Those are kept as
+a builtin `range`, which answers everything in C.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from monarch._shape.extent import natural, row_major_strides
 class NDSlice:
     """An immutable affine map from the coordinates of a dense array to ranks.
 
-    `len` is the product of the sizes, 1 without dimensions. Equality and hash are structural. A dimension of size 0 is
-    allowed; then there are no elements and the strides mean nothing.
+    `len` is the product of the sizes, 1 without dimensions. Equality and hash are structural. A dimension of
+    size 0 is allowed; then there are no elements and the strides mean nothing.
 
-    Raises ValueError for sizes and strides that differ in length ("invalid dims") and for strides that do not nest,
-    OverflowError for negative numbers, TypeError for what is no integer.
+    Raises ValueError for sizes and strides that differ in length ("invalid dims") and for strides that do not
+    nest, OverflowError for negative numbers, TypeError for what is no integer.
     """
 
     __slots__ = ("_len", "_nest", "_offset", "_range", "_sizes", "_strides")
@@ -58,8 +59,8 @@ class NDSlice:
     def from_list(cls, ranks: Iterable[SupportsIndex]) -> list[NDSlice]:
         """One-dimensional slices that together have exactly `ranks`, found greedily in ascending order.
 
-        Each takes the next two ranks for its stride and goes on while that stride holds, so the cover is small but not
-        always the smallest. A rank given twice is covered twice. No ranks, no slices.
+        Each takes the next two ranks for its stride and goes on while that stride holds, so the cover is
+        small but not always the smallest. A rank given twice is covered twice. No ranks, no slices.
         """
         ordered = sorted(natural(ranks, "ranks"))
         slices = []
@@ -168,7 +169,11 @@ class NDSlice:
         return coordinates
 
     def nditem(self, coordinates: Sequence[SupportsIndex]) -> int:
-        """offset + dot(coordinates, strides). IndexError for the wrong number of coordinates; sizes are not checked."""
+        """offset + dot(coordinates, strides).
+
+        IndexError for the wrong number of coordinates, OverflowError for a negative one. That each lies
+        within its dimension is not checked.
+        """
         numbers = natural(coordinates, "coordinates")
         if len(numbers) != len(self._strides):
             raise IndexError(f"invalid dims: expected {len(self._strides)}, got {len(numbers)}")
@@ -185,7 +190,7 @@ class NDSlice:
 
     def __contains__(self, value: object) -> bool:
         try:
-            number = as_int(value)  # type: ignore[arg-type]  # anything may be asked for; what is no integer is not here
+            number = as_int(value)  # type: ignore[arg-type]  # anything may be asked for
         except TypeError:
             return False
         return self._find(number) >= 0
@@ -215,8 +220,9 @@ Slice = NDSlice
 def check_nesting(sizes: Sequence[int], strides: Sequence[int]) -> None:
     """ValueError unless each dimension fits whole into one step of the next larger one.
 
-    In the order of their strides: each stride is a multiple of the one before ("nonrectangular shape"), equal only when
-    one of the two dimensions has size 1 ("nonunique strides"), and at least the space the one before spans.
+    In the order of their strides: each stride is a multiple of the one before ("nonrectangular shape"), equal
+    only when one of the two dimensions has size 1 ("nonunique strides"), and at least the space the one
+    before spans.
     """
     inner_stride = inner_size = 1
     for stride, size in sorted(zip(strides, sizes, strict=True)):
@@ -263,7 +269,7 @@ def _nest(sizes: Sequence[int], strides: Sequence[int]) -> tuple[tuple[int, int,
 
 
 def _row_major(offset: int, sizes: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
-    """The values of a slice that has elements and at least one dimension, a row (the last dimension) at a time."""
+    """The values of a slice that has elements and dimensions, a row (the last dimension) at a time."""
     starts = [offset]
     for size, stride in zip(sizes[:-1], strides[:-1], strict=True):
         steps = range(0, size * stride, stride)

@@ -19,10 +19,10 @@ _Selector = SupportsIndex | slice
 
 
 class MeshTrait(ABC):
-    """A labelled array of ranks that can be cut and relabelled. `len` is the number of ranks, not of dimensions.
+    """A labelled array of ranks that can be cut and relabelled. `len` counts the ranks, not the dimensions.
 
-    A mesh says which ranks it has (`_ndslice`), what its dimensions are called (`_labels`), and what it is in another
-    shape over the same ranks (`_new_with_shape`).
+    A mesh says which ranks it has (`_ndslice`), what its dimensions are called (`_labels`), and what it is in
+    another shape over the same ranks (`_new_with_shape`).
     """
 
     @property
@@ -42,11 +42,12 @@ class MeshTrait(ABC):
     def slice(self, /, **selection: _Selector) -> Self:
         """The part of the mesh at `selection`: an integer drops its dimension, a slice keeps it.
 
-        The order of the dimensions stays, whatever the order of the keywords; without keywords this is the whole mesh.
+        The order of the dimensions stays, whatever the order of the keywords; without keywords this is the
+        whole mesh.
 
-        TypeError for a label the mesh does not have or a selector that is neither integer nor slice, IndexError for an
-        integer outside [0, size), ValueError for a slice that leaves nothing, goes backwards, or has a step the mesh's
-        layout cannot express.
+        TypeError for a label the mesh does not have or a selector that is neither integer nor slice,
+        IndexError for an integer outside [0, size), ValueError for a slice that leaves nothing, goes
+        backwards, or has a step the mesh's layout cannot express.
         """
         shape = _shape_of(self)
         return self._new_with_shape(cut(shape, _checked_selection(shape, selection)))
@@ -54,13 +55,14 @@ class MeshTrait(ABC):
     def split(self, /, **dimensions: Sequence[str] | SupportsIndex) -> Self:
         """The same ranks with some dimensions broken into several.
 
-        A keyword that is a dimension takes the names it becomes, outermost first; any other gives one of those names
-        its size. One size a split dimension may be left out and is worked out from the rest:
+        A keyword that is a dimension takes the names it becomes, outermost first; any other gives one of
+        those names its size. One size a split dimension may be left out and is worked out from the rest:
 
             mesh.split(gpus=("node", "local"), local=4)
 
-        ValueError for a plain string given as the names, more than one missing size, sizes whose product is not the
-        dimension's, a size nobody uses, a keyword that is neither a dimension nor an integer, and a name that is there twice.
+        ValueError for a plain string given as the names, more than one missing size, sizes whose product is
+        not the dimension's, a size nobody uses, a keyword that is neither a dimension nor an integer, and a
+        name that is there twice.
         """
         return self._new_with_shape(_split(_shape_of(self), dimensions))
 
@@ -73,8 +75,8 @@ class MeshTrait(ABC):
         dense = row_major_strides(ndslice._sizes)
         if ndslice._strides != dense:
             raise ValueError(
-                f"cannot flatten sparse mesh: the strides of {self.extent!r} are {ndslice.strides}, a dense mesh of "
-                f"these sizes has {list(dense)}; flatten before slicing, or keep the outer dimensions"
+                f"cannot flatten sparse mesh: the strides of {self.extent!r} are {ndslice.strides}, "
+                f"a dense mesh of these sizes has {list(dense)}; flatten before slicing"
             )
         return self._new_with_shape(
             Shape((name,), NDSlice(offset=ndslice._offset, sizes=(len(ndslice),), strides=(1,)))
@@ -99,7 +101,8 @@ class MeshTrait(ABC):
         for name in names:
             if name not in sizes:
                 raise UnknownDimensionError(
-                    f"{type(self).__name__} {self.extent!r} does not have dimension {name!r}: {list_dimensions(sizes)}"
+                    f"{type(self).__name__} {self.extent!r} does not have dimension {name!r}: "
+                    f"{list_dimensions(sizes)}"
                 )
         return prod(sizes[name] for name in names)
 
@@ -135,7 +138,8 @@ def _checked_selection(shape: Shape, selection: Mapping[str, _Selector]) -> dict
             index = as_int(chosen)
         except TypeError:
             raise TypeError(
-                f"{label}={chosen!r}: a dimension is cut with an integer or a slice, not {type(chosen).__name__}"
+                f"{label}={chosen!r}: a dimension is cut with an integer or a slice, "
+                f"not {type(chosen).__name__}"
             ) from None
         if not 0 <= index < sizes[label]:
             raise IndexError(
@@ -187,8 +191,8 @@ def _names_and_sizes(
                 raise ValueError(f"{key}={sizes[key]}: the size of a new dimension must be at least 1")
         else:
             raise UnknownDimensionError(
-                f"{key!r} is not an existing dim. Expected an integer size constraint on a new dim, got {value!r}: "
-                f"{list_dimensions(shape._labels)}"
+                f"{key!r} is not an existing dim. Expected an integer size constraint on a new dim, "
+                f"got {value!r}: {list_dimensions(shape._labels)}"
             )
     return names, sizes
 

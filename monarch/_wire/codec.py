@@ -191,18 +191,23 @@ def _cloud_pickler() -> type[pickle.Pickler]:
 def _ship_unimportable(cloudpickle: Any, name: str) -> None:
     """Modules that no lookup finds elsewhere (loaded from a file by hand, by a test runner) go by value."""
     module = sys.modules.get(name)
-    if module is None or name == "__main__" or importable(name):
+    if module is None or name == "__main__" or _found(name):
         return
     if name not in cloudpickle.list_registry_pickle_by_value():
         cloudpickle.register_pickle_by_value(module)
 
 
 def importable(name: str) -> bool:
-    """Whether a fresh interpreter with this `sys.path` would import module `name` as the one loaded here."""
+    """Whether to send names of module `name`: a fresh interpreter with this `sys.path` would import the one loaded here,
+    and the program did not ask to send it by value."""
+    return _found(name) and not ("cloudpickle" in sys.modules and _by_value(name))
+
+
+def _found(name: str) -> bool:
     known = _importable.get(name)
     if known is None:
         known = _importable[name] = name != "__main__" and _find(name)
-    return known and not ("cloudpickle" in sys.modules and _by_value(name))
+    return known
 
 
 def _by_value(name: str) -> bool:
@@ -257,7 +262,7 @@ def _loaded_by_a_finder(name: str) -> bool:
 def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
     """A dense tensor as the span of bytes it covers; anything special as torch itself reduces it.
 
-    Tensors of one message that cover the same span of one storage still share it there.
+    Tensors of one message that view one storage still share it there, unless it is large and they cover little of it.
     """
     if (
         type(tensor) is not torch.Tensor
@@ -274,37 +279,49 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
         data = data.cpu()
     if any(stride < 0 for stride in data.stride()):
         data = data.contiguous()
-    itemsize = data.element_size()
-    count = 0
-    if data.numel():
-        count = 1 + sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True))
-    if (
-        count > 2 * data.numel()
-    ):  # a sparse view (a column, say): sending its span would send mostly other data
-        data = data.contiguous()
-        count = data.numel()
+    offset = data.storage_offset()
+    storage = data.untyped_storage()
+    needed = data.numel() * data.element_size()
+    if storage.nbytes() > _SHARED_UP_TO and 2 * needed < storage.nbytes():
+        # A small part of a large storage travels alone: sending all of it would send mostly other data.
+        count = _reach(data)
+        if count > 2 * data.numel():  # scattered (a column, say)
+            data = data.contiguous()
+            count = data.numel()
+        memory, offset = _elements(torch, data, count), 0
+        key = (data.data_ptr(), memory.nbytes)
+    else:
+        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        key = (storage.data_ptr(), memory.nbytes)
     if pickler.spans is None:
         pickler.spans = {}
-    start = data.data_ptr()
-    span = pickler.spans.get((start, count * itemsize))
+    span = pickler.spans.get(key)
     if span is None:
-        span = _Span(_bytes_of(torch, data, count))
-        pickler.spans[(start, count * itemsize)] = span
+        span = pickler.spans[key] = _Span(memory)
     return _rebuild_tensor, (
         span,
         str(data.dtype).removeprefix("torch."),
         tuple(data.shape),
         tuple(data.stride()),
+        offset,
         tensor.requires_grad,
     )
 
 
-def _bytes_of(torch: Any, data: Any, count: int) -> Any:
-    """The memory of `data` from its first element on, `count` elements, as an array of bytes; not copied."""
-    if not count:
-        return b""
+_SHARED_UP_TO = 1 << 20  # bytes of a storage that is always sent whole, so that its views stay views of one storage
+
+
+def _reach(data: Any) -> int:
+    """Elements from the first of a tensor to the last, in memory."""
+    if not data.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True))
+
+
+def _elements(torch: Any, data: Any, count: int) -> Any:
+    """The memory of `count` elements from the first of `data` on, as an array of bytes; not copied."""
     flat = torch.as_strided(data, (count,), (1,), data.storage_offset())
-    return flat.view(torch.uint8).numpy() if flat.dtype is not torch.bool else flat.numpy()
+    return flat.numpy() if flat.dtype is torch.bool else flat.view(torch.uint8).numpy()
 
 
 class _Span:
@@ -331,13 +348,14 @@ def _rebuild_span(memory: Any) -> Any:
 
 
 def _rebuild_tensor(
-    span: Any, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], requires_grad: bool
+    span: Any, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, requires_grad: bool
 ) -> Any:
     import torch
 
     kind = getattr(torch, dtype)
-    tensor = torch.empty(0, dtype=kind) if not span.numel() else span.view(kind)
-    tensor = tensor.as_strided(shape, stride)
+    size = torch.empty(0, dtype=kind).element_size()
+    elements = span[: span.numel() // size * size].view(kind)
+    tensor = elements.as_strided(shape, stride, offset)
     if requires_grad:
         tensor.requires_grad_()
     return tensor

@@ -31,6 +31,7 @@ from monarch._wire.ids import new_id
 from monarch._wire.message import Shutdown, encode_extent
 from monarch._wire.transport.inproc import Network, Sent
 from monarch.config import settings
+from monarch.testing import local
 from monarch.testing.clock import VirtualClock
 from monarch.testing.simulated import SimulatedAgent, SimulatedProc
 
@@ -172,6 +173,8 @@ class InProcessCluster:
         self._loop.stop()
         self._loop.join(_TURN)
         set_home(self._before)
+        if not isinstance(self._before, SimulatedProc):
+            local.forget_sent()
         forget_root(self._proc)
         contexts._clients.pop(id(self._root), None)
         for proc in (self._proc, *self._agent.procs):
@@ -270,8 +273,8 @@ class InProcessCluster:
         if self._failures:
             reports = "\n".join(failure.report() for failure in self._failures)
             raise UnsupervisedFailure(
-                f"{len(self._failures)} failure(s) reached the root client, where a program would have ended. "
-                f"If the test causes them on purpose, take each with cluster.next_failure().\n{reports}"
+                f"{len(self._failures)} failure(s) reached the root client, where a program would end. "
+                f"If a test causes them on purpose, take each with cluster.next_failure():\n{reports}"
             )
 
     def _on_loop(self, fn: Callable[[], Any]) -> None:

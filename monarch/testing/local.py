@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 _numbers = itertools.count(1)
 _known: weakref.WeakValueDictionary[int, Local[Any]] = weakref.WeakValueDictionary()
+_sent: set[Local[Any]] = set()  # those a message under way may refer to
 
 
 class Local(Generic[T]):
@@ -22,8 +23,8 @@ class Local(Generic[T]):
         gate.value.set()
 
     Messages of an InProcessCluster are pickled like all others, so an argument arrives as a copy; what is
-    inside a Local is not copied. Keep the handle as long as others may unpickle it. Unpickling it in another
-    process, or after it was dropped, raises RuntimeError.
+    inside a Local is not copied. A handle that was sent lives until the last cluster is left. Unpickling it
+    later, or in another process, raises RuntimeError.
     """
 
     def __init__(self, value: T) -> None:
@@ -35,14 +36,18 @@ class Local(Generic[T]):
         return f"Local({self.value!r})"
 
     def __reduce__(self) -> Any:
+        _sent.add(self)
         return _find, (os.getpid(), self._number)
 
 
 def _find(pid: int, number: int) -> Local[Any]:
     known = _known.get(number) if pid == os.getpid() else None
     if known is None:
-        where = "was dropped" if pid == os.getpid() else f"belongs to process {pid} and this is {os.getpid()}"
-        raise RuntimeError(
-            f"a Local arrived that {where}: it can only be sent within an InProcessCluster, and must be kept"
-        )
+        where = "is gone" if pid == os.getpid() else f"belongs to process {pid}, and this is {os.getpid()}"
+        raise RuntimeError(f"a Local arrived that {where}: it can only be sent within an InProcessCluster")
     return known
+
+
+def forget_sent() -> None:
+    """No cluster is in use any more: nothing that was sent will be unpickled."""
+    _sent.clear()

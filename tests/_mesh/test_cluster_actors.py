@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -92,6 +93,14 @@ class Gate:
 
     def open(self) -> None:
         self.opened.value.set()
+
+
+@pytest.fixture
+def gate(cluster: InProcessCluster) -> Iterator[Gate]:
+    """Opened before the cluster is left, so that a failing test does not wait for the actors it held."""
+    gate = Gate()
+    yield gate
+    gate.open()
 
 
 # --- Calls.
@@ -227,11 +236,10 @@ def test_a_killed_process_runs_no_cleanup(cluster: InProcessCluster) -> None:
 
 @pytest.mark.parametrize("adverb", ["call", "call_one"])
 def test_who_waits_for_a_killed_process_is_told(
-    cluster: InProcessCluster, recorder: type[Recorder], adverb: str
+    cluster: InProcessCluster, recorder: type[Recorder], adverb: str, gate: Gate
 ) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     actors = procs.spawn("a", recorder)
-    gate = Gate()
     held = gate.hold(actors.slice(gpus=1))
     waiting = actors.add.call(1) if adverb == "call" else actors.slice(gpus=1).add.call_one(1)
     cluster.kill(procs.slice(gpus=1))
@@ -239,7 +247,6 @@ def test_who_waits_for_a_killed_process_is_told(
         with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
             future.get(TIMEOUT)
     assert cluster.next_failure().crashed_ranks == [1]
-    gate.open()
 
 
 def test_the_exit_status_of_a_killed_process_can_be_chosen(cluster: InProcessCluster) -> None:
@@ -264,11 +271,10 @@ class Waiter(Actor):
             ended.value.set()
 
 
-def test_a_thread_that_waits_in_a_killed_process_ends(cluster: InProcessCluster) -> None:
+def test_a_thread_that_waits_in_a_killed_process_ends(cluster: InProcessCluster, gate: Gate) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     other = procs.slice(gpus=0).spawn("other", Recorder)
     waiter = procs.slice(gpus=1).spawn("waiter", Waiter)
-    gate = Gate()
     gate.hold(other)
     entered, ended = Local(threading.Event()), Local(threading.Event())
     waiter.wait.call_one(other, entered, ended)
@@ -276,7 +282,6 @@ def test_a_thread_that_waits_in_a_killed_process_ends(cluster: InProcessCluster)
     cluster.kill(procs, 1)
     assert ended.value.wait(TIMEOUT)
     cluster.next_failure()
-    gate.open()
 
 
 @pytest.mark.parametrize("method", ["wait_async", "park"])
@@ -337,32 +342,26 @@ def test_an_owner_that_does_not_handle_a_failure_fails_with_it(cluster: InProces
     assert "did not handle a supervision event" in failure.event
 
 
-def test_processes_end_with_the_process_that_owns_them(cluster: InProcessCluster) -> None:
+def test_processes_end_with_the_process_that_owns_them(cluster: InProcessCluster, gate: Gate) -> None:
     owner = (
         this_host().spawn_procs().spawn("owner", Owner, True, Local(threading.Event()), Local[list[str]]([]))
     )
     child = owner.own.call_one().get(TIMEOUT)
-    waiting = child.slice(gpus=0)
-    gate = Gate()
-    future = gate.hold(waiting)
+    gate.hold(child.slice(gpus=0))  # so that it cannot end before it was asked
     cluster.kill(owner)
     cluster.next_failure()
-    gate.open()
-    with pytest.raises(SupervisionError):
-        for _ in range(100):
-            future = waiting.add.call_one(1)
-            future.get(TIMEOUT)
-            cluster.settle()
+    cluster.settle()
+    with pytest.raises(SupervisionError, match="stopped"):
+        child.slice(gpus=0).add.call_one(1).get(TIMEOUT)
 
 
 # --- Time.
 
 
-def test_with_timeout_ends_a_call_at_its_time_and_not_before() -> None:
+def test_with_timeout_ends_a_call_at_its_time_and_not_before(gate: Gate) -> None:
     clock = VirtualClock()
     with InProcessCluster(clock=clock):
         actors = this_host().spawn_procs({"gpus": 2}).spawn("a", Recorder)
-        gate = Gate()
         gate.hold(actors.slice(gpus=1))
         future = actors.add.with_timeout(5.0).call(1)
         clock.advance(4.999)
@@ -371,23 +370,26 @@ def test_with_timeout_ends_a_call_at_its_time_and_not_before() -> None:
         clock.advance(0.001)
         with pytest.raises(TimeoutError, match=r"a\.add\(\) got no answer within 5 s from rank\(s\) 1"):
             future.get(TIMEOUT)
-        gate.open()
 
 
 # --- Pressure.
 
 
-def test_a_full_mailbox_holds_its_senders_back_until_it_has_room(cluster: InProcessCluster) -> None:
+def test_a_full_mailbox_holds_its_senders_back_until_it_has_room(
+    cluster: InProcessCluster, gate: Gate
+) -> None:
     with monarch.configured(mailbox_messages=4):
         actor = this_host().spawn_procs().spawn("a", Recorder)
         actor.rank.call_one().get(TIMEOUT)
-    gate = Gate()
     gate.hold(actor)
     paused = cluster.expect("Pause", target=cluster.address_of("client"))
     for number in range(5):
         actor.add.broadcast(number)
     paused.wait()
-    with monarch.configured(message_delivery_timeout="0s"), pytest.raises(BackpressureTimeout, match="4"):
+    with (
+        monarch.configured(message_delivery_timeout="0s"),
+        pytest.raises(BackpressureTimeout, match="mailbox_messages"),
+    ):
         actor.add.broadcast("too much")
     gate.open()
     actor.add.broadcast(5)
@@ -400,9 +402,9 @@ def test_a_connection_nobody_reads_holds_its_senders_back() -> None:
         actor.rank.call_one().get(TIMEOUT)
         with cluster.network.hold(target=cluster.address_of(actor)):
             actor.add.broadcast(b"x" * 2000)
-            with monarch.configured(message_delivery_timeout="0s"):
-                with pytest.raises(BackpressureTimeout, match="1000 bytes"):
-                    actor.add.broadcast("too much")
+            refused = pytest.raises(BackpressureTimeout, match="1000 bytes")
+            with monarch.configured(message_delivery_timeout="0s"), refused:
+                actor.add.broadcast("too much")
         assert actor.add.call_one("last").get(TIMEOUT) == 2
 
 

@@ -1,0 +1,202 @@
+"""Another process as this one sees it, with a network and an agent that the test plays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from monarch._wire.frame import Buffer
+from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.transport.base import Connection, ConnectionLost
+
+
+class Link:
+    """A Connection that records what was sent."""
+
+    remote = "unix:/h/m.0"
+    pid = 1
+
+    def __init__(self, broken: bool = False) -> None:
+        self.sent: list[bytes] = []
+        self.lost = broken
+        self.queued = 0
+        self.closed = ""
+        self.on_send: Callable[[], Any] = lambda: None
+
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
+        if self.lost:
+            raise ConnectionLost("it broke")
+        self.sent.append(b"".join(bytes(piece) for piece in pieces))
+        self.on_send()
+
+    def wait_room(self, timeout: float) -> bool:
+        return True
+
+    def close(self, reason: str) -> None:
+        self.closed = reason
+
+
+class World:
+    """What dialling finds, one entry a dial: a Link, or nobody listening."""
+
+    def __init__(self, *found: Link | None) -> None:
+        self.found = list(found)
+        self.asked = 0
+        self.peer = Peer("unix:/h/m.0", self.dial, self.ask)
+
+    def dial(self, address: str) -> Connection:
+        assert address == "unix:/h/m.0"
+        link = self.found.pop(0)
+        if link is None:
+            raise ConnectionRefusedError(address)
+        return link
+
+    def ask(self, peer: Peer) -> None:
+        assert peer is self.peer
+        self.asked += 1
+
+
+def test_the_first_frame_dials_and_the_others_use_the_connection() -> None:
+    link = Link()
+    world = World(link)
+    assert "idle" in repr(world.peer)
+    for frame in (b"1", b"2"):
+        world.peer.send([frame, b"!"])
+    assert link.sent == [b"1!", b"2!"] and world.asked == 0
+    assert "up" in repr(world.peer)
+
+
+def test_frames_are_kept_while_nobody_listens_and_sent_in_order_once_somebody_does() -> None:
+    link = Link()
+    world = World(None, link)
+    memory = bytearray(b"1")
+    world.peer.send([memory])
+    memory[:] = b"X"  # the caller's memory is the caller's again
+    world.peer.send([b"22"])
+    assert (world.asked, world.peer.queued) == (1, 3)  # its agent is asked once
+    assert "2 frames kept" in repr(world.peer)
+    world.peer.listening()
+    world.peer.send([b"3"])
+    assert link.sent == [b"1", b"22", b"3"]
+    assert (world.peer.queued, world.peer.asking) == (0, False)
+
+
+def test_a_process_that_dials_us_gets_what_was_kept_for_it() -> None:
+    link = Link()
+    world = World(None)
+    world.peer.send([b"1"])
+    world.peer.adopt(link)
+    world.peer.send([b"2"])
+    assert link.sent == [b"1", b"2"] and not world.peer.asking
+    world.peer.adopt(other := Link())  # both dialled: ours stays
+    world.peer.send([b"3"])
+    assert other.sent == [] and link.sent[-1] == b"3"
+
+
+@pytest.mark.parametrize("come", ["listening", "adopt"])
+def test_nothing_overtakes_what_was_kept(come: str) -> None:
+    link = Link()
+    world = World(None, link)
+    world.peer.send([b"1"])
+    seen: list[Connection | None] = []
+    link.on_send = lambda: seen.append(world.peer.connection)
+    world.peer.listening() if come == "listening" else world.peer.adopt(link)
+    assert seen == [None] and world.peer.connection is link
+
+
+def test_the_end_is_told_to_whoever_sends_and_drops_what_was_kept() -> None:
+    world = World(None)
+    world.peer.send([b"1"])
+    world.peer.end("killed")
+    assert world.peer.queued == 0 and "ended" in repr(world.peer)
+    with pytest.raises(PeerEnded, match="the process at unix:/h/m.0 has ended") as caught:
+        world.peer.send([b"2"])
+    assert caught.value.why == "killed"
+    world.peer.end("told again")
+    world.peer.listening()
+    world.peer.adopt(Link())
+    assert world.peer.ended == "killed" and world.peer.connection is None
+
+
+def test_the_end_closes_the_connection() -> None:
+    link = Link()
+    world = World(link)
+    world.peer.send([b"1"])
+    world.peer.end("exited")
+    assert link.closed == "the process has ended"
+    with pytest.raises(PeerEnded):
+        world.peer.send([b"2"])
+
+
+def test_a_lost_connection_asks_the_agent_once_and_keeps_what_follows() -> None:
+    first, second = Link(), Link()
+    world = World(first, None, second)
+    world.peer.send([b"1"])
+    first.lost = True
+    world.peer.lost(first)
+    world.peer.lost(first)
+    world.peer.send([b"2"])
+    assert world.asked == 1 and world.peer.asking
+    world.peer.listening()  # nobody there yet after all
+    assert world.peer.asking and world.peer.queued == 1
+    world.peer.listening()
+    assert second.sent == [b"2"] and first.sent == [b"1"]
+
+
+def test_a_sender_that_meets_the_loss_first_does_not_hear_of_it() -> None:
+    link = Link()
+    world = World(link)
+    world.peer.send([b"1"])
+    link.lost = True
+    world.peer.send([b"2"])
+    assert (world.asked, world.peer.queued, world.peer.connection) == (1, 1, None)
+
+
+def test_a_process_that_ends_between_dialling_and_the_first_frame() -> None:
+    world = World(Link(broken=True))
+    world.peer.send([b"1"])
+    assert (world.asked, world.peer.queued) == (1, 1)
+    world.peer.end("exited")
+    with pytest.raises(PeerEnded):
+        world.peer.send([b"2"])
+
+
+@pytest.mark.parametrize("come", ["listening", "adopt"])
+def test_a_process_that_ends_while_it_gets_what_was_kept(come: str) -> None:
+    link = Link(broken=True)
+    world = World(None, link)
+    world.peer.send([b"1"])
+    world.peer.listening() if come == "listening" else world.peer.adopt(link)
+    world.peer.lost(link)  # as the connection reports it afterwards
+    assert world.asked == 2 and world.peer.connection is None
+
+
+def test_the_loss_of_another_connection_leaves_ours() -> None:
+    link = Link()
+    world = World(link)
+    world.peer.send([b"1"])
+    world.peer.lost(Link())  # the one they had dialled
+    world.peer.send([b"2"])
+    assert link.sent == [b"1", b"2"] and world.asked == 1
+    world.peer.listening()
+    assert not world.peer.asking and world.peer.connection is link
+
+
+def test_queued_counts_the_connections_bytes() -> None:
+    link = Link()
+    world = World(link)
+    world.peer.send([b"1"])
+    link.queued = 70
+    assert world.peer.queued == 70
+
+
+def test_other_errors_of_dialling_reach_the_sender() -> None:
+    def refuse(address: str) -> Connection:
+        raise RuntimeError("the client is closed")
+
+    peer = Peer("unix:/h/m.0", refuse, lambda peer: None)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            peer.send([b"1"])

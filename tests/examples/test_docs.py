@@ -1,0 +1,81 @@
+"""The Python in README.md and docs/*.md runs: the blocks of a page, in their order, as one program.
+
+A block whose fence says ```python no-run is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TIMEOUT = 120
+FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^`]*)")
+
+
+def program(page: str) -> str:
+    """The page's blocks to run, each line at the number it has in the page, so that tracebacks point there."""
+    lines: list[str] = []
+    closing, indent, taken = "", 0, False  # of the block we are in
+    for line in page.splitlines():
+        fence = FENCE.fullmatch(line)
+        if closing:
+            ends = fence is not None and fence["ticks"].startswith(closing) and not fence["info"].strip()
+            own = line[min(indent, len(line) - len(line.lstrip(" "))) :]
+            lines.append(own if taken and not ends else "")
+            closing = "" if ends else closing
+            continue
+        lines.append("")
+        if fence:
+            words = fence["info"].split()
+            closing, indent = fence["ticks"], len(fence["indent"])
+            taken = words[:1] == ["python"] and "no-run" not in words
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@pytest.mark.parametrize(
+    ("page", "wanted"),
+    [
+        ("no code\n", "\n"),
+        ("a\n```python\nx = 1\n```\nb\n```python\ny = x\n```\n", "\n\nx = 1\n\n\n\ny = x\n"),
+        ("```python no-run\nx = 1\n```\n", "\n"),
+        ("```bash\npython x.py\n```\n```\nplain\n```\n", "\n"),
+        ("````md\n```python\nx = 1\n```\n````\n", "\n"),
+        ("- item\n  ```python\n  if x:\n      y = 1\n\n  ```\n", "\n\nif x:\n    y = 1\n"),
+        ("~~~python\nx = '```'\n~~~\n", "\nx = '```'\n"),
+        ("Say `python` in a line.\n", "\n"),
+    ],
+)
+def test_the_blocks_of_a_page(page: str, wanted: str) -> None:
+    assert program(page) == wanted
+
+
+def test_the_readme_holds_an_example() -> None:
+    assert "from monarch.actor import" in program((ROOT / "README.md").read_text())
+
+
+@pytest.mark.procs
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    source = program(page.read_text())
+    if not source.strip():
+        pytest.skip(f"{page.name} holds no Python to run")
+    script = tmp_path / f"{page.stem}_md.py"
+    script.write_text(source)
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -1,0 +1,242 @@
+"""Every example runs as a user would run it, and prints what it promises."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+TIMEOUT = 120
+
+pytestmark = pytest.mark.procs
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
+
+
+def environment() -> dict[str, str]:
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    return os.environ | {"PYTHONPATH": path}
+
+
+def run(name: str, *arguments: str, cwd: Path) -> list[str]:
+    """The lines the example prints; fails when it does not end well."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_getting_started_prints_a_line_for_every_stop(tmp_path: Path) -> None:
+    assert run("getting_started.py", cwd=tmp_path) == [
+        "spawn: 4 actors in 4 other processes",
+        "call: [11, 11, 11, 11], at gpus=2: 11",
+        "value mesh: {'gpus': 0} has 11",
+        "value mesh: {'gpus': 1} has 11",
+        "slice: [11, 11, 111, 111]",
+        "call one: 112",
+        "stream: [11, 11, 111, 112]",
+        "accumulate: 245",
+        "error: ZeroDivisionError: division by zero",
+        "alive: 11.0",
+        "context: ['counter 1 of 4', 'counter 2 of 4', 'counter 3 of 4', 'counter 4 of 4']",
+        "port: [3, 2, 1]",
+        "concurrent: went through",
+        "supervision: heard of fragile",
+        "config: 1m 30s to clean up",
+        "stopped",
+    ]
+
+
+def test_ping_pong_plays_rallies_in_which_the_players_take_turns(tmp_path: Path) -> None:
+    *rallies, score = run("ping_pong.py", "--rallies", "4", cwd=tmp_path)
+    assert len(rallies) == 4
+    points = {"ping": 0, "pong": 0}
+    for number, line in enumerate(rallies, start=1):
+        told = re.fullmatch(r"rally (\d+): (.+), and (\w+) misses: point for (\w+)", line)
+        assert told, line
+        hits, loser, winner = told[2].split(), told[3], told[4]
+        turns = ["ping", "pong"] if number % 2 else ["pong", "ping"]
+        assert (int(told[1]), hits) == (number, [turns[i % 2] for i in range(len(hits))])
+        assert (winner, loser) == (hits[-1], turns[len(hits) % 2])
+        points[winner] += 1
+    assert score == f"after 4 rallies: ping {points['ping']}, pong {points['pong']}"
+
+
+@pytest.mark.parametrize("crawlers", [1, 3])
+def test_crawler_maps_the_whole_site_once(tmp_path: Path, crawlers: int) -> None:
+    *pages, total = run("crawler.py", "--crawlers", str(crawlers), cwd=tmp_path)
+    assert [re.split(r"\s{2,}|\s+-> ", line) for line in pages] == [
+        ["/about.html", "About us", "/index.html"],
+        ["/blog/first.html", "First post", "/blog/second.html"],
+        ["/blog/index.html", "Blog", "/blog/first.html, /blog/second.html, /docs/start.html"],
+        ["/blog/second.html", "Second post", "/blog/first.html, /about.html"],
+        ["/docs/actors.html", "Actors", "/docs/meshes.html, /docs/start.html, /docs/removed.html"],
+        [
+            "/docs/index.html",
+            "Documentation",
+            "/docs/start.html, /docs/actors.html, /docs/meshes.html, /index.html",
+        ],
+        ["/docs/meshes.html", "Meshes", "/docs/actors.html, /docs/index.html"],
+        ["/docs/removed.html", "HTTP 404", "(no links)"],
+        ["/docs/start.html", "Getting started", "/docs/actors.html"],
+        ["/index.html", "Home", "/docs/index.html, /blog/index.html, /about.html"],
+    ]
+    told = re.fullmatch(rf"10 pages by {crawlers} crawlers, visits by crawler: \[(.+)\]", total)
+    assert told, total
+    visits = [int(n) for n in told[1].split(",")]
+    assert (len(visits), sum(visits)) == (crawlers, 10)
+
+
+# --- DDP: the script, its helpers, its twin.
+
+
+@needs_torch
+def test_ddp_trains_and_ends_with_equal_parameters(tmp_path: Path) -> None:
+    lines = run("ddp.py", "--procs", "2", "--steps", "8", "--device", "cpu", cwd=tmp_path)
+    out = "\n".join(lines)
+    assert lines[0].startswith("2 ranks on cpu, a GPT of ")
+    assert [int(n) for n in re.findall(r"^step (\d+)/8  loss ", out, re.MULTILINE)] == list(range(1, 9))
+    for text in ("train loss", "val   loss"):
+        told = re.search(rf"^{text} (\S+) -> (\S+)$", out, re.MULTILINE)
+        assert told, out
+        assert float(told[2]) < float(told[1]) - 1, told[0]
+    sample = re.search(r"--- a sample ---\n(.*)\n--- end of the sample ---", out, re.DOTALL)
+    assert sample and sample[1].startswith("def "), out
+    prints = re.findall(r"^rank (\d): parameters ([0-9a-f]{16}), norm (\S+)$", out, re.MULTILINE)
+    assert [rank for rank, _, _ in prints] == ["0", "1"]
+    assert prints[0][1:] == prints[1][1:]
+    assert "parameters equal on all ranks" in lines
+    heads = ["rank", "device", "tokens/s", "ms/step", "forward", "backward", "all-reduce", "optimizer"]
+    table = [line.split() for line in lines[-4:]]
+    assert [table[0], table[1][:2], table[2][:2], table[3][0]] == [heads, ["0", "cpu"], ["1", "cpu"], "total"]
+
+
+@pytest.fixture(scope="module")
+def ddp() -> ModuleType:
+    """examples/ddp.py as a module."""
+    spec = importlib.util.spec_from_file_location("ddp_example", EXAMPLES / "ddp.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@needs_torch
+def test_ddp_draws_a_bar_on_a_terminal(ddp: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    ddp.show_progress(1, 2, 3.25, 1000.0)
+    ddp.show_progress(2, 2, 3.0, 1000.0)
+    half, full = sys.stdout.getvalue().split("\r")[1:]  # type: ignore[attr-defined]
+    assert half.rstrip(" ") == f"[{'#' * 15}{' ' * 15}] step 1/2  loss 3.250  1,000 tokens/s"
+    assert full.startswith(f"[{'#' * 30}] step 2/2  loss 3.000") and full.endswith("\n")
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("count", "wanted", "procs", "chosen"),
+    [
+        (0, "auto", 4, "cpu"),
+        (4, "auto", 4, "xpu"),
+        (3, "auto", 4, "cpu"),
+        (4, "cpu", 4, "cpu"),
+        (4, "xpu", 2, "xpu"),
+    ],
+)
+def test_ddp_takes_accelerators_when_there_is_one_a_process(
+    ddp: ModuleType, monkeypatch: pytest.MonkeyPatch, count: int, wanted: str, procs: int, chosen: str
+) -> None:
+    pretend_accelerators(ddp, monkeypatch, count)
+    assert ddp.choose_device(wanted, procs) == chosen
+
+
+@needs_torch
+@pytest.mark.parametrize(("count", "wanted"), [(0, "xpu"), (1, "xpu"), (2, "cuda")])
+def test_ddp_says_that_devices_are_missing(
+    ddp: ModuleType, monkeypatch: pytest.MonkeyPatch, count: int, wanted: str
+) -> None:
+    pretend_accelerators(ddp, monkeypatch, count)
+    with pytest.raises(SystemExit, match=f"2 processes need 2 devices of kind {wanted}"):
+        ddp.choose_device(wanted, 2)
+
+
+def pretend_accelerators(ddp: ModuleType, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    device = ddp.torch.device("xpu")
+    monkeypatch.setattr(ddp.torch.accelerator, "is_available", lambda: count > 0)
+    monkeypatch.setattr(ddp.torch.accelerator, "current_accelerator", lambda: device if count else None)
+    monkeypatch.setattr(ddp.torch.accelerator, "device_count", lambda: count)
+
+
+def notebook() -> Any:
+    nbformat = pytest.importorskip("nbformat", reason="the notebook tests need nbformat")
+    sheet = nbformat.read(EXAMPLES / "ddp.ipynb", as_version=4)
+    nbformat.validate(sheet)
+    return sheet
+
+
+def definitions(source: str) -> dict[str, str]:
+    """The classes and functions at the top of a program, without regard to their layout."""
+    tree = ast.parse(source)
+    return {n.name: ast.dump(n) for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+
+
+def test_the_notebook_defines_what_the_script_defines() -> None:
+    cells = [cell for cell in notebook().cells if cell.cell_type == "code"]
+    # Cells with a top-level `await` are no modules, and define nothing.
+    twins = definitions("\n".join(cell.source for cell in cells if "await " not in cell.source))
+    assert set(twins) == {"Settings", "train_and_validation_text", "GPT", "Trainer"}
+    script = definitions((EXAMPLES / "ddp.py").read_text())
+    assert twins == {name: script[name] for name in twins}
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    kept = [cell.id for cell in notebook().cells if cell.cell_type == "code" and cell.outputs]
+    assert kept == []
+
+
+@needs_torch
+def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="the notebook tests need nbclient and ipykernel")
+    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    sheet = notebook()
+    client = nbclient.NotebookClient(
+        sheet, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    shown = {
+        cell.id: "".join(o.text for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
+        for cell in sheet.cells
+        if cell.cell_type == "code"
+    }
+    assert shown["spawn"].startswith("4 ranks on cpu, a GPT of ")
+    told = re.search(r"^train loss (\S+) -> (\S+)$", shown["train"], re.MULTILINE)
+    assert told and float(told[2]) < float(told[1]) - 1, shown["train"]
+    assert shown["sample"].startswith("def ")
+    assert shown["equal"] == "parameters equal on all ranks: True\n"
+    assert re.findall(r"^rank (\d): \S+ tokens/s; forward ", shown["throughput"], re.MULTILINE) == list(
+        "0123"
+    )
+    assert shown["stop"] == "stopped\n"

@@ -1,0 +1,254 @@
+"""The actor API in IPython and in a real Jupyter kernel: what each cell shows is asserted cell by cell."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
+pytest.importorskip("ipykernel", reason="the notebook tests need nbclient and ipykernel")
+nbformat = pytest.importorskip("nbformat")
+run_sync = pytest.importorskip("jupyter_core.utils").run_sync
+
+pytestmark = pytest.mark.procs
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 60
+
+SET_UP = """
+    import os, signal, sys, threading
+    from monarch.actor import Actor, endpoint, this_host
+
+    class Talker(Actor):
+        @endpoint
+        def say(self, text, err=False):
+            print(text, file=sys.stderr if err else sys.stdout)
+            return text
+        @endpoint
+        def say_when_told(self, path, text):
+            open(path).read()
+            print(text)
+        @endpoint
+        def pid(self): return os.getpid()
+        @endpoint
+        def fail(self): raise RuntimeError("on purpose")
+
+    class Sleeper(Actor):
+        @endpoint
+        def sleep(self): threading.Event().wait()
+
+    procs = this_host().spawn_procs({"gpus": 2})
+    talker = procs.spawn("talker", Talker)
+    one = talker.slice(gpus=0)
+    sleeper = procs.spawn("sleeper", Sleeper)
+
+    def interrupt_when_blocked():
+        '''Sends SIGINT, as Jupyter's button does, once the main thread waits in a get().'''
+        def run():
+            main = threading.main_thread().ident
+            while True:
+                frame = sys._current_frames()[main]
+                while frame is not None:
+                    if frame.f_code.co_qualname == "Future.get":
+                        return os.kill(os.getpid(), signal.SIGINT)
+                    frame = frame.f_back
+                os.sched_yield()
+        threading.Thread(target=run).start()
+"""
+
+
+class Shown:
+    """What stands under a cell."""
+
+    def __init__(self, outputs: list[Any]) -> None:
+        self.out = _stream(outputs, "stdout")
+        self.err = _stream(outputs, "stderr")
+        self.value = "".join(o.data["text/plain"] for o in outputs if o.output_type == "execute_result")
+        self.error = "".join(o.ename for o in outputs if o.output_type == "error")
+
+    def __repr__(self) -> str:
+        return f"<out {self.out!r}, err {self.err!r}, value {self.value!r}, error {self.error!r}>"
+
+    def __eq__(self, other: object) -> bool:
+        return repr(self) == repr(other)
+
+
+def _stream(outputs: list[Any], name: str) -> str:
+    return "".join(o.text for o in outputs if o.output_type == "stream" and o.name == name)
+
+
+class Notebook:
+    """A kernel; `run` executes one more cell."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.kernel = client.kc
+
+    def run(self, source: str) -> Shown:
+        cell = nbformat.v4.new_code_cell(textwrap.dedent(source))
+        cells = self._client.nb.cells
+        cells.append(cell)
+        self._client.execute_cell(cell, len(cells) - 1)
+        return Shown(cell.outputs)
+
+
+@contextlib.contextmanager
+def kernel(folder: Path) -> Iterator[Notebook]:
+    client = nbclient.NotebookClient(
+        nbformat.v4.new_notebook(),
+        timeout=TIMEOUT,
+        kernel_name="python3",
+        allow_errors=True,
+        resources={},
+        extra_arguments=["--log-level=ERROR"],
+    )
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    with client.setup_kernel(cwd=str(folder), env=os.environ | {"PYTHONPATH": path}):
+        notebook = Notebook(client)
+        shown = notebook.run(SET_UP)
+        assert (shown.err, shown.error) == ("", "")
+        yield notebook
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    with kernel(tmp_path_factory.mktemp("notebook")) as shared:
+        yield shared
+
+
+def test_calls_can_be_awaited_at_the_top_level(notebook: Notebook) -> None:
+    shown = notebook.run("await one.say.call_one('awaited')")
+    assert (shown.value, shown.err, shown.error) == ("'awaited'", "", "")
+
+
+def test_get_works_in_a_cell_and_says_nothing_about_the_event_loop(notebook: Notebook) -> None:
+    shown = notebook.run("one.say.call_one('got').get()")
+    assert (shown.value, shown.err, shown.error) == ("'got'", "", "")
+    shown = notebook.run("one.say.call_one('got').get() + await one.say.call_one(' and awaited')")
+    assert (shown.value, shown.err, shown.error) == ("'got and awaited'", "", "")
+
+
+def test_output_stands_under_the_cell_that_was_running(notebook: Notebook) -> None:
+    first = notebook.run("await talker.say.call('first'); await one.say.call('first aside', err=True);")
+    second = notebook.run("talker.say.call('second').get(); one.say.call('second aside', err=True).get();")
+    third = notebook.run("pass")
+    assert (first.out, first.err, first.error) == ("first\n" * 2, "first aside\n", "")
+    assert (second.out, second.err, second.error) == ("second\n" * 2, "second aside\n", "")
+    assert (third.out, third.err) == ("", "")
+
+
+def test_output_of_a_cell_is_complete_however_much_it_is(notebook: Notebook) -> None:
+    shown = notebook.run("one.say.call('\\n'.join(map(str, range(50_000)))).get();")
+    assert shown.out.split() == [str(number) for number in range(50_000)]
+
+
+def test_late_output_stands_under_the_last_cell_whatever_the_kernel_was_asked_since(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "go")
+    cell = notebook.run(
+        f"""
+        waiting = one.say_when_told.call({str(tmp_path / "go")!r}, "late")
+        get_ipython().kernel.get_parent()["header"]["msg_id"]
+        """
+    )
+    run_sync(notebook.kernel.complete)("wai", reply=True, timeout=TIMEOUT)
+    (tmp_path / "go").write_text("now")
+    parent = ""
+    while not parent:
+        message = run_sync(notebook.kernel.get_iopub_msg)(timeout=TIMEOUT)
+        if message["msg_type"] == "stream" and "late" in message["content"]["text"]:
+            parent = message["parent_header"]["msg_id"]
+    assert repr(parent) == cell.value
+    notebook.run("waiting.get()")
+
+
+def test_an_actor_class_can_be_defined_anew(notebook: Notebook) -> None:
+    source = """
+        class Version(Actor):
+            @endpoint
+            def of(self): return {number}
+            @endpoint
+            def only_{number}(self): return type(self) is Version
+        v{number} = procs.spawn("version", Version)
+    """
+    for number in (1, 2):
+        assert notebook.run(source.format(number=number)).error == ""
+        shown = notebook.run(f"[v for _, v in v{number}.of.call().get()]")
+        assert (shown.value, shown.error) == (f"[{number}, {number}]", "")
+    shown = notebook.run("[v for _, v in v1.of.call().get()], [v for _, v in v1.only_1.call().get()]")
+    assert (shown.value, shown.error) == ("([1, 1], [True, True])", "")
+    assert notebook.run("v2.only_1").error == "AttributeError"
+
+
+@pytest.mark.parametrize("aside", ["", "await one.say.call('in between')"], ids=["plain", "with await"])
+def test_a_get_that_blocks_is_interrupted(notebook: Notebook, aside: str) -> None:
+    shown = notebook.run(f"{aside}\ninterrupt_when_blocked()\nsleeper.sleep.call().get()")
+    assert shown.error == "KeyboardInterrupt"
+    shown = notebook.run("await one.say.call_one('goes on')")
+    assert (shown.value, shown.error) == ("'goes on'", "")
+
+
+def test_a_failure_that_nobody_handles_ends_the_cell_and_not_the_kernel(notebook: Notebook) -> None:
+    shown = notebook.run(
+        """
+        doomed = procs.spawn("doomed", Talker)
+        doomed.fail.broadcast()
+        sleeper.sleep.call().get()
+        """
+    )
+    assert shown.error == "UnhandledFaultError"
+    assert "on purpose" in shown.err
+    shown = notebook.run("await one.say.call_one('goes on')")
+    assert (shown.value, shown.error) == ("'goes on'", "")
+
+
+def test_streaming_says_which_process_wrote_a_line(notebook: Notebook) -> None:
+    notebook.run("await procs.logging_option(stream_to_client=True)")
+    shown = notebook.run("one.say.call('streamed').get();")
+    assert shown.error == "" and shown.out.endswith("] [0] streamed\n")
+    assert shown.out.startswith("[")
+    shown = notebook.run("await procs.logging_option(stream_to_client=True, aggregate_window_sec=600)")
+    shown = notebook.run("talker.say.call('folded').get();")
+    assert "[2 similar log lines]" in shown.out and "folded" in shown.out
+    notebook.run("await procs.logging_option()")
+    assert notebook.run("one.say.call('plain').get();").out == "plain\n"
+
+
+def test_the_processes_end_with_the_kernel(tmp_path: Path) -> None:
+    with kernel(tmp_path) as own:
+        pid = int(own.run("one.pid.call_one().get()").value)
+        process = os.pidfd_open(pid)
+    try:
+        assert select.select([process], [], [], TIMEOUT)[0]
+    finally:
+        os.close(process)
+
+
+def test_in_plain_ipython_a_cell_ends_with_all_its_output(scripts: Any) -> None:
+    done = scripts.run(
+        """
+        from IPython.core.interactiveshell import InteractiveShell
+
+        shell = InteractiveShell.instance()
+        shell.run_cell('''
+        from monarch.actor import Actor, endpoint, this_host
+        class Talker(Actor):
+            @endpoint
+            def say(self, text): print(text)
+        talker = this_host().spawn_procs().spawn("talker", Talker)
+        await talker.say.call("first")
+        ''')
+        print("end of the first cell", flush=True)
+        shell.run_cell('talker.say.call("second").get();')
+        print("end of the second cell", flush=True)
+        """,
+        env={"IPYTHONDIR": "ipython"},
+    )
+    assert done.stdout.splitlines() == ["first", "end of the first cell", "second", "end of the second cell"]
