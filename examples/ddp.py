@@ -140,7 +140,7 @@ class Trainer(Actor):
             window = torch.tensor([text[-self.settings.context :]], device=self.settings.device)
             chances = F.softmax(self.model.module(window)[0, -1].float().cpu() / 0.7, dim=0)
             text.append(int(torch.multinomial(chances, 1, generator=dice)))
-        return bytes(text).decode(errors="replace")
+        return "".join(chr(b) if 32 <= b < 127 or b == 10 else "?" for b in text)  # no escape sequences
 
     @endpoint
     def fingerprint(self) -> tuple[str, float]:

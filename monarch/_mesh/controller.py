@@ -156,6 +156,7 @@ class OwnedProcs:
             except PeerEnded:
                 acks.done(rank)
         self.owner.owned.pop(self.spec.uid, None)
+        acks.on_ready(lambda: self.layer.procs.pop(self.spec.uid, None))
         return acks
 
 

@@ -268,6 +268,8 @@ def launch_spec(name: str, env: Mapping[str, str | None], executable: str, *, ga
     except FileNotFoundError:
         cwd = "/"
     paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
+    if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
+        paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     return LaunchSpec(
         name=name,
         env=changed(os.environ, env),

@@ -21,7 +21,8 @@ def command_for(spec: LaunchSpec, rank_in_host: int) -> Command | None:
     """What to execute for this rank; None when forking serves."""
     command = spec.commands[rank_in_host] if spec.commands else None
     bind = spec.binds[rank_in_host] if spec.binds else {}
-    if command is None and not spec.executable and "membind" not in bind:
+    start = start_env(spec.env) == start_env(os.environ)
+    if command is None and not spec.executable and "membind" not in bind and start:
         return None
     if command is None:
         program = spec.executable or sys.executable
@@ -29,6 +30,18 @@ def command_for(spec: LaunchSpec, rank_in_host: int) -> Command | None:
     program = find_program(command.program, command.env)
     command = Command(program, command.arg0, command.args, command.env)
     return _under_numactl(command, bind) if "membind" in bind else command
+
+
+# The interpreter and the dynamic loader read these when a process starts: one that was forked cannot have others.
+_READ_AT_START = (
+    "LD_", "PYTHONHASHSEED", "PYTHONHOME", "PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONOPTIMIZE", "PYTHONWARNINGS",
+    "PYTHONUTF8", "MALLOC_", "GLIBC_TUNABLES",
+)  # fmt: skip
+
+
+def start_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The part of an environment for which a process must be executed rather than forked."""
+    return {key: value for key, value in env.items() if key.startswith(_READ_AT_START)}
 
 
 def find_program(program: str, env: Mapping[str, str]) -> str:

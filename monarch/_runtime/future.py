@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monarch._runtime.loop import io_threads
+
 if TYPE_CHECKING:
     import asyncio
 
@@ -84,6 +86,10 @@ class Source:
         """Blocks this thread until ready; False after `timeout` seconds."""
         if self.ready:
             return True
+        if threading.get_ident() in io_threads:
+            raise WouldBlockRuntime(
+                "a blocking wait on the runtime's own I/O thread, which brings what it waits for"
+            )
         lock = threading.Lock()
         lock.acquire()
 

@@ -146,6 +146,12 @@ class Instance:
             for ready in self._reorder.lost(sender):
                 self.mailbox.put(ready)
 
+    def sender_ended(self, sender: str) -> None:
+        """No more messages come from that actor."""
+        with self._lock:
+            for ready in self._reorder.forget(sender):
+                self.mailbox.put(ready)
+
     def refuse(self, delivery: Delivery) -> None:
         """Answers a message that will never be handled."""
         failure = self.end

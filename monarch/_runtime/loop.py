@@ -22,6 +22,9 @@ _ERRORS = select.EPOLLERR | select.EPOLLHUP
 _CROWD = 1024  # timers from which cancelled ones are looked for
 
 
+io_threads: set[int] = set()  # threads that everybody would wait for, were they to wait
+
+
 class Timer:
     """A call at a time. `cancel` may come from any thread, also after it ran."""
 
@@ -144,10 +147,12 @@ class Loop:
 
     def run(self) -> None:
         self._ident = threading.get_ident()
+        io_threads.add(self._ident)
         try:
             while not self._stopped:
                 self._turn()
         finally:
+            io_threads.discard(self._ident)
             self._ident = 0
             self._epoll.close()
             os.close(self._wake_fd)

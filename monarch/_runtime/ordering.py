@@ -26,6 +26,9 @@ class Numbering:
     def __init__(self) -> None:
         self._counts: dict[Hashable, dict[int, int]] = {}
 
+    def __len__(self) -> int:
+        return len(self._counts)
+
     def next(self, mesh: Hashable, rank: int) -> int:
         """The number of the next message to (mesh, rank); the first is 1."""
         counts = self._counts.get(mesh)

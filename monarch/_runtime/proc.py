@@ -34,6 +34,7 @@ from monarch._wire.message import (
     Hello,
     Pause,
     ProcEnded,
+    SenderEnded,
     Watch,
 )
 from monarch._wire.peer import Peer, PeerEnded
@@ -81,7 +82,9 @@ class Proc:
         self._unknown: dict[str, list[Delivery]] = {}
         self._unknown_count = 0
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
-        self._senders: dict[str, set[tuple[str, str]]] = {}
+        self._senders: dict[
+            str, dict[str, set[str]]
+        ] = {}  # process -> its actors that sent here -> to which actors
         self._lock = threading.Lock()
         self._paused: set[tuple[str, str]] = set()
         self._resumed = threading.Condition()
@@ -223,9 +226,8 @@ class Proc:
         if remote == agent_of(self.address):
             self.agent_lost(reason)
             return
-        for key, sender in self._senders.pop(remote, ()):
-            instance = self.actors.get(key)
-            if instance is not None:
+        for sender, keys in self._senders.pop(remote, {}).items():
+            for instance in filter(None, map(self.actors.get, keys)):
                 instance.path_lost(sender)
         peer = self._peers.get(remote)
         if peer is not None and self.closed is None:
@@ -250,11 +252,20 @@ class Proc:
         delivery = Delivery(call, body, buffers, call.back or remote)
         instance = self.actors.get(call.to)
         if instance is not None:
-            if call.seq == 1 and remote:
-                self._senders.setdefault(remote, set()).add((call.to, call.sender))
+            if call.seq == 1:
+                self._note_sender(remote, call)
             instance.deliver(delivery)
         else:
             self._hold(delivery)
+
+    def _note_sender(self, remote: str, call: Call) -> None:
+        self._senders.setdefault(remote, {}).setdefault(call.sender, set()).add(call.to)
+
+    def _on_sender_ended(self, remote: str, ended: SenderEnded) -> None:
+        for instance in filter(
+            None, map(self.actors.get, self._senders.get(remote, {}).pop(ended.sender, ()))
+        ):
+            instance.sender_ended(ended.sender)
 
     def _on_answer(self, answer: Answer, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
         if not self.ports.receive(answer.port, (answer.rank, answer.kind, body, buffers)) and answer.sender:
@@ -273,6 +284,8 @@ class Proc:
             self.bounced(msg)
         elif kind is ProcEnded:
             self.on_process_ended(msg)
+        elif kind is SenderEnded:
+            self._on_sender_ended(connection.remote, msg)
         elif kind is Pause:
             self._on_pause(connection.remote, msg)
         elif kind is Bye:
@@ -296,6 +309,8 @@ class Proc:
             self.actor_failed(msg)
         elif kind is Bounced:
             self.bounced(msg)
+        elif kind is SenderEnded:
+            self._on_sender_ended(self.address, msg)
         elif kind is not Pause:
             self.receivers[kind](_Here(self.address), msg, Frame(b"", body, owned))
 
@@ -349,7 +364,7 @@ class Proc:
             self._unknown_count -= len(waiting)
         for delivery in waiting:
             if delivery.call.seq == 1:
-                self._senders.setdefault(delivery.back, set()).add((instance.key, delivery.call.sender))
+                self._note_sender(delivery.back, delivery.call)
             instance.deliver(delivery)
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
@@ -359,6 +374,9 @@ class Proc:
             if len(self._tombstones) > _TOMBSTONES:
                 self._tombstones.popitem(last=False)
         self.ports.actor_ended(instance)
+        if instance.numbering:
+            for address in (self.address, *self.connected()):
+                self._post_quietly(address, SenderEnded(instance.unique))
         if failure is not None and instance.owner_proc:
             self._post_quietly(instance.owner_proc, ActorEnded(instance.owner, failure))
 
@@ -385,6 +403,10 @@ class Proc:
     def use_agent(self, connection: Connection) -> None:
         """The connection to this host's agent."""
         self.peer(agent_of(self.address)).connection = connection
+
+    def connected(self) -> list[str]:
+        """The processes there is a connection to, the agent excepted."""
+        return [address for address, peer in self.known_processes() if peer.connection is not None]
 
     def known_processes(self) -> list[tuple[str, Peer]]:
         """Every process this one has spoken to, its agent excepted."""

@@ -61,8 +61,8 @@ class MeshTrait(ABC):
             mesh.split(gpus=("node", "local"), local=4)
 
         ValueError for a plain string given as the names, more than one missing size, sizes whose product is
-        not the dimension's, a size nobody uses, a keyword that is neither a dimension nor an integer, and a
-        name that is there twice.
+        not the dimension's, a size nobody uses, a keyword that is neither a dimension nor an integer, a name
+        that is there twice, and, on a part of a mesh, parts whose strides do not nest (see `NDSlice`).
         """
         return self._new_with_shape(_split(_shape_of(self), dimensions))
 

@@ -308,14 +308,16 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
     )
 
 
-_SHARED_UP_TO = 1 << 20  # bytes of a storage that is always sent whole, so that its views stay views of one storage
+_SHARED_UP_TO = (
+    1 << 20
+)  # bytes of a storage that is always sent whole, so that its views stay views of one storage
 
 
 def _reach(data: Any) -> int:
     """Elements from the first of a tensor to the last, in memory."""
     if not data.numel():
         return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True))
+    return 1 + int(sum((size - 1) * stride for size, stride in zip(data.shape, data.stride(), strict=True)))
 
 
 def _elements(torch: Any, data: Any, count: int) -> Any:

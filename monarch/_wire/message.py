@@ -112,6 +112,12 @@ class Bounced(_Message, tag=7):
     hook: bool  # whether the sender's `_handle_undeliverable_message` is asked
 
 
+class SenderEnded(_Message, tag=10):
+    """The actor `sender` has ended: receivers need not remember its number."""
+
+    sender: str
+
+
 class Pause(_Message, tag=8):
     """The mailbox of `key` is full (on) or has room again (off): senders hold their messages to it."""
 
@@ -134,7 +140,7 @@ class Failure(_Message, tag=9):
     error: bytes = b""  # a pickled exception to raise as it is, in place of a SupervisionError
 
 
-class ActorEnded(_Message, tag=10):
+class ActorEnded(_Message, tag=11):
     """To the owner's process: one of its actors failed (or ended by itself)."""
 
     owner: str
@@ -281,7 +287,7 @@ class StopProc(_Message, tag=40):
 
 
 Message = Union[
-    Hello, Bye, Call, Spawn, StopActor, Probe, Answer, Bounced, Pause, Failure, ActorEnded, SpawnProcs, StopProcs,
+    Hello, Bye, Call, Spawn, StopActor, Probe, Answer, Bounced, SenderEnded, Pause, Failure, ActorEnded, SpawnProcs, StopProcs,
     Watch, Shutdown, Flush, LogOption, Preload, Listening, ProcStarted, ProcsRefused, ProcEnded, ProcsStopped,
     Output, Flushed, StopProc,
 ]  # fmt: skip

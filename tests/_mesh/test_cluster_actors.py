@@ -370,6 +370,7 @@ def test_with_timeout_ends_a_call_at_its_time_and_not_before(gate: Gate) -> None
         clock.advance(0.001)
         with pytest.raises(TimeoutError, match=r"a\.add\(\) got no answer within 5 s from rank\(s\) 1"):
             future.get(TIMEOUT)
+        gate.open()
 
 
 # --- Pressure.

@@ -111,7 +111,7 @@ def test_the_end_is_told_to_whoever_sends_and_drops_what_was_kept() -> None:
     world.peer.send([b"1"])
     world.peer.end("killed")
     assert world.peer.queued == 0 and "ended" in repr(world.peer)
-    with pytest.raises(PeerEnded, match="the process at unix:/h/m.0 has ended") as caught:
+    with pytest.raises(PeerEnded, match=r"the process at unix:/h/m\.0 has ended") as caught:
         world.peer.send([b"2"])
     assert caught.value.why == "killed"
     world.peer.end("told again")

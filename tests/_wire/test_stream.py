@@ -1,4 +1,4 @@
-"""Connections over a socket pair, with the real I/O thread. The far end is a bare socket where the test plays it."""
+"""Connections over a socket pair, with the real I/O thread; the test plays the far end."""
 
 from __future__ import annotations
 
@@ -280,9 +280,7 @@ def test_frames_of_the_io_thread_pass_to_the_sender_that_holds_the_lock(ends: En
 
 def test_frames_deferred_under_a_sender_that_waits_for_room_follow_it(ends: Ends) -> None:
     sender = start(lambda: ends.connection.send(pieces(b"large", b"", bytes(4_000_000)), wait=True))
-    while not ends.connection._lock.locked():
-        pass  # it is about to take the lock, and keeps it: nobody reads
-    assert ends.far.recv(1, socket.MSG_PEEK)  # it has begun to write
+    assert ends.far.recv(1, socket.MSG_PEEK)  # it writes, holds the lock, and nobody reads
     in_loop(ends.loop, lambda: ends.connection.send(pieces(b"from the loop")))
     assert sender.is_alive()
     assert ends.read(2) == [b"large", b"from the loop"]

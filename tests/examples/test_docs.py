@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TIMEOUT = 120
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^`]*)")
 
 
 def program(page: str) -> str:
-    """The page's blocks to run, each line at the number it has in the page, so that tracebacks point there."""
+    """The blocks of a page to run, each line at the number it has there, so that tracebacks point to it."""
     lines: list[str] = []
     closing, indent, taken = "", 0, False  # of the block we are in
     for line in page.splitlines():
@@ -60,14 +59,15 @@ def test_the_readme_holds_an_example() -> None:
     assert "from monarch.actor import" in program((ROOT / "README.md").read_text())
 
 
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+WITH_PYTHON = [page for page in PAGES if program(page.read_text()).strip()]
+
+
 @pytest.mark.procs
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    source = program(page.read_text())
-    if not source.strip():
-        pytest.skip(f"{page.name} holds no Python to run")
     script = tmp_path / f"{page.stem}_md.py"
-    script.write_text(source)
+    script.write_text(program(page.read_text()))
     path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
     done = subprocess.run(
         [sys.executable, str(script)],

@@ -83,7 +83,7 @@ def test_ping_pong_plays_rallies_in_which_the_players_take_turns(tmp_path: Path)
 @pytest.mark.parametrize("crawlers", [1, 3])
 def test_crawler_maps_the_whole_site_once(tmp_path: Path, crawlers: int) -> None:
     *pages, total = run("crawler.py", "--crawlers", str(crawlers), cwd=tmp_path)
-    assert [re.split(r"\s{2,}|\s+-> ", line) for line in pages] == [
+    assert [re.split(r"\s+-> |\s{2,}", line) for line in pages] == [
         ["/about.html", "About us", "/index.html"],
         ["/blog/first.html", "First post", "/blog/second.html"],
         ["/blog/index.html", "Blog", "/blog/first.html, /blog/second.html, /docs/start.html"],
@@ -120,6 +120,7 @@ def test_ddp_trains_and_ends_with_equal_parameters(tmp_path: Path) -> None:
         assert float(told[2]) < float(told[1]) - 1, told[0]
     sample = re.search(r"--- a sample ---\n(.*)\n--- end of the sample ---", out, re.DOTALL)
     assert sample and sample[1].startswith("def "), out
+    assert sample[1].replace("\n", "").isprintable(), "what a terminal would take for commands"
     prints = re.findall(r"^rank (\d): parameters ([0-9a-f]{16}), norm (\S+)$", out, re.MULTILINE)
     assert [rank for rank, _, _ in prints] == ["0", "1"]
     assert prints[0][1:] == prints[1][1:]

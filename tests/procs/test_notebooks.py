@@ -19,7 +19,7 @@ run_sync = pytest.importorskip("jupyter_core.utils").run_sync
 
 pytestmark = pytest.mark.procs
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 60
+TIMEOUT = 10
 
 SET_UP = """
     import os, signal, sys, threading

@@ -1,0 +1,476 @@
+"""Futures as the contract has them, on results that the test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from monarch._runtime import future as module
+from monarch._runtime.future import All, Done, Future, Slot, Source, Then, done_future, make_future
+
+TIMEOUT = 20.0
+
+
+def start(fn: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=fn, daemon=True)
+    thread.start()
+    return thread
+
+
+def join(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+
+
+class Observed(Slot):
+    """Says when somebody has begun to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited = threading.Semaphore(0)
+
+    def on_ready(self, wake: Callable[[], Any]) -> None:
+        super().on_ready(wake)
+        self.waited.release()
+
+
+# --- get
+
+
+def test_get_returns_the_same_object_each_time() -> None:
+    value: list[int] = []
+    future = done_future(value)
+    assert future.get() is future.get(1.0) is future.result() is value
+    assert future.exception() is None
+
+
+def test_get_raises_the_same_exception_each_time() -> None:
+    error = KeyError("x")
+    slot = Slot()
+    slot.fail(error)
+    future = make_future(slot)
+    for observe in (future.get, future.result):
+        for _ in range(2):
+            with pytest.raises(KeyError) as caught:
+                observe()
+            assert caught.value is error
+    assert future.exception() is error is future.exception(0)
+
+
+def test_get_waits_for_another_thread() -> None:
+    slot = Observed()
+    future = make_future(slot)
+    got: list[Any] = []
+    threads = [start(lambda: got.append(future.get(TIMEOUT))) for _ in range(5)]
+    for _ in threads:
+        assert slot.waited.acquire(timeout=TIMEOUT)
+    assert got == []
+    slot.set(value := object())
+    join(*threads)
+    assert got == [value] * 5 and future.get() is value
+
+
+def test_a_time_limit_ends_the_wait_and_not_the_operation() -> None:
+    slot = Slot()
+    future = make_future(slot)
+    with pytest.raises(TimeoutError, match=r"no result after 0\.0 s; the operation goes on"):
+        future.get(timeout=0)
+    assert isinstance(future.exception(timeout=0), TimeoutError)
+    with pytest.raises(TimeoutError):
+        future.result(0.001)
+    assert "pending" in repr(future)
+    slot.set(5)
+    assert "ready" in repr(future)
+    assert future.get(0) == 5 and "done" in repr(future)
+    assert not slot._wakers  # those who gave up left nothing behind
+
+
+@pytest.mark.parametrize("timeout", [-1, -0.001, float("nan"), float("inf"), float("-inf"), "1", 1j])
+@pytest.mark.parametrize("observe", [Future.get, Future.result])
+def test_an_impossible_time_limit(observe: Any, timeout: Any) -> None:
+    with pytest.raises(ValueError, match="invalid timeout"):
+        observe(make_future(Slot()), timeout)
+
+
+def test_a_very_long_time_limit_is_a_time_limit() -> None:
+    slot = Slot()
+    thread = start(lambda: slot.set(1))
+    assert make_future(slot).get(1e300) == 1
+    join(thread)
+
+
+def test_only_the_first_result_counts() -> None:
+    slot = Slot()
+    slot.set(1)
+    slot.set(2)
+    slot.fail(ValueError())
+    assert make_future(slot).get() == 1
+
+
+def test_a_value_is_made_once_by_its_first_observer() -> None:
+    made: list[str] = []
+
+    class Counted(Done):
+        def value(self) -> Any:
+            made.append(threading.current_thread().name)
+            return super().value()
+
+    future = make_future(Counted(1))
+    assert made == []
+    thread = threading.Thread(target=future.get, name="first")
+    thread.start()
+    join(thread)
+    assert future.get() == 1 and made == ["first"]
+
+
+def test_many_observers_of_one_value_make_it_once() -> None:
+    made: list[object] = []
+    go = threading.Barrier(6, timeout=TIMEOUT)
+
+    class Slow(Done):
+        def value(self) -> Any:
+            made.append(value := object())
+            return value
+
+    for _ in range(50):
+        future = make_future(Slow(None))
+        got: list[object] = []
+
+        def observe(future: Future[Any] = future, got: list[object] = got) -> None:
+            go.wait()
+            got.append(future.get(TIMEOUT))
+
+        threads = [start(observe) for _ in range(6)]
+        join(*threads)
+        assert len(made) == 1 and set(got) == set(made)
+        made.clear()
+
+
+def test_first_observers_and_the_result_race() -> None:
+    """Two threads that begin to wait at the same moment are both woken."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(300):
+            slot = Slot()
+            future = make_future(slot)
+            go = threading.Barrier(4, timeout=TIMEOUT)
+
+            def observe(go: threading.Barrier = go, future: Future[Any] = future) -> None:
+                go.wait()
+                future.get(TIMEOUT)
+
+            threads = [start(observe) for _ in range(3)]
+            go.wait()
+            slot.set(1)
+            join(*threads)
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_an_interrupt_while_decoding_is_not_the_result() -> None:
+    class Interrupted(Done):
+        interrupts = 1
+
+        def value(self) -> Any:
+            if self.interrupts:
+                self.interrupts -= 1
+                raise KeyboardInterrupt
+            return super().value()
+
+    future = make_future(Interrupted(7))
+    with pytest.raises(KeyboardInterrupt):
+        future.get()
+    assert future.get() == 7
+
+
+def test_ctrl_c_interrupts_a_blocked_get_promptly() -> None:
+    program = (
+        "import os, signal, threading\n"
+        "from monarch._runtime.future import Slot, make_future\n"
+        "class Waited(Slot):\n"
+        "    def on_ready(self, wake):\n"
+        "        super().on_ready(wake)\n"
+        "        threading.Thread(target=os.kill, args=(os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    make_future(Waited()).get()\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
+
+
+# --- await
+
+
+def test_await_as_often_as_one_likes_and_on_different_loops() -> None:
+    future = done_future(value := object())
+
+    async def observe() -> Any:
+        return await future, await future
+
+    assert asyncio.run(observe()) == (value, value)
+    assert asyncio.run(observe()) == (value, value)
+    assert future.get() is value
+
+
+def test_await_is_woken_from_another_thread() -> None:
+    slot = Observed()
+    future = make_future(slot)
+
+    async def observe() -> Any:
+        return await asyncio.gather(future, asyncio.ensure_future(future), asyncio.wait_for(future, TIMEOUT))
+
+    def settle() -> None:
+        for _ in range(3):
+            assert slot.waited.acquire(timeout=TIMEOUT)
+        slot.set(3)
+
+    thread = start(settle)
+    assert asyncio.run(observe()) == [3, 3, 3]
+    join(thread)
+
+
+def test_get_in_one_thread_and_await_in_another() -> None:
+    slot = Observed()
+    future = make_future(slot)
+    got: list[Any] = []
+
+    async def observe() -> None:
+        got.append(await future)
+
+    threads = [start(lambda: got.append(future.get(TIMEOUT))), start(lambda: asyncio.run(observe()))]
+    for _ in threads:
+        assert slot.waited.acquire(timeout=TIMEOUT)
+    slot.set("x")
+    join(*threads)
+    assert got == ["x", "x"]
+
+
+def test_await_raises_the_exception_itself() -> None:
+    slot = Slot()
+    slot.fail(error := ValueError("x"))
+    future = make_future(slot)
+
+    async def observe() -> None:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="x") as caught:
+                await future
+            assert caught.value is error
+
+    asyncio.run(observe())
+
+
+def test_cancelling_an_observer_cancels_nothing_else() -> None:
+    slot = Slot()
+    future = make_future(slot)
+
+    async def observe() -> Any:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(future, 0.0)
+        task = asyncio.ensure_future(future)
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not slot._wakers
+        slot.set(1)
+        return await future
+
+    assert asyncio.run(observe()) == 1
+
+
+def test_as_completed_gives_them_as_they_come() -> None:
+    slots = [Slot() for _ in range(3)]
+    futures = [make_future(slot) for slot in slots]
+
+    async def observe() -> list[int]:
+        got = []
+        order = iter([2, 0, 1])
+        slots[first := next(order)].set(first)
+        for done in asyncio.as_completed(futures):
+            got.append(await done)
+            for number in order:
+                slots[number].set(number)
+                break
+        return got
+
+    assert asyncio.run(observe()) == [2, 0, 1]
+
+
+def test_create_task_refuses_a_future() -> None:
+    async def observe() -> None:
+        with pytest.raises(TypeError):
+            asyncio.create_task(done_future(1))  # type: ignore[arg-type]
+
+    asyncio.run(observe())
+
+
+def test_an_observer_whose_loop_is_closed_is_forgotten() -> None:
+    slot = Slot()
+    future = make_future(slot)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(_observe(future))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    slot.set(1)  # wakes nobody, and does not raise
+    assert future.get() == 1
+    del task
+
+
+async def _observe(future: Future[Any]) -> Any:
+    try:
+        return await future
+    except GeneratorExit:  # the loop was closed over it
+        raise
+
+
+def test_await_outside_a_loop_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match="__await__ with no active event loop: use get"):
+        make_future(Slot()).__await__().send(None)
+
+
+def test_as_asyncio() -> None:
+    slot = Slot()
+    future = make_future(slot)
+    with pytest.raises(RuntimeError, match="needs a running event loop"):
+        future.as_asyncio()
+
+    async def observe() -> Any:
+        here = future.as_asyncio()
+        assert isinstance(here, asyncio.Future) and not here.done()
+        slot.set(4)
+        return await here
+
+    assert asyncio.run(observe()) == 4 == future.get()
+
+
+def test_get_on_a_running_loop_works_and_warns(caplog: pytest.LogCaptureFixture) -> None:
+    async def observe() -> Any:
+        with pytest.warns(UserWarning, match=r"Future\.get\(\) was called from within an active event loop"):
+            return done_future(1).get()
+
+    with caplog.at_level(logging.WARNING):
+        assert asyncio.run(observe()) == 1
+    assert len([one for one in caplog.records if one.levelno == logging.WARNING]) == 1
+
+
+# --- what it is not
+
+
+def test_a_future_is_made_by_the_runtime_only() -> None:
+    for args in ((), (Slot(),), (object(), Slot())):
+        with pytest.raises(TypeError, match="made by the runtime"):
+            Future(*args)
+
+
+def test_a_future_is_not_picklable_and_says_what_to_do() -> None:
+    for attempt in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match="send its result"):
+            attempt(done_future(1))
+
+
+def test_there_are_no_callbacks() -> None:
+    for name in ("done", "add_done_callback", "cancel", "set_result"):
+        assert not hasattr(done_future(1), name)
+
+
+def test_failed_futures_say_so() -> None:
+    slot = Slot()
+    slot.fail(ValueError("x"))
+    future = make_future(slot)
+    future.exception()
+    assert repr(future) == "<Future failed: ValueError>"
+
+
+# --- sources of sources
+
+
+def test_then_converts_in_the_observer_once() -> None:
+    slot = Slot()
+    calls: list[int] = []
+
+    def convert(value: int) -> int:
+        calls.append(value)
+        return value + 1
+
+    future = make_future(Then(slot, convert))
+    slot.set(1)
+    assert calls == []
+    assert (future.get(), future.get(), calls) == (2, 2, [1])
+
+
+def test_then_passes_failures_and_the_beginning_on() -> None:
+    class Lazy(Slot):
+        def begin(self) -> None:
+            self.fail(ValueError("begun"))
+
+    with pytest.raises(ValueError, match="begun"):
+        make_future(Then(Lazy(), lambda value: value)).get(TIMEOUT)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_all_waits_for_every_source_and_keeps_their_order(order: list[int]) -> None:
+    slots = [Slot() for _ in range(3)]
+    future = make_future(All([*slots]))
+    for number in order:
+        assert isinstance(future.exception(0), TimeoutError)
+        slots[number].set(number)
+    assert future.get() == [0, 1, 2]
+    assert make_future(All([])).get() == []
+    assert make_future(All([Done(1), Done(2)])).get() == [1, 2]
+
+
+def test_all_raises_the_first_failure_in_order_after_all_ended() -> None:
+    slots = [Slot() for _ in range(3)]
+    future = make_future(All([*slots]))
+    slots[2].fail(KeyError())
+    slots[1].fail(ValueError())
+    assert isinstance(future.exception(0), TimeoutError)
+    slots[0].set(0)
+    with pytest.raises(ValueError):
+        future.get()
+
+
+def test_all_settled_from_many_threads() -> None:
+    slots = [Slot() for _ in range(8)]
+    future = make_future(All([*slots]))
+    threads = [start(lambda s=slot: s.set(1)) for slot in slots]  # type: ignore[misc]
+    assert future.get(TIMEOUT) == [1] * 8
+    join(*threads)
+
+
+def test_every_observer_is_woken_though_one_of_them_was_woken_before() -> None:
+    source = Source()
+    woken: list[int] = []
+    source.on_ready(lambda: woken.append(1))
+    source.settle()
+    source.settle()
+    source.on_ready(lambda: woken.append(2))
+    source.discard(lambda: None)
+    assert woken == [1, 2]
+
+
+def test_asyncio_is_not_loaded_by_programs_that_do_not_use_it() -> None:
+    program = (
+        "import sys\nfrom monarch._runtime.future import done_future\n"
+        "done_future(1).get(1)\nprint('asyncio' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "False\n"
+    assert module.running_loop() is None

@@ -1,0 +1,165 @@
+"""Whatever happens on the way, a receiver handles each sender's messages once, as they were sent."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch._runtime.ordering import Numbering, Reorder, expand
+
+SENDERS = ("a", "b", "c")
+counts = st.fixed_dictionaries({sender: st.integers(0, 12) for sender in SENDERS})
+
+
+def messages(sent: dict[str, int]) -> list[tuple[str, int]]:
+    return [(sender, number) for sender, count in sent.items() for number in range(1, count + 1)]
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, int]]]:
+    """What senders sent, and the order in which it came: any order, some of it more than once."""
+    sent = draw(counts)
+    every = messages(sent)
+    repeats = draw(st.lists(st.sampled_from(every), max_size=10)) if every else []
+    return sent, draw(st.permutations(every + repeats))
+
+
+@given(deliveries())
+def test_any_order_and_any_repeats_are_released_in_order_once(
+    case: tuple[dict[str, int], list[tuple[str, int]]],
+) -> None:
+    sent, arrivals = case
+    reorder: Reorder[tuple[str, int]] = Reorder()
+    released: list[tuple[str, int]] = []
+    for sender, number in arrivals:
+        released += reorder.accept(sender, number, (sender, number))
+        so_far = [message for message in released if message[0] == sender]
+        assert so_far == messages({sender: len(so_far)})  # at every moment, not only in the end
+    assert sorted(released) == sorted(messages(sent))
+    assert reorder.held == 0
+    assert [reorder.gap(sender) for sender in SENDERS] == [None] * 3
+
+
+@given(deliveries())
+def test_what_is_held_is_what_came_too_early(case: tuple[dict[str, int], list[tuple[str, int]]]) -> None:
+    _, arrivals = case
+    reorder: Reorder[int] = Reorder()
+    come: set[tuple[str, int]] = set()
+    released: dict[str, int] = dict.fromkeys(SENDERS, 0)
+    for sender, number in arrivals:
+        come.add((sender, number))
+        released[sender] += len(reorder.accept(sender, number, number))
+        early = {one: [n for s, n in come if s == one and n > released[one]] for one in SENDERS}
+        assert reorder.held == sum(map(len, early.values()))
+        for one, numbers in early.items():
+            assert reorder.gap(one) == ((released[one] + 1, min(numbers)) if numbers else None)
+            assert reorder.knows(one) is (released[one] > 0)
+
+
+@given(st.lists(st.sampled_from(SENDERS), max_size=40))
+def test_in_order_nothing_is_ever_held(order: list[str]) -> None:
+    reorder: Reorder[int] = Reorder()
+    numbering = Numbering()
+    for sender in order:
+        number = numbering.next(sender, 0)
+        assert list(reorder.accept(sender, number, number)) == [number]
+        assert reorder.held == 0
+
+
+def test_the_first_message_of_a_number_counts() -> None:
+    reorder: Reorder[str] = Reorder()
+    assert list(reorder.accept("a", 2, "early")) == []
+    assert list(reorder.accept("a", 2, "its repeat")) == []
+    assert list(reorder.accept("a", 1, "first")) == ["first", "early"]
+    assert list(reorder.accept("a", 1, "repeat")) == []
+    assert list(reorder.accept("a", 2, "repeat")) == []
+
+
+@given(st.sets(st.integers(1, 12)), st.integers(13, 20))
+def test_a_lost_path_releases_what_came_and_continues_anywhere(came: set[int], after: int) -> None:
+    reorder: Reorder[int] = Reorder()
+    released: list[int] = []
+    for number in sorted(came, reverse=True):
+        released += reorder.accept("a", number, number)
+    assert list(reorder.accept("b", 2, 2)) == []
+    released += reorder.lost("a")
+    assert released == sorted(came)
+    assert (reorder.held, reorder.gap("a"), reorder.gap("b")) == (1, None, (1, 2))
+    assert reorder.lost("a") == []
+    if came:  # the numbers between are gone for ever
+        assert list(reorder.accept("a", after, after)) == [after]
+        assert list(reorder.accept("a", after + 2, after + 2)) == []
+    else:  # nothing is known of that sender: it begins at one
+        assert list(reorder.accept("a", 2, 2)) == []
+        after = 0
+    ready = reorder.accept("a", after + 1, after + 1)
+    assert list(ready) == [after + 1, after + 2]
+
+
+@given(st.sets(st.integers(1, 12)))
+def test_a_forgotten_sender_begins_anew(came: set[int]) -> None:
+    reorder: Reorder[int] = Reorder()
+    released: list[int] = []
+    for number in sorted(came, reverse=True):
+        released += reorder.accept("a", number, number)
+    released += reorder.forget("a")
+    assert released == sorted(came)
+    assert (reorder.held, reorder.knows("a"), reorder.forget("a")) == (0, False, [])
+    assert list(reorder.accept("a", 1, 1)) == [1]
+
+
+# --- the sender's side
+
+steps = st.lists(
+    st.tuples(st.sampled_from(["m", "n"]), st.lists(st.integers(0, 5), unique=True)), max_size=12
+)
+
+
+@given(steps)
+def test_each_receiver_is_counted_for_itself(steps: list[tuple[str, list[int]]]) -> None:
+    numbering = Numbering()
+    expected: dict[tuple[str, int], int] = {}
+    for mesh, ranks in steps:
+        for rank in ranks:
+            expected[mesh, rank] = expected.get((mesh, rank), 0) + 1
+        stamp = numbering.next_many(mesh, ranks)
+        assert expand(stamp, len(ranks)) == [expected[mesh, rank] for rank in ranks]
+    for mesh, rank in itertools.product("mn", range(6)):
+        assert numbering.next(mesh, rank) == expected.get((mesh, rank), 0) + 1
+
+
+def test_a_stamp_is_one_number_when_all_stand_at_the_same_count() -> None:
+    numbering = Numbering()
+    assert numbering.next_many("m", range(1000)) == 1
+    numbering.next("m", 500)
+    assert numbering.next_many("m", range(1000)) == [(2, 500), (3, 1), (2, 499)]
+    assert numbering.next_many("m", []) == 0 and expand(0, 0) == []
+
+
+def test_a_forgotten_mesh_is_counted_anew_and_others_go_on() -> None:
+    numbering = Numbering()
+    numbering.next_many("m", [0, 1])
+    numbering.next("n", 0)
+    numbering.forget("m")
+    numbering.forget("never sent to")
+    assert (numbering.next("m", 1), numbering.next("n", 0)) == (1, 2)
+
+
+@pytest.mark.parametrize("ranks", [[0], [0, 1, 2], [2, 0]])
+def test_casts_and_single_messages_share_the_order(ranks: list[int]) -> None:
+    """What a sender casts to a view and what it sends to one actor of it stays in order."""
+    numbering = Numbering()
+    receivers: dict[int, Reorder[str]] = {rank: Reorder() for rank in ranks}
+    first = expand(numbering.next_many("m", ranks), len(ranks))
+    alone = numbering.next("m", ranks[0])
+    last = expand(numbering.next_many("m", ranks), len(ranks))
+    got: dict[int, list[str]] = {rank: [] for rank in ranks}
+    for rank, number in reversed(list(zip(ranks, last, strict=True))):
+        got[rank] += receivers[rank].accept("s", number, "last")
+    got[ranks[0]] += receivers[ranks[0]].accept("s", alone, "alone")
+    for rank, number in zip(ranks, first, strict=True):
+        got[rank] += receivers[rank].accept("s", number, "first")
+    assert got == {rank: ["first", *(["alone"] if rank == ranks[0] else []), "last"] for rank in ranks}
