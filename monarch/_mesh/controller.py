@@ -14,7 +14,7 @@ from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
 from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
 from monarch._mesh.context import context
 from monarch._mesh.endpoint import _arity
-from monarch._mesh.supervision import Ledger, MeshFailure, Notify
+from monarch._mesh.supervision import Gone, Ledger, MeshFailure, Notify
 from monarch._runtime.context import current, root, root_of
 from monarch._runtime.driver import Supervise, run
 from monarch._runtime.future import Slot, Source
@@ -372,6 +372,9 @@ class MeshLayer:
         """The mesh is gone; late callers learn so from its processes."""
         with self.lock:
             owner = self.ledger.remove(key)
+        self._drop(owner, key)
+
+    def _drop(self, owner: str, key: str) -> None:
         instance = self.actor(owner)
         if instance is not None:
             instance.owned.pop(key, None)
@@ -466,8 +469,11 @@ class MeshLayer:
             effects = self.ledger.actor_ended(event.failure)
         self._tell(effects)
 
-    def _tell(self, effects: Sequence[Notify]) -> None:
+    def _tell(self, effects: Sequence[Notify | Gone]) -> None:
         for effect in effects:
+            if isinstance(effect, Gone):
+                self._drop(effect.owner, effect.key)
+                continue
             if effect.owner == self.proc.root_name:
                 self.fault(effect.failure)
                 continue

@@ -77,6 +77,19 @@ class Notify:
         return f"Notify({self.owner!r}, {self.failure})"
 
 
+class Gone:
+    """Effect: every process of mesh `key` was stopped in order; `owner` need not keep it."""
+
+    __slots__ = ("key", "owner")
+
+    def __init__(self, owner: str, key: str) -> None:
+        self.owner = owner
+        self.key = key
+
+    def __repr__(self) -> str:
+        return f"Gone({self.owner!r}, {self.key!r})"
+
+
 class _Entry:
     __slots__ = ("ended", "mesh", "owner", "whole")
 
@@ -128,9 +141,12 @@ class Ledger:
             return []
         return [Notify(entry.owner, MeshFailure(failure))]
 
-    def process_ended(self, ended: ProcEnded) -> list[Notify]:
-        """Every owned mesh with ranks there has lost them: one failure a mesh, none for an ordinary end."""
-        effects = []
+    def process_ended(self, ended: ProcEnded) -> list[Notify | Gone]:
+        """Every owned mesh with ranks there has lost them: one failure a mesh, none for an ordinary end.
+
+        A mesh whose ranks have all ended in order is forgotten: its processes' agent tells late callers.
+        """
+        effects: list[Notify | Gone] = []
         for key in sorted(self._by_address.pop(ended.address, ())):
             entry = self._entries[key]
             ranks = [rank for rank, address in enumerate(entry.mesh.addresses) if address == ended.address]
@@ -142,6 +158,8 @@ class Ledger:
                 entry.ended[rank] = failure
             if not failure.stopped and entry.whole is None:
                 effects.append(Notify(entry.owner, MeshFailure(failure)))
+            elif len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):
+                effects.append(Gone(self.remove(key), key))
         return effects
 
     def mesh_stopped(self, key: str, reason: str) -> None:

@@ -181,9 +181,9 @@ class Loop:
             self._run_timers()
 
     def _timeout(self) -> float | None:
+        when = self.next_timer()  # first of all: a loop that always has something soon has timers too
         if self._soon or self._stopped:
             return 0
-        when = self.next_timer()
         if when is None:
             return None
         left = when - self.now()

@@ -42,6 +42,7 @@ from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
+_ENDED_PEERS = 10_000  # ended processes remembered
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
 # (connection or stand-in with `remote`, message, frame)
@@ -79,6 +80,7 @@ class Proc:
         self.queue_limit = int(settings.get("outgoing_queue_bytes"))
         self.closed: BaseException | None = None
         self._peers: dict[str, Peer] = {}
+        self._ended_peers: deque[str] = deque()
         self._unknown: dict[str, list[Delivery]] = {}
         self._unknown_count = 0
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
@@ -424,6 +426,9 @@ class Proc:
         if peer.ended is not None:
             return
         peer.end(ended)
+        self._ended_peers.append(ended.address)
+        if len(self._ended_peers) > _ENDED_PEERS:  # its agent remembers it, should anybody still ask
+            self._peers.pop(self._ended_peers.popleft(), None)
         with self._resumed:
             self._paused = {entry for entry in self._paused if entry[0] != ended.address}
             self._resumed.notify_all()

@@ -69,8 +69,11 @@ class VirtualClock:
 
     def _next_due(self) -> float | None:
         """When the earliest timer is due. A loop that is asked has run those that were due before."""
-        dues = [due for loop in self._loops if (due := _ask(loop)) is not None]
-        return min(dues, default=None)
+        dues: list[float | None] = []
+        # Again until nothing changes: timers of one loop may have set timers of another.
+        while (asked := [_ask(loop) for loop in self._loops]) != dues:
+            dues = asked
+        return min((due for due in dues if due is not None), default=None)
 
 
 def _ask(loop: Loop) -> float | None:

@@ -314,7 +314,8 @@ def test_as_completed_gives_them_as_they_come() -> None:
 def test_create_task_refuses_a_future() -> None:
     async def observe() -> None:
         with pytest.raises(TypeError):
-            asyncio.create_task(done_future(1))  # type: ignore[arg-type]
+            task = asyncio.create_task(done_future(1))  # type: ignore[arg-type]
+            await task
 
     asyncio.run(observe())
 

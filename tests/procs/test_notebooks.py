@@ -19,7 +19,7 @@ run_sync = pytest.importorskip("jupyter_core.utils").run_sync
 
 pytestmark = pytest.mark.procs
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 10
+TIMEOUT = 30
 
 SET_UP = """
     import os, signal, sys, threading
@@ -158,15 +158,16 @@ def test_late_output_stands_under_the_last_cell_whatever_the_kernel_was_asked_si
         get_ipython().kernel.get_parent()["header"]["msg_id"]
         """
     )
-    run_sync(notebook.kernel.complete)("wai", reply=True, timeout=TIMEOUT)
-    (tmp_path / "go").write_text("now")
-    parent = ""
-    while not parent:
-        message = run_sync(notebook.kernel.get_iopub_msg)(timeout=TIMEOUT)
-        if message["msg_type"] == "stream" and "late" in message["content"]["text"]:
-            parent = message["parent_header"]["msg_id"]
-    assert repr(parent) == cell.value
-    notebook.run("waiting.get()")
+
+    async def parent_of_late_output() -> str:
+        await notebook.kernel.is_complete("wai", reply=True, timeout=TIMEOUT)
+        (tmp_path / "go").write_text("now")
+        while True:
+            message = await notebook.kernel.get_iopub_msg(timeout=TIMEOUT)
+            if message["msg_type"] == "stream" and "late" in message["content"]["text"]:
+                return str(message["parent_header"]["msg_id"])
+
+    assert repr(run_sync(parent_of_late_output)()) == cell.value
 
 
 def test_an_actor_class_can_be_defined_anew(notebook: Notebook) -> None:
@@ -199,7 +200,7 @@ def test_a_failure_that_nobody_handles_ends_the_cell_and_not_the_kernel(notebook
     shown = notebook.run(
         """
         doomed = procs.spawn("doomed", Talker)
-        doomed.fail.broadcast()
+        doomed.slice(gpus=0).fail.broadcast()
         sleeper.sleep.call().get()
         """
     )
@@ -243,10 +244,10 @@ def test_in_plain_ipython_a_cell_ends_with_all_its_output(scripts: Any) -> None:
             @endpoint
             def say(self, text): print(text)
         talker = this_host().spawn_procs().spawn("talker", Talker)
-        await talker.say.call("first")
+        _ = await talker.say.call("first")
         ''')
         print("end of the first cell", flush=True)
-        shell.run_cell('talker.say.call("second").get();')
+        shell.run_cell('_ = talker.say.call("second").get()')
         print("end of the second cell", flush=True)
         """,
         env={"IPYTHONDIR": "ipython"},

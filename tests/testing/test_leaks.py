@@ -60,12 +60,12 @@ def test_a_segment_of_the_runtime_is_reported() -> None:
 
 def test_sockets_of_this_process_are_reported_and_those_of_others_are_not(tmp_path: Path) -> None:
     parent = tmp_path / f"monarch-{os.getuid()}"
-    with monarch.configured(runtime_dir=str(tmp_path)):
-        with pytest.raises(LeakError) as caught, check_leaks(NOW):
-            for name, pid in (("mine", os.getpid()), ("another", 1)):
-                (parent / name).mkdir(parents=True)
-                (parent / name / "pid").write_text(str(pid))
-                (parent / name / "x.0").touch()
+    monarch.configure(runtime_dir=str(tmp_path))
+    with pytest.raises(LeakError) as caught, check_leaks(NOW):
+        for name, pid in (("mine", os.getpid()), ("another", 1)):
+            (parent / name).mkdir(parents=True)
+            (parent / name / "pid").write_text(str(pid))
+            (parent / name / "x.0").touch()
     text = str(caught.value)
     assert f"socket  {parent}/mine/x.0" in text
     assert "another" not in text

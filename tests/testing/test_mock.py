@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, endpoint, get_or_spawn_controller, this_host, this_proc
-from monarch.testing import InProcessCluster, patch_actor
+from monarch.testing import InProcessCluster, Local, patch_actor
 
 TIMEOUT = 30
 
@@ -108,12 +108,15 @@ class TestInACluster:
         assert service.below.call_one().get(TIMEOUT) == "faker below"
 
     def test_a_bootstrap_function_still_runs_and_its_spawns_are_patched(self) -> None:
+        spawned = Local[list[type]]([])
+
         def bootstrap() -> None:
-            assert this_proc().spawn("db", Database, "boot").read.call_one().get(TIMEOUT) == "fake boot"
+            mesh: Any = this_proc().spawn("db", Database, "boot")
+            spawned.value.append(mesh._class)
 
         with patch_actor(Database, Fake):
-            procs = this_host().spawn_procs({"gpus": 2}, bootstrap=bootstrap)
-            assert procs.initialized.get(TIMEOUT)
+            this_host().spawn_procs({"gpus": 2}, bootstrap=bootstrap).initialized.get(TIMEOUT)
+        assert spawned.value == [Fake, Fake]
 
     def test_controllers_are_patched(self) -> None:
         with patch_actor(Database, Fake):

@@ -91,11 +91,13 @@ class StreamConnection:
     def _write(self, pieces: Sequence[Buffer], wait: bool) -> None:
         if self._lost:
             raise ConnectionLost(self._reason)
-        if self._lazy:  # what was put off goes first, in the same system call
+        if self._lazy:  # what was put off goes first, with small frames in the same system call
             self._lazy = False
-            self._enqueue(pieces)
+            if not wait:
+                self._enqueue(pieces)
+                self._write_queue()
+                return
             self._write_queue()
-            return
         if not self._out:
             try:
                 if len(pieces) == 1:
