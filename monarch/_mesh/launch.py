@@ -85,7 +85,10 @@ def parse_list(text: str) -> set[int]:
     numbers: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        numbers.update(range(int(first), int(last if dash else first) + 1))
+        start, end = int(first), int(last if dash else first)
+        if start > end:
+            raise ValueError(f"invalid range {part!r}: it ends before it begins")
+        numbers.update(range(start, end + 1))
     return numbers
 
 

@@ -151,14 +151,13 @@ class Ledger:
             entry = self._entries[key]
             ranks = [rank for rank, address in enumerate(entry.mesh.addresses) if address == ended.address]
             fresh = [rank for rank in ranks if rank not in entry.ended]
-            if not fresh:
-                continue
-            failure = process_failure(entry.mesh, ended, fresh)
-            for rank in fresh:
-                entry.ended[rank] = failure
-            if not failure.stopped and entry.whole is None:
-                effects.append(Notify(entry.owner, MeshFailure(failure)))
-            elif len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):
+            if fresh:
+                failure = process_failure(entry.mesh, ended, fresh)
+                for rank in fresh:
+                    entry.ended[rank] = failure
+                if not failure.stopped and entry.whole is None:
+                    effects.append(Notify(entry.owner, MeshFailure(failure)))
+            if len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):
                 effects.append(Gone(self.remove(key), key))
         return effects
 

@@ -190,7 +190,7 @@ class Histogram(_Instrument):
     _create = "create_histogram"
 
     def record(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
-        """Records one value; raises what `float(amount)` does. Keys and values of `attributes` become text."""
+        """Records one value; raises what `float(amount)` does. `attributes` become text, as in a Counter."""
         value = float(amount)
         backend = self._backend()
         if backend is not None:

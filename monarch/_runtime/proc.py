@@ -171,6 +171,9 @@ class Proc:
             self.post(address, msg)
         except PeerEnded:
             pass
+        except RuntimeError:
+            if self.closed is None:
+                raise
 
     def pause_sender(self, address: str, key: str, on: bool) -> None:
         if address != self.address:
@@ -207,6 +210,8 @@ class Proc:
 
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:
         remote = connection.remote
+        if self.closed is not None:
+            return  # on its way when we closed: whoever waits for it here was told, its sender sees the connection end
         for frame in received:
             msg = message.decode(frame.head)
             kind = type(msg)

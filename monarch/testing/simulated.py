@@ -104,9 +104,13 @@ class SimulatedProc(Proc):
             stopped()
 
     def _exit(self) -> None:
-        if self.closed is None:
-            self.leave(RuntimeError("this process is ending"))
-            self.on_exit(0)
+        if self.closed is not None:
+            return
+        self.leave(RuntimeError("this process is ending"))
+        if any(not instance.ended.ready for instance in self.instances):
+            # Those that hang, and those whose spawn came too late: they end with their process.
+            self.kill(ProcEnded(self.address, self.pid, 0, True, []))
+        self.on_exit(0)
 
     def leave(self, error: BaseException) -> None:
         """Closes every connection and answers whoever waits here; `error` is for later users."""

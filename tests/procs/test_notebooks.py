@@ -75,9 +75,6 @@ class Shown:
     def __repr__(self) -> str:
         return f"<out {self.out!r}, err {self.err!r}, value {self.value!r}, error {self.error!r}>"
 
-    def __eq__(self, other: object) -> bool:
-        return repr(self) == repr(other)
-
 
 def _stream(outputs: list[Any], name: str) -> str:
     return "".join(o.text for o in outputs if o.output_type == "stream" and o.name == name)

@@ -1,0 +1,347 @@
+"""Routing between two processes: real loops and sockets; actors without threads, no agent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._errors import BackpressureTimeout, ForkedClientError, MessageTooLargeError
+from monarch._runtime.instance import Delivery, Instance
+from monarch._runtime.loop import Loop
+from monarch._runtime.port import OneReply, Target
+from monarch._runtime.proc import Proc
+from monarch._wire import codec, frame, message
+from monarch._wire.message import (
+    VALUE,
+    VERSION,
+    ActorEnded,
+    Answer,
+    Bounced,
+    Call,
+    Failure,
+    Hello,
+    Listening,
+    ProcEnded,
+)
+from monarch._wire.peer import PeerEnded
+from monarch._wire.transport import unix
+from monarch._wire.transport.unix import UnixTransport
+from monarch.config import settings
+
+TIMEOUT = 20.0
+
+
+class Behaviour:
+    def describe_stop(self, reason: str) -> Failure:
+        return Failure(f"stopped: {reason}", "key", "worker", [0], stopped=True)
+
+
+class Machine:
+    """Processes of one host."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.procs: list[Proc] = []
+        self.errors: list[BaseException] = []
+
+    def start(self, name: str) -> Proc:
+        loop = Loop(name)
+        loop.on_error = self.errors.append
+        proc = Proc(f"unix:{self.folder}/{name}", loop)
+        transport = UnixTransport(loop, proc, proc.limits)
+        transport.listen(unix.listen(f"{self.folder}/{name}"))
+        proc.transport = transport
+        proc.root_name = f"{name}.0"
+        loop.start()
+        self.procs.append(proc)
+        return proc
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    yield machine
+    for proc in machine.procs:
+        proc.close(RuntimeError("the test is over"))
+    assert machine.errors == []
+
+
+def in_loop(proc: Proc, fn: Callable[[], Any]) -> Any:
+    done = threading.Event()
+    got: list[Any] = []
+    proc.loop.call_soon(lambda: (got.append(fn()), done.set()))
+    assert done.wait(TIMEOUT)
+    return got[0]
+
+
+def actor(proc: Proc, key: str = "key") -> Instance:
+    instance = Instance(proc, key=key, name="worker", rank=0, view=b"", owner="client.0")
+    instance.behaviour = Behaviour()  # type: ignore[assignment]
+    return instance
+
+
+def call(number: int, key: str = "key", port: int = 0, sender: str = "client.0") -> Call:
+    return Call(key, sender, number, "step", port, "", 0, b"", 0)
+
+
+def take(instance: Instance) -> Delivery:
+    """The next message, waited for."""
+    got: list[Any] = []
+    thread = threading.Thread(target=lambda: got.append(instance.mailbox.take()), daemon=True)
+    thread.start()
+    thread.join(TIMEOUT)
+    assert got, "nothing came"
+    assert isinstance(got[0], Delivery)
+    return got[0]
+
+
+def wait_reply(proc: Proc, there: Proc) -> tuple[OneReply, int]:
+    entry = OneReply(
+        Target("worker.step", [there.address], lambda address, ended: Failure(f"{address} is gone"))
+    )
+    return entry, proc.ports.add(entry)
+
+
+def test_a_call_and_its_answer(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    worker.add_actor(instance)
+    entry, port = wait_reply(client, worker)
+    body, buffers = codec.encode_call((bytearray(300_000), "x"), {})
+    client.post(worker.address, call(1, port=port), body, buffers)
+    delivery = take(instance)
+    assert delivery.back == client.address and delivery.call.method == "step"
+    assert codec.decode(delivery.body, delivery.buffers) == ((bytearray(300_000), "x"), {})
+    worker.answer(delivery.back, Answer(port, 0, VALUE), *codec.encode_value("done"))
+    assert entry.wait(TIMEOUT) and entry.value() == "done"
+    assert [len(proc.known_processes()) for proc in (client, worker)] == [1, 1]
+    assert "1 actors" in repr(worker) and worker.statistics()["actors"] == 1
+
+
+def test_a_message_to_oneself_takes_no_socket_and_a_copy_of_the_memory(machine: Machine) -> None:
+    client = machine.start("client")
+    instance = actor(client)
+    client.add_actor(instance)
+    memory = bytearray(b"a" * 9000)
+    body, buffers = codec.encode_call((memory,), {})
+    client.post(client.address, call(1), body, buffers)
+    memory[:] = bytes(9000)
+    ((arrived,), _) = codec.decode(take(instance).body, [bytearray(b"a" * 9000)] * len(buffers))
+    assert arrived == b"a" * 9000 and client.known_processes() == []
+
+
+def test_messages_for_an_actor_that_is_not_there_yet_wait_for_it(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    for number in (1, 2, 3):
+        client.post(worker.address, call(number))
+    probe, port = wait_reply(client, worker)
+    worker.receivers[Listening] = lambda connection, msg, frame: worker.answer(
+        connection.remote, Answer(port, 0, VALUE), codec.encode_value(None)[0], ()
+    )
+    client.post(worker.address, Listening("behind the three"))
+    assert probe.wait(TIMEOUT)
+    assert worker.statistics()["undelivered"] == 3
+    instance = actor(worker)
+    worker.add_actor(instance)
+    assert [take(instance).call.seq for _ in range(3)] == [1, 2, 3]
+    assert worker.statistics()["undelivered"] == 0
+
+
+@pytest.mark.parametrize("port_given", [True, False])
+def test_who_calls_an_actor_that_ended_is_told_why(machine: Machine, port_given: bool) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    worker.add_actor(instance)
+    worker.actor_ended(instance, Failure("it raised", mesh_name="worker"))
+    entry, port = wait_reply(client, worker)
+    bounced: list[Bounced] = []
+    come = threading.Event()
+    client.bounced = lambda one: (bounced.append(one), come.set())  # type: ignore[func-returns-value,assignment]
+    client.post(worker.address, call(1, port=port if port_given else 0))
+    if port_given:
+        assert entry.wait(TIMEOUT)
+        with pytest.raises(RuntimeError, match=r"Endpoint call worker\.step\(\) failed, it raised"):
+            entry.value()
+    else:
+        assert come.wait(TIMEOUT)
+        assert (bounced[0].sender, bounced[0].error) == ("client.0", "it raised")
+    end = worker.end_of("key")
+    assert end is not None and end.report == "it raised" and worker.end_of("never here") is None
+
+
+def test_too_many_messages_for_unknown_actors_are_refused(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "undelivered_messages": 2})
+    for number in (1, 2):
+        client.post(worker.address, call(number, key="elsewhere"))
+    entry, port = wait_reply(client, worker)
+    client.post(worker.address, call(3, key="elsewhere", port=port))
+    assert entry.wait(TIMEOUT)
+    with pytest.raises(RuntimeError, match="no actor elsewhere is here and 2 messages already wait"):
+        entry.value()
+
+
+def test_the_owner_of_a_failed_actor_is_told(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    instance.owner_proc = client.address
+    worker.add_actor(instance)
+    told: list[ActorEnded] = []
+    come = threading.Event()
+    client.actor_failed = lambda event: (told.append(event), come.set())  # type: ignore[func-returns-value,assignment]
+    worker.actor_ended(instance, Failure("it raised"))
+    assert come.wait(TIMEOUT)
+    assert (told[0].owner, told[0].failure.report) == ("client.0", "it raised")
+
+
+def test_the_end_of_a_process_is_told_once_to_everybody(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    entry, port = wait_reply(client, worker)
+    client.post(worker.address, call(1, port=port))
+    ends: list[ProcEnded] = []
+    client.process_ended = ends.append
+    ended = ProcEnded(worker.address, 1, -9, False, [])
+    in_loop(client, lambda: [client.on_process_ended(ended), client.on_process_ended(ended)])
+    assert ends == [ended]
+    assert entry.wait(TIMEOUT)
+    with pytest.raises(RuntimeError, match="is gone"):
+        entry.value()
+    with pytest.raises(PeerEnded):
+        client.post(worker.address, call(2))
+    client.answer(worker.address, Answer(1, 0, VALUE), b"", ())  # nobody is there to read it: no error
+
+
+def test_a_message_over_the_limit_is_not_sent_and_harms_nobody(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    client.frame_limit = 1000
+    with pytest.raises(MessageTooLargeError, match="has 2000 bytes and the limit is 1000"):
+        client.post(worker.address, call(1), bytes(2000))
+    with pytest.raises(MessageTooLargeError):
+        client.check_size(b"", [memoryview(bytes(1001))])
+    client.check_size(bytes(500), [memoryview(bytes(500))])
+    instance = actor(worker)
+    worker.add_actor(instance)
+    client.post(worker.address, call(1))
+    assert take(instance).call.seq == 1
+
+
+# --- more than an actor takes
+
+
+def test_a_full_mailbox_makes_remote_senders_wait_until_half_of_it_is_handled(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    instance.high_water = 10
+    worker.add_actor(instance)
+    paused = threading.Event()
+    on_pause = client._on_pause
+    client._on_pause = lambda address, pause: (on_pause(address, pause), paused.set())  # type: ignore[method-assign,func-returns-value,assignment]
+    for number in range(1, 12):
+        client.post(worker.address, call(number))
+    assert paused.wait(TIMEOUT)
+    assert client.must_wait(worker.address, "key") and not client.must_wait(worker.address, "another")
+    settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "message_delivery_timeout": 0.001})
+    with pytest.raises(BackpressureTimeout, match=r"actor key at unix:.* mailbox_messages.* within 0\.001 s"):
+        client.wait_room(worker.address, "key")
+    settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "message_delivery_timeout": TIMEOUT})
+    instance.mailbox.drain()
+    instance.resume_senders()
+    client.wait_room(worker.address, "key")
+    assert not client.must_wait(worker.address, "key")
+
+
+def test_senders_are_not_left_waiting_for_an_actor_that_was_faster_than_its_pause(machine: Machine) -> None:
+    """It took everything between the look at its mailbox and the pause: nobody else will resume them."""
+    worker = machine.start("m.0")
+    instance = actor(worker)
+    instance.high_water = 10
+    pauses: list[bool] = []
+
+    def pause(address: str, key: str, on: bool) -> None:
+        pauses.append(on)
+        instance.mailbox.drain()
+
+    worker.pause_sender = pause  # type: ignore[method-assign]
+    for number in range(1, 12):
+        delivery = Delivery(call(number), b"", (), "unix:/elsewhere/client")
+        in_loop(worker, lambda delivery=delivery: instance.deliver(delivery))  # type: ignore[misc]
+    assert pauses == [True, False] and instance.paused_senders == set()
+
+
+def test_a_request_to_stop_answers_what_waits_and_refuses_what_follows(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    worker.add_actor(instance)
+    entries = [wait_reply(client, worker) for _ in range(3)]
+    for number, (_, port) in enumerate(entries[:2], 1):
+        client.post(worker.address, call(number, port=port))
+    assert take(instance).call.seq == 1  # under way: it will be answered by its own end
+    instance.request_stop("enough")
+    instance.request_stop("really")
+    client.post(worker.address, call(3, port=entries[2][1]))
+    for entry, _ in entries[1:]:
+        assert entry.wait(TIMEOUT)
+        with pytest.raises(RuntimeError, match="stopped"):
+            entry.value()
+    assert not entries[0][0].ready
+    assert len(instance.mailbox.control) == 1
+
+
+# --- strangers and the end
+
+
+def test_another_version_is_refused_with_the_reason(machine: Machine) -> None:
+    worker = machine.start("m.0")
+    with unix.dial(worker.address) as sock:
+        sock.settimeout(TIMEOUT)
+        sock.sendall(b"".join(frame.encode(message.encode(Hello(VERSION + 1, "unix:/h/x", 1)))))  # type: ignore[arg-type]
+        decoder = frame.Decoder()
+        frames = decoder.received(sock.recv_into(decoder.get_buffer()))
+        bye = message.decode(frames[0].head)
+        assert isinstance(bye, message.Bye)
+        assert f"version {VERSION + 1} meets version {VERSION}" in bye.reason
+        assert sock.recv(1) == b""
+    assert worker.known_processes() == []
+
+
+def test_who_does_not_say_hello_is_let_go(machine: Machine) -> None:
+    worker = machine.start("m.0")
+    with unix.dial(worker.address) as sock:
+        sock.settimeout(TIMEOUT)
+        sock.sendall(b"".join(frame.encode(message.encode(Listening("x")))))  # type: ignore[arg-type]
+        assert sock.recv(1) == b""
+
+
+def test_closing_answers_who_waits_and_refuses_who_comes(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    entry, port = wait_reply(client, worker)
+    client.post(worker.address, call(1, port=port))
+    client.close(error := RuntimeError("this process's client was shut down"))
+    client.close(RuntimeError("again"))
+    with pytest.raises(RuntimeError, match="was shut down"):
+        entry.value()
+    with pytest.raises(RuntimeError) as caught:
+        client.post(f"unix:{machine.folder}/another", call(1))
+    assert caught.value is error
+
+
+def test_a_forked_child_lets_go_of_the_links_and_says_so(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    worker.add_actor(instance)
+    client.post(worker.address, call(1))
+    take(instance)
+    child = Proc(client.address, Loop("a copy"))
+    descriptors = child.loop.descriptors()
+    child.forked()
+    assert isinstance(child.closed, ForkedClientError) and f"pid {os.getpid()}" in str(child.closed)
+    for descriptor in descriptors:
+        with pytest.raises(OSError):
+            os.fstat(descriptor)
+    with pytest.raises(ForkedClientError):
+        child.post(worker.address, call(1))

@@ -1,0 +1,285 @@
+"""What InProcessCluster promises beside running actors (for that: tests/_mesh/test_cluster_actors.py)."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    BootstrapCommand,
+    SpawnError,
+    SupervisionError,
+    endpoint,
+    get_or_spawn_controller,
+    this_host,
+    this_proc,
+)
+from monarch.testing import InProcessCluster, Local, UnsupervisedFailure, VirtualClock
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+TIMEOUT = 30
+
+
+class Worker(Actor):
+    def __init__(self, cleaned: Local[list[str]] | None = None) -> None:
+        self.cleaned = cleaned
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def fail(self) -> None:
+        raise ValueError("on purpose")
+
+    @endpoint
+    def hold(self, entered: Local[threading.Event], gate: Local[threading.Event]) -> None:
+        entered.value.set()
+        gate.value.wait(TIMEOUT)
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        if self.cleaned is not None:
+            self.cleaned.value.append("cleaned")
+
+
+def test_the_ordinary_api_works_on_the_simulated_host() -> None:
+    with InProcessCluster() as cluster:
+        assert this_host() == cluster.this_host()
+        worker = this_host().spawn_procs().spawn("worker", Worker)
+        assert worker.pid.call_one().get(TIMEOUT) == os.getpid()
+
+
+def test_plain_threads_of_the_test_are_the_client_as_well(cluster: InProcessCluster) -> None:
+    answers: list[int] = []
+
+    def work() -> None:
+        worker = this_host().spawn_procs().spawn("worker", Worker)
+        answers.append(worker.pid.call_one().get(TIMEOUT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(TIMEOUT)
+    assert answers == [os.getpid()]
+
+
+def test_leaving_runs_every_cleanup() -> None:
+    cleaned = Local[list[str]]([])
+    with InProcessCluster():
+        procs = this_host().spawn_procs({"gpus": 2})
+        workers = procs.spawn("worker", Worker, cleaned)
+        here = this_proc().spawn("here", Worker, cleaned)
+        workers.pid.call().get(TIMEOUT)
+        here.pid.call_one().get(TIMEOUT)
+    assert cleaned.value == ["cleaned"] * 3
+
+
+def test_leaving_at_once_is_clean() -> None:
+    for _ in range(20):
+        with InProcessCluster():
+            this_host().spawn_procs({"gpus": 2}).spawn("worker", Worker)
+
+
+def test_clusters_are_nested_and_the_innermost_is_in_use() -> None:
+    with InProcessCluster() as outer:
+        outer_worker = this_host().spawn_procs().spawn("worker", Worker)
+        with InProcessCluster() as inner:
+            assert this_host() == inner.this_host()
+            assert this_host() != outer.this_host()
+            this_host().spawn_procs().spawn("worker", Worker).pid.call_one().get(TIMEOUT)
+        assert this_host() == outer.this_host()
+        assert outer_worker.pid.call_one().get(TIMEOUT) == os.getpid()
+
+
+def test_controllers_belong_to_their_cluster() -> None:
+    for _ in range(2):
+        with InProcessCluster():
+            first: Any = get_or_spawn_controller("one", Worker).get(TIMEOUT)
+            again: Any = get_or_spawn_controller("one", Worker).get(TIMEOUT)
+            assert first._mesh_name == again._mesh_name
+            assert first.pid.call_one().get(TIMEOUT) == os.getpid()
+
+
+def test_a_cluster_is_entered_once() -> None:
+    with InProcessCluster() as cluster, pytest.raises(RuntimeError, match="and this one is in use"):
+        cluster.__enter__()
+    with pytest.raises(RuntimeError, match="and this one is closed"), cluster:
+        pass
+    with pytest.raises(RuntimeError, match="inside its with block"):
+        cluster.this_host()
+
+
+def test_an_actor_cannot_enter_a_cluster(cluster: InProcessCluster) -> None:
+    class Nester(Actor):
+        @endpoint
+        def nest(self) -> str:
+            with pytest.raises(RuntimeError) as caught, InProcessCluster():
+                pass
+            return str(caught.value)
+
+    nester = this_host().spawn_procs().spawn("nester", Nester)
+    assert "cannot be entered by an actor" in nester.nest.call_one().get(TIMEOUT)
+
+
+# --- What a test must not miss.
+
+
+def test_a_failure_nobody_took_fails_the_test() -> None:
+    with (
+        pytest.raises(UnsupervisedFailure, match=r"1 failure\(s\) reached the root client") as caught,
+        InProcessCluster() as cluster,
+    ):
+        worker = this_host().spawn_procs().spawn("worker", Worker)
+        failed = cluster.expect("ActorEnded")
+        worker.fail.broadcast()
+        failed.wait()
+    assert "on purpose" in str(caught.value)
+
+
+def test_a_failure_that_was_taken_does_not() -> None:
+    with InProcessCluster() as cluster:
+        this_host().spawn_procs().spawn("worker", Worker).fail.broadcast()
+        assert "on purpose" in cluster.next_failure().report()
+
+
+def test_waiting_for_a_failure_that_does_not_come_is_an_error(cluster: InProcessCluster) -> None:
+    with pytest.raises(AssertionError, match="no failure reached the root client within 0 s"):
+        cluster.next_failure(timeout=0)
+
+
+def test_an_exception_of_the_block_is_not_hidden_by_what_it_left() -> None:
+    with pytest.raises(KeyError, match="mine"), InProcessCluster() as cluster:
+        failed = cluster.expect("ActorEnded")
+        this_host().spawn_procs().spawn("worker", Worker).fail.broadcast()
+        failed.wait()
+        raise KeyError("mine")
+
+
+def test_an_actor_that_does_not_stop_is_named() -> None:
+    entered, gate = Local(threading.Event()), Local(threading.Event())
+    with (
+        pytest.raises(TimeoutError, match=r"\n  stuck, rank 1, in hold\(\)$"),
+        InProcessCluster(patience=0.2),
+    ):
+        workers = this_host().spawn_procs({"gpus": 2}).spawn("stuck", Worker)
+        workers.pid.call().get(TIMEOUT)
+        workers.slice(gpus=1).hold.broadcast(entered, gate)
+        assert entered.value.wait(TIMEOUT)
+    gate.value.set()
+
+
+def test_an_error_inside_the_runtime_fails_the_test() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"1 error\(s\) inside the runtime") as caught,
+        InProcessCluster() as cluster,
+    ):
+        cluster._loop.call_soon(lambda: 1 // 0)
+        cluster.settle()
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+# --- Processes.
+
+
+def test_killing_what_is_not_alive_or_not_there_is_an_error(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.initialized.get(TIMEOUT)
+    with pytest.raises(ValueError, match="rank 2 is none of the 2 ranks"):
+        cluster.kill(procs, 2)
+    cluster.kill(procs, 1)
+    with pytest.raises(ValueError, match="no simulated process lives at"):
+        cluster.kill(procs, 1)
+    with pytest.raises(TypeError, match="expected a mesh"):
+        cluster.kill("procs")  # type: ignore[arg-type]
+
+
+def test_a_killed_thread_cannot_use_the_runtime_any_more(cluster: InProcessCluster) -> None:
+    heard = Local[list[BaseException]]([])
+
+    class Busy(Actor):
+        @endpoint
+        def work(self, entered: Local[threading.Event], gate: Local[threading.Event]) -> None:
+            entered.value.set()
+            gate.value.wait(TIMEOUT)
+            try:
+                this_proc().spawn("late", Worker)
+            except BaseException as exc:
+                heard.value.append(exc)
+                done.value.set()
+                raise
+
+    entered, gate, done = Local(threading.Event()), Local(threading.Event()), Local(threading.Event())
+    busy = this_host().spawn_procs().spawn("busy", Busy)
+    future = busy.work.call_one(entered, gate)
+    assert entered.value.wait(TIMEOUT)
+    cluster.kill(busy)
+    with pytest.raises(SupervisionError):
+        future.get(TIMEOUT)
+    cluster.next_failure()
+    gate.value.set()
+    assert done.value.wait(TIMEOUT)
+    assert isinstance(heard.value[0], SystemExit)
+
+
+@pytest.mark.parametrize("how", ["command", "executable"])
+def test_commands_and_other_interpreters_are_refused(cluster: InProcessCluster, how: str) -> None:
+    if how == "command":
+        command = BootstrapCommand(sys.executable, None, [], {})
+        procs = this_host().spawn_procs(bootstrap_command=command)
+    else:
+        procs = this_host().with_python_executable(sys.executable).spawn_procs()
+    with pytest.raises(SpawnError, match="use real processes"):
+        procs.initialized.get(TIMEOUT)
+
+
+def test_a_bootstrap_function_that_raises_fails_its_mesh(cluster: InProcessCluster) -> None:
+    def bootstrap() -> None:
+        raise ValueError("not today")
+
+    procs = this_host().spawn_procs(bootstrap=bootstrap)
+    with pytest.raises(Exception, match="not today"):
+        procs.initialized.get(TIMEOUT)
+
+
+def test_the_runtimes_timeouts_are_virtual() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        worker = this_host().spawn_procs().spawn("worker", Worker)
+        worker.pid.call_one().get(TIMEOUT)
+        with cluster.network.hold(source=cluster.address_of(worker)):
+            future = worker.pid.with_timeout(3600.0).call_one()
+            clock.advance(3600.0)
+            with pytest.raises(TimeoutError, match="within 3600 s"):
+                future.get(TIMEOUT)
+
+
+# --- Looking in.
+
+
+def test_addresses_for_rules(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    assert cluster.address_of("client").endswith("/client")
+    assert cluster.address_of("agent").endswith("/agent")
+    assert cluster.address_of(procs, 1) == cluster.address_of(procs.slice(gpus=1))
+    with pytest.raises(ValueError, match="expected a mesh, 'client' or 'agent'"):
+        cluster.address_of("server")
+
+
+def test_expectations_name_a_message(cluster: InProcessCluster) -> None:
+    with pytest.raises(ValueError, match="there is no message of the kind 'Telegram'"):
+        cluster.expect("Telegram")
+    with pytest.raises(TimeoutError, match="no Pause was delivered within 0 s"):
+        cluster.expect("Pause").wait(0)
+
+
+def test_statistics_show_every_process(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.spawn("worker", Worker).pid.call().get(TIMEOUT)
+    statistics = cluster.statistics()
+    assert statistics["network"]["rules"] == 0
+    assert [statistics[cluster.address_of(procs, rank)]["actors"] for rank in (0, 1)] == [1, 1]
+    assert statistics[cluster.address_of("client")]["ports"] == 0
