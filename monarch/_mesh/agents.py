@@ -6,21 +6,22 @@ its parent comes to it, and none is left when it goes.
 
 from __future__ import annotations
 
-import codecs
 import os
 import resource
 import signal
 import socket
 import subprocess
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
-from monarch._mesh import launch, logs, zygote
+from monarch._mesh import launch, zygote
+from monarch._mesh.forkservers import ForkServers
 from monarch._mesh.launch import CannotLaunch
+from monarch._mesh.outputs import MeshOutput, Outputs, ProcOutput
 from monarch._mesh.rundir import remove_directory
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
@@ -36,7 +37,6 @@ from monarch._wire.message import (
     LaunchSpec,
     Listening,
     LogOption,
-    Output,
     Preload,
     ProcEnded,
     ProcsRefused,
@@ -58,11 +58,7 @@ PR_SET_CHILD_SUBREAPER = 36
 _ENDED_KEPT = 10_000  # ends of processes remembered for those who ask late
 _ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when the client is gone
 _TERM_TO_KILL = 1.0  # seconds between SIGTERM and SIGKILL
-_ZYGOTES = 4  # fork servers kept beside the first; the longest unused goes
-_PRELOAD_PATIENCE = (
-    120.0  # seconds more until a process must be up when its fork server imports modules first
-)
-_TAIL = 64
+_PRELOAD_PATIENCE = 120.0  # seconds more until a process must be up when its zygote imports modules first
 
 
 class Record:
@@ -78,51 +74,25 @@ class Record:
         self.stopping = ""
         self.told = False  # by its owner, to stop
         self.ended: ProcEnded | None = None
-        self.outputs: dict[int, OutputPipe] = {}
-        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self.output = ProcOutput(mesh.output, rank)
         self.timer: Timer | None = None
         self.detail = ""
 
 
 class MeshRecord:
-    def __init__(self, uid: str, name: str, owner: str, connection: Connection) -> None:
+    def __init__(self, uid: str, owner: str, connection: Connection, output: MeshOutput) -> None:
         self.uid = uid
-        self.name = name
         self.owner = owner
         self.connection = connection
+        self.output = output
         self.records: dict[int, Record] = {}
         self.stop_waiters: list[tuple[Connection, int]] = []
-        self.stream = False
-        self.aggregators: dict[int, logs.Aggregator] = {}
-        self.window = 0.0
-        self.with_rank = True
-        self.forward = False
-
-
-class OutputPipe:
-    """The reading end of a process's stdout or stderr."""
-
-    def __init__(self, fd: int, stream: int) -> None:
-        os.set_blocking(fd, False)
-        self.fd = fd
-        self.stream = stream
-        self.lines = logs.Lines()
-        self.text = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
-
-
-class ForkServer:
-    """The agent's end of a zygote."""
-
-    def __init__(self, sock: socket.socket, key: Any) -> None:
-        self.sock = sock
-        self.key = key
-        self.alive = True
 
 
 class HostAgent:
     """`host` is the address prefix; `client` the socket to the client that started us."""
 
-    def __init__(self, directory: str, client: socket.socket, first: ForkServer) -> None:
+    def __init__(self, directory: str, client: socket.socket, first: socket.socket) -> None:
         self.directory = directory
         self.host = f"unix:{directory}"
         self.address = agent_at(self.host)
@@ -133,11 +103,9 @@ class HostAgent:
         self.by_pid: dict[int, Record] = {}
         self._early: OrderedDict[int, int] = OrderedDict()
         self._waiting: dict[str, list[tuple[Connection, Timer]]] = {}
-        self._first = first
-        self._servers: OrderedDict[Any, ForkServer] = OrderedDict()
         self._closing = False
-        self._echo = {1: logs.Echo(1), 2: logs.Echo(2)}
-        self._echo_timer: Timer | None = None
+        self.servers = ForkServers(first, self.loop, self)
+        self.outputs = Outputs(self.loop, lambda output: self.send(self.client, output))
         self._wake_read, self._wake_write = socket.socketpair()
         limits = (int(settings.get("outgoing_queue_bytes")), int(settings.get("codec_max_frame_length")))
         self.transport = unix.UnixTransport(self.loop, self, lambda: limits)
@@ -152,7 +120,6 @@ class HostAgent:
             LogOption: self._on_log_option,
             Preload: self._on_preload,
         }
-        self._watch_server(first)
 
     def run(self) -> None:
         """Serves until the client is gone and every process with it."""
@@ -164,6 +131,10 @@ class HostAgent:
         self.loop.add(self._wake_read.fileno(), self._on_signal)
         self.client.start()
         self.loop.run()
+        for sock in (self._wake_read, self._wake_write):
+            sock.close()
+        self.transport.close()
+        self.client.close("the agent has ended")
 
     def send(self, connection: Connection, msg: Any) -> None:
         try:
@@ -211,9 +182,8 @@ class HostAgent:
 
     def _on_spawn(self, connection: Connection, ask: SpawnProcs, frame: Frame) -> None:
         spec = msgspec.msgpack.decode(frame.body, type=LaunchSpec)
-        mesh = MeshRecord(ask.mesh, ask.name, ask.owner, connection)
-        mesh.forward = spec.forward_logs
-        mesh.with_rank = spec.prefix_with_rank
+        output = MeshOutput(ask.name, spec.forward_logs, spec.prefix_with_rank)
+        mesh = MeshRecord(ask.mesh, ask.owner, connection, output)
         self.meshes[ask.mesh] = mesh
         ranks = range(ask.first, ask.first + ask.count)
         listening: dict[int, socket.socket] = {}
@@ -262,18 +232,6 @@ class HostAgent:
                 timer.cancel()
                 self.send(watcher, ended)
 
-    def _pipes(self, record: Record, spec: LaunchSpec) -> dict[str, int]:
-        """Writing ends for the process; the reading ends are watched here."""
-        writing = {}
-        for name, stream in (("stdout", 1), ("stderr", 2)):
-            if stream == 1 and not spec.forward_logs:
-                continue
-            read_fd, write_fd = os.pipe()
-            pipe = record.outputs[stream] = OutputPipe(read_fd, stream)
-            self.loop.add(read_fd, lambda mask, record=record, pipe=pipe: self._on_output(record, pipe))  # type: ignore[misc]
-            writing[name] = write_fd
-        return writing
-
     def _fork(
         self,
         mesh: MeshRecord,
@@ -282,29 +240,18 @@ class HostAgent:
         first: int,
         listening: dict[int, socket.socket],
     ) -> None:
-        server = self._server_for(spec)
-        spec_fd = _memory_file(msgspec.msgpack.encode(spec))
-        try:
-            zygote.send_packet(server.sock, ("batch", len(ranks)), [spec_fd])
-            for rank in ranks:
-                record = mesh.records[rank]
-                writing = self._pipes(record, spec)
-                bind = spec.binds[rank - first] if spec.binds else {}
-                names, fds = ["listen", *writing], [listening[rank].fileno(), *writing.values()]
-                zygote.send_packet(server.sock, ("proc", mesh.uid, rank, record.address, names, bind), fds)
-                for fd in writing.values():
-                    os.close(fd)
-        except OSError as exc:
-            for rank in ranks:
-                self._end(mesh.records[rank], 1, f"could not be forked: {_why(exc)}")
-        finally:
-            os.close(spec_fd)
+        server = self.servers.serving(spec)
+        server.send(("batch", len(ranks)), [_memory_file(msgspec.msgpack.encode(spec))])
+        for rank in ranks:
+            record = mesh.records[rank]
+            fds = {"listen": os.dup(listening[rank].fileno()), **self.outputs.open(record.output)}
+            server.fork(mesh.uid, rank, record.address, fds, spec.binds[rank - first] if spec.binds else {})
 
     def _execute(
         self, record: Record, spec: LaunchSpec, command: message.Command, listening: socket.socket
     ) -> None:
         spec_fd = _memory_file(msgspec.msgpack.encode(spec))
-        writing = self._pipes(record, spec)
+        writing = self.outputs.open(record.output)
         given = f"{spec_fd},{listening.fileno()},{os.getpid()},{record.address},{record.rank}"
         try:
             process = subprocess.Popen(
@@ -327,61 +274,24 @@ class HostAgent:
             for fd in (spec_fd, *writing.values()):
                 os.close(fd)
 
-    # --- fork servers
-
     def _on_preload(self, connection: Connection, hint: Preload, frame: Frame) -> None:
-        self._server_for(msgspec.msgpack.decode(frame.body, type=LaunchSpec))
+        self.servers.serving(msgspec.msgpack.decode(frame.body, type=LaunchSpec))
 
-    def _server_for(self, spec: LaunchSpec) -> ForkServer:
-        """The zygote that fits the spec's preloads and load-time environment, started if need be."""
-        sensitive = zygote.load_time_env(spec.env)
-        if not spec.preload and sensitive == zygote.load_time_env(dict(os.environ)):
-            return self._first
-        key = (tuple(spec.preload), tuple(sorted(sensitive.items())))
-        server = self._servers.get(key)
-        if server is not None and server.alive:
-            self._servers.move_to_end(key)
-            return server
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Only what is read at load time differs; each process gets its whole environment when it is forked.
-        env = {**{k: v for k, v in os.environ.items() if not zygote.load_time_env({k: v})}, **sensitive}
-        zygote.send_packet(self._first.sock, ("zygote", spec.preload, env), [theirs.fileno()])
-        theirs.close()
-        server = self._servers[key] = ForkServer(ours, key)
-        self._watch_server(server)
-        if len(self._servers) > _ZYGOTES:
-            _, oldest = self._servers.popitem(last=False)
-            self._drop_server(oldest)
-        return server
+    def forked(self, mesh: str, rank: int, pid: int) -> None:
+        record = self._record(mesh, rank)
+        if record is None or record.ended is not None:
+            _kill(pid, signal.SIGKILL)
+        else:
+            self._on_pid(record, pid)
 
-    def _watch_server(self, server: ForkServer) -> None:
-        server.sock.setblocking(True)
-        self.loop.add(server.sock.fileno(), lambda mask: self._on_server(server))
+    def not_forked(self, mesh: str, rank: int, why: str) -> None:
+        record = self._record(mesh, rank)
+        if record is not None:
+            self._end(record, 1, why)
 
-    def _drop_server(self, server: ForkServer) -> None:
-        if server.alive:
-            server.alive = False
-            self.loop.remove(server.sock.fileno())
-            server.sock.close()
-
-    def _on_server(self, server: ForkServer) -> None:
-        received = zygote.receive_packet(server.sock)
-        if received is None:
-            self._drop_server(server)
-            for record in list(self.records.values()):
-                if not record.pid and record.ended is None:
-                    self._end(record, 1, "could not be forked: the fork server ended")
-            return
-        (what, uid, rank, said), _fds = received
-        mesh = self.meshes.get(uid)
-        known = mesh.records.get(rank) if mesh is not None else None
-        if what == "failed" and known is not None:
-            self._end(known, 1, said)
-        elif what == "forked":
-            if known is None or known.ended is not None:
-                _kill(said, signal.SIGKILL)
-            else:
-                self._on_pid(known, said)
+    def _record(self, mesh: str, rank: int) -> Record | None:
+        known = self.meshes.get(mesh)
+        return known.records.get(rank) if known is not None else None
 
     def _on_pid(self, record: Record, pid: int) -> None:
         record.pid = pid
@@ -430,12 +340,11 @@ class HostAgent:
     def _end(self, record: Record, code: int, detail: str = "") -> None:
         if record.ended is not None:
             return
-        for pipe in record.outputs.values():
-            self._read_rest(record, pipe)
+        self.outputs.close(record.output)
         if record.timer is not None:
             record.timer.cancel()
         stopped = bool(record.stopping) and not detail
-        ended = ProcEnded(record.address, record.pid, code, stopped, list(record.tail), detail)
+        ended = ProcEnded(record.address, record.pid, code, stopped, list(record.output.tail), detail)
         record.ended = ended
         self._remember(ended)
         self.records.pop(record.address, None)
@@ -452,7 +361,7 @@ class HostAgent:
             self._finish()
 
     def _mesh_ended(self, mesh: MeshRecord) -> None:
-        self._flush_aggregates(mesh)
+        self.outputs.show_gathered([mesh.output])
         self.meshes.pop(mesh.uid, None)
         for connection, port in mesh.stop_waiters:
             self.send(connection, ProcsStopped(mesh.uid, port))
@@ -522,132 +431,15 @@ class HostAgent:
 
     # --- output
 
-    def _on_output(self, record: Record, pipe: OutputPipe) -> None:
-        if self._echo[pipe.stream].full:
-            self._echo_later()
-            self.loop.pause(pipe.fd)
-            return
-        try:
-            data = os.read(pipe.fd, 65536)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if data:
-            self._output(record, pipe, data)
-        else:
-            self._close_pipe(pipe)
-
-    def _close_pipe(self, pipe: OutputPipe) -> None:
-        if pipe.fd >= 0:
-            self.loop.remove(pipe.fd)
-            os.close(pipe.fd)
-            pipe.fd = -1
-
-    def _read_rest(self, record: Record, pipe: OutputPipe) -> None:
-        """What a process that is gone still had in its pipe."""
-        while pipe.fd >= 0:
-            try:
-                data = os.read(pipe.fd, 65536)
-            except OSError:
-                break
-            if not data:
-                break
-            self._output(record, pipe, data)
-        self._lines(record, pipe, pipe.lines.flush())
-        self._close_pipe(pipe)
-
-    def _output(self, record: Record, pipe: OutputPipe, data: bytes) -> None:
-        mesh = record.mesh
-        if not mesh.forward:
-            echo = self._echo[pipe.stream]
-            echo.write(data)
-            if echo.pending:
-                self._echo_later()
-        elif not mesh.stream:
-            text = pipe.text.decode(data)
-            if text:
-                self.send(self.client, Output(pipe.stream, text))
-        self._lines(record, pipe, pipe.lines.feed(data))
-
-    def _lines(self, record: Record, pipe: OutputPipe, lines: list[str]) -> None:
-        if pipe.stream == 2:
-            record.tail.extend(lines)
-        mesh = record.mesh
-        if not lines or not mesh.forward or not mesh.stream:
-            return
-        if mesh.window:
-            self._gather(mesh, pipe.stream, record.rank, lines)
-            return
-        proc = f"{mesh.name}-{record.rank}"
-        host = socket.gethostname()
-        text = "".join(logs.prefixed(host, proc, record.rank, line, mesh.with_rank) + "\n" for line in lines)
-        self.send(self.client, Output(pipe.stream, text))
-
-    def _gather(self, mesh: MeshRecord, stream: int, rank: int, lines: list[str]) -> None:
-        """Folds lines into the window of their stream; the first of a window sets the clock."""
-        aggregator = mesh.aggregators.setdefault(stream, logs.Aggregator(mesh.window))
-        for line in lines:
-            now = self.loop.now()
-            fresh = aggregator.due(now) is None
-            aggregator.add(rank, line, now)
-            if fresh:
-                self.loop.call_later(
-                    mesh.window, lambda: self._window_ends(stream, aggregator, mesh.with_rank)
-                )
-            self._window_ends(stream, aggregator, mesh.with_rank)
-
-    def _window_ends(self, stream: int, aggregator: logs.Aggregator, with_rank: bool) -> None:
-        """Shows what was gathered if it is time: a window shown early has begun anew, with its own clock."""
-        due = aggregator.due(self.loop.now())
-        if due is not None and due <= self.loop.now():
-            self.send(self.client, Output(stream, aggregator.take(logs.clock(), with_rank)))
-
-    def _flush_aggregates(self, mesh: MeshRecord) -> None:
-        for stream, aggregator in mesh.aggregators.items():
-            text = aggregator.take(logs.clock(), mesh.with_rank)
-            if text:
-                self.send(self.client, Output(stream, text))
-
-    def _echo_later(self) -> None:
-        """The terminal takes no more for now: tries again, and reads on from the processes then."""
-        if self._echo_timer is not None:
-            return
-
-        def again() -> None:
-            self._echo_timer = None
-            for echo in self._echo.values():
-                echo.flush()
-            if any(echo.pending for echo in self._echo.values()):
-                self._echo_later()
-            if not any(echo.full for echo in self._echo.values()):
-                for record in self.records.values():
-                    for pipe in record.outputs.values():
-                        if pipe.fd >= 0:
-                            self.loop.resume(pipe.fd)
-
-        self._echo_timer = self.loop.call_later(0.02, again)
-
     def _on_log_option(self, connection: Connection, option: LogOption, frame: Frame) -> None:
         mesh = self.meshes.get(option.mesh)
         if mesh is not None:
-            self._read_now(mesh.records.values())  # what was written until now is shown as it would have been
-            self._flush_aggregates(mesh)
-            mesh.stream, mesh.window = option.stream, option.window
-            mesh.aggregators = {}
+            self.outputs.set_option(mesh.output, option.stream, option.window)
 
     def _on_flush(self, connection: Connection, flush: Flush, frame: Frame) -> None:
-        self._read_now(self.records.values())
-        for mesh in self.meshes.values():
-            self._flush_aggregates(mesh)
+        self.outputs.read_now()
+        self.outputs.show_gathered(mesh.output for mesh in self.meshes.values())
         self.send(connection, Flushed(flush.token))
-
-    def _read_now(self, records: Iterable[Record]) -> None:
-        """Takes what stands in the pipes; one read takes as much as a pipe holds."""
-        for record in list(records):
-            for pipe in list(record.outputs.values()):
-                if pipe.fd >= 0:
-                    self._on_output(record, pipe)
 
     # --- the end
 
@@ -662,10 +454,8 @@ class HostAgent:
             self._finish()
 
     def _finish(self) -> None:
-        for server in (self._first, *self._servers.values()):
-            self._drop_server(server)
-        for echo in self._echo.values():
-            echo.flush()
+        self.servers.close()
+        self.outputs.flush()
         _kill_descendants()
         remove_directory(self.directory)
         self.loop.stop()
@@ -741,7 +531,7 @@ def main() -> None:
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     client = socket.socket(fileno=int(descriptor))
-    agent = HostAgent(directory, client, ForkServer(sock, None))
+    agent = HostAgent(directory, client, sock)
     agent.run()
 
 

@@ -149,8 +149,14 @@ def _segments() -> Iterator[Leak]:
     except OSError:
         return
     for name in names:
-        if name.startswith(_SEGMENT_NAMES):
+        if name.startswith(_SEGMENT_NAMES) and not _of_another(name):
             yield Leak("segment", name, f"{_SEGMENTS}/{name}")
+
+
+def _of_another(name: str) -> bool:
+    """Whether the segment belongs to another process that lives: names hold their makers' pids between dashes."""
+    pids = [part for part in name.split("-") if part.isdigit()]
+    return str(os.getpid()) not in pids and any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 def _sockets(own: _OfTheClient) -> Iterator[Leak]:

@@ -360,10 +360,12 @@ def test_processes_end_with_the_process_that_owns_them(cluster: InProcessCluster
 
 def test_with_timeout_ends_a_call_at_its_time_and_not_before(gate: Gate) -> None:
     clock = VirtualClock()
-    with InProcessCluster(clock=clock):
+    with InProcessCluster(clock=clock) as inner:
         actors = this_host().spawn_procs({"gpus": 2}).spawn("a", Recorder)
         gate.hold(actors.slice(gpus=1))
+        answered = inner.expect("Answer", source=inner.address_of(actors, 0))
         future = actors.add.with_timeout(5.0).call(1)
+        answered.wait()
         clock.advance(4.999)
         with pytest.raises(TimeoutError, match="the operation goes on"):
             future.get(0)

@@ -58,6 +58,13 @@ def test_a_segment_of_the_runtime_is_reported() -> None:
     assert f"segment {path}" in str(caught.value)
 
 
+def test_a_segment_of_another_living_process_is_not() -> None:
+    path = f"/dev/shm/monarch-test-{os.getppid()}-{os.urandom(4).hex()}"
+    with check_leaks(NOW):
+        Path(path).touch()
+    os.unlink(path)
+
+
 def test_sockets_of_this_process_are_reported_and_those_of_others_are_not(tmp_path: Path) -> None:
     parent = tmp_path / f"monarch-{os.getuid()}"
     monarch.configure(runtime_dir=str(tmp_path))
