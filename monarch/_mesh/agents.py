@@ -133,8 +133,6 @@ class HostAgent:
         self.loop.run()
         for sock in (self._wake_read, self._wake_write):
             sock.close()
-        self.transport.close()
-        self.client.close("the agent has ended")
 
     def send(self, connection: Connection, msg: Any) -> None:
         try:
@@ -458,6 +456,8 @@ class HostAgent:
         self.outputs.flush()
         _kill_descendants()
         remove_directory(self.directory)
+        self.transport.close()
+        self.client.close("the agent has ended")
         self.loop.stop()
 
 

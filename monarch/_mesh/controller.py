@@ -229,7 +229,7 @@ class MeshLayer:
     ) -> ActorMesh[Any]:
         """Checks, encodes, and sends one Spawn to each process. Does not wait for any of them."""
         check_class(cls)
-        _arity(getattr(cls, "__init__"), 1).check(args, kwargs)
+        _arity(cls.__init__, 1).check(args, kwargs)
         running = current.get()
         owner = root() if running is None else running.instance
         proc = self.proc

@@ -331,7 +331,7 @@ class Endpoint(Generic[P, R]):
         may_wait = entry is None or running_loop() is None
         lazy = _FLOOD if entry is None else 0.0
         for index, rank, address in receivers:
-            if may_wait and proc.must_wait(address, key):
+            if may_wait and proc.must_wait(address, key) and sender.key != key:
                 try:
                     proc.wait_room(address, key)
                 except BaseException:  # nobody will observe this call: its late answers find no port

@@ -109,6 +109,7 @@ class Instance:
         self.high_water = proc.mailbox_messages
         self._reorder: Reorder[Delivery] = Reorder()
         self._lock = threading.Lock()
+        self._finished = False
 
     def __repr__(self) -> str:
         state = "ended" if self.end is not None else "stopping" if self.stopping else "running"
@@ -218,6 +219,10 @@ class Instance:
                 self.proc.refuse(delivery, failure)
 
     def finish(self, leave: Leave) -> None:
-        """The last step, after cleanup: tells the owner of a failure and whoever waits for the end."""
+        """The last step, after cleanup: tells the owner of a failure and whoever waits for the end. Once only."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
         self.proc.actor_ended(self, leave.failure)
         self.ended.set(leave.failure)

@@ -239,12 +239,14 @@ class Gather(Entry):
     The exception of the lowest rank is raised once all have answered; a failure of any target at once.
     """
 
-    __slots__ = ("_answers", "_error", "_finish", "_missing")
+    __slots__ = ("_answers", "_arrived", "_error", "_finish")
 
     def __init__(self, target: Target | None, count: int, finish: Callable[[list[Any]], Any]) -> None:
         super().__init__(target)
         self._answers: list[Raw | None] = [None] * count
-        self._missing = count
+        self._arrived: list[
+            int
+        ] = []  # appending is atomic: answers come from the I/O thread and from local actors
         self._error: BaseException | None = None
         self._finish = finish
 
@@ -256,8 +258,8 @@ class Gather(Entry):
             self.fail(_decode_failure(raw[2]))
             return
         self._answers[rank] = raw
-        self._missing -= 1
-        if not self._missing:
+        self._arrived.append(rank)
+        if len(self._arrived) == len(self._answers):
             self.close()
             self.settle()
 
@@ -349,7 +351,7 @@ class Queue(Entry):
 class Arrival(Source):
     """The next message of a queue, claimed when first observed."""
 
-    __slots__ = ("_begun", "_error", "_ranked", "_raw", "_queue")
+    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw")
 
     def __init__(self, queue: Queue, ranked: bool = False) -> None:
         super().__init__()

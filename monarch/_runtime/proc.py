@@ -13,6 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from monarch._errors import BackpressureTimeout, ForkedClientError
 from monarch._runtime.future import running_loop
 from monarch._runtime.instance import Delivery, Instance
@@ -176,7 +178,9 @@ class Proc:
                 raise
 
     def pause_sender(self, address: str, key: str, on: bool) -> None:
-        if address != self.address:
+        if address == self.address:
+            self._on_pause(address, Pause(key, on))
+        else:
             self._post_quietly(address, Pause(key, on))
 
     def must_wait(self, address: str, key: str) -> bool:
@@ -192,8 +196,7 @@ class Proc:
             return
         timeout = settings.get("message_delivery_timeout")
         peer = self._peers.get(address)
-        connection = peer.connection if peer is not None else None
-        if connection is not None and not connection.wait_room(timeout):
+        if peer is not None and not peer.wait_room(timeout):
             raise BackpressureTimeout(
                 f"the connection to {address} has had {self.queue_limit} bytes queued (setting outgoing_queue_bytes) "
                 f"for {timeout:g} s (setting message_delivery_timeout): that process does not read"
@@ -213,18 +216,24 @@ class Proc:
         if self.closed is not None:
             return  # on its way when we closed: whoever waits for it here was told, its sender sees the connection end
         for frame in received:
-            msg = message.decode(frame.head)
-            kind = type(msg)
-            if kind is Call:
-                self._on_call(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
-            elif kind is Answer:
-                self._on_answer(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
-            elif remote:
-                self._on_other(connection, msg, frame)
-            else:
-                if not self._on_hello(connection, msg):
-                    return
-                remote = connection.remote
+            try:
+                msg = message.decode(frame.head)
+                kind = type(msg)
+                if not remote:
+                    if not self._on_hello(connection, msg):
+                        return
+                    remote = connection.remote
+                elif kind is Call:
+                    self._on_call(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
+                elif kind is Answer:
+                    self._on_answer(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
+                else:
+                    self._on_other(connection, msg, frame)
+            except msgspec.DecodeError as exc:
+                connection.close(f"it sent a message that is none of ours: {exc}")
+                return
+            except Exception as exc:  # one message's trouble must not cost those behind it
+                self.loop.on_error(exc)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         remote = connection.remote

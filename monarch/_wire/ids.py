@@ -149,7 +149,7 @@ _ACTOR_ADDR = re.compile(r"(.*<[0-9A-Za-z]+>|[^.]*)\.(.*)@([^@]*)\Z", re.DOTALL)
 class ActorAddr:
     """Names one actor: `actor.proc@address`. Unique per actor instance; not meant to be parsed by programs."""
 
-    __slots__ = ("addr", "actor_name", "proc_name")
+    __slots__ = ("actor_name", "addr", "proc_name")
 
     def __init__(self, *, addr: str, proc_name: str, actor_name: str) -> None:
         scheme, colon, rest = addr.partition(":")

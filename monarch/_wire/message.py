@@ -6,7 +6,7 @@ and nothing here is ever unpickled. Structs are arrays on the wire; fields are o
 
 from __future__ import annotations
 
-from typing import Optional, Union
+from typing import Union
 
 import msgspec
 
@@ -174,14 +174,14 @@ class LaunchSpec(msgspec.Struct):
     prefix_with_rank: bool
     preload: list[str]
     gated: bool  # spawns wait until the mesh's bootstrap function has run
-    commands: Optional[list[Optional["Command"]]] = None  # a rank: exec this instead of forking
-    binds: Optional[list[dict[str, str]]] = None  # a rank: numactl / taskset arguments
-    envs: Optional[list[dict[str, Optional[str]]]] = None  # a rank: changes to env
+    commands: list[Command | None] | None = None  # a rank: exec this instead of forking
+    binds: list[dict[str, str]] | None = None  # a rank: numactl / taskset arguments
+    envs: list[dict[str, str | None]] | None = None  # a rank: changes to env
 
 
 class Command(msgspec.Struct):
     program: str
-    arg0: Optional[str]
+    arg0: str | None
     args: list[str]
     env: dict[str, str]
 

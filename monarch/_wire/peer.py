@@ -29,7 +29,18 @@ class PeerEnded(ConnectionError):
 class Peer:
     """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the agent."""
 
-    __slots__ = ("_ask", "_dial", "_kept", "_kept_bytes", "_lock", "address", "asking", "connection", "ended")
+    __slots__ = (
+        "_ask",
+        "_changed",
+        "_dial",
+        "_kept",
+        "_kept_bytes",
+        "_lock",
+        "address",
+        "asking",
+        "connection",
+        "ended",
+    )
 
     def __init__(self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None]) -> None:
         self.address = address
@@ -41,6 +52,7 @@ class Peer:
         self._kept: list[list[Buffer]] = []
         self._kept_bytes = 0
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
 
     def __repr__(self) -> str:
         if self.ended is not None:
@@ -50,6 +62,14 @@ class Peer:
         else:
             state = "idle" if self.connection is None else "up"
         return f"<Peer {self.address} ({state})>"
+
+    def wait_room(self, timeout: float) -> bool:
+        """Waits until frames can be sent on, or the process is known to have ended. False after `timeout` seconds."""
+        connection = self.connection
+        if connection is not None:
+            return connection.wait_room(timeout)
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.asking, timeout)
 
     @property
     def queued(self) -> int:
@@ -95,6 +115,7 @@ class Peer:
             if self.connection is None and self.ended is None:
                 self._send_kept(connection)
                 self.connection = connection
+                self._changed.notify_all()
 
     def lost(self, connection: Connection) -> None:
         """The connection broke; asks the agent what became of the process."""
@@ -118,6 +139,7 @@ class Peer:
                     return
                 self._send_kept(connection)
                 self.connection = connection
+            self._changed.notify_all()
 
     def _send_kept(self, connection: Connection) -> None:
         """Before others see the connection: what was kept goes first."""
@@ -137,5 +159,6 @@ class Peer:
             self._kept_bytes = 0
             self.asking = False
             connection, self.connection = self.connection, None
+            self._changed.notify_all()
         if connection is not None:
             connection.close("the process has ended")

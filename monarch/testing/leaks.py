@@ -154,7 +154,8 @@ def _segments() -> Iterator[Leak]:
 
 
 def _of_another(name: str) -> bool:
-    """Whether the segment belongs to another process that lives: names hold their makers' pids between dashes."""
+    """Whether the segment belongs to another process that lives: names hold their makers' pids between
+    dashes."""
     pids = [part for part in name.split("-") if part.isdigit()]
     return str(os.getpid()) not in pids and any(os.path.exists(f"/proc/{pid}") for pid in pids)
 
