@@ -55,6 +55,7 @@ def import_failure(contender: Contender, statement: str) -> str:
         capture_output=True,
         text=True,
         timeout=120,
+        check=False,
     )
     if done.returncode == 0:
         return ""

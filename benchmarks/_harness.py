@@ -69,21 +69,11 @@ def main(question: Question, argv: Sequence[str] | None = None) -> int:
 def parse(title: str, argv: Sequence[str] | None = None) -> Options:
     """The options every benchmark script takes."""
     parser = argparse.ArgumentParser(description=title)
-    parser.add_argument(
-        "--quick", action="store_true", help="one round, few repetitions, only the runs with an aim"
-    )
-    parser.add_argument(
-        "--rounds", type=int, help=f"rounds of all contenders in turn (default {ROUNDS}; quick 1)"
-    )
-    parser.add_argument(
-        "--only", default="", help="comma-separated contenders: socket,floor,ours,torchmonarch,ray"
-    )
-    parser.add_argument(
-        "--strict", action="store_true", help="exit 1 when an aim is missed or cannot be judged"
-    )
-    parser.add_argument(
-        "--param", action="append", default=[], metavar="NAME=JSON", help="override a parameter"
-    )
+    parser.add_argument("--quick", action="store_true", help="one round, few repetitions, only the runs with an aim")
+    parser.add_argument("--rounds", type=int, help=f"rounds of all contenders in turn (default {ROUNDS}; quick 1)")
+    parser.add_argument("--only", default="", help="comma-separated contenders: socket,floor,ours,torchmonarch,ray")
+    parser.add_argument("--strict", action="store_true", help="exit 1 when an aim is missed or cannot be judged")
+    parser.add_argument("--param", action="append", default=[], metavar="NAME=JSON", help="override a parameter")
     given = parser.parse_args(argv)
     only = tuple(name for name in given.only.split(",") if name)
     params = {name: json.loads(value) for name, _, value in (item.partition("=") for item in given.param)}

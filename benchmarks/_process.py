@@ -76,12 +76,8 @@ def _outcome(text: str, status: int, timed_out: bool, timeout_s: float, left: in
         return Outcome(json.loads(results[-1].removeprefix(RESULT_PREFIX)), left_behind=left)
     if timed_out:
         return Outcome(failure=f"no result after {timeout_s:g} s", left_behind=left)
-    said = [line.strip() for line in lines if "Error" in line] or [
-        line.strip() for line in lines if line.strip()
-    ]
-    return Outcome(
-        failure=f"exit status {status}: {said[-1][:300] if said else 'said nothing'}", left_behind=left
-    )
+    said = [line.strip() for line in lines if "Error" in line] or [line.strip() for line in lines if line.strip()]
+    return Outcome(failure=f"exit status {status}: {said[-1][:300] if said else 'said nothing'}", left_behind=left)
 
 
 def _end(child: subprocess.Popen[bytes], tag: bytes, at_once: bool) -> int:

@@ -49,9 +49,7 @@ class Result:
         """Each aim with its text and True, False or None (not measured)."""
         unit, ours = self.measure.unit, self.summaries().get("ours")
         cost, gains = self.cost_over_floor("ours"), self.gains()
-        return [
-            {"aim": aim.text(unit), "pass": aim.met(unit, ours, cost, gains)} for aim in self.measure.aims
-        ]
+        return [{"aim": aim.text(unit), "pass": aim.met(unit, ours, cost, gains)} for aim in self.measure.aims]
 
     @staticmethod
     def _inverse(ratio: float | None) -> float | None:
@@ -103,9 +101,7 @@ def record(results: Sequence[Result]) -> list[dict[str, Any]]:
             "contenders": {name: _plain(summary) for name, summary in result.summaries().items()},
             "problems": dict(result.problems),
             "x_floor": {
-                name: round(cost, 3)
-                for name in result.samples
-                if (cost := result.cost_over_floor(name)) is not None
+                name: round(cost, 3) for name in result.samples if (cost := result.cost_over_floor(name)) is not None
             },
             "ours_better": {peer: round(gain, 3) for peer, gain in result.gains().items()},
             "aims": result.verdicts(),

@@ -52,9 +52,7 @@ def quantile(values: Sequence[float], q: float) -> float:
 
     Raises ValueError when `values` is empty or `q` is out of range."""
     if not values or not 0.0 <= q <= 1.0:
-        raise ValueError(
-            f"quantile needs at least one value and 0 <= q <= 1, got {len(values)} values and q={q}"
-        )
+        raise ValueError(f"quantile needs at least one value and 0 <= q <= 1, got {len(values)} values and q={q}")
     ordered = sorted(values)
     position = q * (len(ordered) - 1)
     below = int(position)
@@ -106,9 +104,7 @@ class Aim:
         prefix = "" if self.statistic == "p50" else f"{self.statistic} "
         return f"{prefix}{sign} {self.bound * unit.scale:g} {unit.shown}"
 
-    def met(
-        self, unit: Unit, ours: Summary | None, cost: float | None, gains: Mapping[str, float]
-    ) -> bool | None:
+    def met(self, unit: Unit, ours: Summary | None, cost: float | None, gains: Mapping[str, float]) -> bool | None:
         """True or False, or None when what it compares with was not measured.
 
         `cost` is our cost over the floor's; `gains` says, per peer, how many times better we are."""

@@ -16,9 +16,7 @@ def run_all(arguments: list[str]) -> int:
     failed = []
     for name in QUESTIONS:
         print(flush=True)
-        if subprocess.run(
-            [sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments], check=False
-        ).returncode:
+        if subprocess.run([sys.executable, str(BENCHMARKS / f"{name}.py"), *arguments], check=False).returncode:
             failed.append(name)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)

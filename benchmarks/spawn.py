@@ -16,8 +16,7 @@ def spawn(procs: int, torch: bool, cold: float | None, warm: float | None, in_qu
     what = f"spawn {procs} procs{', torch imported' if torch else ''}"
     aims = {"cold": cold, "warm": warm}
     measures = tuple(
-        Measure(f"{what}, {key}", key, SECONDS, () if bound is None else (Aim(bound),))
-        for key, bound in aims.items()
+        Measure(f"{what}, {key}", key, SECONDS, () if bound is None else (Aim(bound),)) for key, bound in aims.items()
     )
     params = {"procs": procs, "torch": torch, "warm": 3}
     return Run("spawn", measures, params, {"warm": 1}, needs_torch=torch, in_quick=in_quick, timeout_s=240)

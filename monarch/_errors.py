@@ -22,9 +22,7 @@ from __future__ import annotations
 
 import os
 
-_RUNTIME = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in ("_mesh", "_runtime")
-)
+_RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in ("_mesh", "_runtime"))
 
 
 class ActorError(Exception):

@@ -180,7 +180,5 @@ def test_importing_the_actor_api_loads_neither_torch_nor_numpy() -> None:
     if not (PACKAGE / "actor" / "__init__.py").exists():
         pytest.skip("monarch.actor is not there yet")
     program = "import sys, monarch.actor; print(*sorted({'torch', 'numpy'} & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")

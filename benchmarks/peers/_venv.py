@@ -45,7 +45,7 @@ def _described(contender: Contender, distribution: str) -> Contender:
     if not Path(contender.python).exists():
         return replace(contender, skip=f"no interpreter at {contender.python}")
     code = f"import importlib.metadata as m; print(m.version({distribution!r}))"
-    done = subprocess.run([contender.python, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([contender.python, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     version = f"{distribution} {done.stdout.strip() or 'of unknown version'}"
     return replace(contender.checked(), version=version)
 
@@ -63,13 +63,11 @@ def _ensure(venv: Path, requirements: list[str]) -> tuple[str, str]:
         [str(python), "-m", "pip", "install", *requirements],
     ):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
             return "", f"not done after {INSTALL_TIMEOUT_S} s"
         if done.returncode != 0:
-            errors = [
-                line for line in done.stderr.splitlines() if line.startswith("ERROR")
-            ] or done.stderr.splitlines()
+            errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
             return "", errors[-1] if errors else f"exit status {done.returncode}"
     marker.write_text(json.dumps(requirements))
     return str(python), ""

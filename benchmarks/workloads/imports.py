@@ -37,9 +37,7 @@ def imports(params: Params) -> Samples:
 
 
 def _said(code: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip()
 
 
 if __name__ == "__main__":

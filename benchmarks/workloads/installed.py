@@ -80,11 +80,7 @@ def _checkout(root: str, folder: Path) -> Samples:
         size = float(sum(info.file_size for info in archive.infolist()))
         (entry,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         about = archive.read(entry).decode()
-    lines = [
-        line.removeprefix("Requires-Dist: ")
-        for line in about.splitlines()
-        if line.startswith("Requires-Dist: ")
-    ]
+    lines = [line.removeprefix("Requires-Dist: ") for line in about.splitlines() if line.startswith("Requires-Dist: ")]
     dists = closure(required(lines))
     return {
         "wheel": [float(wheel.stat().st_size)],
@@ -95,12 +91,10 @@ def _checkout(root: str, folder: Path) -> Samples:
 
 
 def _pip(*arguments: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "pip", *arguments], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-        raise RuntimeError(
-            f"Error: pip {arguments[0]} failed: {errors[-1] if errors else done.stderr[-300:]}"
-        )
+        raise RuntimeError(f"Error: pip {arguments[0]} failed: {errors[-1] if errors else done.stderr[-300:]}")
 
 
 if __name__ == "__main__":

@@ -64,9 +64,7 @@ def broadcast(params: Params) -> Samples:
     expected = batch * (params["warmup"] + params["count"])
     counted = set(mesh.count.call().get().values())
     if counted != {expected}:
-        raise RuntimeError(
-            f"Error: broadcasts lost or repeated: sent {expected}, actors counted {sorted(counted)}"
-        )
+        raise RuntimeError(f"Error: broadcasts lost or repeated: sent {expected}, actors counted {sorted(counted)}")
     return {"broadcasts": samples}
 
 

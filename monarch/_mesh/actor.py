@@ -47,26 +47,18 @@ class Actor(MeshTrait):
 
     @property
     def _ndslice(self) -> NoReturn:
-        raise NotImplementedError(
-            "actor implementations are not meshes: call this on the mesh that spawn returned"
-        )
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
 
     @property
     def _labels(self) -> NoReturn:
-        raise NotImplementedError(
-            "actor implementations are not meshes: call this on the mesh that spawn returned"
-        )
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
 
     def _new_with_shape(self, shape: Any) -> NoReturn:
-        raise NotImplementedError(
-            "actor implementations are not meshes: call this on the mesh that spawn returned"
-        )
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
 
     @property
     def initialized(self) -> Any:
-        raise NotImplementedError(
-            "actor implementations are not meshes: call this on the mesh that spawn returned"
-        )
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
 
     def stop(self, reason: str = "") -> Any:
         raise NotImplementedError(

@@ -75,9 +75,7 @@ class ActorMesh(MeshTrait, Generic[A]):
         self._spec = spec
         self._shape = shape
         self._owned = owned
-        self._plan = Plan(
-            tuple(shape.labels), tuple(shape.ndslice.sizes), list(shape.ndslice), spec.addresses
-        )
+        self._plan = Plan(tuple(shape.labels), tuple(shape.ndslice.sizes), list(shape.ndslice), spec.addresses)
         self._stopping: Source | None = None
         self.__name__ = spec.name
 
@@ -209,9 +207,7 @@ def as_endpoint(
     mesh, name = not_an_endpoint._mesh, not_an_endpoint._name
     method = getattr(mesh._class, name)
     if not callable(method):
-        raise ValueError(
-            f"expected an method of a spawned actor, but {mesh._class.__name__}.{name} is {method!r}"
-        )
+        raise ValueError(f"expected an method of a spawned actor, but {mesh._class.__name__}.{name} is {method!r}")
     prop: EndpointProperty[Any, Any] = EndpointProperty(
         method, propagate=propagate, explicit_response_port=explicit_response_port, checked=False
     )

@@ -245,9 +245,7 @@ class HostAgent:
             fds = {"listen": os.dup(listening[rank].fileno()), **self.outputs.open(record.output)}
             server.fork(mesh.uid, rank, record.address, fds, spec.binds[rank - first] if spec.binds else {})
 
-    def _execute(
-        self, record: Record, spec: LaunchSpec, command: message.Command, listening: socket.socket
-    ) -> None:
+    def _execute(self, record: Record, spec: LaunchSpec, command: message.Command, listening: socket.socket) -> None:
         spec_fd = _memory_file(msgspec.msgpack.encode(spec))
         writing = self.outputs.open(record.output)
         given = f"{spec_fd},{listening.fileno()},{os.getpid()},{record.address},{record.rank}"
@@ -301,7 +299,8 @@ class HostAgent:
 
     def _not_ready(self, record: Record) -> None:
         if record.ended is None and record.connection is None:
-            record.detail = f"was not ready within {settings.get('host_spawn_ready_timeout'):g} s (setting host_spawn_ready_timeout)"
+            patience = settings.get("host_spawn_ready_timeout")
+            record.detail = f"was not ready within {patience:g} s (setting host_spawn_ready_timeout)"
             if record.pid:
                 _kill(record.pid, signal.SIGKILL)
             else:

@@ -43,7 +43,8 @@ class UndeliverableMessageEnvelope:
 
     def report(self) -> str:
         b = self._bounced
-        return f"undeliverable message {'for' if b.what != b.dest else 'to'} {b.what}\n  sender: {b.sender}\n  dest: {b.dest}\n  error: {b.error}"
+        to = "for" if b.what != b.dest else "to"
+        return f"undeliverable message {to} {b.what}\n  sender: {b.sender}\n  dest: {b.dest}\n  error: {b.error}"
 
     def __repr__(self) -> str:
         return f"<undeliverable {self._bounced.what} to {self._bounced.dest}>"
@@ -165,9 +166,7 @@ class ActorBehaviour:
         try:
             proc.check_size(body, buffers)
         except MessageTooLargeError:
-            body, buffers = encode_error(
-                RuntimeError("the exception is too large to send"), where, formatted[:100_000]
-            )
+            body, buffers = encode_error(RuntimeError("the exception is too large to send"), where, formatted[:100_000])
         proc.answer(delivery.back, Answer(call.port, call.rank, ERROR), body, buffers)
 
     def _raised(self, delivery: Delivery, exc: Exception, method: Method | None) -> None:
@@ -179,9 +178,7 @@ class ActorBehaviour:
 
     def _fatal(self, exc: BaseException, doing: str) -> Leave:
         failure = self.describe_failure(exc, doing)
-        return Leave(
-            failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report)
-        )
+        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
 
     # --- failures
 
@@ -238,18 +235,12 @@ class ActorBehaviour:
         return None
 
     def _fatal_text(self, text: str) -> Leave:
-        failure = supervision.actor_failure(
-            self.display, text, self.instance.key, self.mesh_name, self.instance.rank
-        )
+        failure = supervision.actor_failure(self.display, text, self.instance.key, self.mesh_name, self.instance.rank)
         return Leave(failure.report, failure, RuntimeError(failure.report))
 
     def describe_failure(self, exc: BaseException, doing: str) -> Failure:
         if doing == "cleanup error":
-            cause = (
-                f"cleanup error: {exc}"
-                if isinstance(exc, TimeoutError)
-                else f"cleanup error: {format_remote(exc)}"
-            )
+            cause = f"cleanup error: {exc}" if isinstance(exc, TimeoutError) else f"cleanup error: {format_remote(exc)}"
         elif isinstance(exc, Aborted):
             cause = f"actor explicitly aborted due to: {exc}"
         else:

@@ -35,9 +35,7 @@ from monarch.config import settings
 
 ROOT = "root"
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
-_OUTPUT_KEPT = (
-    100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
-)
+_OUTPUT_KEPT = 100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
 
 _lock = threading.Lock()
 _client: Client | None = None
@@ -77,9 +75,7 @@ class Client:
         self._flushes: dict[int, Slot] = {}
         self._flush_count = 0
         proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
-        proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(
-            flushed.token, Slot()
-        ).set()
+        proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(flushed.token, Slot()).set()
         transport.listen(listening)
         connection = transport.connect(ours, agent_at(host))
         proc.use_agent(connection)
@@ -120,9 +116,7 @@ class Client:
             for number, text in pieces:
                 try:
                     self.show(number, text)
-                except (
-                    Exception
-                ):  # closed, or None under pythonw; what a program put there may raise anything
+                except Exception:  # closed, or None under pythonw; what a program put there may raise anything
                     continue
 
     def flush_output(self, timeout: float) -> None:
@@ -152,7 +146,8 @@ class Client:
         if proc.closed is not None:
             return
         code = self.agent.poll()
-        detail = f"the host agent (pid {self.agent.pid}) ended{'' if code is None else f' with status {code}'}, and its processes with it"
+        status = "" if code is None else f" with status {code}"
+        detail = f"the host agent (pid {self.agent.pid}) ended{status}, and its processes with it"
         error = ClientClosedError(f"{detail}; this client cannot go on")
         addresses = {address for address, _ in proc.known_processes()}
         for address in sorted(addresses):
@@ -222,9 +217,7 @@ def start() -> Proc:
         if known is not None:
             return known
         if _closed is not None:
-            raise ClientClosedError(
-                "shutdown_context() ran in this process: the client cannot be started again"
-            )
+            raise ClientClosedError("shutdown_context() ran in this process: the client cannot be started again")
         client = Client()
         _client = client
         set_home(client.proc)
@@ -261,9 +254,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
     """
     global _closed
     if host_timeout is not None and not 0 <= host_timeout < 2**64:  # NaN fails both comparisons
-        raise ValueError(
-            f"invalid host_timeout {host_timeout!r}: expected a finite number of seconds, 0 or more"
-        )
+        raise ValueError(f"invalid host_timeout {host_timeout!r}: expected a finite number of seconds, 0 or more")
     with _lock:
         if _closed is not None or _client is None or _client.proc.pid != os.getpid():
             return done_future()

@@ -25,9 +25,7 @@ R = TypeVar("R")
 class CreatorInstance:
     """Who spawned an actor. Picklable; `creator` leads on to the root client (None there)."""
 
-    def __init__(
-        self, rank: Point, proc_mesh: Any, proc: Any, name: str, class_name: str | None, creator: Any
-    ) -> None:
+    def __init__(self, rank: Point, proc_mesh: Any, proc: Any, name: str, class_name: str | None, creator: Any) -> None:
         self.rank = rank
         self.proc_mesh = proc_mesh
         self.proc = proc
@@ -90,9 +88,7 @@ class ActorInstance:
         instance = self._instance
         singleton = instance.behaviour is None or instance.key == instance.name
         uid = (
-            Uid.singleton(instance.key)
-            if singleton
-            else Uid(instance.name, instance.key + encode58(instance.rank, 4))
+            Uid.singleton(instance.key) if singleton else Uid(instance.name, instance.key + encode58(instance.rank, 4))
         )
         return ActorAddr(addr=host_of(instance.proc.address), proc_name=self.proc_id, actor_name=str(uid))
 

@@ -13,7 +13,7 @@ from monarch._mesh.actor import Actor, endpoints_of, needs_loop
 from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
 from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
 from monarch._mesh.context import context
-from monarch._mesh.endpoint import _arity
+from monarch._mesh.endpoint import check_arguments
 from monarch._mesh.supervision import Gone, Ledger, MeshFailure, Notify
 from monarch._runtime.context import current, root, root_of
 from monarch._runtime.driver import Supervise, run
@@ -229,7 +229,7 @@ class MeshLayer:
     ) -> ActorMesh[Any]:
         """Checks, encodes, and sends one Spawn to each process. Does not wait for any of them."""
         check_class(cls)
-        _arity(cls.__init__, 1).check(args, kwargs)
+        check_arguments(cls, args, kwargs)
         running = current.get()
         owner = root() if running is None else running.instance
         proc = self.proc
@@ -247,9 +247,7 @@ class MeshLayer:
         described = f"{cls.__module__}.{cls.__qualname__}"
         loop = needs_loop(cls)
         for rank, address in enumerate(spec.addresses):
-            spawn = Spawn(
-                spec.key, name, rank, view, owner.unique, proc.address, spec.creator, described, loop, setup
-            )
+            spawn = Spawn(spec.key, name, rank, view, owner.unique, proc.address, spec.creator, described, loop, setup)
             try:
                 proc.post(address, spawn, body, buffers)
             except PeerEnded as exc:
@@ -484,9 +482,7 @@ class MeshLayer:
     def _on_bounced(self, bounced: Bounced) -> None:
         if bounced.sender == self.proc.root_name:
             if not bounced.hook:
-                self.fault(
-                    MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>"))
-                )
+                self.fault(MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>")))
             return
         instance = self.actor(bounced.sender)
         if instance is not None and not instance.stopping:

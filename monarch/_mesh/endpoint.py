@@ -120,9 +120,7 @@ def concurrent_endpoint(
         if isinstance(function, EndpointProperty):
             raise ValueError("concurrent_endpoint does not wrap @endpoint: use it alone")
         if not inspect.iscoroutinefunction(function):
-            raise ValueError(
-                f"concurrent_endpoint can only wrap async endpoints, and {function!r} is not async"
-            )
+            raise ValueError(f"concurrent_endpoint can only wrap async endpoints, and {function!r} is not async")
         return EndpointProperty(
             function,
             propagate=propagate,
@@ -183,6 +181,11 @@ def _arity(method: Callable[..., Any], skip: int) -> _Arity:
     return known
 
 
+def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises TypeError when the arguments do not fit the class's constructor."""
+    _arity(cls.__init__, 1).check(args, kwargs)
+
+
 class Endpoint(Generic[P, R]):
     """One endpoint of an actor mesh (or of a view of it), with the adverbs.
 
@@ -195,9 +198,7 @@ class Endpoint(Generic[P, R]):
 
     __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
 
-    def __init__(
-        self, mesh: ActorMesh[Any], name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None
-    ):
+    def __init__(self, mesh: ActorMesh[Any], name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
         self._mesh = mesh
         self._name = name
         self._property = prop
@@ -262,9 +263,7 @@ class Endpoint(Generic[P, R]):
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Distributed tensors of the results; needs the tensor engine."""
-        raise NotImplementedError(
-            "rref needs the tensor engine, which this version of the package does not have"
-        )
+        raise NotImplementedError("rref needs the tensor engine, which this version of the package does not have")
 
     def with_timeout(self, seconds: float) -> Endpoint[P, R]:
         """The same endpoint whose calls end by themselves: TimeoutError after `seconds`, naming the silent ranks."""
@@ -338,9 +337,7 @@ class Endpoint(Generic[P, R]):
                     if entry is not None:
                         entry.close()
                     raise
-            message = Call(
-                key, unique, sender.next_number(key, rank), method, number, back, index, view, adverb
-            )
+            message = Call(key, unique, sender.next_number(key, rank), method, number, back, index, view, adverb)
             try:
                 proc.post(address, message, body, buffers, lazy)
             except PeerEnded as exc:

@@ -22,7 +22,9 @@ from monarch._wire.ids import new_id
 from monarch._wire.message import Command, LaunchSpec
 from monarch.config import settings
 
-_REFERENCE = "`HostMesh` that is a reference instead of owned: this host, slices and meshes that were sent belong to somebody else"
+_REFERENCE = (
+    "`HostMesh` that is a reference instead of owned: this host, slices and meshes that were sent belong to others"
+)
 _BINDINGS = ("cpunodebind", "membind", "physcpubind", "cpus")
 
 
@@ -189,9 +191,7 @@ class HostMesh(MeshTrait):
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"per_host dimension {label!r} must have a size of 1 or more, got {size!r}")
 
-    def _check_binds(
-        self, binds: Sequence[Mapping[str, str]] | None, count: int
-    ) -> list[dict[str, str]] | None:
+    def _check_binds(self, binds: Sequence[Mapping[str, str]] | None, count: int) -> list[dict[str, str]] | None:
         if binds is None:
             return None
         if len(binds) != count:
@@ -211,13 +211,9 @@ class HostMesh(MeshTrait):
         for rank in range(count):
             command = given if isinstance(given, BootstrapCommand) else given(Point(rank, extent))
             if not isinstance(command, BootstrapCommand):
-                raise TypeError(
-                    f"bootstrap_command must give a BootstrapCommand, got {type(command).__name__}"
-                )
+                raise TypeError(f"bootstrap_command must give a BootstrapCommand, got {type(command).__name__}")
             base = dict(os.environ) if command.inherit_env else {}
-            commands.append(
-                Command(command.program, command.arg0, list(command.args), changed(base, command.env))
-            )
+            commands.append(Command(command.program, command.arg0, list(command.args), changed(base, command.env)))
         return commands
 
     # --- life

@@ -57,9 +57,7 @@ def find_program(program: str, env: Mapping[str, str]) -> str:
 def _under_numactl(command: Command, bind: Mapping[str, str]) -> Command:
     numactl = shutil.which("numactl")
     if numactl is None:
-        raise CannotLaunch(
-            "proc_bind with 'membind' needs the program numactl, which is not installed on this host"
-        )
+        raise CannotLaunch("proc_bind with 'membind' needs the program numactl, which is not installed on this host")
     options = [f"--{key}={value}" for key, value in bind.items() if key != "cpus"]
     return Command(numactl, None, [*options, command.program, *command.args], command.env)
 
@@ -96,9 +94,7 @@ def check_room(count: int, running: int) -> None:
     """Raises CannotLaunch when so many more processes cannot run here, naming the limit."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if soft != resource.RLIM_INFINITY and running + count > soft:
-        raise CannotLaunch(
-            f"{count} processes asked for, and the limit is {soft} (ulimit -u, processes of this user)"
-        )
+        raise CannotLaunch(f"{count} processes asked for, and the limit is {soft} (ulimit -u, processes of this user)")
     pids_max, pids_now = _control_group()
     if pids_max is not None and pids_now + 3 * count > pids_max:
         raise CannotLaunch(

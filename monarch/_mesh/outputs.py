@@ -174,9 +174,7 @@ class Outputs:
             fresh = aggregator.due(now) is None
             aggregator.add(rank, line, now)
             if fresh:
-                self._loop.call_later(
-                    mesh.window, lambda: self._window_ends(stream, aggregator, mesh.with_rank)
-                )
+                self._loop.call_later(mesh.window, lambda: self._window_ends(stream, aggregator, mesh.with_rank))
             self._window_ends(stream, aggregator, mesh.with_rank)
 
     def _window_ends(self, stream: int, aggregator: logs.Aggregator, with_rank: bool) -> None:

@@ -57,9 +57,7 @@ class ProcMesh(MeshTrait):
     until they are stopped, their owner ends, or the client exits.
     """
 
-    def __init__(
-        self, spec: ProcSpec, shape: Shape, owned: OwnedProcs | None = None, ready: Source | None = None
-    ):
+    def __init__(self, spec: ProcSpec, shape: Shape, owned: OwnedProcs | None = None, ready: Source | None = None):
         self._spec = spec
         self._shape = shape
         self._owned = owned
@@ -86,9 +84,7 @@ class ProcMesh(MeshTrait):
         return [addresses[rank] for rank in self._shape.ndslice]
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ProcMesh) and self._spec.uid == other._spec.uid and self._shape == other._shape
-        )
+        return isinstance(other, ProcMesh) and self._spec.uid == other._spec.uid and self._shape == other._shape
 
     def __hash__(self) -> int:
         return hash(self._spec.uid)
@@ -181,9 +177,7 @@ class ProcMesh(MeshTrait):
         if aggregate_window_sec is not None and not stream_to_client:
             raise RuntimeError("cannot set aggregate window without streaming to client")
         if aggregate_window_sec is not None and aggregate_window_sec <= 0:
-            raise ValueError(
-                f"aggregate_window_sec must be more than 0 seconds, got {aggregate_window_sec!r}"
-            )
+            raise ValueError(f"aggregate_window_sec must be more than 0 seconds, got {aggregate_window_sec!r}")
         if stream_to_client and not self._forwards_logs:
             warnings.warn(
                 "stream_to_client has no effect: log forwarding was off when this mesh was spawned; call "

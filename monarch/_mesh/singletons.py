@@ -26,9 +26,7 @@ class Controllers(Actor):
         self._meshes: dict[str, Any] = {}
 
     @concurrent_endpoint
-    async def get_or_spawn(
-        self, name: str, Class: type, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def get_or_spawn(self, name: str, Class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._meshes.get(name)
         if known is not None:
             end = here().end_of(known._spec.key)

@@ -40,16 +40,12 @@ class MeshFailure:
         return self._failure.report
 
     def __str__(self) -> str:
-        return (
-            f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
-        )
+        return f"MeshFailure(mesh_name={self.mesh_name}, crashed_ranks={self.crashed_ranks}, event={self.event})"
 
     __repr__ = __str__
 
     def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError(
-            "a MeshFailure cannot be sent: it belongs to the owner that was told; send its report()"
-        )
+        raise TypeError("a MeshFailure cannot be sent: it belongs to the owner that was told; send its report()")
 
 
 class MeshFacts(Protocol):
@@ -250,8 +246,6 @@ def unhandled_child(
     return Failure(report, key, mesh_name, [rank], event)
 
 
-def stopped_failure(
-    display: str, reason: str, key: str = "", mesh_name: str = "", rank: int | None = None
-) -> Failure:
+def stopped_failure(display: str, reason: str, key: str = "", mesh_name: str = "", rank: int | None = None) -> Failure:
     text = f"Supervision event: actor {display} has status:\n  stopped: {reason}"
     return Failure(text, key, mesh_name or display, [] if rank is None else [rank], text, stopped=True)

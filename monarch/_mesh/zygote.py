@@ -34,9 +34,7 @@ _READ_AT_LOAD = (
 class ForkedProc:
     """In a new proc: what it was forked for, and its descriptors by name."""
 
-    def __init__(
-        self, mesh: str, rank: int, address: str, spec: bytes, fds: dict[str, int], bind: dict[str, str]
-    ):
+    def __init__(self, mesh: str, rank: int, address: str, spec: bytes, fds: dict[str, int], bind: dict[str, str]):
         self.mesh = mesh
         self.rank = rank
         self.address = address
@@ -142,9 +140,7 @@ def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, 
             try:
                 pid = os.fork()
             except OSError as exc:
-                failed = (
-                    f"fork failed: {exc.strerror} (limits: ulimit -u, the control group's pids.max, memory)"
-                )
+                failed = f"fork failed: {exc.strerror} (limits: ulimit -u, the control group's pids.max, memory)"
             else:
                 if pid == 0:
                     sock.close()

@@ -120,9 +120,7 @@ class AsyncDriver:
         behaviour = self.instance.behaviour
         assert behaviour is not None
         failure = behaviour.describe_failure(exc, "" if self._constructed else "__init__")
-        return Leave(
-            failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report)
-        )
+        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
 
     # --- the pump
 
@@ -141,9 +139,7 @@ class AsyncDriver:
                     return self._leave
                 if mailbox.control or turn >= _TURN:
                     turn = 0
-                    await asyncio.sleep(
-                        0
-                    )  # the selector looks at the control items; other tasks get their turn
+                    await asyncio.sleep(0)  # the selector looks at the control items; other tasks get their turn
                     continue
                 if not mailbox.messages:
                     turn = 0
@@ -224,9 +220,7 @@ class AsyncDriver:
         await behaviour.settle_tasks()
         if instance.owned:
             try:
-                await asyncio.wait_for(
-                    make_future(stop_owned(instance, leave)), settings.get("stop_actor_timeout")
-                )
+                await asyncio.wait_for(make_future(stop_owned(instance, leave)), settings.get("stop_actor_timeout"))
             except (Exception, asyncio.CancelledError) as exc:
                 logger.warning("stopping what actor %s owns did not succeed: %r", instance.name, exc)
         if self._constructed:

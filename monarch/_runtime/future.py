@@ -87,9 +87,7 @@ class Source:
         if self.ready:
             return True
         if threading.get_ident() in io_threads:
-            raise WouldBlockRuntime(
-                "a blocking wait on the runtime's own I/O thread, which brings what it waits for"
-            )
+            raise WouldBlockRuntime("a blocking wait on the runtime's own I/O thread, which brings what it waits for")
         lock = threading.Lock()
         lock.acquire()
 
@@ -227,9 +225,7 @@ class Future(Generic[T]):
 
     def __init__(self, *args: Any) -> None:
         if len(args) != 2 or args[0] is not _MADE:
-            raise TypeError(
-                "a Future is made by the runtime (call(), recv(), stop(), ...), never by a program"
-            )
+            raise TypeError("a Future is made by the runtime (call(), recv(), stop(), ...), never by a program")
         self._source: Source | None = args[1]
         self._value: Any = _PENDING
         self._error: BaseException | None = None
@@ -250,9 +246,7 @@ class Future(Generic[T]):
             if source is not None:
                 source.begin()
                 if not source.ready and not source.wait(timeout):
-                    raise TimeoutError(
-                        f"no result after {timeout} s; the operation goes on (observe the Future again)"
-                    )
+                    raise TimeoutError(f"no result after {timeout} s; the operation goes on (observe the Future again)")
                 self._decode()
         if self._error is not None:
             raise self._error
@@ -274,9 +268,7 @@ class Future(Generic[T]):
         if self._value is _PENDING and self._error is None:
             loop = running_loop()
             if loop is None:
-                raise ValueError(
-                    "__await__ with no active event loop: use get(), or await it inside asyncio.run(...)"
-                )
+                raise ValueError("__await__ with no active event loop: use get(), or await it inside asyncio.run(...)")
             source = self._source
             if source is not None:
                 source.begin()
@@ -338,9 +330,7 @@ def done_future(result: Any = None) -> Future[Any]:
 def check_timeout(timeout: float) -> float:
     """A timeout in seconds as threading takes it. ValueError for negative, NaN and infinite ones."""
     if not isinstance(timeout, (int, float)) or math.isnan(timeout) or math.isinf(timeout) or timeout < 0:
-        raise ValueError(
-            f"invalid timeout {timeout!r}: expected a finite number of seconds, 0 or more, or None"
-        )
+        raise ValueError(f"invalid timeout {timeout!r}: expected a finite number of seconds, 0 or more, or None")
     return min(float(timeout), _TIMEOUT_LIMIT)
 
 

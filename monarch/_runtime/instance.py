@@ -136,9 +136,7 @@ class Instance:
             # On the I/O thread, as is every pause and its end: they leave in the order in which they were decided.
             self.paused_senders.add(delivery.back)
             self.proc.pause_sender(delivery.back, self.key, True)
-            if (
-                len(mailbox.messages) * 2 < self.high_water
-            ):  # taken meanwhile, before the actor could see the pause
+            if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
                 self._resume_senders()
 
     def path_lost(self, sender: str) -> None:

@@ -45,9 +45,7 @@ class Target:
 
     __slots__ = ("addresses", "failure_of", "label")
 
-    def __init__(
-        self, label: str, addresses: Sequence[str], failure_of: Callable[[str, ProcEnded], Failure]
-    ) -> None:
+    def __init__(self, label: str, addresses: Sequence[str], failure_of: Callable[[str, ProcEnded], Failure]) -> None:
         self.label = label
         self.addresses = addresses
         self.failure_of = failure_of
@@ -66,9 +64,7 @@ def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes,
     buffers: Sequence[memoryview] = ()
     try:
         pickled, buffers = codec.encode(exc)
-        codec.decode(
-            pickled, buffers
-        )  # a constructor that cannot be replayed must fail here, not at the caller
+        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
     except Exception:
         pickled, buffers = b"", ()
     return message.encode((where, formatted, pickled)), buffers
@@ -86,9 +82,7 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
             try:
                 exception = codec.decode(pickled, buffers)
             except Exception as exc:
-                formatted += (
-                    f"\n(the exception itself could not be brought here: {type(exc).__name__}: {exc})"
-                )
+                formatted += f"\n(the exception itself could not be brought here: {type(exc).__name__}: {exc})"
         raise ActorError(exception, where, formatted)
     if kind == RAISED:
         raise codec.decode(body, buffers)
@@ -244,9 +238,7 @@ class Gather(Entry):
     def __init__(self, target: Target | None, count: int, finish: Callable[[list[Any]], Any]) -> None:
         super().__init__(target)
         self._answers: list[Raw | None] = [None] * count
-        self._arrived: list[
-            int
-        ] = []  # appending is atomic: answers come from the I/O thread and from local actors
+        self._arrived: list[int] = []  # appending is atomic: answers come from the I/O thread and from local actors
         self._error: BaseException | None = None
         self._finish = finish
 
@@ -508,9 +500,7 @@ class PortReceiver(Generic[T]):
             yield self.recv()
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "a PortReceiver cannot be sent: it reads in the process that opened it; send the Port"
-        )
+        raise TypeError("a PortReceiver cannot be sent: it reads in the process that opened it; send the Port")
 
 
 class RankedPortReceiver(PortReceiver[T]):

@@ -86,9 +86,7 @@ class Proc:
         self._unknown: dict[str, list[Delivery]] = {}
         self._unknown_count = 0
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
-        self._senders: dict[
-            str, dict[str, set[str]]
-        ] = {}  # process -> its actors that sent here -> to which actors
+        self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
         self._lock = threading.Lock()
         self._paused: set[tuple[str, str]] = set()
         self._resumed = threading.Condition()
@@ -278,9 +276,7 @@ class Proc:
         self._senders.setdefault(remote, {}).setdefault(call.sender, set()).add(call.to)
 
     def _on_sender_ended(self, remote: str, ended: SenderEnded) -> None:
-        for instance in filter(
-            None, map(self.actors.get, self._senders.get(remote, {}).pop(ended.sender, ()))
-        ):
+        for instance in filter(None, map(self.actors.get, self._senders.get(remote, {}).pop(ended.sender, ()))):
             instance.sender_ended(ended.sender)
 
     def _on_answer(self, answer: Answer, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
@@ -350,9 +346,7 @@ class Proc:
                 if self._unknown_count < settings.get("undelivered_messages"):
                     if key not in self._unknown:
                         self._unknown[key] = []
-                        self.loop.call_later(
-                            settings.get("pending_actor_delivery_timeout"), lambda: self._give_up(key)
-                        )
+                        self.loop.call_later(settings.get("pending_actor_delivery_timeout"), lambda: self._give_up(key))
                     self._unknown[key].append(delivery)
                     self._unknown_count += 1
                     return

@@ -67,9 +67,7 @@ class Extent(Mapping[str, int]):
 
     def __init__(self, labels: Sequence[str], sizes: Sequence[SupportsIndex]) -> None:
         if isinstance(labels, str):
-            raise TypeError(
-                f"labels must be a sequence of names, not the string {labels!r}: write [{labels!r}]"
-            )
+            raise TypeError(f"labels must be a sequence of names, not the string {labels!r}: write [{labels!r}]")
         self._labels = tuple(labels)
         self._sizes = natural(sizes, "the sizes of an extent")
         if len(self._labels) != len(self._sizes):
@@ -140,11 +138,7 @@ class Extent(Mapping[str, int]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return (
-            "{"
-            + ", ".join(f"{label}: {size}" for label, size in zip(self._labels, self._sizes, strict=True))
-            + "}"
-        )
+        return "{" + ", ".join(f"{label}: {size}" for label, size in zip(self._labels, self._sizes, strict=True)) + "}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return Extent, (self._labels, self._sizes)
@@ -220,9 +214,7 @@ class Point(Mapping[str, int]):
         if self._rank >= extent._nelements:
             self._raise_out_of_range()
         parts = zip(extent._labels, extent._strides, extent._sizes, strict=True)
-        return (
-            "{" + ", ".join(f"{label!r}: {self._rank // n % size}/{size}" for label, n, size in parts) + "}"
-        )
+        return "{" + ", ".join(f"{label!r}: {self._rank // n % size}/{size}" for label, n, size in parts) + "}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return Point, (self._rank, self._extent)

@@ -21,9 +21,7 @@ class _Labelled:
 
     def __init__(self, labels: Sequence[str], slice: NDSlice) -> None:
         if isinstance(labels, str):
-            raise TypeError(
-                f"labels must be a sequence of names, not the string {labels!r}: write [{labels!r}]"
-            )
+            raise TypeError(f"labels must be a sequence of names, not the string {labels!r}: write [{labels!r}]")
         self._labels = tuple(labels)
         self._slice = slice
         self._extent: Extent | None = None

@@ -123,9 +123,7 @@ class NDSlice:
 
     def _refuse_index(self, index: int, error: type[ValueError | IndexError]) -> NoReturn:
         if index < 0:
-            raise TypeError(
-                f"index {index} is negative: an NDSlice counts from the front only, 0 to {self._len - 1}"
-            )
+            raise TypeError(f"index {index} is negative: an NDSlice counts from the front only, 0 to {self._len - 1}")
         raise error(f"index {index} out of range {self._len}")
 
     def _value(self, index: int) -> int:
@@ -198,17 +196,13 @@ class NDSlice:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NDSlice):
             return NotImplemented
-        return (
-            self._offset == other._offset and self._sizes == other._sizes and self._strides == other._strides
-        )
+        return self._offset == other._offset and self._sizes == other._sizes and self._strides == other._strides
 
     def __hash__(self) -> int:
         return hash((self._offset, self._sizes, self._strides))
 
     def __repr__(self) -> str:
-        return (
-            f"Slice {{ offset: {self._offset}, sizes: {list(self._sizes)}, strides: {list(self._strides)} }}"
-        )
+        return f"Slice {{ offset: {self._offset}, sizes: {list(self._sizes)}, strides: {list(self._strides)} }}"
 
     def __reduce__(self) -> tuple[object, ...]:
         return _restore, (self._offset, self._sizes, self._strides)

@@ -101,8 +101,7 @@ class MeshTrait(ABC):
         for name in names:
             if name not in sizes:
                 raise UnknownDimensionError(
-                    f"{type(self).__name__} {self.extent!r} does not have dimension {name!r}: "
-                    f"{list_dimensions(sizes)}"
+                    f"{type(self).__name__} {self.extent!r} does not have dimension {name!r}: {list_dimensions(sizes)}"
                 )
         return prod(sizes[name] for name in names)
 
@@ -138,13 +137,10 @@ def _checked_selection(shape: Shape, selection: Mapping[str, _Selector]) -> dict
             index = as_int(chosen)
         except TypeError:
             raise TypeError(
-                f"{label}={chosen!r}: a dimension is cut with an integer or a slice, "
-                f"not {type(chosen).__name__}"
+                f"{label}={chosen!r}: a dimension is cut with an integer or a slice, not {type(chosen).__name__}"
             ) from None
         if not 0 <= index < sizes[label]:
-            raise IndexError(
-                f"index out of range: {label}={index}, but dimension {label!r} has size {sizes[label]}"
-            )
+            raise IndexError(f"index out of range: {label}={index}, but dimension {label!r} has size {sizes[label]}")
         checked[label] = index
     return checked
 
@@ -223,9 +219,7 @@ def _part_sizes(label: str, size: int, parts: tuple[str, ...], constraints: Mapp
     known = prod(constraints[name] for name in parts if name in constraints)
     if size % known or (not missing and size != known):
         shown = tuple(constraints.get(name, "?") for name in parts)
-        raise ValueError(
-            f"Dimension {label!r} of size {size} is not evenly divided by {parts} with sizes {shown}"
-        )
+        raise ValueError(f"Dimension {label!r} of size {size} is not evenly divided by {parts} with sizes {shown}")
     return [constraints.get(name, size // known) for name in parts]
 
 

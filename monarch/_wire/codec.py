@@ -2,7 +2,7 @@
 
 Plain pickle serves first (ten times faster); cloudpickle takes over where plain pickle would name something the other
 process cannot import: classes and functions of `__main__`, lambdas, local definitions, modules that no `sys.path`
-lookup finds. Large buffers (arrays, tensors, `pickle.PickleBuffer`) travel beside the pickle, uncopied here and writable there.
+lookup finds. Large buffers (arrays, tensors) travel beside the pickle, uncopied here and writable there.
 
 A type that must not leave its process is registered with `forbid`, one that needs care with `reduce_as`. Torch is never
 imported here: its rules apply once the program has imported it, on the receiving side when a tensor arrives.
@@ -308,9 +308,7 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
     )
 
 
-_SHARED_UP_TO = (
-    1 << 20
-)  # bytes of a storage that is always sent whole, so that its views stay views of one storage
+_SHARED_UP_TO = 1 << 20  # bytes of a storage that is always sent whole, so that its views stay views of one storage
 
 
 def _reach(data: Any) -> int:

@@ -14,22 +14,17 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Sequence
-from typing import Union
 
 from monarch._errors import MessageTooLargeError
 
-Buffer = Union[bytes, bytearray, memoryview]
+Buffer = bytes | bytearray | memoryview
 
 PREFIX = struct.Struct("<IQI")
 _LENGTHS = [struct.Struct(f"<{n}Q") for n in range(8)]
 
 HEAD_LIMIT = 16 * 1024 * 1024  # a head is a few hundred bytes; a larger one is not ours
-BUFFERS_LIMIT = (
-    16 * 1024
-)  # their lengths must fit into one read; a pickle with more keeps the rest in its body
-_READ = (
-    256 * 1024
-)  # one read; frames below it are parsed in place, larger ones are read into memory of their own
+BUFFERS_LIMIT = 16 * 1024  # their lengths must fit into one read; a pickle with more keeps the rest in its body
+_READ = 256 * 1024  # one read; frames below it are parsed in place, larger ones are read into memory of their own
 _MAPPED = 1 << 20  # from here on memory comes from mmap, which does not write zeros first
 
 
@@ -48,9 +43,7 @@ class Frame:
         self.buffers = buffers
 
 
-def encode(
-    head: bytes, body: bytes = b"", buffers: Sequence[memoryview] = (), limit: int = 0
-) -> list[Buffer]:
+def encode(head: bytes, body: bytes = b"", buffers: Sequence[memoryview] = (), limit: int = 0) -> list[Buffer]:
     """The pieces of one frame, to be written in order; `body` and `buffers` are not copied.
 
     Raises MessageTooLargeError when body and buffers exceed `limit` bytes (0: no limit).
@@ -155,9 +148,7 @@ class Decoder:
             if self._limit and total > self._limit + head_size + 16 + 8 * count:
                 raise FrameError(f"a frame of {total} bytes, over the limit of {self._limit}")
             if start + total > end:
-                if total > _READ and self._begin_large(
-                    start, end, head_size, body_size, lengths, 16 + 8 * count
-                ):
+                if total > _READ and self._begin_large(start, end, head_size, body_size, lengths, 16 + 8 * count):
                     return frames
                 break
             cursor = lengths_end + head_size

@@ -6,8 +6,6 @@ and nothing here is ever unpickled. Structs are arrays on the wire; fields are o
 
 from __future__ import annotations
 
-from typing import Union
-
 import msgspec
 
 VERSION = 1
@@ -286,11 +284,11 @@ class StopProc(_Message, tag=40):
     reason: str
 
 
-Message = Union[
-    Hello, Bye, Call, Spawn, StopActor, Probe, Answer, Bounced, SenderEnded, Pause, Failure, ActorEnded, SpawnProcs, StopProcs,
-    Watch, Shutdown, Flush, LogOption, Preload, Listening, ProcStarted, ProcsRefused, ProcEnded, ProcsStopped,
-    Output, Flushed, StopProc,
-]  # fmt: skip
+Message = (
+    Hello | Bye | Call | Spawn | StopActor | Probe | Answer | Bounced | SenderEnded | Pause | Failure | ActorEnded
+    | SpawnProcs | StopProcs | Watch | Shutdown | Flush | LogOption | Preload | Listening | ProcStarted |
+    ProcsRefused | ProcEnded | ProcsStopped | Output | Flushed | StopProc
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

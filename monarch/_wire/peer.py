@@ -27,7 +27,9 @@ class PeerEnded(ConnectionError):
 
 
 class Peer:
-    """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the agent."""
+    """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the
+    agent.
+    """
 
     __slots__ = (
         "_ask",

@@ -49,9 +49,7 @@ class Layers:
         self._settings = {setting.name: setting for setting in table}
         self._environ = environ
         self._lock = threading.Lock()
-        self._default = {
-            name: setting.kind.check(setting.default) for name, setting in self._settings.items()
-        }
+        self._default = {name: setting.kind.check(setting.default) for name, setting in self._settings.items()}
         self._inherited: Values = {}
         self._environment: Values | None = None  # None: not read yet
         self._client: Values = {}
@@ -158,9 +156,7 @@ class Layers:
             return setting.kind.check(value)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
-            raise kind(
-                f"invalid value `{reprlib.repr(value)}` for configuration key `{name}` ({error})"
-            ) from None
+            raise kind(f"invalid value `{reprlib.repr(value)}` for configuration key `{name}` ({error})") from None
 
     def _written(self, values: Values) -> dict[str, str]:
         return {name: self._settings[name].kind.write(value) for name, value in values.items()}

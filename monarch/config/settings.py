@@ -27,9 +27,7 @@ DURATION, ENCODING, TRANSPORT = Duration(), EncodingName(), Transport()
 
 
 def _inert(name: str, kind: Kind, default: Any, env: str | None, doc: str) -> Setting:
-    return Setting(
-        name, kind, default, env, f"{doc} No meaning here: stored and returned only.", meaning=False
-    )
+    return Setting(name, kind, default, env, f"{doc} No meaning here: stored and returned only.", meaning=False)
 
 
 # fmt: off

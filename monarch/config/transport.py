@@ -63,9 +63,7 @@ class BindSpec:
         elif isinstance(spec, str):
             self._transport, self._address = _parse(spec)
         else:
-            raise TypeError(
-                f"expected ChannelTransport enum, BindSpec, or str, got {spec!r} ({type(spec).__name__})"
-            )
+            raise TypeError(f"expected ChannelTransport enum, BindSpec, or str, got {spec!r} ({type(spec).__name__})")
 
     @property
     def transport(self) -> ChannelTransport:
@@ -101,9 +99,7 @@ def _parse(text: str) -> tuple[ChannelTransport, str | None]:
         return SHORT_NAMES[text], None
     scheme, separator, rest = text.partition("://")
     if not separator:
-        raise _invalid(
-            text, f"it is neither a URL nor one of the transports {', '.join(sorted(SHORT_NAMES))}"
-        )
+        raise _invalid(text, f"it is neither a URL nor one of the transports {', '.join(sorted(SHORT_NAMES))}")
     if scheme in _HOST_SCHEMES:
         _check_host_and_port(text, rest)
         return _HOST_SCHEMES[scheme], text
@@ -120,9 +116,7 @@ def _parse(text: str) -> tuple[ChannelTransport, str | None]:
 
 def _check_host_and_port(text: str, rest: str) -> None:
     host, _, port = rest.rpartition(":")
-    bare = (
-        host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")
-    )  # IPv6 needs brackets
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host.replace(":", "/")  # IPv6 needs brackets
     if not bare or any(letter in "/@[]" or letter.isspace() for letter in bare):
         raise _invalid(text, "expected host:port after the scheme (an IPv6 host in brackets)")
     if not _is_number(port) or len(port) > len(str(_HIGHEST_PORT)) or int(port) > _HIGHEST_PORT:

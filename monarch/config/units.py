@@ -37,11 +37,7 @@ _SPELLINGS = {
     "year": "y yr yrs years",
 }
 
-_UNITS = {
-    spelling: _NS_PER_UNIT[unit]
-    for unit, others in _SPELLINGS.items()
-    for spelling in [unit, *others.split()]
-}
+_UNITS = {spelling: _NS_PER_UNIT[unit] for unit, others in _SPELLINGS.items() for spelling in [unit, *others.split()]}
 
 _WRITTEN = (
     ("year", "s"),
@@ -87,9 +83,7 @@ def parse_duration(text: str) -> float:
 def format_duration(seconds: float) -> str:
     """`seconds` (not negative) as text that `parse_duration` reads back: 300.0 -> "5m", 90.0 -> "1m 30s"."""
     if not 0 <= seconds <= LONGEST_SECONDS:
-        raise ValueError(
-            f"a duration must be between 0 and {LONGEST_SECONDS:.0f} seconds (100 years), got {seconds!r}"
-        )
+        raise ValueError(f"a duration must be between 0 and {LONGEST_SECONDS:.0f} seconds (100 years), got {seconds!r}")
     left = round(seconds * NS_PER_SECOND)
     if left > _EXACT_NS:
         left = round(seconds * 1000) * 10**6

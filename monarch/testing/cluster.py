@@ -101,9 +101,7 @@ class InProcessCluster:
 
     def __enter__(self) -> InProcessCluster:
         if self._state != "not entered":
-            raise RuntimeError(
-                f"an InProcessCluster is entered once, and this one is {self._state}: make a new one"
-            )
+            raise RuntimeError(f"an InProcessCluster is entered once, and this one is {self._state}: make a new one")
         if current.get() is not None:
             raise RuntimeError("an InProcessCluster is for tests and cannot be entered by an actor")
         clock = self.clock
@@ -133,13 +131,9 @@ class InProcessCluster:
         if error is not None:
             return
         if self._errors:
-            raise RuntimeError(
-                f"{len(self._errors)} error(s) inside the runtime: see the cause"
-            ) from self._errors[0]
+            raise RuntimeError(f"{len(self._errors)} error(s) inside the runtime: see the cause") from self._errors[0]
         if stuck:
-            raise TimeoutError(
-                "these actors did not stop, and their threads are left behind:\n  " + "\n  ".join(stuck)
-            )
+            raise TimeoutError("these actors did not stop, and their threads are left behind:\n  " + "\n  ".join(stuck))
         self._raise_failures()
 
     def _end(self) -> list[str]:
@@ -148,10 +142,7 @@ class InProcessCluster:
         proc = self._proc
         try:
             self.network.calm()
-            own = [
-                proc.mesh.stop_instance(actor, "the cluster is closing")
-                for actor in list(proc.actors.values())
-            ]
+            own = [proc.mesh.stop_instance(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
             proc.post(agent_at(self._host), Shutdown(settings.get("process_exit_timeout")))
             self._done.wait(max(0.0, deadline - time.monotonic()))
@@ -159,9 +150,7 @@ class InProcessCluster:
             instances = [instance for other in living for instance in other.instances]
             stuck = [_doing(instance) for instance in instances if not instance.ended.ready]
             self._on_loop(self._agent.kill_all)
-            self._on_loop(
-                lambda: proc.leave(RuntimeError("this InProcessCluster was left, and its meshes are gone"))
-            )
+            self._on_loop(lambda: proc.leave(RuntimeError("this InProcessCluster was left, and its meshes are gone")))
             _join([instance for instance in instances if instance.ended.ready], deadline)
         finally:
             self._put_back()
@@ -187,9 +176,7 @@ class InProcessCluster:
         self._check()
         return host_mesh_of(self._host)
 
-    def kill(
-        self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None, *, code: int = -_SIGKILL
-    ) -> None:
+    def kill(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None, *, code: int = -_SIGKILL) -> None:
         """Ends every process under `mesh` (that of its `rank` only), as if by SIGKILL; returns when it is
         dead.
 
@@ -289,9 +276,7 @@ class InProcessCluster:
 
         self._loop.call_soon(run)
         if not slot.wait(_TURN):
-            raise TimeoutError(
-                f"the cluster's I/O loop did not turn for {_TURN:g} s: is a callback of it blocked?"
-            )
+            raise TimeoutError(f"the cluster's I/O loop did not turn for {_TURN:g} s: is a callback of it blocked?")
         slot.value()
 
 
@@ -306,9 +291,7 @@ def _addresses(mesh: ProcMesh | ActorMesh[Any]) -> list[str]:
 
 def _doing(instance: Instance) -> str:
     delivery = instance.current
-    return f"{instance.name}, rank {instance.rank}" + (
-        f", in {delivery.call.method}()" if delivery is not None else ""
-    )
+    return f"{instance.name}, rank {instance.rank}" + (f", in {delivery.call.method}()" if delivery is not None else "")
 
 
 def _join(instances: Sequence[Instance], deadline: float) -> None:

@@ -55,9 +55,7 @@ def check_leaks(grace: float = 5.0) -> Iterator[None]:
     left = _left(before, grace)
     if left:
         lines = "\n".join(f"  {leak.kind:8}{leak.shown}" for leak in left)
-        raise LeakError(
-            f"{len(left)} thing(s) were left behind (waited {grace:g} s for them to go):\n{lines}"
-        )
+        raise LeakError(f"{len(left)} thing(s) were left behind (waited {grace:g} s for them to go):\n{lines}")
 
 
 def _left(before: set[tuple[str, str]], grace: float) -> list[Leak]:

@@ -351,9 +351,7 @@ class SimulatedAgent:
         """ValueError when no process lives there."""
         record = self.records.get(address)
         if record is None:
-            raise ValueError(
-                f"no simulated process lives at {address}: it has ended, or belongs to another cluster"
-            )
+            raise ValueError(f"no simulated process lives at {address}: it has ended, or belongs to another cluster")
         self._kill(record, code)
 
     def kill_all(self) -> None:

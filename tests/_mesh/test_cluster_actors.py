@@ -343,9 +343,7 @@ def test_an_owner_that_does_not_handle_a_failure_fails_with_it(cluster: InProces
 
 
 def test_processes_end_with_the_process_that_owns_them(cluster: InProcessCluster, gate: Gate) -> None:
-    owner = (
-        this_host().spawn_procs().spawn("owner", Owner, True, Local(threading.Event()), Local[list[str]]([]))
-    )
+    owner = this_host().spawn_procs().spawn("owner", Owner, True, Local(threading.Event()), Local[list[str]]([]))
     child = owner.own.call_one().get(TIMEOUT)
     gate.hold(child.slice(gpus=0))  # so that it cannot end before it was asked
     cluster.kill(owner)
@@ -378,9 +376,7 @@ def test_with_timeout_ends_a_call_at_its_time_and_not_before(gate: Gate) -> None
 # --- Pressure.
 
 
-def test_a_full_mailbox_holds_its_senders_back_until_it_has_room(
-    cluster: InProcessCluster, gate: Gate
-) -> None:
+def test_a_full_mailbox_holds_its_senders_back_until_it_has_room(cluster: InProcessCluster, gate: Gate) -> None:
     with monarch.configured(mailbox_messages=4):
         actor = this_host().spawn_procs().spawn("a", Recorder)
         actor.rank.call_one().get(TIMEOUT)
@@ -414,9 +410,7 @@ def test_a_connection_nobody_reads_holds_its_senders_back() -> None:
 # --- The network.
 
 
-def test_what_was_held_arrives_in_order_after_the_release(
-    cluster: InProcessCluster, recorder: type[Recorder]
-) -> None:
+def test_what_was_held_arrives_in_order_after_the_release(cluster: InProcessCluster, recorder: type[Recorder]) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     actors = procs.spawn("a", recorder)
     actors.rank.call().get(TIMEOUT)

@@ -61,9 +61,7 @@ def test_each_rank_has_its_own_command(program: str) -> None:
 
 def test_membind_goes_through_numactl(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = spec(executable=program, binds=[{"membind": "1", "cpunodebind": "0", "cpus": "3"}])
-    monkeypatch.setattr(
-        launch.shutil, "which", lambda name, path=None: "/bin/numactl" if name == "numactl" else name
-    )
+    monkeypatch.setattr(launch.shutil, "which", lambda name, path=None: "/bin/numactl" if name == "numactl" else name)
     command = command_for(asked, 0)
     assert command is not None
     expected = ["--membind=1", "--cpunodebind=0", program, "-m", "monarch._mesh.bootstrap"]

@@ -26,9 +26,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 def torch_with(available: bool, count: int) -> Any:
-    return SimpleNamespace(
-        accelerator=SimpleNamespace(is_available=lambda: available, device_count=lambda: count)
-    )
+    return SimpleNamespace(accelerator=SimpleNamespace(is_available=lambda: available, device_count=lambda: count))
 
 
 @pytest.mark.parametrize(

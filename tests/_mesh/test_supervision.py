@@ -270,9 +270,7 @@ def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_word
     ):
         assert part in report
     assert "line 9\n" not in report
-    assert report.startswith(
-        "The actor <root>.<Worker workers {'gpus': 0/4}> and all its descendants have failed:\n"
-    )
+    assert report.startswith("The actor <root>.<Worker workers {'gpus': 0/4}> and all its descendants have failed:\n")
     assert (failure.mesh, failure.mesh_name, failure.ranks, failure.stopped) == (
         "k1",
         "workers",
@@ -290,9 +288,7 @@ def test_an_ordinary_end_is_not_called_a_failure() -> None:
 
 
 def test_the_report_of_an_actor_keeps_the_whole_cause() -> None:
-    failure = supervision.actor_failure(
-        "<root>.<A a>", "Traceback\n  File x\nValueError: bad\n", "k1", "workers", 3
-    )
+    failure = supervision.actor_failure("<root>.<A a>", "Traceback\n  File x\nValueError: bad\n", "k1", "workers", 3)
     assert failure.report.splitlines()[1:] == ["    Traceback", "      File x", "    ValueError: bad"]
     assert failure.event == "Supervision event: actor <root>.<A a> failed: ValueError: bad"
     assert failure.ranks == [3]
@@ -304,9 +300,7 @@ def test_the_report_of_an_owner_contains_its_childs() -> None:
     plain = supervision.unhandled_child("<root>.<P p>", child, "k2", "parents", 0)
     assert plain.report == "it raised"
     assert "did not handle a supervision event from its child. event" in plain.event
-    during = supervision.unhandled_child(
-        "<root>.<P p>", child, "k2", "parents", 0, handling="Traceback\nKeyError: 1\n"
-    )
+    during = supervision.unhandled_child("<root>.<P p>", child, "k2", "parents", 0, handling="Traceback\nKeyError: 1\n")
     assert "KeyError: 1\nThis error occurred while handling another failure:\n    it raised" in during.report
 
 
@@ -314,9 +308,7 @@ def test_a_mesh_failure_is_what_supervise_gets() -> None:
     failure = MeshFailure(failed(2, 3))
     assert (failure.mesh_name, failure.mesh, failure.crashed_ranks) == ("workers", "workers", [2, 3])
     assert (failure.report(), failure.event) == ("it raised", "event")
-    assert (
-        str(failure) == "MeshFailure(mesh_name=workers, crashed_ranks=[2, 3], event=event)" == repr(failure)
-    )
+    assert str(failure) == "MeshFailure(mesh_name=workers, crashed_ranks=[2, 3], event=event)" == repr(failure)
     unknown = MeshFailure(Failure("lost"))
     assert (unknown.mesh_name, unknown.crashed_ranks, unknown.event) == ("<none>", [], "lost")
     with pytest.raises(TypeError, match=r"send its report\(\)"):

@@ -207,9 +207,7 @@ def test_ctrl_c_interrupts_a_blocked_get_promptly() -> None:
         "except KeyboardInterrupt:\n"
         "    print('interrupted')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr
 
 
@@ -470,8 +468,6 @@ def test_asyncio_is_not_loaded_by_programs_that_do_not_use_it() -> None:
         "import sys\nfrom monarch._runtime.future import done_future\n"
         "done_future(1).get(1)\nprint('asyncio' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
     assert module.running_loop() is None

@@ -230,9 +230,7 @@ def test_the_setting_switches_metrics_off(api: FakeApi) -> None:
 
 
 @pytest.mark.parametrize("backend", ["api", "no_api"])
-def test_what_is_no_number_is_refused_with_and_without_a_backend(
-    backend: str, request: pytest.FixtureRequest
-) -> None:
+def test_what_is_no_number_is_refused_with_and_without_a_backend(backend: str, request: pytest.FixtureRequest) -> None:
     request.getfixturevalue(backend)
     with pytest.raises(ValueError):
         get_meter().create_counter("jobs").add("many")  # type: ignore[arg-type]

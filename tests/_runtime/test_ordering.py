@@ -113,9 +113,7 @@ def test_a_forgotten_sender_begins_anew(came: set[int]) -> None:
 
 # --- the sender's side
 
-steps = st.lists(
-    st.tuples(st.sampled_from(["m", "n"]), st.lists(st.integers(0, 5), unique=True)), max_size=12
-)
+steps = st.lists(st.tuples(st.sampled_from(["m", "n"]), st.lists(st.integers(0, 5), unique=True)), max_size=12)
 
 
 @given(steps)

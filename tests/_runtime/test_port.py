@@ -237,9 +237,7 @@ def test_a_time_limit_names_who_has_not_answered(proc: Any) -> None:
     proc.ports.receive(number, value(1, None))
     ((delay, fire),) = proc.loop.timers
     fire()
-    with pytest.raises(
-        TimeoutError, match=r"worker\.step\(\) got no answer within 2\.5 s from rank\(s\) 0, 2;"
-    ):
+    with pytest.raises(TimeoutError, match=r"worker\.step\(\) got no answer within 2\.5 s from rank\(s\) 0, 2;"):
         result(entry)
     assert delay == 2.5 and proc.loop.cancelled == 1 and len(proc.ports) == 0
 
@@ -359,9 +357,7 @@ def test_a_dropped_receiver_closes_its_port_and_a_dropped_view_of_it_does_not(pr
     assert len(proc.ports) == 0
 
 
-def test_a_port_sent_elsewhere_sends_to_where_it_was_opened(
-    proc: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_port_sent_elsewhere_sends_to_where_it_was_opened(proc: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     port, _receiver = Channel.open(once=True)
     port.return_undeliverable = False
     pickled = pickle.dumps(port)
@@ -402,6 +398,4 @@ def test_nobody_listens_to_a_sink(proc: Any) -> None:
 def test_repr_and_types(proc: Any) -> None:
     port, receiver = Channel.open()
     assert repr(port) == f"<Port {port._number} of unix:/h/client>"
-    assert (
-        isinstance(port, Port) and isinstance(receiver, PortReceiver) and isinstance(receiver.recv(), Future)
-    )
+    assert isinstance(port, Port) and isinstance(receiver, PortReceiver) and isinstance(receiver.recv(), Future)

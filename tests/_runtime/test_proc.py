@@ -101,9 +101,7 @@ def take(instance: Instance) -> Delivery:
 
 
 def wait_reply(proc: Proc, there: Proc) -> tuple[OneReply, int]:
-    entry = OneReply(
-        Target("worker.step", [there.address], lambda address, ended: Failure(f"{address} is gone"))
-    )
+    entry = OneReply(Target("worker.step", [there.address], lambda address, ended: Failure(f"{address} is gone")))
     return entry, proc.ports.add(entry)
 
 

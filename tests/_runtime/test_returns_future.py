@@ -131,9 +131,7 @@ def test_others_who_observe_meanwhile_get_the_same_result() -> None:
 
     future = body()
     got: list[object] = []
-    threads = [
-        threading.Thread(target=lambda: got.append(future.get(TIMEOUT)), daemon=True) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: got.append(future.get(TIMEOUT)), daemon=True) for _ in range(3)]
     threads[0].start()
     assert begun.wait(TIMEOUT)
     with pytest.raises(TimeoutError):

@@ -129,9 +129,7 @@ def test_sizes_become_plain_ints() -> None:
 
 @pytest.mark.parametrize("mapping", [HOSTS_GPUS, Point(4, HOSTS_GPUS)])
 @pytest.mark.parametrize("error", [ValueError, KeyError, UnknownDimensionError])
-def test_an_unknown_label_is_a_value_error_and_a_key_error(
-    mapping: Mapping[str, int], error: type[Exception]
-) -> None:
+def test_an_unknown_label_is_a_value_error_and_a_key_error(mapping: Mapping[str, int], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         mapping["nope"]
     assert str(caught.value) == "Dimension 'nope' not found: the dimensions are 'hosts', 'gpus'"

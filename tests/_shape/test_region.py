@@ -172,9 +172,7 @@ def test_at_keeps_the_ranks_with_that_coordinate(cut: tuple[Shape, int, str], da
 
 
 @given(shapes_and_labels(), st.data())
-def test_select_keeps_the_ranks_with_those_coordinates(
-    cut: tuple[Shape, int, str], data: st.DataObject
-) -> None:
+def test_select_keeps_the_ranks_with_those_coordinates(cut: tuple[Shape, int, str], data: st.DataObject) -> None:
     shape, dim, label = cut
     size = shape.extent[label]
     chosen = range(size)[data.draw(st.slices(size).filter(lambda s: s.step is None or s.step == 1))]

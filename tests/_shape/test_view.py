@@ -337,9 +337,7 @@ def test_split_then_flatten_is_flatten(mesh: Ranks, data: st.DataObject) -> None
 
 
 @given(meshes().filter(lambda mesh: mesh.sizes), st.data())
-def test_split_of_a_view_is_refused_or_keeps_every_rank_in_its_place(
-    mesh: Ranks, data: st.DataObject
-) -> None:
+def test_split_of_a_view_is_refused_or_keeps_every_rank_in_its_place(mesh: Ranks, data: st.DataObject) -> None:
     view = mesh.slice(**data.draw(selections(mesh)))
     if not view.sizes:
         return

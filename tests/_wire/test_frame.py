@@ -43,9 +43,7 @@ def feed(decoder: Decoder, stream: bytes, cuts: Any = ()) -> list[Frame]:
     return frames
 
 
-sizes = st.one_of(
-    st.integers(0, 40), st.sampled_from([4095, 4096, READ - 17, READ - 16, READ - 15, READ, READ + 1])
-)
+sizes = st.one_of(st.integers(0, 40), st.sampled_from([4095, 4096, READ - 17, READ - 16, READ - 15, READ, READ + 1]))
 blobs = sizes.map(lambda size: random.Random(size).randbytes(size))
 small = st.binary(max_size=40)
 frames_of = st.lists(
@@ -119,13 +117,9 @@ def test_encoding_copies_neither_body_nor_buffers() -> None:
 @pytest.mark.parametrize(("body", "buffers"), [(11, ()), (5, (6,)), (0, (11,)), (11, (0,)), (4, (3, 4))])
 def test_the_sender_is_told_of_a_message_over_the_limit(body: int, buffers: tuple[int, ...]) -> None:
     views = [memoryview(bytes(size)) for size in buffers]
-    with pytest.raises(
-        MessageTooLargeError, match=r"has 11 bytes and the limit is 10 .*codec_max_frame_length"
-    ):
+    with pytest.raises(MessageTooLargeError, match=r"has 11 bytes and the limit is 10 .*codec_max_frame_length"):
         encode(b"h" * 100, bytes(body), views, limit=10)
-    assert encode(
-        b"h" * 100, bytes(body), views, limit=11
-    )  # the limit itself is allowed, and the head is free
+    assert encode(b"h" * 100, bytes(body), views, limit=11)  # the limit itself is allowed, and the head is free
     assert encode(b"h" * 100, bytes(body), views)
 
 

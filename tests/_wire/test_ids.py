@@ -12,9 +12,7 @@ BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 
 ids = st.text(BASE58, min_size=1, max_size=14)
 labels = st.text(min_size=1).filter(lambda text: "<" not in text and ">" not in text)
-uids = st.one_of(
-    st.builds(Uid, labels, ids), st.builds(Uid, st.none(), ids), st.builds(Uid, labels, st.none())
-)
+uids = st.one_of(st.builds(Uid, labels, ids), st.builds(Uid, st.none(), ids), st.builds(Uid, labels, st.none()))
 
 
 def test_new_ids_are_eleven_base58_digits_and_differ() -> None:
@@ -61,9 +59,7 @@ def test_what_is_no_uid_is_refused_by_its_text(text: str) -> None:
         Uid.from_string(text)
 
 
-@pytest.mark.parametrize(
-    ("label", "id"), [(None, None), ("", None), ("a", ""), (None, "0"), ("a<", "2"), (">", None)]
-)
+@pytest.mark.parametrize(("label", "id"), [(None, None), ("", None), ("a", ""), (None, "0"), ("a<", "2"), (">", None)])
 def test_a_uid_that_could_not_be_written_cannot_be_made(label: str | None, id: str | None) -> None:
     with pytest.raises(ValueError, match=r"uid|Uid"):
         Uid(label, id)

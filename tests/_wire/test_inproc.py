@@ -144,12 +144,8 @@ def test_a_cut_loses_what_is_under_way_and_both_ends_hear_of_it(pair: Pair) -> N
         pair.send(b"more")
 
 
-@pytest.mark.parametrize(
-    ("source", "target", "count"), [(B, A, 1), ("*", "*", 1), ("*/a", "*", 1), (A, A, 0)]
-)
-def test_a_cut_finds_connections_by_pattern_whoever_dialled(
-    pair: Pair, source: str, target: str, count: int
-) -> None:
+@pytest.mark.parametrize(("source", "target", "count"), [(B, A, 1), ("*", "*", 1), ("*/a", "*", 1), (A, A, 0)])
+def test_a_cut_finds_connections_by_pattern_whoever_dialled(pair: Pair, source: str, target: str, count: int) -> None:
     assert pair.network.cut(source, target) == count
 
 
@@ -248,12 +244,8 @@ def test_chances_repeat_with_their_seed(connect: Connect) -> None:
     assert first != other
 
 
-@pytest.mark.parametrize(
-    ("rule", "arrived"), [("drop", [b"after"]), ("duplicate", [b"x", b"x", b"y", b"y", b"after"])]
-)
-def test_frames_are_lost_or_doubled_as_long_as_the_rule_holds(
-    pair: Pair, rule: str, arrived: list[bytes]
-) -> None:
+@pytest.mark.parametrize(("rule", "arrived"), [("drop", [b"after"]), ("duplicate", [b"x", b"x", b"y", b"y", b"after"])])
+def test_frames_are_lost_or_doubled_as_long_as_the_rule_holds(pair: Pair, rule: str, arrived: list[bytes]) -> None:
     with getattr(pair.network, rule)():
         pair.send(b"x", b"y")
     pair.send(b"after")

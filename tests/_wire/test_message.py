@@ -44,9 +44,7 @@ BASIC: dict[Any, st.SearchStrategy[Any]] = {
 def made(cls: type) -> st.SearchStrategy[Any]:
     """Any value of a struct whose fields are plain, or structs of plain fields."""
     hints = typing.get_type_hints(cls)
-    return st.builds(
-        cls, **{name: BASIC[hints[name]] if hints[name] in BASIC else made(hints[name]) for name in hints}
-    )
+    return st.builds(cls, **{name: BASIC[hints[name]] if hints[name] in BASIC else made(hints[name]) for name in hints})
 
 
 def test_every_message_is_in_the_union_and_has_a_tag_of_its_own() -> None:
@@ -74,9 +72,7 @@ def test_tags_are_what_older_processes_know() -> None:
 def test_fields_added_at_the_end_do_not_break_readers() -> None:
     longer = [*msgspec.msgpack.decode(encode(Hello(1, "unix:/a/b", 7))), "a field of a later version"]
     assert decode(msgspec.msgpack.encode(longer)) == Hello(1, "unix:/a/b", 7)
-    assert decode(msgspec.msgpack.encode([9, "why"])) == Failure(
-        "why"
-    )  # and those that were left out have defaults
+    assert decode(msgspec.msgpack.encode([9, "why"])) == Failure("why")  # and those that were left out have defaults
 
 
 @pytest.mark.parametrize(
@@ -118,9 +114,7 @@ def test_extents(extent: dict[str, int]) -> None:
     labels, sizes = tuple(extent), tuple(extent.values())
     view = encode_extent(labels, sizes)
     assert decode_extent(view) == (labels, sizes)
-    assert decode_extent(view) is decode_extent(
-        bytes(bytearray(view))
-    )  # every message carries one: remembered
+    assert decode_extent(view) is decode_extent(bytes(bytearray(view)))  # every message carries one: remembered
 
 
 def test_only_so_many_extents_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,10 +168,7 @@ def test_every_senders_frames_arrive_once_and_in_its_order(ends: Ends, size: int
 def test_large_frames_between_two_connections(loop: Loop) -> None:
     left, right = socket.socketpair()
     owners = Owner(), Owner()
-    both = [
-        StreamConnection(sock, loop, owner, limit=LIMIT)
-        for sock, owner in zip((left, right), owners, strict=True)
-    ]
+    both = [StreamConnection(sock, loop, owner, limit=LIMIT) for sock, owner in zip((left, right), owners, strict=True)]
     for connection in both:
         connection.start()
     body, buffer = bytes(range(256)) * 20_000, b"xyz" * 700_000
@@ -184,9 +181,7 @@ def test_large_frames_between_two_connections(loop: Loop) -> None:
     for owner in owners:
         for received in owner.wait_frames(8):
             assert bytes(received.body) == body and bytes(received.buffers[0]) == buffer
-        assert sorted(bytes(one.head) for one in owner.frames) == sorted(
-            b"%d" % n for n in range(4) for _ in range(2)
-        )
+        assert sorted(bytes(one.head) for one in owner.frames) == sorted(b"%d" % n for n in range(4) for _ in range(2))
     both[0].close("enough")
     assert [owner.wait_lost() for owner in owners] == ["enough", "the other process closed the connection"]
 
@@ -270,9 +265,7 @@ def test_frames_of_the_io_thread_pass_to_the_sender_that_holds_the_lock(ends: En
     connection = ends.connection
     assert connection._lock.acquire(timeout=TIMEOUT)
     memory = bytearray(b"body")
-    in_loop(
-        ends.loop, lambda: [connection.send([*pieces(b"deferred%d" % n, bytes(memory))]) for n in range(3)]
-    )
+    in_loop(ends.loop, lambda: [connection.send([*pieces(b"deferred%d" % n, bytes(memory))]) for n in range(3)])
     connection._lock.release()
     connection.send(pieces(b"last"))
     assert ends.read(4) == [b"deferred0", b"deferred1", b"deferred2", b"last"]
@@ -289,9 +282,7 @@ def test_frames_deferred_under_a_sender_that_waits_for_room_follow_it(ends: Ends
 
 def test_many_senders_and_the_io_thread_at_once(ends: Ends) -> None:
     each = 300
-    threads = [
-        start(lambda: [ends.connection.send(pieces(b"t", bytes(700))) for _ in range(each)]) for _ in range(4)
-    ]
+    threads = [start(lambda: [ends.connection.send(pieces(b"t", bytes(700))) for _ in range(each)]) for _ in range(4)]
     for number in range(each):
         ends.loop.call_soon(lambda n=number: ends.connection.send(pieces(b"loop%d" % n)))  # type: ignore[misc]
     heads = ends.read(5 * each)
@@ -415,9 +406,7 @@ def test_senders_and_closing_race(loop: Loop) -> None:
         ready = threading.Barrier(4, timeout=TIMEOUT)
         wrong: list[BaseException] = []
 
-        def send(
-            ends: Ends = ends, ready: threading.Barrier = ready, wrong: list[BaseException] = wrong
-        ) -> None:
+        def send(ends: Ends = ends, ready: threading.Barrier = ready, wrong: list[BaseException] = wrong) -> None:
             ready.wait()
             try:
                 for _ in range(40):

@@ -31,9 +31,7 @@ from monarch.config.kinds import Count, Duration, EncodingName, Flag, Kind, OrNo
         (OrNone(Duration()), None, None, None),
     ],
 )
-def test_a_value_is_checked_kept_shown_and_carried_as_text(
-    kind: Kind, value: object, kept: Any, shown: Any
-) -> None:
+def test_a_value_is_checked_kept_shown_and_carried_as_text(kind: Kind, value: object, kept: Any, shown: Any) -> None:
     got = kind.check(value)
     assert got == kept
     assert type(got) is type(kept)

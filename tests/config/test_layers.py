@@ -67,9 +67,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     one = layers()
     with pytest.raises(ValueError, match=r"^invalid configuration key: `zzz`$"):
         one.get("zzz")
-    with pytest.raises(
-        ValueError, match=r"^invalid configuration key: `patienc`; did you mean `patience`\?$"
-    ):
+    with pytest.raises(ValueError, match=r"^invalid configuration key: `patienc`; did you mean `patience`\?$"):
         one.set({"patienc": "3s"})
 
 
@@ -94,8 +92,7 @@ def test_an_unreadable_variable_is_named_at_every_use_until_it_is_mended() -> No
         with pytest.raises(ValueError) as caught:
             use()
         assert str(caught.value).startswith(
-            "invalid value 'soon' of the environment variable PATIENCE (setting `patience`): "
-            "Invalid duration format"
+            "invalid value 'soon' of the environment variable PATIENCE (setting `patience`): Invalid duration format"
         )
     environ["PATIENCE"] = "4s"
     assert one.get("patience") == 4.0

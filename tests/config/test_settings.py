@@ -186,9 +186,7 @@ def test_every_setting_is_read_from_its_variable() -> None:
 
 
 def test_rows_are_unique_and_documented() -> None:
-    counts = Counter(row.name for row in settings.TABLE) + Counter(
-        row.env for row in settings.TABLE if row.env
-    )
+    counts = Counter(row.name for row in settings.TABLE) + Counter(row.env for row in settings.TABLE if row.env)
     assert [name for name, count in counts.items() if count > 1] == []
     for row in settings.TABLE:
         assert row.doc.endswith("."), row.name
@@ -260,8 +258,7 @@ def test_a_setting_reads_back(name: str, given: Any, read: Any) -> None:
         (
             {"stop_actor_timeout": 3},
             TypeError,
-            "invalid value `3` for configuration key `stop_actor_timeout` "
-            '(expected a duration such as "30s", got int)',
+            'invalid value `3` for configuration key `stop_actor_timeout` (expected a duration such as "30s", got int)',
         ),
         (
             {"stop_actor_timeout": "3"},
@@ -287,14 +284,12 @@ def test_a_setting_reads_back(name: str, given: Any, read: Any) -> None:
         (
             {"rdma_max_nics_per_buffer": 0},
             ValueError,
-            "invalid value `0` for configuration key `rdma_max_nics_per_buffer` "
-            "(expected an int of at least 1)",
+            "invalid value `0` for configuration key `rdma_max_nics_per_buffer` (expected an int of at least 1)",
         ),
         (
             {"message_latency_sampling_rate": "x"},
             TypeError,
-            "invalid value `'x'` for configuration key `message_latency_sampling_rate` "
-            "(expected a float, got str)",
+            "invalid value `'x'` for configuration key `message_latency_sampling_rate` (expected a float, got str)",
         ),
         (
             {"pyspy_bin": 3},
@@ -388,9 +383,7 @@ def test_the_runtime_reads_seconds_and_plain_values() -> None:
 
 
 def test_a_child_process_takes_over_the_clients_settings() -> None:
-    configure(
-        cleanup_timeout="90s", default_transport="tcp://h:1", default_encoding=Encoding.Json, preload="none"
-    )
+    configure(cleanup_timeout="90s", default_transport="tcp://h:1", default_encoding=Encoding.Json, preload="none")
     snapshot = settings.snapshot()
     assert pickle.loads(pickle.dumps(snapshot)) == snapshot == json.loads(json.dumps(snapshot))
     child = in_a_process(
@@ -445,8 +438,7 @@ def cases(test: Any) -> list[dict[str, Any]]:
 def test_combinations_are_a_cross_product_in_a_settled_order() -> None:
     test = parametrize_config(tail_log_lines={2, 1}, read_log_buffer=[9, 8])(nothing)
     assert cases(test) == [
-        {"tail_log_lines": lines, "read_log_buffer": buffer}
-        for lines, buffer in [(1, 9), (1, 8), (2, 9), (2, 8)]
+        {"tail_log_lines": lines, "read_log_buffer": buffer} for lines, buffer in [(1, 9), (1, 8), (2, 9), (2, 8)]
     ]
 
 
@@ -478,8 +470,7 @@ def test_a_decorated_coroutine_stays_one_and_runs_under_its_settings() -> None:
             parametrize_config,
             {},
             ValueError,
-            "parametrize_config: give at least one setting, for example "
-            "parametrize_config(tail_log_lines=[0, 5])",
+            "parametrize_config: give at least one setting, for example parametrize_config(tail_log_lines=[0, 5])",
         ),
         (
             parametrize_config_pointwise,

@@ -237,7 +237,5 @@ def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     assert told and float(told[2]) < float(told[1]) - 1, shown["train"]
     assert shown["sample"].startswith("def ")
     assert shown["equal"] == "parameters equal on all ranks: True\n"
-    assert re.findall(r"^rank (\d): \S+ tokens/s; forward ", shown["throughput"], re.MULTILINE) == list(
-        "0123"
-    )
+    assert re.findall(r"^rank (\d): \S+ tokens/s; forward ", shown["throughput"], re.MULTILINE) == list("0123")
     assert shown["stop"] == "stopped\n"

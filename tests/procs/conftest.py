@@ -209,9 +209,7 @@ class Scripts:
         file = self.folder / f"program{self._count}.py"
         file.write_text(textwrap.dedent(source))
         path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-        environment = (
-            os.environ | {"PYTHONPATH": path, "MONARCH_RUNTIME_DIR": str(self.runtime)} | (env or {})
-        )
+        environment = os.environ | {"PYTHONPATH": path, "MONARCH_RUNTIME_DIR": str(self.runtime)} | (env or {})
         settings: dict[str, Any] = {
             "stdin": subprocess.PIPE,
             "stdout": subprocess.PIPE,

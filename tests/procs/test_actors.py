@@ -226,9 +226,7 @@ def _actor_with(name: str) -> Any:
 
 @pytest.mark.parametrize("name", RESERVED)
 def test_an_endpoint_cannot_have_the_name_of_a_mesh_attribute(proc: ProcMesh, name: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"ActorMesh has an attribute that collides with an endpoint name.*{name}"
-    ):
+    with pytest.raises(ValueError, match=f"ActorMesh has an attribute that collides with an endpoint name.*{name}"):
         proc.spawn("named", _actor_with(name))
 
 
@@ -498,9 +496,7 @@ def test_a_sync_endpoint_may_run_a_loop_of_its_own(proc: ProcMesh) -> None:
 def test_get_warns_where_a_loop_runs_and_only_there(proc: ProcMesh) -> None:
     cell = proc.spawn("cell", Cell)
     assert proc.spawn("threads", SyncThreads).warnings_of_get.call_one(cell).get(timeout=TIMEOUT) == 0
-    ((category, text),) = (
-        proc.spawn("threads", AsyncThreads).warnings_of_get.call_one(cell).get(timeout=TIMEOUT)
-    )
+    ((category, text),) = proc.spawn("threads", AsyncThreads).warnings_of_get.call_one(cell).get(timeout=TIMEOUT)
     assert category == "UserWarning"
     assert "Future.get() was called from within an active event loop" in text
 
@@ -537,9 +533,7 @@ class MixedHooksOther(Actor):
         Path(self.path).write_text(f"sync cleanup {exc}")
 
 
-@pytest.mark.parametrize(
-    ("kind", "text"), [(MixedHooks, "async cleanup None"), (MixedHooksOther, "sync cleanup None")]
-)
+@pytest.mark.parametrize(("kind", "text"), [(MixedHooks, "async cleanup None"), (MixedHooksOther, "sync cleanup None")])
 def test_hooks_and_endpoints_may_be_of_different_kinds(
     proc: ProcMesh, tmp_path: Path, kind: type[MixedHooks], text: str
 ) -> None:
@@ -898,9 +892,7 @@ def test_cleanup_of_a_failed_actor_gets_an_exception(proc: ProcMesh, journal: Pa
     assert journal.read_text().splitlines() == ["me init", "me cleanup Exception"]
 
 
-def test_an_actor_whose_constructor_failed_is_not_cleaned_up(
-    proc: ProcMesh, journal: Path, faults: Any
-) -> None:
+def test_an_actor_whose_constructor_failed_is_not_cleaned_up(proc: ProcMesh, journal: Path, faults: Any) -> None:
     mesh = proc.spawn("journal", Journal, str(journal), fail=True)
     with pytest.raises(SupervisionError, match="in the constructor"):
         mesh.get.call_one().get(timeout=TIMEOUT)
@@ -945,9 +937,7 @@ def test_an_endless_cleanup_is_cut_short(spawn_procs: Any, tmp_path: Path, fault
 # --- stopping
 
 
-def test_stop_cancels_the_async_endpoint_in_progress_and_drops_the_queue(
-    proc: ProcMesh, journal: Path
-) -> None:
+def test_stop_cancels_the_async_endpoint_in_progress_and_drops_the_queue(proc: ProcMesh, journal: Path) -> None:
     mesh = proc.spawn("journal", Journal, str(journal))
     held, _release = entered(mesh)
     queued = mesh.note.call_one("never")

@@ -499,9 +499,7 @@ def test_ranks_in_a_renamed_view_have_its_labels(workers: Any) -> None:
 
 def test_ranks_in_a_flattened_view_are_in_one_line(workers: Any) -> None:
     seen = workers.flatten("rank").where.call().get(timeout=TIMEOUT).values()
-    assert [(rank, here, sizes) for rank, here, sizes, _ in seen] == [
-        (n, {"rank": n}, {"rank": 4}) for n in range(4)
-    ]
+    assert [(rank, here, sizes) for rank, here, sizes, _ in seen] == [(n, {"rank": n}, {"rank": 4}) for n in range(4)]
     assert seen[2][3] == {"a": 1, "b": 0}
 
 

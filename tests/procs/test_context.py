@@ -147,9 +147,7 @@ def test_an_actor_knows_its_name_class_and_place(procs2: ProcMesh) -> None:
 
 
 def test_the_repr_of_an_instance_is_its_line_of_creators(procs2: ProcMesh, proc: ProcMesh) -> None:
-    first, second = [
-        f["repr"] for f in procs2.spawn("counter", Self).facts.call().get(timeout=TIMEOUT).values()
-    ]
+    first, second = [f["repr"] for f in procs2.spawn("counter", Self).facts.call().get(timeout=TIMEOUT).values()]
     assert first.startswith("<root>.<") and first.endswith("Self counter{'gpus': 0/2}>")
     assert second.endswith("Self counter{'gpus': 1/2}>")
     assert proc.spawn("single", Self).facts.call_one().get(timeout=TIMEOUT)["repr"].endswith("Self single>")

@@ -126,9 +126,7 @@ def test_ctrl_c_in_a_waiting_call(ending: Any) -> None:
 
 @pytest.mark.parametrize("how", ["spin", "wait"])
 @pytest.mark.parametrize("number", [None, signal.SIGKILL], ids=["return", "SIGKILL"])
-def test_an_actor_that_is_busy_keeps_nobody_alive(
-    ending: Any, how: str, number: signal.Signals | None
-) -> None:
+def test_an_actor_that_is_busy_keeps_nobody_alive(ending: Any, how: str, number: signal.Signals | None) -> None:
     body = f"kid = occupied({how!r}); print('ready', flush=True); sys.stdin.readline()"
     ending(body, None if number is None else lambda process: process.send_signal(number))
 

@@ -82,9 +82,7 @@ class Frail(Actor):
 
     @endpoint
     async def raise_base(self, name: str) -> None:
-        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[
-            name
-        ]("base")
+        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[name]("base")
 
     @endpoint
     async def generator(self) -> Any:
@@ -119,9 +117,7 @@ class SyncFrail(Actor):
 
     @endpoint
     def raise_base(self, name: str) -> None:
-        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[
-            name
-        ]("base")
+        raise {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt, "custom": NotException}[name]("base")
 
     @endpoint
     def alive(self) -> str:
@@ -235,9 +231,7 @@ def test_a_failed_rank_fails_every_view_that_has_it_and_no_other(frail: Any, fau
     assert faults.rest() == []
 
 
-def test_other_actors_of_the_process_go_on_and_new_ones_can_be_made(
-    procs2: ProcMesh, frail: Any, faults: Any
-) -> None:
+def test_other_actors_of_the_process_go_on_and_new_ones_can_be_made(procs2: ProcMesh, frail: Any, faults: Any) -> None:
     other = procs2.spawn("other", Frail)
     frail.fail.broadcast()
     faults.next()

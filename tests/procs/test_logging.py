@@ -223,11 +223,7 @@ def test_the_level_of_the_processes_can_be_set(scripts: Any) -> None:
         )
     )
     lines = done.stdout.splitlines()
-    assert (
-        "True" in lines
-        and not any("below" in line for line in lines)
-        and any("above" in line for line in lines)
-    )
+    assert "True" in lines and not any("below" in line for line in lines) and any("above" in line for line in lines)
 
 
 # --- forwarding

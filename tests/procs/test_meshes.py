@@ -335,9 +335,7 @@ def test_with_env_makes_a_copy() -> None:
     assert (first.env, second.env, third.env) == ({}, {"A": "1"}, {"A": "1", "B": "2"})
 
 
-def test_a_bootstrap_command_sets_and_removes_variables(
-    spawn_procs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bootstrap_command_sets_and_removes_variables(spawn_procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNWANTED", "here")
     command = default_bootstrap_cmd().with_env({"WANTED": "yes", "UNWANTED": None})
     probe = spawn_procs({"gpus": 2}, bootstrap_command=command).spawn("probe", Probe)
@@ -347,18 +345,14 @@ def test_a_bootstrap_command_sets_and_removes_variables(
 
 def test_a_bootstrap_command_may_depend_on_the_point(spawn_procs: Any, host: HostMesh) -> None:
     def command(point: Any) -> Any:
-        return default_bootstrap_cmd().with_env(
-            {"WHERE": f"{point['hosts']}.{point['gpus']} of {point.size('gpus')}"}
-        )
+        return default_bootstrap_cmd().with_env({"WHERE": f"{point['hosts']}.{point['gpus']} of {point.size('gpus')}"})
 
     mesh = spawn_procs({"gpus": 2}, bootstrap_command=command, on=host.flatten("hosts"))
     probe = mesh.spawn("probe", Probe)
     assert probe.env.call("WHERE").get(timeout=TIMEOUT).values() == [["0.0 of 2"], ["0.1 of 2"]]
 
 
-def test_without_inherit_env_only_the_given_variables_arrive(
-    spawn_procs: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_inherit_env_only_the_given_variables_arrive(spawn_procs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_CLIENT", "here")
     command = default_bootstrap_cmd()
     command.inherit_env = False
@@ -383,9 +377,7 @@ def _wrapper(folder: Path) -> Path:
     return wrapper
 
 
-def test_with_python_executable_starts_that_interpreter(
-    spawn_procs: Any, host: HostMesh, tmp_path: Path
-) -> None:
+def test_with_python_executable_starts_that_interpreter(spawn_procs: Any, host: HostMesh, tmp_path: Path) -> None:
     wrapped = host.with_python_executable(str(_wrapper(tmp_path)))
     probe = spawn_procs({"gpus": 2}, on=wrapped).spawn("probe", Probe)
     assert probe.env.call("PASSED").get(timeout=TIMEOUT).values() == [["x"], ["x"]]
@@ -491,9 +483,7 @@ def test_stop_waits_for_spawns_and_cleans_up_every_actor(spawn_procs: Any, tmp_p
     assert [(tmp_path / str(n)).read_text() for n in range(3)] == ["cleaned None"] * 3
 
 
-def test_a_stopped_process_finishes_its_interpreter_in_the_normal_way(
-    spawn_procs: Any, tmp_path: Path
-) -> None:
+def test_a_stopped_process_finishes_its_interpreter_in_the_normal_way(spawn_procs: Any, tmp_path: Path) -> None:
     mesh = spawn_procs()
     mesh.spawn("probe", Probe).at_exit.call_one(str(tmp_path / "left")).get(timeout=TIMEOUT)
     mesh.stop().get(timeout=TIMEOUT)
@@ -543,9 +533,7 @@ def test_a_slice_of_procs_cannot_be_stopped(procs2: ProcMesh) -> None:
 
 
 def test_this_host_cannot_be_shut_down(host: HostMesh) -> None:
-    with pytest.raises(
-        RuntimeError, match="cannot shut down `HostMesh` that is a reference instead of owned"
-    ):
+    with pytest.raises(RuntimeError, match="cannot shut down `HostMesh` that is a reference instead of owned"):
         host.shutdown().get(timeout=TIMEOUT)
 
 
@@ -620,9 +608,7 @@ def test_a_slice_with_everything_in_it_is_the_mesh_itself(procs2: ProcMesh, host
         ({"gpus": slice(2, 2)}, ValueError),
     ],
 )
-def test_a_wrong_selection_is_refused(
-    procs2: ProcMesh, selection: dict[str, Any], error: type[Exception]
-) -> None:
+def test_a_wrong_selection_is_refused(procs2: ProcMesh, selection: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         procs2.slice(**selection)
 

@@ -279,9 +279,7 @@ def unsendable(mirror: Any) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("what", ["future", "receiver", "endpoint", "context", "lock", "generator", "socket"])
-def test_what_belongs_to_a_process_is_refused_at_the_call(
-    mirror: Any, unsendable: dict[str, Any], what: str
-) -> None:
+def test_what_belongs_to_a_process_is_refused_at_the_call(mirror: Any, unsendable: dict[str, Any], what: str) -> None:
     thing = unsendable[what]
     for argument in (thing, {"deep": [thing]}):
         with pytest.raises(TypeError):
@@ -289,12 +287,8 @@ def test_what_belongs_to_a_process_is_refused_at_the_call(
     assert echo(mirror, "still here") == "still here"
 
 
-@pytest.mark.parametrize(
-    ("what", "name"), [("future", "Future"), ("receiver", "PortReceiver"), ("endpoint", "echo")]
-)
-def test_the_error_names_what_cannot_be_sent(
-    mirror: Any, unsendable: dict[str, Any], what: str, name: str
-) -> None:
+@pytest.mark.parametrize(("what", "name"), [("future", "Future"), ("receiver", "PortReceiver"), ("endpoint", "echo")])
+def test_the_error_names_what_cannot_be_sent(mirror: Any, unsendable: dict[str, Any], what: str, name: str) -> None:
     with pytest.raises(TypeError, match=name):
         mirror.echo.call_one(unsendable[what])
 

@@ -104,9 +104,7 @@ def test_importing_loads_neither_torch_nor_numpy_and_starts_nothing(module: str)
         "loaded = [name for name in ('torch', 'numpy', 'IPython') if name in sys.modules]\n"
         "print(loaded, threading.active_count())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[] 1" and done.stderr == ""
 
 
@@ -139,9 +137,7 @@ def test_the_default_fault_hook_ends_the_program() -> None:
         "try:\n    monarch.actor.unhandled_fault_hook(None)\n"
         "except SystemExit as exc:\n    print(exc.code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "1"
 
 

@@ -147,10 +147,7 @@ class Player(Actor):
 def test_actors_of_a_cluster_share_a_sequencer(cluster: InProcessCluster) -> None:
     players = this_host().spawn_procs({"gpus": 3}).spawn("players", Player)
     seq, played = Sequencer(), Local[list[int]]([])
-    futures = [
-        players.slice(gpus=rank).play.call_one(seq, position, played)
-        for rank, position in enumerate((3, 1, 2))
-    ]
+    futures = [players.slice(gpus=rank).play.call_one(seq, position, played) for rank, position in enumerate((3, 1, 2))]
     for future in futures:
         future.get(TIMEOUT)
     assert played.value == [1, 2, 3]

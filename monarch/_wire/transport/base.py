@@ -33,8 +33,9 @@ class Connection(Protocol):
 
     `send` may be called from any thread and never waits unless `wait` is given: then it returns when the pieces have left
     the caller's memory. `lazy` seconds: when the last frame was sent less than that ago this is a flood, and frames are
-    written together a little later, at the latest before the next frame that is not lazy. It raises ConnectionLost once the connection is gone. `queued` counts bytes not yet taken by the
-    transport; `wait_room` blocks until it is below the limit.
+    written together a little later, at the latest before the next frame that is not lazy. It raises ConnectionLost once
+    the connection is gone. `queued` counts bytes not yet taken by the transport; `wait_room` blocks until it is below
+    the limit.
     """
 
     remote: str

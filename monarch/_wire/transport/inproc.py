@@ -189,9 +189,7 @@ class Network:
             return [rule for rule in self._rules if rule.matches(source, target)]
 
     def held(self, source: str, target: str) -> bool:
-        return any(rule.hold for rule in self._rules) and any(
-            rule.hold for rule in self.rules(source, target)
-        )
+        return any(rule.hold for rule in self._rules) and any(rule.hold for rule in self.rules(source, target))
 
     def listen(self, transport: InprocTransport) -> None:
         with self._lock:
@@ -220,9 +218,7 @@ class Network:
     def ends_of(self, transport: InprocTransport) -> list[InprocConnection]:
         """The living ends of connections that belong to it, dialled and accepted."""
         with self._lock:
-            return [
-                path.near for path in self._paths if path.near.transport is transport and not path.near.lost
-            ]
+            return [path.near for path in self._paths if path.near.transport is transport and not path.near.lost]
 
     def forget(self, path: _Path) -> None:
         with self._lock:
@@ -250,9 +246,7 @@ class _Path:
         self.target = target
         self.near = near
         self.far = far
-        self.waiting: deque[tuple[float, bytes]] = (
-            deque()
-        )  # (earliest delivery, frame); b"" is the end of the stream
+        self.waiting: deque[tuple[float, bytes]] = deque()  # (earliest delivery, frame); b"" is the end of the stream
         self.room = threading.Condition()
         self.queued = 0
         self._chances = random.Random(f"{network.seed} {source} {target}")

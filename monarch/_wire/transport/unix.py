@@ -78,6 +78,10 @@ class Listener:
                 sock, _ = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
+            except OSError:
+                if self._sock.fileno() < 0:  # closed by another thread just now
+                    return
+                raise
             if same_user(sock):
                 tune(sock)
                 self._accepted(sock)
@@ -108,9 +112,7 @@ class UnixTransport:
     def connect(self, sock: socket.socket, remote: str) -> StreamConnection:
         """A connected socket as a Connection; `start` it when its owner is ready."""
         queue_limit, frame_limit = self._limits()
-        connection = StreamConnection(
-            sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit
-        )
+        connection = StreamConnection(sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit)
         connection.remote = remote
         return connection
 
