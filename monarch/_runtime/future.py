@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch._runtime.loop import io_threads
+from monarch._runtime.loop import io_threads, wake
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,9 +61,10 @@ class Source:
         if wakers:
             while wakers:
                 try:
-                    wakers.pop()()
+                    waker = wakers.pop()
                 except IndexError:
                     return
+                wake(waker)
 
     def on_ready(self, wake: Callable[[], Any]) -> None:
         """`wake()` once ready, perhaps at once, perhaps on another thread. May be called more than once."""

@@ -25,6 +25,27 @@ _CROWD = 1024  # timers from which cancelled ones are looked for
 io_threads: set[int] = set()  # threads that everybody would wait for, were they to wait
 
 
+class _Wakes(threading.local):
+    """What this thread has to wake; None on threads that are no I/O loop's."""
+
+    later: list[Callable[[], Any]] | None = None
+
+
+_wakes = _Wakes()
+
+
+def wake(waker: Callable[[], Any]) -> None:
+    """Wakes a thread. On an I/O loop's thread: at the end of its turn, just before it sleeps and lets go of the interpreter
+    lock. A thread woken earlier finds that lock taken and has to sleep and be woken a second time, which costs more than
+    all else in a call.
+    """
+    later = _wakes.later
+    if later is None:
+        waker()
+    else:
+        later.append(waker)
+
+
 class Timer:
     """A call at a time. `cancel` may come from any thread, also after it ran."""
 
@@ -72,6 +93,7 @@ class Loop:
         self._ident = 0
         self._polling = False
         self._stopped = False
+        self._wakes: list[Callable[[], Any]] = []
 
     # --- any thread
 
@@ -148,10 +170,13 @@ class Loop:
     def run(self) -> None:
         self._ident = threading.get_ident()
         io_threads.add(self._ident)
+        _wakes.later = self._wakes
         try:
             while not self._stopped:
                 self._turn()
         finally:
+            self._wake_others()
+            _wakes.later = None
             io_threads.discard(self._ident)
             self._ident = 0
             self._epoll.close()
@@ -161,6 +186,10 @@ class Loop:
         # Said before looking at the queues, so that whoever adds after the look knows to wake us.
         self._polling = True
         timeout = self._timeout()
+        if self._wakes:
+            self._wake_others()
+            if self._soon:
+                timeout = 0
         try:
             events = self._epoll.poll(timeout)
         except InterruptedError:
@@ -179,6 +208,12 @@ class Loop:
             self._run_soon()
         if self._timers or self._new_timers:
             self._run_timers()
+
+    def _wake_others(self) -> None:
+        wakes = self._wakes
+        for waker in wakes:  # a waker may add another
+            self._call(waker)
+        wakes.clear()
 
     def _timeout(self) -> float | None:
         when = self.next_timer()  # first of all: a loop that always has something soon has timers too

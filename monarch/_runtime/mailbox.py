@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from monarch._runtime.loop import wake
+
 
 class Mailbox:
     __slots__ = ("_lock", "_wakers", "control", "messages")
@@ -39,9 +41,10 @@ class Mailbox:
     def wake(self) -> None:
         """Wakes the taker if it sleeps, also when nothing was put."""
         try:
-            self._wakers.pop()()
+            waker = self._wakers.pop()
         except IndexError:
-            pass
+            return
+        wake(waker)
 
     def take_nowait(self) -> Any:
         """The next item; None when there is none."""
