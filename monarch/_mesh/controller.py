@@ -210,7 +210,7 @@ class MeshLayer:
 
     def check(self, key: str, receivers: Sequence[tuple[int, int, str]]) -> Failure | None:
         """Why a call to these receivers cannot succeed, as far as this process knows."""
-        if not self.ledger:
+        if key not in self.ledger.troubled:
             return None
         with self.lock:
             return self.ledger.check(key, [rank for _, rank, _ in receivers])
@@ -376,8 +376,7 @@ class MeshLayer:
         instance = self.actor(owner)
         if instance is not None:
             instance.owned.pop(key, None)
-            with instance.numbering_lock:
-                instance.numbering.forget(key)
+            instance.numbering.forget(key)
 
     def actor(self, unique: str) -> Instance | None:
         """The actor of this process with that unique name (the client's root included)."""

@@ -329,6 +329,7 @@ class Endpoint(Generic[P, R]):
                 entry.expire_after(proc, self._timeout)
         may_wait = entry is None or running_loop() is None
         lazy = _FLOOD if entry is None else 0.0
+        next_number = sender.numbering.next
         for index, rank, address in receivers:
             if may_wait and proc.must_wait(address, key) and sender.key != key:
                 try:
@@ -337,7 +338,7 @@ class Endpoint(Generic[P, R]):
                     if entry is not None:
                         entry.close()
                     raise
-            message = Call(key, unique, sender.next_number(key, rank), method, number, back, index, view, adverb)
+            message = Call(key, unique, next_number(key, rank), method, number, back, index, view, adverb)
             try:
                 proc.post(address, message, body, buffers, lazy)
             except PeerEnded as exc:

@@ -100,6 +100,7 @@ class Ledger:
     """See the module. Not thread-safe: the caller holds a lock."""
 
     def __init__(self) -> None:
+        self.troubled: set[str] = set()  # meshes that `check` may have something against; readable without the lock
         self._entries: dict[str, _Entry] = {}
         self._by_address: dict[str, set[str]] = {}
 
@@ -115,6 +116,7 @@ class Ledger:
     def remove(self, key: str) -> str:
         """The mesh is gone and nobody need be told any more. Returns its owner ("" when unknown)."""
         entry = self._entries.pop(key, None)
+        self.troubled.discard(key)
         if entry is None:
             return ""
         for address in set(entry.mesh.addresses):
@@ -133,6 +135,7 @@ class Ledger:
         fresh = [rank for rank in failure.ranks if rank not in entry.ended]
         for rank in fresh:
             entry.ended[rank] = failure
+        self.troubled.add(failure.mesh)
         if not fresh or failure.stopped or entry.whole is not None:
             return []
         return [Notify(entry.owner, MeshFailure(failure))]
@@ -151,6 +154,7 @@ class Ledger:
                 failure = process_failure(entry.mesh, ended, fresh)
                 for rank in fresh:
                     entry.ended[rank] = failure
+                self.troubled.add(key)
                 if not failure.stopped and entry.whole is None:
                     effects.append(Notify(entry.owner, MeshFailure(failure)))
             if len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):
@@ -161,6 +165,7 @@ class Ledger:
         """The owner stops the mesh: no failure of it is told any more."""
         entry = self._entries.get(key)
         if entry is not None and entry.whole is None:
+            self.troubled.add(key)
             entry.whole = stopped_failure(entry.mesh.mesh_name, reason, key)
 
     def check(self, key: str, ranks: Iterable[int]) -> Failure | None:

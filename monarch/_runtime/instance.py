@@ -94,7 +94,6 @@ class Instance:
         self.behaviour: Behaviour | None = None
         self.mailbox = Mailbox()
         self.numbering = Numbering()
-        self.numbering_lock = threading.Lock()
         self.owned: dict[str, Owned] = {}
         self.open_ports: set[tuple[str, int, int]] = set()  # explicit response ports not used yet
         self.current: Delivery | None = None
@@ -167,10 +166,6 @@ class Instance:
         senders, self.paused_senders = self.paused_senders, set()
         for sender in senders:
             self.proc.pause_sender(sender, self.key, False)
-
-    def next_number(self, mesh: str, rank: int) -> int:
-        with self.numbering_lock:
-            return self.numbering.next(mesh, rank)
 
     # --- the end
 

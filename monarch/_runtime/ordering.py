@@ -6,7 +6,8 @@ Senders count what they send to each receiver (`Numbering`); receivers release i
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+import itertools
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -17,25 +18,25 @@ _ANY = -1
 class Numbering:
     """The sender's side: how many messages each receiver was sent.
 
-    Receivers are (mesh, rank). Thread-safety is the caller's business: one lock held over `next` is enough, because a
-    message may leave in any order once it is numbered.
+    Receivers are (mesh, rank). Safe from any thread without a lock, because taking from a counter is atomic and a message
+    may leave in any order once it is numbered.
     """
 
     __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, dict[int, int]] = {}
+        self._counts: dict[Hashable, dict[int, Iterator[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def next(self, mesh: Hashable, rank: int) -> int:
         """The number of the next message to (mesh, rank); the first is 1."""
-        counts = self._counts.get(mesh)
-        if counts is None:
-            counts = self._counts[mesh] = {}
-        number = counts[rank] = counts.get(rank, 0) + 1
-        return number
+        try:
+            return next(self._counts[mesh][rank])
+        except KeyError:
+            counter = self._counts.setdefault(mesh, {}).setdefault(rank, itertools.count(1))
+            return next(counter)
 
     def next_many(self, mesh: Hashable, ranks: Sequence[int]) -> int | list[tuple[int, int]]:
         """Numbers of one message to many ranks: one number when all stand at the same count, else runs (number, length)."""

@@ -142,6 +142,9 @@ class Ports:
         self._entries.clear()
 
 
+_NO_TABLE: dict[int, Entry] = {}  # of those that are in none
+
+
 class Entry(Source):
     """Something that waits at a port."""
 
@@ -201,7 +204,12 @@ class OneReply(Entry):
     __slots__ = ("_error", "_raw", "rank")
 
     def __init__(self, target: Target | None, rank: int = 0) -> None:
-        super().__init__(target)
+        self.ready = False  # what the bases' constructors do, without calling three for each call
+        self._wakers = None
+        self.number = 0
+        self.table = _NO_TABLE
+        self.target = target
+        self.timer = self.owner = None
         self._raw: Raw | None = None
         self._error: BaseException | None = None
         self.rank = rank

@@ -125,14 +125,18 @@ class Proc:
         self, address: str, msg: Any, body: bytes = b"", buffers: Sequence[memoryview] = (), lazy: float = 0.0
     ) -> None:
         """Sends a message: here, or to another process. Raises PeerEnded, MessageTooLargeError; may wait for room."""
+        peer = self._peers.get(address)
+        if peer is not None and not buffers and not lazy and len(body) < frames.SMALL:
+            connection = peer.connection
+            if connection is not None and connection.send_small(frames.encode_small(message.encode(msg), body)):
+                return
         if address == self.address:
             self._receive_here(msg, body, buffers)
             return
         pieces = frames.encode(message.encode(msg), body, buffers, self.frame_limit)
         size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
         wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
-        peer = self._peers.get(address) or self.peer(address)
-        peer.send(pieces, wait, lazy if size < _WAIT_FROM else 0.0)
+        (peer or self.peer(address)).send(pieces, wait, lazy if size < _WAIT_FROM else 0.0)
 
     def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> None:
         """Raises MessageTooLargeError when a message of this size cannot be sent."""
@@ -186,7 +190,10 @@ class Proc:
         if self._paused and (address, key) in self._paused:
             return True
         peer = self._peers.get(address)
-        return peer is not None and peer.queued >= self.queue_limit
+        if peer is None:
+            return False
+        connection = peer.connection
+        return (peer.queued if connection is None else connection.queued) >= self.queue_limit
 
     def wait_room(self, address: str, key: str) -> None:
         """Blocks until `must_wait` is no longer true. BackpressureTimeout after `message_delivery_timeout`."""

@@ -24,6 +24,7 @@ _LENGTHS = [struct.Struct(f"<{n}Q") for n in range(8)]
 
 HEAD_LIMIT = 16 * 1024 * 1024  # a head is a few hundred bytes; a larger one is not ours
 BUFFERS_LIMIT = 16 * 1024  # their lengths must fit into one read; a pickle with more keeps the rest in its body
+SMALL = 4096
 _READ = 256 * 1024  # one read; frames below it are parsed in place, larger ones are read into memory of their own
 _MAPPED = 1 << 20  # from here on memory comes from mmap, which does not write zeros first
 
@@ -52,8 +53,8 @@ def encode(head: bytes, body: bytes = b"", buffers: Sequence[memoryview] = (), l
     if not buffers:
         if 0 < limit < size:
             raise too_large(size, limit)
-        if size < 4096:  # one small piece costs less to write than three
-            return [b"".join((PREFIX.pack(len(head), size, 0), head, body))]
+        if size < SMALL:
+            return [encode_small(head, body)]
         return [PREFIX.pack(len(head), size, 0) + head, body]
     lengths = [buffer.nbytes for buffer in buffers]
     size += sum(lengths)
@@ -61,6 +62,11 @@ def encode(head: bytes, body: bytes = b"", buffers: Sequence[memoryview] = (), l
         raise too_large(size, limit)
     prefix = PREFIX.pack(len(head), len(body), len(lengths)) + _lengths(len(lengths)).pack(*lengths) + head
     return [prefix, body, *buffers]
+
+
+def encode_small(head: bytes, body: bytes) -> bytes:
+    """One frame without out-of-band buffers, as one piece: for bodies under `SMALL` bytes, cheaper to write than three."""
+    return b"".join((PREFIX.pack(len(head), len(body), 0), head, body))
 
 
 def too_large(size: int, limit: int) -> MessageTooLargeError:

@@ -145,7 +145,9 @@ class FakeProc:
 def proc() -> Any:
     proc = FakeProc()
     numbers = iter(range(1, 1000))
-    sender = SimpleNamespace(proc=proc, key="client", unique="client.0", next_number=lambda key, rank: next(numbers))
+    sender = SimpleNamespace(
+        proc=proc, key="client", unique="client.0", numbering=SimpleNamespace(next=lambda key, rank: next(numbers))
+    )
     token = current.set(Current(sender, 0, b""))  # type: ignore[arg-type]
     yield proc
     current.reset(token)

@@ -332,6 +332,13 @@ class InprocConnection:
         """Bytes sent that the other end has not taken."""
         return self.out.queued
 
+    def send_small(self, frame: bytes) -> bool:
+        try:
+            self.send([frame])
+        except ConnectionLost:
+            return False
+        return True
+
     def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
         data = b"".join(pieces)
         with self._lock:  # frames of several threads go into the path whole, and none after the end

@@ -41,7 +41,7 @@ class StreamConnection:
         self._decoder = Decoder(frame_limit)
         self._lock = threading.Lock()
         self._out: deque[Buffer] = deque()
-        self._queued = 0
+        self.queued = 0
         self._deferred: deque[list[Buffer]] = deque()
         self._room: threading.Condition | None = None
         self._lost = False
@@ -54,18 +54,32 @@ class StreamConnection:
         self._loop.add(self._fd, self._on_event)
 
     @property
-    def queued(self) -> int:
-        return self._queued
-
-    @property
     def lost(self) -> bool:
         return self._lost
 
     def __repr__(self) -> str:
-        state = f"lost: {self._reason}" if self._lost else f"{self._queued} bytes queued"
+        state = f"lost: {self._reason}" if self._lost else f"{self.queued} bytes queued"
         return f"<StreamConnection to {self.remote or '?'} ({state})>"
 
     # --- sending, any thread
+
+    def send_small(self, frame: bytes) -> bool:
+        if not self._lock.acquire(False):
+            return False
+        try:
+            if self._out or self._deferred or self._lost:
+                return False
+            try:
+                sent = self._sock.send(frame)
+            except OSError:  # full, or gone: `send` finds out
+                return False
+            if sent < len(frame):
+                self._enqueue([frame[sent:]])
+            return True
+        finally:
+            self._lock.release()
+            if self._deferred:
+                self._loop.call_soon(self._flush_deferred)
 
     def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
         if self._loop.in_loop():
@@ -148,7 +162,7 @@ class StreamConnection:
         for piece in pieces:
             owned = piece if isinstance(piece, bytes) else bytes(piece)
             self._out.append(owned)
-            self._queued += len(owned)
+            self.queued += len(owned)
         if first and not self._lost:
             self._loop.want_write(self._fd, True)
 
@@ -168,13 +182,13 @@ class StreamConnection:
 
     def wait_room(self, timeout: float) -> bool:
         """Waits until fewer than `limit` bytes are queued. False after `timeout` seconds."""
-        if self._queued < self._limit or self._lost:
+        if self.queued < self._limit or self._lost:
             return True
         if self._room is None:
             with self._lock:
                 self._room = self._room or threading.Condition()
         with self._room:
-            return self._room.wait_for(lambda: self._queued < self._limit or self._lost, timeout)
+            return self._room.wait_for(lambda: self.queued < self._limit or self._lost, timeout)
 
     # --- the I/O thread
 
@@ -236,7 +250,7 @@ class StreamConnection:
             except OSError as exc:
                 self.close(str(exc))
                 return
-            self._queued -= sent
+            self.queued -= sent
             while sent:
                 head = out[0]
                 if sent < len(head):
@@ -246,7 +260,7 @@ class StreamConnection:
                 out.popleft()
 
     def _tell_room(self) -> None:
-        if self._room is not None and (self._queued < self._limit or self._lost):
+        if self._room is not None and (self.queued < self._limit or self._lost):
             with self._room:
                 self._room.notify_all()
 
@@ -277,7 +291,7 @@ class StreamConnection:
             self._loop.call_soon(self._release)
             return
         self._out.clear()
-        self._queued = 0
+        self.queued = 0
         self._sock.close()
         self._lock.release()
 
