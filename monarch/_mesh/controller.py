@@ -305,7 +305,7 @@ class MeshLayer:
         self.proc.add_actor(instance)
         if self._gate_failure and not spawn.setup:
             self._refuse_gated(instance)
-        elif self._gated is not None and not spawn.setup:
+        elif self._gated is not None and not spawn.setup and spawn.owner_proc != self.proc.address:
             self._gated.append((instance, start))
         else:
             start()

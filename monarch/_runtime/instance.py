@@ -109,6 +109,7 @@ class Instance:
         self._reorder: Reorder[Delivery] = Reorder()
         self._lock = threading.Lock()
         self._finished = False
+        self._stop_failure: Failure | None = None  # said while it is stopping
 
     def __repr__(self) -> str:
         state = "ended" if self.end is not None else "stopping" if self.stopping else "running"
@@ -152,7 +153,7 @@ class Instance:
 
     def refuse(self, delivery: Delivery) -> None:
         """Answers a message that will never be handled."""
-        failure = self.end
+        failure = self.end or self._stop_failure
         if failure is None:
             assert self.behaviour is not None
             failure = self.behaviour.describe_stop("stopping")
@@ -180,7 +181,7 @@ class Instance:
             self.stopping = True
             waiting = self.mailbox.drain()
         assert self.behaviour is not None
-        failure = self.behaviour.describe_stop(reason)
+        failure = self._stop_failure = self.behaviour.describe_stop(reason)
         self._answer_all(waiting, failure)
         self.mailbox.put_control(Leave(reason))
 

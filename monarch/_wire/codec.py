@@ -88,14 +88,37 @@ def encode_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[bytes, S
             if type(arg) not in _PLAIN:
                 break
         else:
+            if any(type(arg) is bytes and len(arg) >= _LARGE for arg in args):
+                return encode((tuple(map(_lift, args)), kwargs))
             return pickle.dumps((args, kwargs), _PROTOCOL), ()
     return encode((args, kwargs))
 
 
 def encode_value(value: Any) -> tuple[bytes, Sequence[memoryview]]:
     if type(value) in _PLAIN:
+        if type(value) is bytes and len(value) >= _LARGE:
+            return encode(_lift(value))
         return pickle.dumps(value, _PROTOCOL), ()
     return encode(value)
+
+
+_LARGE = 1 << 18  # bytes of a `bytes` argument or result from which it travels out of band
+
+
+class _Lifted:
+    """Large `bytes` on their way: written from where they are, not copied into a pickle first."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return bytes, (pickle.PickleBuffer(self.data),)
+
+
+def _lift(value: Any) -> Any:
+    return _Lifted(value) if type(value) is bytes and len(value) >= _LARGE else value
 
 
 def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
