@@ -152,10 +152,11 @@ class NotAnEndpoint:
 class _Arity:
     """Checks arguments against a signature; the common case (positional only) without binding."""
 
-    __slots__ = ("_most", "_needed", "_signature", "_simple")
+    __slots__ = ("_most", "_name", "_needed", "_signature", "_simple")
 
     def __init__(self, method: Callable[..., Any], skip: int) -> None:
         parameters = list(inspect.signature(method).parameters.values())[skip:]
+        self._name = getattr(method, "__qualname__", repr(method))
         self._signature = inspect.Signature(parameters)
         kinds = [p.kind for p in parameters]
         self._simple = all(k is inspect.Parameter.POSITIONAL_OR_KEYWORD for k in kinds)
@@ -165,7 +166,10 @@ class _Arity:
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._simple and not kwargs and self._needed <= len(args) <= self._most:
             return
-        self._signature.bind(*args, **kwargs)
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{exc}: it is {self._name}{self._signature}") from None
 
 
 _arities: dict[tuple[Any, int], _Arity] = {}
@@ -303,7 +307,11 @@ class Endpoint(Generic[P, R]):
         """Encodes once and sends to every receiver of the view (to the `only` one)."""
         if self._property._checked:
             self._check(args, kwargs)
-        body, buffers = codec.encode_call(args, kwargs)
+        try:
+            body, buffers = codec.encode_call(args, kwargs)
+        except Exception as exc:
+            exc.add_note(f"while encoding the arguments of {self._mesh._spec.name}.{self._name}(): nothing was sent")
+            raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance
         proc = sender.proc
