@@ -10,12 +10,11 @@ import atexit
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._errors import ClientClosedError, UnhandledFaultError
 from monarch._mesh import logprefix, plugins
@@ -32,6 +31,9 @@ from monarch._wire.message import Failure, Flush, Flushed, Output, ProcEnded, Sh
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
 from monarch.config import settings
+
+if TYPE_CHECKING:
+    import subprocess
 
 ROOT = "root"
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
@@ -173,6 +175,8 @@ class Client:
             proc.post(agent_of(proc.address), Shutdown(timeout))
         except (PeerEnded, OSError, RuntimeError):
             pass
+        import subprocess
+
         try:
             self.agent.wait(timeout + 3.0)
         except subprocess.TimeoutExpired:
@@ -197,6 +201,8 @@ def show(number: int, text: str) -> None:
 
 
 def _start_agent(directory: str, sock: socket.socket) -> subprocess.Popen[bytes]:
+    import subprocess  # slow to import; used when a client starts
+
     # The agent imports the package from where this process has it, whatever the working directory holds.
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = f"import sys; sys.path.insert(0, {root!r}); from monarch._mesh.agents import main; main()"

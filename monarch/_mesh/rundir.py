@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
 import stat
-import tempfile
 
 from monarch._wire.ids import new_id
 from monarch.config import settings
@@ -17,6 +15,8 @@ from monarch.config import settings
 
 def make_directory() -> str:
     """A fresh folder for this client's sockets, 0700, in one that only this user can enter."""
+    import tempfile  # slow to import; used when a client starts
+
     given = str(settings.get("runtime_dir"))
     base = given or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     parent = os.path.join(base, f"monarch-{os.getuid()}")
@@ -54,7 +54,7 @@ def _sweep(parent: str) -> None:
                 try:
                     probe.connect(os.path.join(path, "agent"))
                 except OSError:
-                    shutil.rmtree(path, ignore_errors=True)
+                    remove_directory(path)
 
 
 def _make_both(parent: str) -> str:
@@ -73,6 +73,8 @@ def _make_both(parent: str) -> str:
 
 def remove_directory(directory: str) -> None:
     """Removes a run's folder, and the user's folder when this was the last run in it."""
+    import shutil
+
     shutil.rmtree(directory, ignore_errors=True)
     try:
         os.rmdir(os.path.dirname(directory))

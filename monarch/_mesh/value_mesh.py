@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pprint
 from collections.abc import Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -87,6 +86,8 @@ class ValueMesh(MeshTrait, Generic[T]):
         return len(self._values)
 
     def __repr__(self) -> str:
+        import pprint  # for people only, and slow to import
+
         body = pprint.pformat(tuple(self.items()))
         return f"ValueMesh({self.extent}):\n  " + body.replace("\n", "\n  ")
 
