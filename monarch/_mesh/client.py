@@ -16,9 +16,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from monarch._errors import ClientClosedError, UnhandledFaultError
 from monarch._mesh import logprefix, plugins
 from monarch._mesh.controller import MeshLayer
+from monarch._mesh.host_mesh import launch_spec, preloads
 from monarch._mesh.rundir import make_directory, remove_directory
 from monarch._mesh.supervision import MeshFailure
 from monarch._runtime.context import home, set_home, set_root, start_client_with
@@ -27,7 +30,7 @@ from monarch._runtime.instance import Instance
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_at, agent_of
-from monarch._wire.message import Failure, Flush, Flushed, Output, ProcEnded, Shutdown, encode_extent
+from monarch._wire.message import Failure, Flush, Flushed, Output, Preload, ProcEnded, Shutdown, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
 from monarch.config import settings
@@ -84,6 +87,12 @@ class Client:
         connection.start()
         loop.start()
         _catch_faults()
+
+    def warm_up(self) -> None:
+        """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
+        if preloads():
+            spec = launch_spec("", {}, "", gated=False)
+            self.proc.post(agent_of(self.proc.address), Preload(), msgspec.msgpack.encode(spec))
 
     # --- output of the processes
 
@@ -228,6 +237,7 @@ def start() -> Proc:
         _client = client
         set_home(client.proc)
         atexit.register(_at_exit)
+    client.warm_up()
     logprefix.install()
     plugins.client_started(client)
     return client.proc
