@@ -31,6 +31,7 @@ from monarch.actor import (
     this_proc,
     unregister_proc_mesh_spawn_callback,
 )
+from monarch.config import configured
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -714,3 +715,53 @@ def test_a_callback_that_was_never_registered_cannot_be_unregistered() -> None:
 
 def test_a_mesh_is_among_the_active_ones(procs2: ProcMesh) -> None:
     assert any(mesh is procs2 for mesh in get_active_proc_meshes())
+
+
+# --- What only a fresh interpreter can have, and what a bootstrap function may do
+
+
+class Interpreter(Actor):
+    @endpoint
+    def hash_randomization(self) -> int:
+        return sys.flags.hash_randomization
+
+    @endpoint
+    def path(self) -> list[str]:
+        return sys.path
+
+
+def test_variables_that_an_interpreter_reads_at_its_start_have_their_effect(spawn_procs: Any) -> None:
+    fixed = spawn_procs(env={"PYTHONHASHSEED": "0"}).spawn("fixed", Interpreter)
+    assert fixed.hash_randomization.call_one().get(timeout=TIMEOUT) == 0
+    usual = spawn_procs().spawn("usual", Interpreter)
+    assert usual.hash_randomization.call_one().get(timeout=TIMEOUT) == sys.flags.hash_randomization
+
+
+def test_a_python_path_given_to_the_processes_leads_their_search_path(spawn_procs: Any, tmp_path: Path) -> None:
+    there = spawn_procs(env={"PYTHONPATH": str(tmp_path)}).spawn("there", Interpreter)
+    path = there.path.call_one().get(timeout=TIMEOUT)
+    assert str(tmp_path) in path and path.index(str(tmp_path)) <= 1
+
+
+def test_a_bootstrap_function_may_call_what_it_spawns_in_its_own_process(spawn_procs: Any) -> None:
+    def prepare() -> None:
+        helper = this_proc().spawn("helper", Interpreter)
+        os.environ["HELPED"] = str(len(helper.path.call_one().get(timeout=20)))
+
+    mesh = spawn_procs(bootstrap=prepare)
+    probe = mesh.spawn("probe", Probe)
+    (helped,) = probe.env.call_one("HELPED").get(timeout=TIMEOUT)
+    assert helped is not None and int(helped) > 0
+
+
+def test_settings_of_the_client_hold_in_its_processes(spawn_procs: Any) -> None:
+    class Settings(Actor):
+        @endpoint
+        def cleanup_timeout(self) -> str:
+            from monarch.config import get_global_config
+
+            return str(get_global_config()["cleanup_timeout"])
+
+    with configured(cleanup_timeout="7s"):
+        told = spawn_procs().spawn("told", Settings)
+        assert told.cleanup_timeout.call_one().get(timeout=TIMEOUT) == "7s"
