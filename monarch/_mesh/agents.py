@@ -189,7 +189,7 @@ class HostAgent:
             if self._closing:
                 raise CannotLaunch("this host is shutting down")
             launch.check_room(ask.count, len(self.records))
-            commands = [launch.command_for(spec, index) for index in range(ask.count)]
+            commands = [launch.command_for(spec, index, self.servers.alive) for index in range(ask.count)]
             for rank in ranks:
                 address = proc_address(self.host, ask.mesh, rank)
                 listening[rank] = unix.listen(unix.path_of(address))

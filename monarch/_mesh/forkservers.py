@@ -114,6 +114,11 @@ class ForkServers:
         self._first = ForkServer(first, loop, launched)
         self._others: OrderedDict[Any, ForkServer] = OrderedDict()
 
+    @property
+    def alive(self) -> bool:
+        """Whether processes can be forked; when not, they have to be executed."""
+        return self._first.alive
+
     def serving(self, spec: LaunchSpec) -> ForkServer:
         """The zygote that fits the spec's preloads and load-time environment, started if need be."""
         sensitive = zygote.load_time_env(spec.env)

@@ -17,12 +17,12 @@ class CannotLaunch(Exception):
     """Why a process cannot be started; the text is for the user."""
 
 
-def command_for(spec: LaunchSpec, rank_in_host: int) -> Command | None:
+def command_for(spec: LaunchSpec, rank_in_host: int, can_fork: bool = True) -> Command | None:
     """What to execute for this rank; None when forking serves."""
     command = spec.commands[rank_in_host] if spec.commands else None
     bind = spec.binds[rank_in_host] if spec.binds else {}
     start = start_env(spec.env) == start_env(os.environ)
-    if command is None and not spec.executable and "membind" not in bind and start:
+    if command is None and not spec.executable and "membind" not in bind and start and can_fork:
         return None
     if command is None:
         program = spec.executable or sys.executable

@@ -578,3 +578,32 @@ def test_a_hook_that_raises_is_no_hook(scripts: Any) -> None:
     )
     assert done.stdout.strip() == "interrupted"
     assert "Unhandled monarch error on the root actor" in done.stderr
+
+
+# --- the fork server
+
+
+def test_processes_are_started_without_the_fork_server_when_it_is_killed(scripts: Any) -> None:
+    scripts.run(
+        """
+        import os, signal
+        from monarch.actor import Actor, endpoint, this_host
+
+        class A(Actor):
+            @endpoint
+            def parent(self): return os.getpid(), os.getppid()
+
+        before = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
+        found = before.parent.call().get(timeout=30).values()
+        agent = found[0][1]
+        with open(f"/proc/{agent}/task/{agent}/children") as file:
+            children = {int(pid) for pid in file.read().split()}
+        (zygote,) = children - {pid for pid, _ in found}
+        os.kill(zygote, signal.SIGKILL)
+        while os.path.exists(f"/proc/{zygote}"):  # until the agent has reaped it
+            before.parent.call().get(timeout=30)
+        after = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
+        assert len(after.parent.call().get(timeout=30).values()) == 2
+        assert [pid for pid, _ in before.parent.call().get(timeout=30).values()] == [pid for pid, _ in found]
+        """
+    )
