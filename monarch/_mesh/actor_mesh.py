@@ -12,7 +12,7 @@ from monarch._mesh.endpoint import Endpoint, EndpointProperty, NotAnEndpoint
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
-from monarch._runtime.port import Gather, Target
+from monarch._runtime.replies import Gather, Target
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice

@@ -19,7 +19,8 @@ from monarch._mesh.supervision import MeshFailure
 from monarch._runtime import instrument
 from monarch._runtime.context import Current, current
 from monarch._runtime.instance import Delivery, Instance, Leave
-from monarch._runtime.port import Port, SinkPort, encode_error
+from monarch._runtime.port import Port, SinkPort
+from monarch._runtime.replies import encode_error
 from monarch._wire import codec
 from monarch._wire.message import ERROR, VALUE, Answer, Bounced, Failure
 

@@ -20,8 +20,8 @@ from monarch._runtime.driver import Supervise, run
 from monarch._runtime.future import Slot, Source
 from monarch._runtime.instance import Instance, Leave
 from monarch._runtime.loop import start_thread
-from monarch._runtime.port import Entry, Raw
 from monarch._runtime.proc import Proc
+from monarch._runtime.replies import Entry, Raw
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
-from monarch._runtime.port import Arrival, Entry, Gather, OneReply, Port, Queue, Target, failure_error
+from monarch._runtime.port import Port
+from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
 from monarch._wire import codec
 from monarch._wire.message import Call
 from monarch._wire.peer import PeerEnded

@@ -19,7 +19,7 @@ from monarch._errors import BackpressureTimeout, ForkedClientError
 from monarch._runtime.future import running_loop
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
-from monarch._runtime.port import Ports
+from monarch._runtime.replies import Ports
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import agent_of, host_of

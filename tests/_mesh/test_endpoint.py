@@ -24,7 +24,7 @@ from monarch._mesh.endpoint import (
     send,
 )
 from monarch._runtime.context import Current, current
-from monarch._runtime.port import Ports, Queue, Target
+from monarch._runtime.replies import Ports, Queue, Target
 from monarch._wire.message import Call, Failure
 
 

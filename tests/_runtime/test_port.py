@@ -12,20 +12,8 @@ import pytest
 from monarch._errors import ActorError, NotSendableError, SupervisionError
 from monarch._runtime import context
 from monarch._runtime.future import Future, Source, done_future, make_future
-from monarch._runtime.port import (
-    Arrival,
-    Channel,
-    Gather,
-    OneReply,
-    Port,
-    PortReceiver,
-    Ports,
-    Queue,
-    RankedPortReceiver,
-    SinkPort,
-    Target,
-    encode_error,
-)
+from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver, SinkPort
+from monarch._runtime.replies import Arrival, Gather, OneReply, Ports, Queue, Target, encode_error
 from monarch._wire import codec, message
 from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Answer, Failure, ProcEnded
 

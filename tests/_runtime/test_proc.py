@@ -13,8 +13,8 @@ import pytest
 from monarch._errors import BackpressureTimeout, ForkedClientError, MessageTooLargeError
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
-from monarch._runtime.port import OneReply, Target
 from monarch._runtime.proc import Proc
+from monarch._runtime.replies import OneReply, Target
 from monarch._wire import codec, frame, message
 from monarch._wire.message import (
     VALUE,

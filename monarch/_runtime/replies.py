@@ -1,0 +1,385 @@
+"""What waits for answers: the port table of a process, and the ends that wait there.
+
+A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
+so a late answer finds nothing and is dropped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch._errors import ActorError, SupervisionError
+from monarch._runtime.future import Source
+from monarch._wire import codec, message
+from monarch._wire.frame import Buffer
+from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Failure, ProcEnded
+
+if TYPE_CHECKING:
+    from monarch._runtime.instance import Instance
+    from monarch._runtime.proc import Proc
+
+# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
+Raw = tuple[int, int, Buffer, Sequence[Buffer]]
+
+_ENDED_KEPT = 10_000
+
+_decode_failure = msgspec.msgpack.Decoder(Failure).decode
+_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
+
+
+class Target:
+    """What a waiting end knows of those it waits for: a name for reports and the processes they run in.
+
+    `addresses[i]` is the process of the view's rank i; `failure_of(address, ended)` what the end of one means to them.
+    """
+
+    __slots__ = ("addresses", "failure_of", "label")
+
+    def __init__(self, label: str, addresses: Sequence[str], failure_of: Callable[[str, ProcEnded], Failure]) -> None:
+        self.label = label
+        self.addresses = addresses
+        self.failure_of = failure_of
+
+
+def failure_error(failure: Failure, label: str | None) -> BaseException:
+    """The exception a caller gets when its target failed."""
+    if failure.error:
+        error: BaseException = codec.decode(failure.error)
+        return error
+    return SupervisionError(failure.report, label)
+
+
+def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
+    """An endpoint's exception for its caller: the exception where it can be pickled, its text always."""
+    buffers: Sequence[memoryview] = ()
+    try:
+        pickled, buffers = codec.encode(exc)
+        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
+    except Exception:
+        pickled, buffers = b"", ()
+    return message.encode((where, formatted, pickled)), buffers
+
+
+def decode_answer(raw: Raw, label: str | None) -> Any:
+    """The value of an answer, or raises the exception that it carries."""
+    _rank, kind, body, buffers = raw
+    if kind == VALUE:
+        return codec.decode(body, buffers)
+    if kind == ERROR:
+        where, formatted, pickled = _decode_error(body)
+        exception: BaseException | None = None
+        if pickled:
+            try:
+                exception = codec.decode(pickled, buffers)
+            except Exception as exc:
+                formatted += f"\n(the exception itself could not be brought here: {type(exc).__name__}: {exc})"
+        raise ActorError(exception, where, formatted)
+    if kind == RAISED:
+        raise codec.decode(body, buffers)
+    raise failure_error(_decode_failure(body), label)
+
+
+class Ports:
+    """The table. `receive` is called on the I/O thread, or by a local sender."""
+
+    __slots__ = ("_ended", "_entries", "_numbers")
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entry] = {}
+        self._ended: OrderedDict[int, None] = OrderedDict()  # ports whose actor ended, the last few thousand
+        self._numbers = itertools.count(1)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, entry: Entry) -> int:
+        number = next(self._numbers)
+        entry.number = number
+        entry.table = self._entries
+        self._entries[number] = entry
+        return number
+
+    def receive(self, number: int, raw: Raw) -> bool:
+        """False when nobody waits there (any more)."""
+        entry = self._entries.get(number)
+        if entry is None:
+            return False
+        entry.receive(raw)
+        return True
+
+    def actor_ended(self, instance: Instance) -> None:
+        """The ports it opened are closed: who still sends there is told."""
+        for entry in list(self._entries.values()):
+            if entry.owner is instance:
+                entry.close()
+                self._ended[entry.number] = None
+                if len(self._ended) > _ENDED_KEPT:
+                    self._ended.popitem(last=False)
+
+    def belonged_to_ended_actor(self, number: int) -> bool:
+        return number in self._ended
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        """Fails whatever still waits for an answer from that process."""
+        for entry in list(self._entries.values()):
+            if entry.waits_for(ended.address):
+                assert entry.target is not None
+                entry.fail(entry.target.failure_of(ended.address, ended))
+
+    def close_all(self, failure: Failure) -> None:
+        for entry in list(self._entries.values()):
+            entry.fail(failure)
+        self._entries.clear()
+
+
+_NO_TABLE: dict[int, Entry] = {}  # of those that are in none
+
+
+class Entry(Source):
+    """Something that waits at a port."""
+
+    __slots__ = ("number", "owner", "table", "target", "timer")
+
+    def __init__(self, target: Target | None) -> None:
+        super().__init__()
+        self.number = 0
+        self.table: dict[int, Entry] = {}
+        self.target = target
+        self.timer: Any = None
+        self.owner: Instance | None = None  # the actor that opened the port
+
+    def receive(self, raw: Raw) -> None:
+        raise NotImplementedError
+
+    def fail(self, failure: Failure) -> None:
+        self.give_up(failure_error(failure, self.target.label if self.target else None))
+
+    def give_up(self, error: BaseException) -> None:
+        raise NotImplementedError
+
+    def waits_for(self, address: str) -> bool:
+        return self.target is not None and address in self.target.addresses
+
+    def unanswered(self) -> list[int]:
+        """Ranks of the addressed view that have not answered."""
+        return list(range(len(self.target.addresses))) if self.target else []
+
+    def close(self) -> None:
+        self.table.pop(self.number, None)
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def expire_after(self, proc: Proc, seconds: float) -> None:
+        """Ends the wait with TimeoutError, naming who has not answered."""
+
+        def expire() -> None:
+            if self.ready:
+                return
+            ranks = self.unanswered()
+            label = self.target.label if self.target else "port"
+            shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+            self.give_up(
+                TimeoutError(
+                    f"{label}() got no answer within {seconds:g} s from rank(s) {shown}; "
+                    f"the call may still be running there, its answer will be dropped"
+                )
+            )
+
+        self.timer = proc.loop.call_later(seconds, expire)
+
+
+class OneReply(Entry):
+    """The answer of one actor."""
+
+    __slots__ = ("_error", "_raw", "rank")
+
+    def __init__(self, target: Target | None, rank: int = 0) -> None:
+        self.ready = False  # what the bases' constructors do, without calling three for each call
+        self._wakers = None
+        self.number = 0
+        self.table = _NO_TABLE
+        self.target = target
+        self.timer = self.owner = None
+        self._raw: Raw | None = None
+        self._error: BaseException | None = None
+        self.rank = rank
+
+    def receive(self, raw: Raw) -> None:
+        self._raw = raw
+        self.close()
+        self.settle()
+
+    def give_up(self, error: BaseException) -> None:
+        if not self.ready:
+            self._error = error
+            self.close()
+            self.settle()
+
+    def unanswered(self) -> list[int]:
+        return [self.rank]
+
+    def value(self) -> Any:
+        if self._raw is None:
+            assert self._error is not None
+            raise self._error
+        return decode_answer(self._raw, self.target.label if self.target else None)
+
+
+class Gather(Entry):
+    """One answer from each of `count` ranks; `finish` makes the result of the values in rank order.
+
+    The exception of the lowest rank is raised once all have answered; a failure of any target at once.
+    """
+
+    __slots__ = ("_answers", "_arrived", "_error", "_finish")
+
+    def __init__(self, target: Target | None, count: int, finish: Callable[[list[Any]], Any]) -> None:
+        super().__init__(target)
+        self._answers: list[Raw | None] = [None] * count
+        self._arrived: list[int] = []  # appending is atomic: answers come from the I/O thread and from local actors
+        self._error: BaseException | None = None
+        self._finish = finish
+
+    def receive(self, raw: Raw) -> None:
+        rank = raw[0]
+        if self.ready or not 0 <= rank < len(self._answers) or self._answers[rank] is not None:
+            return
+        if raw[1] == FAILED:
+            self.fail(_decode_failure(raw[2]))
+            return
+        self._answers[rank] = raw
+        self._arrived.append(rank)
+        if len(self._arrived) == len(self._answers):
+            self.close()
+            self.settle()
+
+    def give_up(self, error: BaseException) -> None:
+        if not self.ready:
+            self._error = error
+            self.close()
+            self.settle()
+
+    def waits_for(self, address: str) -> bool:
+        return self.target is not None and any(
+            answer is None and there == address
+            for answer, there in zip(self._answers, self.target.addresses, strict=False)
+        )
+
+    def unanswered(self) -> list[int]:
+        return [rank for rank, answer in enumerate(self._answers) if answer is None]
+
+    def value(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        label = self.target.label if self.target else None
+        for raw in self._answers:
+            if raw is not None and raw[1] != VALUE:
+                decode_answer(raw, label)
+        return self._finish([decode_answer(raw, label) for raw in self._answers if raw is not None])
+
+
+class Queue(Entry):
+    """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
+
+    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_left", "_lock", "_seen")
+
+    def __init__(self, target: Target | None = None, limit: int = 0) -> None:
+        super().__init__(target)
+        self._lock = threading.Lock()
+        self._arrived: deque[Raw] = deque()
+        self._armed: deque[Arrival] = deque()
+        self._error: BaseException | None = None
+        self._left = limit
+        self._seen: set[int] = set()
+
+    def receive(self, raw: Raw) -> None:
+        if raw[1] == FAILED and self._left:
+            self.fail(_decode_failure(raw[2]))
+            return
+        with self._lock:
+            if self._left:
+                self._seen.add(raw[0])
+                self._left -= 1
+                if not self._left:
+                    self.close()
+            if not self._armed:
+                self._arrived.append(raw)
+                return
+            arrival = self._armed.popleft()
+        arrival.arrive(raw)
+
+    def arm(self, arrival: Arrival) -> None:
+        with self._lock:
+            if not self._arrived and self._error is None:
+                self._armed.append(arrival)
+                return
+            raw = self._arrived.popleft() if self._arrived else None
+        if raw is not None:
+            arrival.arrive(raw)
+        else:
+            arrival.give_up(self._error)
+
+    def give_up(self, error: BaseException) -> None:
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+            armed, self._armed = self._armed, deque()
+            self.close()
+        for arrival in armed:
+            arrival.give_up(error)
+
+    def waits_for(self, address: str) -> bool:
+        return self.target is not None and any(
+            rank not in self._seen and there == address for rank, there in enumerate(self.target.addresses)
+        )
+
+    def unanswered(self) -> list[int]:
+        return [rank for rank in super().unanswered() if rank not in self._seen]
+
+
+class Arrival(Source):
+    """The next message of a queue, claimed when first observed."""
+
+    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw")
+
+    def __init__(self, queue: Queue, ranked: bool = False) -> None:
+        super().__init__()
+        self._queue = queue
+        self._ranked = ranked
+        self._begun = False
+        self._raw: Raw | None = None
+        self._error: BaseException | None = None
+
+    def begin(self) -> None:
+        if not self._begun:
+            self._begun = True
+            self._queue.arm(self)
+
+    def arrive(self, raw: Raw) -> None:
+        self._raw = raw
+        self.settle()
+
+    def give_up(self, error: BaseException | None) -> None:
+        self._error = error
+        self.settle()
+
+    def value(self) -> Any:
+        if self._raw is None:
+            assert self._error is not None
+            raise self._error
+        target = self._queue.target
+        value = decode_answer(self._raw, target.label if target else None)
+        if not self._ranked:
+            return value
+        if self._raw[0] < 0:
+            raise ValueError(
+                "RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply"
+            )
+        return self._raw[0], value
