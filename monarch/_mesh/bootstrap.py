@@ -98,12 +98,6 @@ def run_forked(child: zygote.ForkedProc, agent: int) -> None:
     gate = child.fds.pop("gate")
     os.environ.clear()
     os.environ.update(spec.env)
-    envs = spec.envs[child.rank] if spec.envs else None
-    for key, value in (envs or {}).items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value
     sys.path[:] = spec.path
     sys.modules["__main__"] = types.ModuleType("__main__")
     _reseed()

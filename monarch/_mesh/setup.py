@@ -37,11 +37,9 @@ class SetupActor(Actor):
         here().mesh.open_gate(None)
 
     def run_plain(self, function: Callable[[], Any]) -> None:
-        import asyncio
+        import asyncio  # loaded already: this actor has a loop
 
-        loop = asyncio.get_running_loop()
-        asyncio._set_running_loop(None)
-        try:
+        from monarch._mesh.async_behaviour import hidden_loop
+
+        with hidden_loop(asyncio.get_running_loop()):
             function()
-        finally:
-            asyncio._set_running_loop(loop)

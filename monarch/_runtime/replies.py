@@ -194,10 +194,23 @@ class Entry(Source):
         self.timer = proc.loop.call_later(seconds, expire)
 
 
-class OneReply(Entry):
+class _Result(Entry):
+    """An entry with one outcome, which may be an error that nobody sent."""
+
+    __slots__ = ("_error",)
+    _error: BaseException | None
+
+    def give_up(self, error: BaseException) -> None:
+        if not self.ready:
+            self._error = error
+            self.close()
+            self.settle()
+
+
+class OneReply(_Result):
     """The answer of one actor."""
 
-    __slots__ = ("_error", "_raw", "rank")
+    __slots__ = ("_raw", "rank")
 
     def __init__(self, target: Target | None, rank: int = 0) -> None:
         self.ready = False  # what the bases' constructors do, without calling three for each call
@@ -207,19 +220,13 @@ class OneReply(Entry):
         self.target = target
         self.timer = self.owner = None
         self._raw: Raw | None = None
-        self._error: BaseException | None = None
+        self._error = None
         self.rank = rank
 
     def receive(self, raw: Raw) -> None:
         self._raw = raw
         self.close()
         self.settle()
-
-    def give_up(self, error: BaseException) -> None:
-        if not self.ready:
-            self._error = error
-            self.close()
-            self.settle()
 
     def unanswered(self) -> list[int]:
         return [self.rank]
@@ -231,19 +238,19 @@ class OneReply(Entry):
         return decode_answer(self._raw, self.target.label if self.target else None)
 
 
-class Gather(Entry):
+class Gather(_Result):
     """One answer from each of `count` ranks; `finish` makes the result of the values in rank order.
 
     The exception of the lowest rank is raised once all have answered; a failure of any target at once.
     """
 
-    __slots__ = ("_answers", "_arrived", "_error", "_finish")
+    __slots__ = ("_answers", "_arrived", "_finish")
 
     def __init__(self, target: Target | None, count: int, finish: Callable[[list[Any]], Any]) -> None:
         super().__init__(target)
         self._answers: list[Raw | None] = [None] * count
         self._arrived: list[int] = []  # appending is atomic: answers come from the I/O thread and from local actors
-        self._error: BaseException | None = None
+        self._error = None
         self._finish = finish
 
     def receive(self, raw: Raw) -> None:
@@ -256,12 +263,6 @@ class Gather(Entry):
         self._answers[rank] = raw
         self._arrived.append(rank)
         if len(self._arrived) == len(self._answers):
-            self.close()
-            self.settle()
-
-    def give_up(self, error: BaseException) -> None:
-        if not self.ready:
-            self._error = error
             self.close()
             self.settle()
 

@@ -174,7 +174,6 @@ class LaunchSpec(msgspec.Struct):
     gated: bool  # spawns wait until the mesh's bootstrap function has run
     commands: list[Command | None] | None = None  # a rank: exec this instead of forking
     binds: list[dict[str, str]] | None = None  # a rank: numactl / taskset arguments
-    envs: list[dict[str, str | None]] | None = None  # a rank: changes to env
 
 
 class Command(msgspec.Struct):
