@@ -6,6 +6,7 @@
     │   ├── SupervisionError          the target, its process or its owner failed or was stopped
     │   ├── ClientClosedError         *you* shut this process's client down and then used it
     │   ├── ForkedClientError         a process forked from a client used the client's links
+    │   ├── DeadlockError             actors wait for each other in a circle
     │   ├── SpawnError                processes could not be started; says which limit or program
     │   └── BackpressureTimeout       a receiver took nothing for message_delivery_timeout
     ├── TypeError
@@ -90,6 +91,21 @@ class ClientClosedError(RuntimeError):
 
 class ForkedClientError(RuntimeError):
     """This process was forked (`os.fork`) from one that has a running client; the links belong to the parent."""
+
+
+class DeadlockError(RuntimeError):
+    """Actors wait for each other in a circle, and this wait was given up to break it.
+
+    The text names every actor of the circle: whom it waits for, since when, and at which source line. `cycle` is the same as
+    a list of lines.
+    """
+
+    def __init__(self, message: str, cycle: list[str] | None = None) -> None:
+        self.cycle = cycle or []
+        super().__init__(message, self.cycle)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class SpawnError(RuntimeError):

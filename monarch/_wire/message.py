@@ -30,6 +30,13 @@ class Hello(_Message, tag=0):
     version: int
     address: str
     pid: int
+    incarnation: int = 0  # of the process: how often the one at this address was replaced by a new one
+
+
+class Welcome(_Message, tag=12):
+    """The answer to Hello of a process that is not the first at its address."""
+
+    incarnation: int
 
 
 class Bye(_Message, tag=1):
@@ -54,6 +61,7 @@ class Call(_Message, tag=2):
     view: bytes  # that view's extent, msgpack [labels, sizes]
     adverb: int
     caller: str = ""  # display name of the sender, for reports
+    incarnation: int = 0  # of the receiving actor, as far as the sender knows; see `incarnations`
 
 
 class Spawn(_Message, tag=3):
@@ -69,6 +77,19 @@ class Spawn(_Message, tag=3):
     cls: str  # module.QualName of the class, for reports
     loop: bool  # the class has async endpoints or hooks: it needs an event loop
     setup: bool = False  # this is the mesh's bootstrap actor: it starts before the gate opens
+    incarnation: int = 0
+    port: int = 0  # of the owner: answered once it was constructed again, when it takes the place of one that ended
+    failure: Failure | None = None  # then: why that one ended, for `__restarted__`
+
+
+class Restarted(_Message, tag=13):
+    """A new actor has taken the place of one that this process has sent to. Answered on `port`, so that whoever restarted
+    it knows that nobody still means the old one."""
+
+    key: str
+    rank: int
+    incarnation: int
+    port: int
 
 
 class StopActor(_Message, tag=4):
@@ -136,6 +157,7 @@ class Failure(_Message, tag=9):
     event: str = ""
     stopped: bool = False  # an ordinary end: callers are told, owners are not
     error: bytes = b""  # a pickled exception to raise as it is, in place of a SupervisionError
+    incarnation: int = 0  # of the actor that ended
 
 
 class ActorEnded(_Message, tag=11):
@@ -157,6 +179,24 @@ class SpawnProcs(_Message, tag=20):
     count: int
     extent: bytes
     owner: str  # address of the owning process: they do not outlive it
+
+
+class RestartProcs(_Message, tag=27):
+    """Start new processes at the addresses of ranks of a mesh of ours; payload is a LaunchSpec, msgpack.
+
+    One that still runs is stopped first (its owner has asked it to, with StopProc), killed after `grace` seconds.
+    `incarnations[i]` is that of the new process at `ranks[i]`; a rank that has it already is left alone. `first` and `count`
+    as in SpawnProcs: the ranks of the mesh on this host.
+    """
+
+    mesh: str
+    name: str
+    first: int
+    count: int
+    ranks: list[int]
+    incarnations: list[int]
+    owner: str
+    grace: float
 
 
 class LaunchSpec(msgspec.Struct):
@@ -196,9 +236,30 @@ class StopProcs(_Message, tag=21):
 
 
 class Watch(_Message, tag=22):
-    """Tell this connection when the process at `address` ends (at once if it has, or was never started)."""
+    """Tell this connection when the process at `address` ends (at once if it has, or was never started), and when another
+    takes its place. `incarnation` is the one the asker means; of an earlier one it is told the end first."""
 
     address: str
+    incarnation: int = 0
+
+
+class Heard(_Message, tag=28):
+    """This process knows of the new process at `address`."""
+
+    address: str
+    incarnation: int
+
+
+class Pong(_Message, tag=29):
+    """The answer to Ping, from the I/O thread."""
+
+    token: int
+
+
+class Census(_Message, tag=19):
+    """Send the addresses of all processes of this host that run, as Answer to `port` (payload: msgpack list)."""
+
+    port: int
 
 
 class Shutdown(_Message, tag=23):
@@ -229,15 +290,18 @@ class Preload(_Message, tag=26):
 
 
 class Listening(_Message, tag=30):
-    """The process at `address` can be reached; the answer to Watch when it lives."""
+    """The process at `address` can be reached; the answer to Watch when it lives. With an incarnation above the one that
+    was known: a new process has taken its place (answered by Heard)."""
 
     address: str
+    incarnation: int = 0
 
 
 class ProcStarted(_Message, tag=31):
     mesh: str
     rank: int
     pid: int
+    incarnation: int = 0
 
 
 class ProcsRefused(_Message, tag=32):
@@ -256,11 +320,21 @@ class ProcEnded(_Message, tag=33):
     stopped: bool  # it was asked to
     tail: list[str]
     detail: str = ""
+    incarnation: int = 0
 
 
 class ProcsStopped(_Message, tag=34):
     mesh: str
     port: int
+
+
+class Suspected(_Message, tag=37):
+    """To the owner: a process does not run, and is killed after `limit` seconds of it. `why` "": it runs again."""
+
+    address: str
+    pid: int
+    why: str
+    limit: float
 
 
 class Output(_Message, tag=35):
@@ -283,10 +357,17 @@ class StopProc(_Message, tag=40):
     reason: str
 
 
+class Ping(_Message, tag=41):
+    """From the agent: answer with Pong."""
+
+    token: int
+
+
 Message = (
-    Hello | Bye | Call | Spawn | StopActor | Probe | Answer | Bounced | SenderEnded | Pause | Failure | ActorEnded
-    | SpawnProcs | StopProcs | Watch | Shutdown | Flush | LogOption | Preload | Listening | ProcStarted |
-    ProcsRefused | ProcEnded | ProcsStopped | Output | Flushed | StopProc
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Answer | Bounced | SenderEnded | Pause
+    | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
+    | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
+    | Flushed | StopProc | Ping
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
