@@ -24,7 +24,8 @@ class Actor(MeshTrait):
     Hooks: `__cleanup__(self, exc)` runs once when the actor stops or fails after construction (`exc` None on an ordinary
     stop), limited by the setting `cleanup_timeout`; `__supervise__(self, failure)` is told of failures of the meshes
     this actor spawned and returns whether it handled them; `_handle_undeliverable_message(self, envelope)` whether it
-    handled the loss of a port message of its own. Each may be `async def` in an actor that has a loop.
+    handled the loss of a port message of its own; `__restarted__(self, failure)` runs after `__init__`, before any message,
+    in an actor that takes the place of one that ended. Each may be `async def` in an actor that has a loop.
     """
 
     @functools.cached_property
@@ -40,6 +41,11 @@ class Actor(MeshTrait):
     def __supervise__(self, failure: MeshFailure) -> Any:
         """Called for a failure of a mesh this actor spawned; a true result means handled."""
         return False
+
+    def __restarted__(self, failure: MeshFailure) -> Any:
+        """Called after `__init__`, before any message, when this actor takes the place of one that ended with `failure` (of
+        its own rank or, under a policy that restarts several, of another): the place to load its state again. What it
+        raises is a failure of this actor."""
 
     def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> Any:
         """Called when a port message of this actor could not be delivered; a true result means handled."""
@@ -66,7 +72,7 @@ class Actor(MeshTrait):
         )
 
 
-_HOOKS = ("__cleanup__", "__supervise__", "_handle_undeliverable_message")
+_HOOKS = ("__cleanup__", "__supervise__", "__restarted__", "_handle_undeliverable_message")
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:

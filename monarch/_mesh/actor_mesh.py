@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._mesh import value_mesh
 from monarch._mesh.cast import Plan
-from monarch._mesh.endpoint import Endpoint, EndpointProperty, NotAnEndpoint
+from monarch._mesh.endpoint import Endpoint, EndpointProperty, NotAnEndpoint, check_arguments
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
@@ -170,6 +170,51 @@ class ActorMesh(MeshTrait, Generic[A]):
         if self._stopping is None:
             self._stopping = here().mesh.stop_actors(self._spec, reason)
         return make_future(Then(self._stopping, _nothing))
+
+    def restart(
+        self,
+        *,
+        failed: bool = False,
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        **selection: Any,
+    ) -> Future[None]:
+        """Constructs actors again in their old places: those at `selection` (as for `slice`; all by default), with `failed`
+        those of them that have ended. Their original arguments serve again, or `args` and `kwargs` if either is given.
+
+        Actors that still live are stopped first, in order. Begins at once; the Future resolves when every `__init__` and
+        `__restarted__` has returned, and raises what stood in the way: SupervisionError when one raised, RuntimeError when a
+        process is gone (restart that first: `procs.restart(failed=True)`). Calls sent to the old actors fail and never
+        reach the new ones; calls made afterwards, through any view or reference anywhere, reach the new ones.
+
+        NotImplementedError on a reference: only the owner restarts. TypeError for arguments that do not fit `__init__`;
+        RuntimeError when the mesh was stopped, or its arguments were too large to be kept (`restart_argument_bytes`).
+        """
+        if not self._owned:
+            raise NotImplementedError(
+                "Cannot call restart on an ActorMeshRef, requires an owned ActorMesh: restart the object that spawn() "
+                "returned; restart(gpus=1) selects a part"
+            )
+        layer = here().mesh
+        owned = layer.actors.get(self._spec.key)
+        if owned is None or self._stopping is not None:
+            raise RuntimeError(f"the mesh {self._spec.mesh_name} was stopped: spawn it anew")
+        ranks = list(self.slice(**selection)._shape.ndslice)
+        if failed:
+            with layer.lock:
+                ended = set(layer.ledger.ended_ranks(self._spec.key))
+            ranks = [rank for rank in ranks if rank in ended]
+        making = None
+        if args is not None or kwargs is not None:
+            check_arguments(self._spec.cls, args or (), kwargs or {})
+            making = layer.make(self._spec, tuple(args or ()), kwargs or {}, owned.creator)
+        elif owned.too_large(ranks):
+            raise RuntimeError(owned.too_large(ranks))
+        return make_future(layer.restarter.restart(owned, ranks, making))
+
+    def _at(self, rank: int) -> ActorMesh[A]:
+        """The view of one rank of the whole mesh."""
+        return ActorMesh(self._spec, Shape([], NDSlice(offset=rank, sizes=[], strides=[])))
 
     async def __aenter__(self) -> ActorMesh[A]:
         return self

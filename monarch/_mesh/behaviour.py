@@ -91,6 +91,14 @@ class ActorBehaviour:
         assert self.cls is not None
         self.actor = self.cls(*args, **kwargs)
 
+    def restarted(self) -> Any:
+        """Tells an actor that took the place of another why that one ended; perhaps an awaitable."""
+        replaced = self.instance.replaced
+        if replaced is None:
+            return None
+        with self._no_loop_for(self.actor.__restarted__):
+            return self.actor.__restarted__(MeshFailure(replaced))
+
     def cleanup(self, cause: Exception | None) -> Any:
         with self._no_loop_for(self.actor.__cleanup__):
             return self.actor.__cleanup__(cause)
@@ -212,6 +220,7 @@ class ActorBehaviour:
             instance.rank,
             None if exc is None else f"actor explicitly aborted due to: {format_remote(exc)}",
         )
+        failure.incarnation, failure.passing = instance.incarnation, instance.passing
         cause = exc if exc is not None else RuntimeError(failure.report)
         return Leave(failure.report, failure, cause)
 
@@ -236,7 +245,7 @@ class ActorBehaviour:
         return None
 
     def _fatal_text(self, text: str) -> Leave:
-        failure = supervision.actor_failure(self.display, text, self.instance.key, self.mesh_name, self.instance.rank)
+        failure = self._failure(text)
         return Leave(failure.report, failure, RuntimeError(failure.report))
 
     def describe_failure(self, exc: BaseException, doing: str) -> Failure:
@@ -246,8 +255,18 @@ class ActorBehaviour:
             cause = f"actor explicitly aborted due to: {exc}"
         else:
             cause = f"actor explicitly aborted due to: {format_remote(exc)}"
+        return self._failure(cause)
+
+    def _failure(self, cause: str) -> Failure:
         instance = self.instance
-        return supervision.actor_failure(self.display, cause, instance.key, self.mesh_name, instance.rank)
+        failure = supervision.actor_failure(self.display, cause, instance.key, self.mesh_name, instance.rank)
+        failure.incarnation, failure.passing = instance.incarnation, instance.passing
+        return failure
+
+    def describe_stale(self) -> Failure:
+        """Of messages for an actor whose place this one has taken."""
+        instance = self.instance
+        return supervision.stale_failure(self.display, instance.key, self.mesh_name, instance.rank)
 
     def describe_stop(self, reason: str) -> Failure:
         instance = self.instance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,14 +15,17 @@ from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
 from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
 from monarch._mesh.context import context
 from monarch._mesh.endpoint import check_arguments
+from monarch._mesh.owned import Acks, Making, OwnedActors, OwnedProcs
+from monarch._mesh.restarter import Restarter
+from monarch._mesh.restarts import Group
 from monarch._mesh.supervision import Gone, Ledger, MeshFailure, Notify
 from monarch._runtime.context import current, root, root_of
 from monarch._runtime.driver import Supervise, run
-from monarch._runtime.future import Slot, Source
+from monarch._runtime.future import Source
+from monarch._runtime.incarnations import first_in
 from monarch._runtime.instance import Instance, Leave
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
@@ -35,7 +39,6 @@ from monarch._wire.message import (
     Answer,
     Bounced,
     Failure,
-    Listening,
     LogOption,
     Probe,
     ProcEnded,
@@ -44,8 +47,7 @@ from monarch._wire.message import (
     ProcStarted,
     Spawn,
     StopActor,
-    StopProc,
-    StopProcs,
+    Suspected,
     decode_extent,
     encode_extent,
 )
@@ -56,109 +58,7 @@ from monarch.config import settings
 if TYPE_CHECKING:
     from monarch._mesh.proc_mesh import ProcMesh, ProcSpec
 
-
-class Acks(Entry):
-    """Ready when every address has answered or its process has ended. Never fails."""
-
-    __slots__ = ("_left", "_lock")
-
-    def __init__(self, addresses: Sequence[str]) -> None:
-        super().__init__(None)
-        self._lock = threading.Lock()
-        self._left = dict(enumerate(addresses))
-        if not addresses:
-            self.settle()
-
-    def receive(self, raw: Raw) -> None:
-        self.done(raw[0])
-
-    def done(self, rank: int) -> None:
-        with self._lock:
-            self._left.pop(rank, None)
-            last = not self._left
-        if last and not self.ready:
-            self.close()
-            self.settle()
-
-    def waits_for(self, address: str) -> bool:
-        with self._lock:
-            ranks = [rank for rank, there in self._left.items() if there == address]
-        for rank in ranks:
-            self.done(rank)
-        return False
-
-    def give_up(self, error: BaseException) -> None:
-        if not self.ready:
-            self.close()
-            self.settle()
-
-    def value(self) -> None:
-        return None
-
-
-class OwnedActors:
-    """An actor mesh that an actor of this process owns."""
-
-    def __init__(self, layer: MeshLayer, spec: ActorSpec) -> None:
-        self._layer = layer
-        self._spec = spec
-
-    def stop(self, reason: str) -> Source:
-        return self._layer.stop_actors(self._spec, reason)
-
-
-class OwnedProcs:
-    """A proc mesh that an actor of this process owns, while its processes start, run and stop."""
-
-    def __init__(self, layer: MeshLayer, spec: ProcSpec, owner: Instance) -> None:
-        self.layer = layer
-        self.spec = spec
-        self.owner = owner
-        self.pids: dict[int, int] = {}
-        self.started = Slot()
-        self._stopping: Source | None = None
-        self._lock = threading.Lock()
-
-    def on_started(self, rank: int, pid: int) -> None:
-        self.pids[rank] = pid
-        if len(self.pids) == len(self.spec.addresses):
-            self.started.set(True)
-
-    def on_ended(self, ended: ProcEnded) -> None:
-        if not self.started.ready:
-            why = supervision.describe_exit(ended)
-            tail = "".join(f"\n    {line}" for line in ended.tail)
-            self.started.fail(
-                RuntimeError(
-                    f"process {ended.address} of mesh {self.spec.name!r} ended before it was ready: {why}{tail}"
-                )
-            )
-
-    def stop(self, reason: str) -> Source:
-        """Asks the agents to stop the processes; ready when they are gone."""
-        with self._lock:
-            if self._stopping is not None:
-                return self._stopping
-            self.spec.stopped = True
-            acks = Acks([agent_at(host) for host in self.spec.hosts])
-            self._stopping = acks
-        proc = self.layer.proc
-        number = proc.ports.add(acks)
-        grace = settings.get("process_exit_timeout")
-        for address in self.spec.addresses:
-            try:
-                proc.post(address, StopProc(reason))
-            except PeerEnded:
-                continue
-        for rank, host in enumerate(self.spec.hosts):
-            try:
-                proc.post(agent_at(host), StopProcs(self.spec.uid, reason, grace, number))
-            except PeerEnded:
-                acks.done(rank)
-        self.owner.owned.pop(self.spec.uid, None)
-        acks.on_ready(lambda: self.layer.procs.pop(self.spec.uid, None))
-        return acks
-
+logger = logging.getLogger("monarch")
 
 class MeshLayer:
     """One a Proc, as `proc.mesh`. Its receivers run on the I/O thread."""
@@ -168,6 +68,8 @@ class MeshLayer:
         self.ledger = Ledger()
         self.lock = threading.Lock()
         self.procs: dict[str, OwnedProcs] = {}
+        self.actors: dict[str, OwnedActors] = {}
+        self.restarter = Restarter(self)
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
         self.replacements: list[tuple[type, type]] = []  # see `replacements`
@@ -178,13 +80,13 @@ class MeshLayer:
         self._gate_failure: bytes = b""
         proc.mesh = self
         proc.process_ended = self._on_process_ended
+        proc.process_suspected = self._on_suspected
         proc.actor_failed = self._on_actor_failed
         proc.bounced = self._on_bounced
         receivers: dict[type, Any] = {
             Spawn: self._on_spawn,
             StopActor: self._on_stop_actor,
             Probe: self._on_probe,
-            Listening: lambda c, m, f: proc.on_listening(m.address),
             ProcStarted: self._on_started,
             ProcsRefused: self._on_refused,
             ProcsStopped: lambda c, m, f: proc.ports.receive(m.port, (0, VALUE, b"", ())),
@@ -226,8 +128,10 @@ class MeshLayer:
         kwargs: dict[str, Any],
         setup: bool = False,
         key: str = "",
+        group: Group | None = None,
     ) -> ActorMesh[Any]:
-        """Checks, encodes, and sends one Spawn to each process. Does not wait for any of them."""
+        """Checks, encodes, and sends one Spawn to each process. Does not wait for any of them. `group` restarts its ranks
+        when they fail."""
         check_class(cls)
         check_arguments(cls, args, kwargs)
         running = current.get()
@@ -238,24 +142,69 @@ class MeshLayer:
         creator = context().actor_instance
         extent = proc_mesh.extent
         spec = ActorSpec(key or new_id(), name, cls, proc_mesh, repr(creator))
-        body, buffers = codec.encode((cls, args, kwargs, proc_mesh, creator.as_creator()))
-        proc.check_size(body, buffers)
-        view = encode_extent(tuple(extent.labels), tuple(extent.sizes))
+        making = self.make(spec, args, kwargs, creator.as_creator())
+        owned = OwnedActors(self, spec, owner.unique, making, setup, group)
+        owned.creator = creator.as_creator()
         with self.lock:
             self.ledger.add(spec, owner.unique)
-        owner.owned[spec.key] = OwnedActors(self, spec)
-        described = f"{cls.__module__}.{cls.__qualname__}"
-        loop = needs_loop(cls)
+            self.actors[spec.key] = owned
+        owner.owned[spec.key] = owned
+        if group is not None:
+            group.add(spec.key, len(spec.addresses))
         for rank, address in enumerate(spec.addresses):
-            spawn = Spawn(spec.key, name, rank, view, owner.unique, proc.address, spec.creator, described, loop, setup)
+            incarnation = proc.incarnations.of(spec.key, rank, address)
+            if incarnation:
+                owned.incarnations[rank] = incarnation
+                with self.lock:
+                    self.ledger.restarted(spec.key, rank, incarnation)
             try:
-                proc.post(address, spawn, body, buffers)
+                self.post_spawn(owned, rank, incarnation)
             except PeerEnded as exc:
                 with self.lock:
                     effects = self.ledger.process_ended(exc.why)
                 self._tell(effects)
+        making.keep()
         shape = Shape(extent.labels, NDSlice.new_row_major(extent.sizes))
         return ActorMesh(spec, shape, owned=True)
+
+    def make(self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any) -> Making:
+        """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
+        body, buffers = codec.encode((spec.cls, args, kwargs, spec.proc_mesh, creator))
+        self.proc.check_size(body, buffers)
+        return Making(body, buffers)
+
+    def post_spawn(
+        self,
+        owned: OwnedActors,
+        rank: int,
+        incarnation: int,
+        port: int = 0,
+        index: int = 0,
+        failure: Failure | None = None,
+    ) -> None:
+        """Sends one Spawn. With `failure` it takes the place of one that ended so. Raises PeerEnded."""
+        spec, making = owned.spec, owned.making(rank)
+        if making.body is None:
+            raise RuntimeError(owned.too_large([rank]))
+        cls, extent = spec.cls, spec.extent
+        spawn = Spawn(
+            spec.key,
+            spec.name,
+            rank,
+            encode_extent(tuple(extent.labels), tuple(extent.sizes)),
+            owned.owner,
+            self.proc.address,
+            spec.creator,
+            f"{cls.__module__}.{cls.__qualname__}",
+            needs_loop(cls),
+            owned.setup,
+            incarnation,
+            port,
+            index,
+            failure,
+            owned.group is not None,
+        )
+        self.proc.post(spec.addresses[rank], spawn, making.body, making.buffers)
 
     def reference(self, proc_mesh: ProcMesh, name: str, cls: type) -> ActorMesh[Any]:
         """A reference to the actor whose key is its name (a singleton), wherever it lives."""
@@ -278,6 +227,9 @@ class MeshLayer:
             view=view,
             owner=spawn.owner,
             owner_proc=spawn.owner_proc,
+            incarnation=max(spawn.incarnation, first_in(self.proc.incarnation)),
+            replaced=spawn.failure,
+            passing=spawn.restarts,
         )
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
@@ -303,6 +255,8 @@ class MeshLayer:
             start_thread(run, f"monarch-actor-{label}", instance)
 
         self.proc.add_actor(instance)
+        if spawn.port:
+            self.restarter.announce(instance, spawn, connection.remote)
         if self._gate_failure and not spawn.setup:
             self._refuse_gated(instance)
         elif self._gated is not None and not spawn.setup and spawn.owner_proc != self.proc.address:
@@ -373,6 +327,10 @@ class MeshLayer:
         self._drop(owner, key)
 
     def _drop(self, owner: str, key: str) -> None:
+        owned = self.actors.pop(key, None)
+        if owned is not None and owned.group is not None:
+            owned.group.remove(key)
+        self.proc.incarnations.forget_actors(key)
         instance = self.actor(owner)
         if instance is not None:
             instance.owned.pop(key, None)
@@ -382,7 +340,8 @@ class MeshLayer:
         """The actor of this process with that unique name (the client's root included)."""
         if unique == self.proc.root_name:
             return root_of(self.proc)
-        return self.proc.actors.get(unique.rpartition(".")[0])
+        instance = self.proc.actors.get(unique.rpartition(".")[0])
+        return instance if instance is not None and instance.unique == unique else None
 
     def _on_stop_actor(self, connection: Connection, stop: StopActor, frame: Frame) -> None:
         instance = self.proc.actors.get(stop.key)
@@ -431,7 +390,7 @@ class MeshLayer:
         owner = root() if running is None else running.instance
         if self.proc.closed is not None:
             raise self.proc.closed
-        owned = OwnedProcs(self, spec, owner)
+        owned = OwnedProcs(self, spec, owner, launches, per_host)
         self.procs[spec.uid] = owned
         owner.owned[spec.uid] = owned
         view = encode_extent(tuple(spec.labels), tuple(spec.sizes))
@@ -443,7 +402,7 @@ class MeshLayer:
     def _on_started(self, connection: Connection, started: ProcStarted, frame: Frame) -> None:
         owned = self.procs.get(started.mesh)
         if owned is not None:
-            owned.on_started(started.rank, started.pid)
+            owned.on_started(started)
 
     def _on_refused(self, connection: Connection, refused: ProcsRefused, frame: Frame) -> None:
         owned = self.procs.get(refused.mesh)
@@ -456,7 +415,8 @@ class MeshLayer:
         split = split_proc_name(name_of(ended.address))
         owned = self.procs.get(split[0]) if split is not None else None
         if owned is not None:
-            owned.on_ended(ended)
+            assert split is not None
+            owned.on_ended(split[1], ended)
         with self.lock:
             effects = self.ledger.process_ended(ended)
         self._tell(effects)
@@ -471,12 +431,37 @@ class MeshLayer:
             if isinstance(effect, Gone):
                 self._drop(effect.owner, effect.key)
                 continue
-            if effect.owner == self.proc.root_name:
-                self.fault(effect.failure)
-                continue
-            instance = self.actor(effect.owner)
-            if instance is not None and not instance.stopping:
-                instance.mailbox.put_control(Supervise(effect.failure))
+            owned = self.actors.get(effect.failure._failure.mesh)
+            if owned is not None and owned.group is not None:
+                if self.restarter.take(owned, effect.failure):
+                    continue
+                self.tell_owner(effect.owner, supervision.escalated(effect.failure, _too_often(owned.group)))
+            else:
+                self.tell_owner(effect.owner, effect.failure)
+
+    def tell_owner(self, owner: str, failure: MeshFailure) -> None:
+        """A failure that is the owner's to handle: an actor's `__supervise__`, or the client's fault hook."""
+        if owner == self.proc.root_name:
+            self.fault(failure)
+            return
+        instance = self.actor(owner)
+        if instance is not None and not instance.stopping:
+            instance.mailbox.put_control(Supervise(failure))
+
+    def _on_suspected(self, suspected: Suspected) -> None:
+        """Said once here, by the owner of the process: nothing has failed yet."""
+        split = split_proc_name(name_of(suspected.address))
+        owned = self.procs.get(split[0]) if split is not None else None
+        if owned is None or split is None:
+            return
+        who = f"process {split[1]} of mesh {owned.spec.name!r} (pid {suspected.pid}, {suspected.address})"
+        if not suspected.why:
+            logger.warning("%s runs again", who)
+        elif suspected.limit:
+            logger.warning("%s is suspected: %s. It is killed and counts as failed if that lasts for %g s (setting "
+                           "suspect_timeout)", who, suspected.why, suspected.limit)  # fmt: skip
+        else:
+            logger.warning("%s is suspected: %s", who, suspected.why)
 
     def _on_bounced(self, bounced: Bounced) -> None:
         if bounced.sender == self.proc.root_name:
@@ -486,6 +471,14 @@ class MeshLayer:
         instance = self.actor(bounced.sender)
         if instance is not None and not instance.stopping:
             instance.mailbox.put_control(bounced)
+
+
+def _too_often(group: Group) -> str:
+    policy = group.policy
+    return (
+        f"its RestartPolicy does not restart it any more: {policy.max_restarts} restarts within {policy.within:g} s are its "
+        f"limit (max_restarts, within)"
+    )
 
 
 _NONE = codec.encode_value(None)[0]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
+from monarch._runtime.ordering import Receiver
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
 from monarch._wire import codec
@@ -339,6 +340,8 @@ class Endpoint(Generic[P, R]):
         may_wait = entry is None or running_loop() is None
         lazy = _FLOOD if entry is None else 0.0
         next_number = sender.numbering.next
+        restarts = proc.incarnations if proc.incarnations else None
+        incarnation = 0
         for index, rank, address in receivers:
             if may_wait and proc.must_wait(address, key) and sender.key != key:
                 try:
@@ -347,7 +350,14 @@ class Endpoint(Generic[P, R]):
                     if entry is not None:
                         entry.close()
                     raise
-            message = Call(key, unique, next_number(key, rank), method, number, back, index, view, adverb)
+            receiver: Receiver = rank
+            if restarts is not None:
+                incarnation = restarts.of(key, rank, address)
+                if incarnation:
+                    receiver = (rank, incarnation)
+            message = Call(
+                key, unique, next_number(key, receiver), method, number, back, index, view, adverb, incarnation
+            )
             try:
                 proc.post(address, message, body, buffers, lazy)
             except PeerEnded as exc:

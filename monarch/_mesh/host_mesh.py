@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from monarch._mesh import replacements
+from monarch._mesh.owned import OwnedProcs
 from monarch._mesh.proc_mesh import ProcMesh, ProcSpec, announce
 from monarch._mesh.setup import SetupActor
 from monarch._runtime.context import here
@@ -164,7 +165,7 @@ class HostMesh(MeshTrait):
         mesh = ProcMesh(spec, shape, owned, owned.started)
         mesh._forwards_logs = launch.forward_logs
         if gated:
-            mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned.started)
+            mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned)
         layer.remember(mesh)
         announce(mesh)
         return mesh
@@ -174,11 +175,17 @@ class HostMesh(MeshTrait):
         mesh: ProcMesh,
         bootstrap: Callable[[], Any] | None,
         replaced: list[replacements.Pair],
-        started: Source,
+        owned: OwnedProcs,
     ) -> Source:
-        actors = here().mesh.spawn_actors(mesh, "setup", SetupActor, (bootstrap, replaced), {}, True)
+        layer = here().mesh
+        actors = layer.spawn_actors(mesh, "setup", SetupActor, (bootstrap, replaced), {}, True)
         done = actors.setup.call()
-        return All([started, done._source or Done(True)])
+
+        def prepare(rank: int) -> Source:
+            return layer.restarter.prepare(layer.actors[actors._spec.key], actors, rank)  # type: ignore[no-any-return]
+
+        owned.prepare = prepare
+        return All([owned.started, done._source or Done(True)])
 
     def _check_sizes(self, sizes: dict[str, int]) -> None:
         mine = self.extent.labels

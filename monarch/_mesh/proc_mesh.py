@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._mesh import replacements
+from monarch._mesh import replacements, restarts
 from monarch._mesh.loglevel import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
@@ -17,7 +17,7 @@ from monarch._shape.view import MeshTrait
 from monarch._wire.address import host_of, name_of, proc_address
 
 if TYPE_CHECKING:
-    from monarch._mesh.controller import OwnedProcs
+    from monarch._mesh.owned import OwnedProcs
     from monarch._mesh.host_mesh import HostMesh
 
 T = TypeVar("T")
@@ -117,7 +117,9 @@ class ProcMesh(MeshTrait):
         do not fit `__init__`, RuntimeError when the mesh was stopped, and whatever pickling raises.
         """
         self._check_alive()
-        return here().mesh.spawn_actors(self, name, replacements.replace(Class), args, kwargs, False)  # type: ignore[no-any-return]
+        return here().mesh.spawn_actors(  # type: ignore[no-any-return]
+            self, name, replacements.replace(Class), args, kwargs, group=restarts.active()
+        )
 
     def _check_alive(self) -> None:
         if self._spec.stopped:
@@ -143,6 +145,30 @@ class ProcMesh(MeshTrait):
                 "ProcMesh is not owned; must be stopped by an owner: slices and meshes that were sent are references"
             )
         return make_future(Then(self._owned.stop(reason), lambda _value: None))
+
+    def restart(self, *, failed: bool = False, **selection: Any) -> Future[None]:
+        """Puts new processes in the place of some: those at `selection` (as for `slice`; all by default), with `failed` those
+        of them that have ended.
+
+        Processes that still run are stopped first, in order, as by `stop()`. Begins at once; the Future resolves when the new
+        processes run and the mesh's bootstrap function has returned there. They hold no actors: `ActorMesh.restart`
+        constructs those again. Views, slices and references reach the new processes. Calls that were sent to the old ones
+        fail and never reach the new ones.
+
+        ValueError on a reference: only the owner restarts. RuntimeError when the mesh was stopped; TypeError and IndexError
+        for a selection it does not have. What keeps a process from starting is raised by the Future.
+        """
+        if self._owned is None:
+            raise ValueError(
+                "ProcMesh is not owned; must be restarted by its owner, the object that spawn_procs() returned: restart("
+                "gpus=1) selects a part"
+            )
+        self._check_alive()
+        ranks = list(self.slice(**selection)._shape.ndslice)
+        if failed:
+            ended = set(self._owned.ended_ranks())
+            ranks = [rank for rank in ranks if rank in ended]
+        return make_future(Then(self._owned.restart(ranks), lambda _value: None))
 
     async def __aenter__(self) -> ProcMesh:
         if self._spec.stopped:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from monarch._runtime.incarnations import process_of
 from monarch._wire.message import Failure, ProcEnded
 
 EXIT_CLEAN = "stopped: process exited cleanly"
@@ -87,12 +88,14 @@ class Gone:
 
 
 class _Entry:
-    __slots__ = ("ended", "mesh", "owner", "whole")
+    __slots__ = ("ended", "incarnations", "mesh", "owner", "restarting", "whole")
 
     def __init__(self, mesh: MeshFacts, owner: str) -> None:
         self.mesh = mesh
         self.owner = owner
         self.ended: dict[int, Failure] = {}
+        self.incarnations: dict[int, int] = {}  # of the ranks that are not the first
+        self.restarting: set[int] = set()
         self.whole: Failure | None = None
 
 
@@ -132,11 +135,15 @@ class Ledger:
         entry = self._entries.get(failure.mesh)
         if entry is None:
             return []
-        fresh = [rank for rank in failure.ranks if rank not in entry.ended]
+        known = entry.incarnations
+        fresh = [
+            rank for rank in failure.ranks if rank not in entry.ended and failure.incarnation >= known.get(rank, 0)
+        ]
         for rank in fresh:
             entry.ended[rank] = failure
-        self.troubled.add(failure.mesh)
-        if not fresh or failure.stopped or entry.whole is not None:
+        if fresh:
+            self.troubled.add(failure.mesh)
+        if failure.stopped or entry.whole is not None or entry.restarting.issuperset(fresh):
             return []
         return [Notify(entry.owner, MeshFailure(failure))]
 
@@ -146,20 +153,62 @@ class Ledger:
         A mesh whose ranks have all ended in order is forgotten: its processes' agent tells late callers.
         """
         effects: list[Notify | Gone] = []
-        for key in sorted(self._by_address.pop(ended.address, ())):
+        for key in sorted(self._by_address.get(ended.address, ())):
             entry = self._entries[key]
-            ranks = [rank for rank, address in enumerate(entry.mesh.addresses) if address == ended.address]
-            fresh = [rank for rank in ranks if rank not in entry.ended]
+            fresh = [
+                rank
+                for rank, address in enumerate(entry.mesh.addresses)
+                if address == ended.address
+                and rank not in entry.ended
+                and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
+            ]
             if fresh:
                 failure = process_failure(entry.mesh, ended, fresh)
                 for rank in fresh:
                     entry.ended[rank] = failure
                 self.troubled.add(key)
-                if not failure.stopped and entry.whole is None:
+                if not failure.stopped and entry.whole is None and not entry.restarting.issuperset(fresh):
                     effects.append(Notify(entry.owner, MeshFailure(failure)))
-            if len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):
+            over = ended.stopped and not ended.replaced and not entry.restarting
+            if over and len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):
                 effects.append(Gone(self.remove(key), key))
         return effects
+
+    # --- restarts
+
+    def restarting(self, key: str, ranks: Iterable[int]) -> list[int] | None:
+        """These ranks are to be replaced: what becomes of them until they are is told to nobody.
+
+        Returns those that live, as far as known; None when the mesh is not owned here, or is being stopped.
+        """
+        entry = self._entries.get(key)
+        if entry is None or entry.whole is not None:
+            return None
+        entry.restarting.update(ranks)
+        return [rank for rank in ranks if rank not in entry.ended]
+
+    def restarted(self, key: str, rank: int, incarnation: int) -> bool:
+        """Another has taken the place of a rank. False when the mesh was stopped meanwhile."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return False
+        entry.restarting.discard(rank)
+        entry.ended.pop(rank, None)
+        entry.incarnations[rank] = incarnation
+        if not entry.ended and entry.whole is None:
+            self.troubled.discard(key)
+        return entry.whole is None
+
+    def not_restarted(self, key: str, ranks: Iterable[int]) -> None:
+        """They stay as they are."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            entry.restarting.difference_update(ranks)
+
+    def ended_ranks(self, key: str) -> list[int]:
+        """The ranks of an owned mesh that have ended, whatever way."""
+        entry = self._entries.get(key)
+        return [] if entry is None else sorted(entry.ended)
 
     def mesh_stopped(self, key: str, reason: str) -> None:
         """The owner stops the mesh: no failure of it is told any more."""
@@ -212,7 +261,9 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
     """What becomes of the ranks of `mesh` that lived in the process that ended."""
     shown = mesh.display(ranks[0]) if ranks else mesh.mesh_name
     if ended.stopped or (ended.code == 0 and not ended.detail):
-        status = "stopped: the process was stopped" if ended.stopped else EXIT_CLEAN
+        status = EXIT_CLEAN
+        if ended.stopped:
+            status = f"stopped: the process {'is being restarted' if ended.replaced else 'was stopped'}"
         text = f"Supervision event: actor {shown} has status:\n  {status}"
         return Failure(text, mesh.key, mesh.mesh_name, list(ranks), text, stopped=True)
     cause = f"the process this actor was running on failed: {describe_exit(ended)}"
@@ -237,6 +288,14 @@ def actor_failure(display: str, cause: str, key: str, mesh_name: str, rank: int)
     return Failure(report, key, mesh_name, [rank], f"Supervision event: actor {display} failed: {first}")
 
 
+def escalated(child: MeshFailure, why: str) -> MeshFailure:
+    """The failure of a rank that its policy does not restart any more."""
+    given = child._failure
+    return MeshFailure(
+        Failure(f"{given.report}\n    {why}", given.mesh, given.mesh_name, given.ranks, f"{child.event} ({why})")
+    )
+
+
 def unhandled_child(
     display: str, child: MeshFailure, key: str, mesh_name: str, rank: int, handling: str | None = None
 ) -> Failure:
@@ -249,6 +308,15 @@ def unhandled_child(
         why = "failed while handling a failure of its child"
     event = f"Supervision event: actor {display} {why}. {child.event}"
     return Failure(report, key, mesh_name, [rank], event)
+
+
+def stale_failure(display: str, key: str, mesh_name: str, rank: int) -> Failure:
+    """Of a message whose receiver has ended and been replaced since it was sent."""
+    text = (
+        f"the actor {display} was restarted after this message was sent: it was meant for the one before, which has ended, "
+        f"and was not handled. Call again to reach the new one"
+    )
+    return Failure(text, key, mesh_name, [rank], text, stopped=True, passing=True)
 
 
 def stopped_failure(display: str, reason: str, key: str = "", mesh_name: str = "", rank: int | None = None) -> Failure:

@@ -131,6 +131,8 @@ class AsyncDriver:
         try:
             behaviour.construct()
             self._constructed = True
+            await _result(behaviour.restarted())
+            instance.ready.set()
             turn = 0
             while True:
                 if instance.leaving is not None:

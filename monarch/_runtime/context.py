@@ -12,21 +12,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
     from monarch._runtime.proc import Proc
+    from monarch._wire.message import Call
 
 
 class Current:
     """What `context()` is built from: the running actor and the rank the message was addressed to.
 
     `rank` and `view` stay as they came off the wire; a Point is made only when asked for. `public` keeps the Context
-    object once it was asked for, so that it is one object for one message.
+    object once it was asked for, so that it is one object for one message: `call`, None outside of any.
     """
 
-    __slots__ = ("instance", "public", "rank", "view")
+    __slots__ = ("call", "instance", "public", "rank", "view")
 
-    def __init__(self, instance: Instance, rank: int, view: bytes) -> None:
+    def __init__(self, instance: Instance, rank: int, view: bytes, call: Call | None = None) -> None:
         self.instance = instance
         self.rank = rank
         self.view = view
+        self.call = call
         self.public: Any = None
 
 

@@ -53,6 +53,8 @@ def _run_sync(instance: Instance) -> None:
     try:
         behaviour.construct()
         constructed = True
+        behaviour.restarted()
+        instance.ready.set()
         while True:
             if instance.leaving is not None:
                 raise instance.leaving

@@ -54,6 +54,9 @@ class Source:
         """The result, or raises it. Called once, after `ready`, in the observing thread."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """Nobody will observe it: its only Future was dropped. Any thread, at any point of its work: takes no lock."""
+
     def settle(self) -> None:
         """Any thread: the result is there; wakes every observer."""
         self.ready = True
@@ -219,7 +222,8 @@ class Future(Generic[T]):
 
     The operation runs whether or not anybody observes it (except: `PortReceiver.recv()`, `Accumulator.accumulate()` and
     functions under `returns_future` begin when first observed). A Future that failed raises the same exception object at
-    each observation. Dropping a Future is harmless. Not picklable; made by the runtime only.
+    each observation. Dropping a Future is harmless: the operation runs on, its result is dropped when it comes, and nothing
+    stays behind here. Not picklable; made by the runtime only.
     """
 
     __slots__ = ("__weakref__", "_error", "_lock", "_source", "_value")
@@ -231,6 +235,14 @@ class Future(Generic[T]):
         self._value: Any = _PENDING
         self._error: BaseException | None = None
         self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        try:
+            source = self._source
+        except AttributeError:  # never made: its constructor raised
+            return
+        if source is not None:
+            source.abandon()
 
     def get(self, timeout: float | None = None) -> T:
         """Blocks until the result is there and returns it, or raises its exception.

@@ -59,6 +59,7 @@ class Behaviour(Protocol):
     is_async: bool
 
     def construct(self) -> None: ...
+    def restarted(self) -> Any: ...
     def handle(self, delivery: Delivery) -> None: ...
     async def handle_async(self, delivery: Delivery) -> None: ...
     def supervise(self, failure: Any) -> Any: ...
@@ -67,10 +68,17 @@ class Behaviour(Protocol):
     async def settle_tasks(self) -> None: ...
     def describe_failure(self, exc: BaseException, doing: str) -> Failure: ...
     def describe_stop(self, reason: str) -> Failure: ...
+    def describe_stale(self) -> Failure: ...
+
+
+def _unaware(sender: str) -> str:
+    """The stream of messages of a sender that has not heard of any restart; beside the one it begins when it has."""
+    return f"{sender} "
 
 
 class Instance:
-    """`key` names the actor within its process, `unique` everywhere."""
+    """`key` names the actor within its process, `unique` everywhere; `incarnation` tells it from those it took the place of
+    (see `incarnations`). `replaced` is why the last of those ended; `passing` whether another will follow if it fails."""
 
     def __init__(
         self,
@@ -82,10 +90,16 @@ class Instance:
         view: bytes,
         owner: str = "",
         owner_proc: str = "",
+        incarnation: int = 0,
+        replaced: Failure | None = None,
+        passing: bool = False,
     ) -> None:
         self.proc = proc
         self.key = key
-        self.unique = f"{key}.{rank}"
+        self.unique = f"{key}.{rank}~{incarnation}" if incarnation else f"{key}.{rank}"
+        self.incarnation = incarnation
+        self.replaced = replaced
+        self.passing = passing
         self.name = name
         self.rank = rank
         self.view = view
@@ -101,8 +115,8 @@ class Instance:
         self.leaving: Leave | None = None  # asked for by the actor itself, between two awaits
         self.end: Failure | None = None
         self.stopping = False
+        self.ready = Slot()  # constructed, and its `__restarted__` done; the end when it never came to that
         self.ended = Slot()
-        self.on_stop: Callable[[], None] | None = None
         self.thread_ident = 0
         self.paused_senders: set[str] = set()
         self.high_water = proc.mailbox_messages
@@ -121,9 +135,15 @@ class Instance:
         """Puts a message into the mailbox once all before it are there."""
         call = delivery.call
         mailbox = self.mailbox
+        stream = call.sender
+        if call.incarnation != self.incarnation:
+            stream = _unaware(call.sender)
+            if not self._is_meant(call, stream):
+                self._refuse_stale(delivery)
+                return
         with self._lock:
             if self.end is None and not self.stopping:
-                for ready in self._reorder.accept(call.sender, call.seq, delivery):
+                for ready in self._reorder.accept(stream, call.seq, delivery):
                     mailbox.put(ready)
                 if len(mailbox.messages) <= self.high_water:
                     return
@@ -139,17 +159,29 @@ class Instance:
             if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
                 self._resume_senders()
 
+    def _is_meant(self, call: Call, stream: str) -> bool:
+        """Whether a message for another incarnation is for this one: its sender knows of none and began with this one."""
+        return call.incarnation == 0 and (call.seq == 1 or self._reorder.knows(stream))
+
+    def _refuse_stale(self, delivery: Delivery) -> None:
+        """It was meant for an actor that has ended, and nobody else may handle it."""
+        assert self.behaviour is not None
+        self.proc.refuse(delivery, self.behaviour.describe_stale())
+        self.proc.tell_restarted(delivery.back, self)
+
     def path_lost(self, sender: str) -> None:
         """The process of `sender` is gone, or the connection to it was."""
-        with self._lock:
-            for ready in self._reorder.lost(sender):
-                self.mailbox.put(ready)
+        self._release(self._reorder.lost, sender)
 
     def sender_ended(self, sender: str) -> None:
         """No more messages come from that actor."""
+        self._release(self._reorder.forget, sender)
+
+    def _release(self, give_up: Callable[[str], list[Delivery]], sender: str) -> None:
         with self._lock:
-            for ready in self._reorder.forget(sender):
-                self.mailbox.put(ready)
+            for stream in (_unaware(sender), sender) if self.incarnation else (sender,):
+                for delivery in give_up(stream):
+                    self.mailbox.put(delivery)
 
     def refuse(self, delivery: Delivery) -> None:
         """Answers a message that will never be handled."""
@@ -219,4 +251,5 @@ class Instance:
                 return
             self._finished = True
         self.proc.actor_ended(self, leave.failure)
+        self.ready.set(self.end)
         self.ended.set(leave.failure)

@@ -14,29 +14,41 @@ T = TypeVar("T")
 
 _ANY = -1
 
+Receiver = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarted one
+
 
 class Numbering:
     """The sender's side: how many messages each receiver was sent.
 
-    Receivers are (mesh, rank). Safe from any thread without a lock, because taking from a counter is atomic and a message
-    may leave in any order once it is numbered.
+    Receivers are (mesh, rank), and once one was restarted (mesh, (rank, incarnation)). Safe from any thread without a lock,
+    because taking from a counter is atomic and a message may leave in any order once it is numbered.
     """
 
     __slots__ = ("_counts",)
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, dict[int, Iterator[int]]] = {}
+        self._counts: dict[Hashable, dict[Receiver, Iterator[int]]] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def next(self, mesh: Hashable, rank: int) -> int:
+    def next(self, mesh: Hashable, rank: Receiver) -> int:
         """The number of the next message to (mesh, rank); the first is 1."""
         try:
             return next(self._counts[mesh][rank])
         except KeyError:
-            counter = self._counts.setdefault(mesh, {}).setdefault(rank, itertools.count(1))
+            counters = self._counts.setdefault(mesh, {})
+            counter = counters.setdefault(rank, itertools.count(1))
+            if isinstance(rank, tuple):
+                self._forget_before(counters, *rank)
             return next(counter)
+
+    def _forget_before(self, counters: dict[Receiver, Iterator[int]], rank: int, incarnation: int) -> None:
+        """Nothing is sent to earlier incarnations any more."""
+        counters.pop(rank, None)
+        for known in list(counters):
+            if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
+                counters.pop(known, None)
 
     def next_many(self, mesh: Hashable, ranks: Sequence[int]) -> int | list[tuple[int, int]]:
         """Numbers of one message to many ranks: one number when all stand at the same count, else runs (number, length)."""

@@ -17,6 +17,7 @@ import msgspec
 
 from monarch._errors import BackpressureTimeout, ForkedClientError
 from monarch._runtime.future import running_loop
+from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.replies import Ports
@@ -26,6 +27,7 @@ from monarch._wire.address import agent_of, host_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import (
     FAILED,
+    VALUE,
     VERSION,
     ActorEnded,
     Answer,
@@ -33,11 +35,18 @@ from monarch._wire.message import (
     Bye,
     Call,
     Failure,
+    Heard,
     Hello,
+    Listening,
     Pause,
+    Ping,
+    Pong,
     ProcEnded,
+    Restarted,
     SenderEnded,
+    Suspected,
     Watch,
+    Welcome,
 )
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.transport.base import Connection
@@ -70,7 +79,11 @@ class Proc:
         self.ports = Ports()
         self.actors: dict[str, Instance] = {}
         self.receivers: dict[type, Receiver] = {}
+        self.incarnation = 0  # how many processes were at this address before
+        self.incarnations = Incarnations()
+        self.suspected: dict[str, str] = {}  # processes that give no sign of life, and why that is
         self.process_ended: Callable[[ProcEnded], None] = _ignore
+        self.process_suspected: Callable[[Suspected], None] = _ignore
         self.actor_failed: Callable[[ActorEnded], None] = _ignore
         self.bounced: Callable[[Bounced], None] = _ignore
         self.agent_lost: Callable[[str], None] = _ignore
@@ -87,6 +100,9 @@ class Proc:
         self._unknown_count = 0
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
+        self._connections: dict[str, list[Connection]] = {}
+        self._newcomers: dict[str, tuple[Connection, list[Frame]]] = {}  # at addresses whose last process we still know
+        self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
         self._lock = threading.Lock()
         self._paused: set[tuple[str, str]] = set()
         self._resumed = threading.Condition()
@@ -166,7 +182,7 @@ class Proc:
                 f"{failure.mesh_name or call.to}[{call.rank}]",
                 f"{failure.mesh_name or call.to}.{call.method}() (broadcast)",
                 failure.report,
-                False,
+                failure.passing,
             )
             self._post_quietly(delivery.back, bounced)
 
@@ -228,6 +244,8 @@ class Proc:
                     if not self._on_hello(connection, msg):
                         return
                     remote = connection.remote
+                elif self._newcomers and self._early(connection, frame):
+                    continue
                 elif kind is Call:
                     self._on_call(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
                 elif kind is Answer:
@@ -247,12 +265,27 @@ class Proc:
         if remote == agent_of(self.address):
             self.agent_lost(reason)
             return
-        for sender, keys in self._senders.pop(remote, {}).items():
-            for instance in filter(None, map(self.actors.get, keys)):
-                instance.path_lost(sender)
+        with self._lock:
+            known = [other for other in self._connections.pop(remote, ()) if other is not connection]
+            if known:
+                self._connections[remote] = known
+        newcomer = self._newcomers.get(remote)
+        if newcomer is not None and newcomer[0] is connection:
+            return  # lost before we heard who it was; its agent tells that too
+        self._lose_paths(remote)
         peer = self._peers.get(remote)
         if peer is not None and self.closed is None:
             peer.lost(connection)
+
+    def _remember(self, remote: str, connection: Connection) -> None:
+        with self._lock:
+            self._connections[remote] = [*self._connections.get(remote, ()), connection]
+
+    def _lose_paths(self, remote: str) -> None:
+        """What actors of that process had sent here and has not arrived will not come."""
+        for sender, keys in self._senders.pop(remote, {}).items():
+            for instance in filter(None, map(self.actors.get, keys)):
+                instance.path_lost(sender)
 
     def _on_hello(self, connection: Connection, hello: Any) -> bool:
         if type(hello) is not Hello:
@@ -266,7 +299,26 @@ class Proc:
             return False
         connection.remote = hello.address
         connection.pid = hello.pid
-        self.peer(hello.address).adopt(connection)
+        peer = self.peer(hello.address)
+        if hello.incarnation < peer.incarnation:
+            connection.close("another process has taken its place")
+            return False
+        self._remember(hello.address, connection)
+        if self.incarnation:
+            connection.send(frames.encode(message.encode(Welcome(self.incarnation))))
+        if hello.incarnation > peer.incarnation:  # how the one before it ended is on its way to us
+            self._newcomers[hello.address] = (connection, [])
+            self._post_quietly(agent_of(hello.address), Watch(hello.address, peer.incarnation))
+        else:
+            peer.adopt(connection)
+        return True
+
+    def _early(self, connection: Connection, frame: Frame) -> bool:
+        """Keeps what a new process sends until its agent has told us what became of the one before it."""
+        newcomer = self._newcomers.get(connection.remote)
+        if newcomer is None or newcomer[0] is not connection:
+            return False
+        newcomer[1].append(frame)
         return True
 
     def _on_call(self, call: Call, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
@@ -303,6 +355,16 @@ class Proc:
             self.bounced(msg)
         elif kind is ProcEnded:
             self.on_process_ended(msg)
+        elif kind is Listening:
+            self.on_listening(msg)
+        elif kind is Ping:
+            self._post_quietly(connection.remote, Pong(msg.token))
+        elif kind is Suspected:
+            self._on_suspected(msg)
+        elif kind is Restarted:
+            self._on_restarted(connection.remote, msg)
+        elif kind is Welcome:
+            self._on_welcome(connection.remote, msg)
         elif kind is SenderEnded:
             self._on_sender_ended(connection.remote, msg)
         elif kind is Pause:
@@ -330,6 +392,8 @@ class Proc:
             self.bounced(msg)
         elif kind is SenderEnded:
             self._on_sender_ended(self.address, msg)
+        elif kind is Restarted:
+            self._on_restarted(self.address, msg)
         elif kind is not Pause:
             self.receivers[kind](_Here(self.address), msg, Frame(b"", body, owned))
 
@@ -377,6 +441,7 @@ class Proc:
         """The actor takes messages from now on, those that came before it included."""
         with self._lock:
             self.actors[instance.key] = instance
+            self._tombstones.pop(instance.key, None)
             waiting = self._unknown.pop(instance.key, [])
             self._unknown_count -= len(waiting)
         for delivery in waiting:
@@ -386,10 +451,11 @@ class Proc:
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
         with self._lock:
-            self.actors.pop(instance.key, None)
-            self._tombstones[instance.key] = instance.end or failure or Failure("ended", stopped=True)
-            if len(self._tombstones) > _TOMBSTONES:
-                self._tombstones.popitem(last=False)
+            if self.actors.get(instance.key) is instance:  # else it was given up on, and another has taken its place
+                del self.actors[instance.key]
+                self._tombstones[instance.key] = instance.end or failure or Failure("ended", stopped=True)
+                if len(self._tombstones) > _TOMBSTONES:
+                    self._tombstones.popitem(last=False)
         self.ports.actor_ended(instance)
         if instance.numbering:
             for address in (self.address, *self.connected()):
@@ -409,13 +475,16 @@ class Proc:
         if self.closed is not None:
             raise self.closed
         connection = self.transport.dial(address)
-        connection.send(frames.encode(message.encode(Hello(VERSION, self.address, self.pid))))
+        self._remember(address, connection)
+        connection.send(frames.encode(message.encode(Hello(VERSION, self.address, self.pid, self.incarnation))))
         return connection
 
     def _ask_agent(self, peer: Peer) -> None:
         """Its agent tells when the process listens and when it has ended."""
+        if peer.broken:
+            self._broken.setdefault(peer.address, self.ports.count())
         if self.closed is None and peer.address != agent_of(peer.address):
-            self._post_quietly(agent_of(peer.address), Watch(peer.address))
+            self._post_quietly(agent_of(peer.address), Watch(peer.address, peer.incarnation))
 
     def use_agent(self, connection: Connection) -> None:
         """The connection to this host's agent."""
@@ -430,25 +499,103 @@ class Proc:
         agent = agent_of(self.address)
         return [(address, peer) for address, peer in list(self._peers.items()) if address != agent]
 
-    def on_listening(self, address: str) -> None:
+    def on_listening(self, listening: Listening) -> None:
+        """The agent's word: a process can be reached there; perhaps a new one in the place of one that ended."""
+        address, incarnation = listening.address, listening.incarnation
         peer = self._peers.get(address)
-        if peer is not None and peer.asking:
+        if peer is not None and incarnation > peer.incarnation:
+            if peer.ended is None:
+                detail = "was replaced by a new process"
+                self.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, peer.incarnation))
+            self.incarnations.process_restarted(address, incarnation)
+            peer.revive(incarnation)
+            self._welcome_newcomer(peer)
+            self._post_quietly(agent_of(address), Heard(address, incarnation))
+        elif peer is not None and peer.asking:
             peer.listening()
+            self._fail_broken(address)
+
+    def _welcome_newcomer(self, peer: Peer) -> None:
+        newcomer = self._newcomers.pop(peer.address, None)
+        if newcomer is not None:
+            connection, early = newcomer
+            if not connection.lost:
+                peer.adopt(connection)
+            self.connection_received(connection, early)
+
+    def _fail_broken(self, address: str) -> None:
+        """A connection broke and its process lives: what was under way may be lost, and nobody would ever know."""
+        count = self._broken.pop(address, None)
+        if count is not None:
+            what = f"the connection to {address} broke while the call was under way; it may have run there or not"
+            self.ports.connection_broke(address, count, Failure(what))
 
     def on_process_ended(self, ended: ProcEnded) -> None:
         """The agent's word: that process is gone. Whoever waits for it is told, then the mesh layer."""
-        peer = self.peer(ended.address)
-        if peer.ended is not None:
+        address = ended.address
+        peer = self.peer(address)
+        if ended.incarnation < peer.incarnation:
             return
+        if peer.ended is not None and ended.incarnation == peer.incarnation:
+            return
+        peer.incarnation = ended.incarnation
+        newcomer = self._newcomers.get(address)
+        for connection in list(self._connections.get(address, ())):
+            if newcomer is None or newcomer[0] is not connection:
+                connection.finish("the process has ended")
+        self._lose_paths(address)
         peer.end(ended)
-        self._ended_peers.append(ended.address)
+        self._broken.pop(address, None)
+        self.suspected.pop(address, None)
+        self._ended_peers.append(address)
         if len(self._ended_peers) > _ENDED_PEERS:  # its agent remembers it, should anybody still ask
-            self._peers.pop(self._ended_peers.popleft(), None)
+            self._forget_peer(self._ended_peers.popleft())
         with self._resumed:
             self._paused = {entry for entry in self._paused if entry[0] != ended.address}
             self._resumed.notify_all()
         self.ports.process_ended(ended)
         self.process_ended(ended)
+
+    def _forget_peer(self, address: str) -> None:
+        peer = self._peers.get(address)
+        if peer is not None and peer.ended is not None:
+            del self._peers[address]
+            self.incarnations.forget_process(address)
+
+    def _on_suspected(self, suspected: Suspected) -> None:
+        if suspected.why:
+            self.suspected[suspected.address] = suspected.why
+        else:
+            self.suspected.pop(suspected.address, None)
+        self.process_suspected(suspected)
+
+    def end_of_process(self, address: str) -> ProcEnded | None:
+        """How the process there ended, as far as known here; None while it lives or when nothing is known."""
+        peer = self._peers.get(address)
+        return None if peer is None else peer.ended
+
+    # --- restarts
+
+    def _on_welcome(self, remote: str, welcome: Welcome) -> None:
+        """We dialled a process that is not the first at its address, and did not know."""
+        peer = self.peer(remote)
+        if peer.ended is None and welcome.incarnation > peer.incarnation:
+            peer.incarnation = welcome.incarnation
+            self.incarnations.process_restarted(remote, welcome.incarnation)
+
+    def _on_restarted(self, remote: str, restarted: Restarted) -> None:
+        """An actor was restarted in its process: calls mean the new one from now on."""
+        self.incarnations.actor_restarted(restarted.key, restarted.rank, restarted.incarnation)
+        if restarted.port:
+            self.answer(remote, Answer(restarted.port, 0, VALUE), b"", ())
+
+    def tell_restarted(self, address: str, instance: Instance, port: int = 0) -> None:
+        """Its actors may still mean the one that `instance` has taken the place of."""
+        self._post_quietly(address, Restarted(instance.key, instance.rank, instance.incarnation, port))
+
+    def senders_to(self, key: str) -> list[str]:
+        """The processes with actors that have sent to actor `key` here."""
+        return [remote for remote, senders in list(self._senders.items()) if any(key in k for k in senders.values())]
 
     # --- the end
 

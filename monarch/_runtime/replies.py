@@ -132,6 +132,16 @@ class Ports:
                 assert entry.target is not None
                 entry.fail(entry.target.failure_of(ended.address, ended))
 
+    def count(self) -> int:
+        """A number above those of all ports there are, and below those to come."""
+        return next(self._numbers)
+
+    def connection_broke(self, address: str, before: int, failure: Failure) -> None:
+        """Fails whatever older than port `before` still waits for an answer from that process."""
+        for entry in list(self._entries.values()):
+            if entry.number < before and entry.target is not None and entry.waits_for(address):
+                entry.fail(failure)
+
     def close_all(self, failure: Failure) -> None:
         for entry in list(self._entries.values()):
             entry.fail(failure)

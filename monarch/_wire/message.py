@@ -60,8 +60,7 @@ class Call(_Message, tag=2):
     rank: int  # of the receiver in the addressed view
     view: bytes  # that view's extent, msgpack [labels, sizes]
     adverb: int
-    caller: str = ""  # display name of the sender, for reports
-    incarnation: int = 0  # of the receiving actor, as far as the sender knows; see `incarnations`
+    incarnation: int = 0  # of the receiving actor, as far as the sender knows; see `_runtime.incarnations`
 
 
 class Spawn(_Message, tag=3):
@@ -78,8 +77,10 @@ class Spawn(_Message, tag=3):
     loop: bool  # the class has async endpoints or hooks: it needs an event loop
     setup: bool = False  # this is the mesh's bootstrap actor: it starts before the gate opens
     incarnation: int = 0
-    port: int = 0  # of the owner: answered once it was constructed again, when it takes the place of one that ended
+    port: int = 0  # of the owner: answered (as rank `index`) once it is ready, when it takes the place of one that ended
+    index: int = 0
     failure: Failure | None = None  # then: why that one ended, for `__restarted__`
+    restarts: bool = False  # a RestartPolicy puts another in its place should it fail
 
 
 class Restarted(_Message, tag=13):
@@ -158,6 +159,7 @@ class Failure(_Message, tag=9):
     stopped: bool = False  # an ordinary end: callers are told, owners are not
     error: bytes = b""  # a pickled exception to raise as it is, in place of a SupervisionError
     incarnation: int = 0  # of the actor that ended
+    passing: bool = False  # another takes its place: what was sent to it meanwhile is lost, and that harms nobody
 
 
 class ActorEnded(_Message, tag=11):
@@ -321,6 +323,7 @@ class ProcEnded(_Message, tag=33):
     tail: list[str]
     detail: str = ""
     incarnation: int = 0
+    replaced: bool = False  # it was asked to end because another is to take its place
 
 
 class ProcsStopped(_Message, tag=34):

@@ -1,11 +1,14 @@
 """Another process, as this one sees it: dialled on first use, remembered when it has ended.
 
     idle ──send──► up ──connection lost──► asking ──listening──► up
-      └──nobody listens──► asking ──ended──► ended
+      └──nobody listens──► asking ──ended──► ended ──revived──► idle
 
 Whether a process that does not answer is not there yet or no longer there, only its host agent knows: a Peer in `asking`
 keeps frames until the agent's word comes. Lost frames of a broken connection are not sent again (on one host a connection
 breaks only with its process).
+
+A process that has ended may be replaced by another at the same address: the peer is then `revived`, with the next
+incarnation. What was sent to the one before it is never sent to the new one.
 """
 
 from __future__ import annotations
@@ -38,17 +41,23 @@ class Peer:
         "_kept",
         "_kept_bytes",
         "_lock",
+        "_lost",
         "address",
         "asking",
+        "broken",
         "connection",
         "ended",
+        "incarnation",
     )
 
     def __init__(self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None]) -> None:
         self.address = address
         self.connection: Connection | None = None
         self.ended: Any = None
+        self.incarnation = 0  # of the process there, as far as known
         self.asking = False
+        self.broken = False  # asking because a connection broke: what was under way on it may be lost
+        self._lost: Connection | None = None
         self._dial = dial
         self._ask = ask
         self._kept: list[list[Buffer]] = []
@@ -122,17 +131,20 @@ class Peer:
     def lost(self, connection: Connection) -> None:
         """The connection broke; asks the agent what became of the process."""
         with self._lock:
+            if connection is self._lost:
+                return
+            self._lost = connection
             if self.connection is connection:
                 self.connection = None
             if self.ended is not None or self.asking:
                 return
-            self.asking = True
+            self.asking = self.broken = True
         self._ask(self)
 
     def listening(self) -> None:
         """The agent says the process can be reached."""
         with self._lock:
-            self.asking = False
+            self.asking = self.broken = False
             if self.connection is None and self._kept and self.ended is None:
                 try:
                     connection = self._dial(self.address)
@@ -159,8 +171,18 @@ class Peer:
                 self.ended = why
             self._kept = []
             self._kept_bytes = 0
-            self.asking = False
+            self.asking = self.broken = False
             connection, self.connection = self.connection, None
             self._changed.notify_all()
         if connection is not None:
             connection.close("the process has ended")
+
+    def revive(self, incarnation: int) -> None:
+        """The agent says that a new process listens in the place of the one that has ended."""
+        with self._lock:
+            self.incarnation = incarnation
+            self.ended = None
+            self._kept = []
+            self._kept_bytes = 0
+            self.asking = self.broken = False
+            self._changed.notify_all()

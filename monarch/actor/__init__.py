@@ -45,6 +45,7 @@ from monarch._mesh.proc_mesh import (
     register_proc_mesh_spawn_callback,
     unregister_proc_mesh_spawn_callback,
 )
+from monarch._mesh.restarts import RestartPolicy
 from monarch._mesh.singletons import get_or_spawn_controller
 from monarch._mesh.supervision import MeshFailure
 from monarch._mesh.transports import enable_transport
@@ -86,6 +87,7 @@ __all__ = [
     "ProcId",
     "ProcMesh",
     "RankedPortReceiver",
+    "RestartPolicy",
     "SpawnError",
     "SupervisionError",
     "Uid",

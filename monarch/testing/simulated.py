@@ -158,6 +158,9 @@ class _Abandoned:
     def construct(self) -> None:
         return None
 
+    def restarted(self) -> Any:
+        return None
+
     def handle(self, delivery: Delivery) -> None:
         return None
 
@@ -180,6 +183,9 @@ class _Abandoned:
         return Failure("the process was killed", stopped=True)
 
     def describe_stop(self, reason: str) -> Failure:
+        return Failure("the process was killed", stopped=True)
+
+    def describe_stale(self) -> Failure:
         return Failure("the process was killed", stopped=True)
 
 

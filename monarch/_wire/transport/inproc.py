@@ -376,6 +376,11 @@ class InprocConnection:
         """Any thread. What was sent still arrives, then the other end hears that the connection is gone."""
         self._lose(reason, say=True)
 
+    def finish(self, reason: str) -> None:
+        """On our loop, when the other process has ended: takes what it still sent, then closes."""
+        self.into.deliver()
+        self._lose(reason, say=True)
+
     def cut(self, reason: str) -> None:
         """Any thread: both ends are lost now, with all that is under way."""
         other = self.out.far

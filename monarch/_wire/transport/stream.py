@@ -271,6 +271,14 @@ class StreamConnection:
         else:
             self._loop.call_soon(lambda: self._lose(reason))
 
+    def finish(self, reason: str) -> None:
+        """On the I/O thread, when the other process has ended: takes what it still sent, then closes."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while not self._lost and poll.poll(0):
+            self._readable()
+        self._lose(reason)
+
     def _lose(self, reason: str) -> None:
         if self._lost:
             return
