@@ -12,12 +12,15 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import random
 import selectors
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -264,5 +267,35 @@ def echo(params: Params) -> Samples:
     return {"one_way": rates(run, size, params)}
 
 
+def death(params: Params) -> Samples:
+    """A parent waits for any of its children by `waitpid`; one of them is killed, and a new one forked."""
+    children: list[int] = []
+
+    def fork() -> None:
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+            os._exit(1)
+        children.append(pid)
+
+    for _ in range(params["procs"]):
+        fork()
+
+    def run() -> float:
+        pid = random.choice(children)
+        start = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(-1, 0)
+        took = time.perf_counter() - start
+        children.remove(pid)
+        fork()
+        return took
+
+    taken = [run() for _ in range(params["warmup"] + params["count"])]
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    return {"noticed": taken[params["warmup"] :]}
+
+
 if __name__ == "__main__":
-    main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo)})
+    main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, death)})

@@ -4,10 +4,11 @@ value).
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any
 
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, Port, endpoint
 
 
 class Echo(Actor):
@@ -54,3 +55,12 @@ class AsyncEcho(Actor):
     @endpoint
     async def count(self) -> int:
         return self.hits
+
+
+class Waiter(Actor):
+    """Says who it is and never answers."""
+
+    @endpoint
+    async def wait(self, port: Port[int]) -> None:
+        port.send(os.getpid())
+        await asyncio.Event().wait()

@@ -4,12 +4,16 @@ alone.
 
 from __future__ import annotations
 
+import os
+import random
+import signal
 import time
 from typing import Any
 
 from _workload import Params, Samples, main, payload, private_bytes, rates, seconds, times
 
-from monarch.actor import shutdown_context, this_host
+import monarch.actor
+from monarch.actor import Channel, shutdown_context, this_host
 
 
 def actor_class(params: Params) -> type:
@@ -127,8 +131,44 @@ def argument(params: Params) -> Samples:
     return {"duration": samples}
 
 
+def death(params: Params) -> Samples:
+    """A call to all processes of a mesh is under way in each; one of them is killed; until the caller has the exception.
+
+    The mesh is a new one each time. The first few kills are not kept, but where each takes seconds ("slow" of them).
+    """
+    from monarch_actors import Waiter
+
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    slow = params["contender"] != "ours"
+
+    def run() -> float:
+        procs = this_host().spawn_procs({"procs": params["procs"]})
+        port, receiver = Channel[int].open()
+        future = procs.spawn("waiter", Waiter).wait.call(port)
+        pids = [receiver.recv().get() for _ in range(params["procs"])]
+        pid = random.choice(pids)
+        start = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        try:
+            future.get()
+        except RuntimeError as exc:
+            took = time.perf_counter() - start
+            if type(exc).__name__ != "SupervisionError":  # torchmonarch keeps it in a module of its own
+                raise
+            if not slow and f"pid {pid}" not in str(exc):
+                raise RuntimeError("Error: the exception does not say which process was killed") from exc
+        else:
+            raise RuntimeError("Error: a call to a killed process returned")
+        procs.stop().get()
+        return took
+
+    for _ in range(0 if slow else params["warmup"]):
+        run()
+    return {"noticed": [run() for _ in range(params["slow"] if slow else params["count"])]}
+
+
 if __name__ == "__main__":
     try:
-        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument)})
+        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death)})
     finally:
         shutdown_context().get()

@@ -5,6 +5,7 @@ for.
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import ray
@@ -31,3 +32,23 @@ class Echo:
 
     def pid(self) -> int:
         return os.getpid()
+
+
+@ray.remote(num_cpus=0, max_concurrency=2)
+class Waiter:
+    """Never answers `wait` until it is told to; `waits` says that it is at it, and in which process."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.released = threading.Semaphore(0)
+
+    def wait(self) -> None:
+        self.entered.release()
+        self.released.acquire()
+
+    def waits(self) -> int:
+        self.entered.acquire()
+        return os.getpid()
+
+    def release(self) -> None:
+        self.released.release()

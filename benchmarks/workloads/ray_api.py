@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import time
 from typing import Any
 
@@ -118,8 +120,39 @@ def argument(params: Params) -> Samples:
     return {"duration": times(lambda: ray.get(handle.length.remote(value)), params)}
 
 
+def death(params: Params) -> Samples:
+    """A call is under way in every actor and `ray.get` waits for all; one actor's process is killed and a new one made.
+
+    `wait` and `waits` run beside each other, so that the actors have a second thread.
+    """
+    from ray_actors import Waiter
+
+    start()
+    waiters = [Waiter.remote() for _ in range(params["procs"])]
+
+    def run() -> float:
+        waiting = [waiter.wait.remote() for waiter in waiters]
+        pids = ray.get([waiter.waits.remote() for waiter in waiters])
+        index = random.randrange(len(pids))
+        start = time.perf_counter()
+        os.kill(pids[index], signal.SIGKILL)
+        try:
+            ray.get(waiting)
+        except ray.exceptions.RayActorError:
+            took = time.perf_counter() - start
+        else:
+            raise RuntimeError("Error: a call to a killed process returned")
+        waiters.pop(index)
+        ray.get([waiter.release.remote() for waiter in waiters])
+        waiters.append(Waiter.remote())
+        return took
+
+    taken = [run() for _ in range(params["warmup"] + params["count"])]
+    return {"noticed": taken[params["warmup"] :]}
+
+
 if __name__ == "__main__":
     try:
-        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument)})
+        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death)})
     finally:
         ray.shutdown()

@@ -40,7 +40,7 @@ class AsyncActorBehaviour(ActorBehaviour):
         """Runs a message of an actor with a loop; concurrent endpoints only start here."""
         call = delivery.call
         instance = self.instance
-        current.set(Current(instance, call.rank, call.view))
+        current.set(Current(instance, call.rank, call.view, call))
         method: Method | None = None
         try:
             method = self._methods.get(call.method) or self._find(call.method)

@@ -111,7 +111,7 @@ class ActorBehaviour:
     def handle(self, delivery: Delivery) -> None:
         """Runs a message of an actor without a loop."""
         call = delivery.call
-        current.set(Current(self.instance, call.rank, call.view))
+        current.set(Current(self.instance, call.rank, call.view, call))
         method: Method | None = None
         try:
             method = self._methods.get(call.method) or self._find(call.method)

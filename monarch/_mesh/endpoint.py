@@ -290,8 +290,9 @@ class Endpoint(Generic[P, R]):
     # --- one message a receiver
 
     def _make_target(self) -> Target:
-        self._target = self._mesh._target(self._name)
-        return self._target
+        target = self._target = self._mesh._target(self._name)
+        target.key = self._mesh._spec.key
+        return target
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._arity is None:
@@ -372,6 +373,9 @@ class ValueStream(Generic[R]):
         self._queue = queue
         self._left = count
 
+    def __del__(self) -> None:
+        self._queue.close()  # neither it nor a Future of it is left to read
+
     def __iter__(self) -> Iterator[Future[R]]:
         return self
 
@@ -379,7 +383,7 @@ class ValueStream(Generic[R]):
         if not self._left:
             raise StopIteration
         self._left -= 1
-        return make_future(Arrival(self._queue))
+        return make_future(Arrival(self._queue, reader=self))
 
     def __len__(self) -> int:
         return self._left

@@ -14,7 +14,7 @@ from monarch._mesh.owned import OwnedProcs
 from monarch._mesh.proc_mesh import ProcMesh, ProcSpec, announce
 from monarch._mesh.setup import SetupActor
 from monarch._runtime.context import here
-from monarch._runtime.future import All, Done, Future, Source, make_future
+from monarch._runtime.future import All, Done, Future, Source, detach, make_future
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
@@ -185,7 +185,7 @@ class HostMesh(MeshTrait):
             return layer.restarter.prepare(layer.actors[actors._spec.key], actors, rank)  # type: ignore[no-any-return]
 
         owned.prepare = prepare
-        return All([owned.started, done._source or Done(True)])
+        return All([owned.started, detach(done)])
 
     def _check_sizes(self, sizes: dict[str, int]) -> None:
         mine = self.extent.labels

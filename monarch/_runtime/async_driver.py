@@ -89,6 +89,7 @@ class AsyncDriver:
                 try:
                     if self._pump_task is None:
                         self._pump_task = self.loop.create_task(self._pump(), context=context)
+                        instance.task = self._pump_task
                     leave = self.loop.run_until_complete(self._pump_task)
                 except Leave as why:
                     leave = why
@@ -126,7 +127,7 @@ class AsyncDriver:
 
     async def _pump(self) -> Leave:
         instance = self.instance
-        behaviour, mailbox = instance.behaviour, instance.mailbox
+        behaviour, mailbox, now = instance.behaviour, instance.mailbox, instance.proc.loop.now
         assert behaviour is not None
         try:
             behaviour.construct()
@@ -156,6 +157,7 @@ class AsyncDriver:
                     item = mailbox.messages.popleft()
                 except IndexError:  # drained by a request to stop just now
                     continue
+                item.started = now()
                 instance.current = item
                 await behaviour.handle_async(item)
                 instance.current = None

@@ -32,6 +32,7 @@ def run(instance: Instance) -> None:
     """The whole life of an actor, on the thread that calls it."""
     assert instance.behaviour is not None
     instance.thread_ident = threading.get_ident()
+    instance.proc.waits.actor_started()
     if instance.behaviour.is_async:
         from monarch._runtime.async_driver import (
             AsyncDriver,
@@ -46,7 +47,7 @@ def run(instance: Instance) -> None:
 
 
 def _run_sync(instance: Instance) -> None:
-    behaviour, mailbox = instance.behaviour, instance.mailbox
+    behaviour, mailbox, now = instance.behaviour, instance.mailbox, instance.proc.loop.now
     assert behaviour is not None
     current.set(Current(instance, instance.rank, instance.view))
     constructed = False
@@ -60,6 +61,7 @@ def _run_sync(instance: Instance) -> None:
                 raise instance.leaving
             item = mailbox.take()
             if type(item) is Delivery:
+                item.started = now()
                 instance.current = item
                 behaviour.handle(item)
                 instance.current = None

@@ -328,6 +328,13 @@ class Future(Generic[T]):
         return f"<Future {state}>"
 
 
+def detach(future: Future[Any]) -> Source:
+    """What a Future that nobody has observed yet observes; it outlives the Future, which is of no use any more."""
+    source, future._source = future._source, None
+    assert source is not None
+    return source
+
+
 async def _observe(future: Future[T]) -> T:
     return await future
 

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """A Call as it arrived; `back` is the process its answer goes to."""
+    """A Call as it arrived; `back` is the process its answer goes to, `started` when the actor took it from its mailbox."""
 
-    __slots__ = ("back", "body", "buffers", "call")
+    __slots__ = ("back", "body", "buffers", "call", "started")
+    started: float
 
     def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], back: str) -> None:
         self.call = call
@@ -118,6 +119,7 @@ class Instance:
         self.ready = Slot()  # constructed, and its `__restarted__` done; the end when it never came to that
         self.ended = Slot()
         self.thread_ident = 0
+        self.task: Any = None  # of an actor with an event loop: the one that handles its messages one by one
         self.paused_senders: set[str] = set()
         self.high_water = proc.mailbox_messages
         self._reorder: Reorder[Delivery] = Reorder()

@@ -123,7 +123,7 @@ class PortReceiver(Generic[T]):
             if self._used:
                 raise ValueError("OncePort is already used: it receives exactly one message")
             self._used = True
-        return make_future(_Received(self._queue, self._ranked, self))
+        return make_future(Arrival(self._queue, self._ranked, self))
 
     def ranked(self) -> RankedPortReceiver[T]:
         """The same queue, each message with its sender's rank."""
@@ -141,16 +141,6 @@ class RankedPortReceiver(PortReceiver[T]):
     """Receives `(rank, value)`; rank is the sender's in the mesh that was addressed."""
 
     _ranked = True
-
-
-class _Received(Arrival):
-    """An Arrival that keeps its receiver, and so the channel, alive."""
-
-    __slots__ = ("_receiver",)
-
-    def __init__(self, queue: Queue, ranked: bool, receiver: Any) -> None:
-        super().__init__(queue, ranked)
-        self._receiver = receiver
 
 
 class Channel(Generic[T]):

@@ -21,6 +21,7 @@ from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.replies import Ports
+from monarch._runtime.waiting import Waits
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import agent_of, host_of
@@ -77,6 +78,7 @@ class Proc:
         self.pid = os.getpid()
         self.loop = loop
         self.ports = Ports()
+        self.waits = Waits()
         self.actors: dict[str, Instance] = {}
         self.receivers: dict[type, Receiver] = {}
         self.incarnation = 0  # how many processes were at this address before

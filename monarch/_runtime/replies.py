@@ -7,20 +7,24 @@ so a late answer finds nothing and is dropped.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._runtime import waiting
 from monarch._runtime.future import Source
 from monarch._wire import codec, message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Failure, ProcEnded
 
 if TYPE_CHECKING:
+    import asyncio
+
     from monarch._runtime.instance import Instance
     from monarch._runtime.proc import Proc
 
@@ -37,14 +41,16 @@ class Target:
     """What a waiting end knows of those it waits for: a name for reports and the processes they run in.
 
     `addresses[i]` is the process of the view's rank i; `failure_of(address, ended)` what the end of one means to them.
+    `key` is that of the actors whose endpoint was called; "" when no endpoint answers but the runtime of their processes.
     """
 
-    __slots__ = ("addresses", "failure_of", "label")
+    __slots__ = ("addresses", "failure_of", "key", "label")
 
     def __init__(self, label: str, addresses: Sequence[str], failure_of: Callable[[str, ProcEnded], Failure]) -> None:
         self.label = label
         self.addresses = addresses
         self.failure_of = failure_of
+        self.key = ""
 
 
 def failure_error(failure: Failure, label: str | None) -> BaseException:
@@ -151,7 +157,39 @@ class Ports:
 _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 
 
-class Entry(Source):
+class _Awaited(Source):
+    """A source that comes from the actors of a Target: who blocks on it is noted in the waits of this process."""
+
+    __slots__ = ()
+
+    def at(self) -> Entry:
+        """The port where it arrives."""
+        raise NotImplementedError
+
+    def wait(self, timeout: float | None) -> bool:
+        entry = self.at()
+        if self.ready or entry.target is None:
+            return Source.wait(self, timeout)
+        standing, wait = waiting.begin(self, entry, timeout is not None or entry.timer is not None, None)
+        try:
+            return Source.wait(self, timeout)
+        finally:
+            standing.discard(wait)
+
+    def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
+        entry = self.at()
+        if self.ready or entry.target is None:
+            yield from Source.wait_async(self, loop)
+            return
+        task = sys.modules["asyncio"].current_task(loop)
+        standing, wait = waiting.begin(self, entry, entry.timer is not None, task)
+        try:
+            yield from Source.wait_async(self, loop)
+        finally:
+            standing.discard(wait)
+
+
+class Entry(_Awaited):
     """Something that waits at a port."""
 
     __slots__ = ("number", "owner", "table", "target", "timer")
@@ -163,6 +201,9 @@ class Entry(Source):
         self.target = target
         self.timer: Any = None
         self.owner: Instance | None = None  # the actor that opened the port
+
+    def at(self) -> Entry:
+        return self
 
     def receive(self, raw: Raw) -> None:
         raise NotImplementedError
@@ -191,17 +232,30 @@ class Entry(Source):
         def expire() -> None:
             if self.ready:
                 return
-            ranks = self.unanswered()
             label = self.target.label if self.target else "port"
-            shown = ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
             self.give_up(
                 TimeoutError(
-                    f"{label}() got no answer within {seconds:g} s from rank(s) {shown}; "
-                    f"the call may still be running there, its answer will be dropped"
+                    f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
+                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
                 )
             )
 
         self.timer = proc.loop.call_later(seconds, expire)
+
+    def _suspicion(self, suspected: Mapping[str, str]) -> str:
+        """What is known against the processes of those who have not answered."""
+        if not suspected or self.target is None:
+            return ""
+        addresses = self.target.addresses
+        known = [rank for rank in self.unanswered() if addresses[rank] in suspected]
+        if not known:
+            return ""
+        return f". The process of rank(s) {shown(known)} is suspected: {suspected[addresses[known[0]]]}"
+
+
+def shown(ranks: Sequence[int]) -> str:
+    """Ranks for people: the first few."""
+    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
 
 
 class _Result(Entry):
@@ -215,6 +269,10 @@ class _Result(Entry):
             self._error = error
             self.close()
             self.settle()
+
+    def abandon(self) -> None:
+        """Its answer, should one come, finds no port and is dropped."""
+        self.close()
 
 
 class OneReply(_Result):
@@ -237,6 +295,9 @@ class OneReply(_Result):
         self._raw = raw
         self.close()
         self.settle()
+
+    def waits_for(self, address: str) -> bool:
+        return self.target is not None and self.target.addresses[self.rank] == address
 
     def unanswered(self) -> list[int]:
         return [self.rank]
@@ -355,23 +416,32 @@ class Queue(Entry):
         return [rank for rank in super().unanswered() if rank not in self._seen]
 
 
-class Arrival(Source):
-    """The next message of a queue, claimed when first observed."""
+class Arrival(_Awaited):
+    """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
+    least until this is ready or dropped itself."""
 
-    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw")
+    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw", "_reader")
 
-    def __init__(self, queue: Queue, ranked: bool = False) -> None:
+    def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
         super().__init__()
         self._queue = queue
+        self._reader = reader
         self._ranked = ranked
         self._begun = False
         self._raw: Raw | None = None
         self._error: BaseException | None = None
 
+    def at(self) -> Entry:
+        return self._queue
+
     def begin(self) -> None:
         if not self._begun:
             self._begun = True
             self._queue.arm(self)
+
+    def abandon(self) -> None:
+        """A claim stays a claim; it no longer keeps the queue open."""
+        self._reader = None
 
     def arrive(self, raw: Raw) -> None:
         self._raw = raw

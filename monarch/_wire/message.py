@@ -110,6 +110,35 @@ class Probe(_Message, tag=5):
     rank: int
 
 
+# --- who waits for whom -------------------------------------------------------------------------------------
+
+
+class AskWaits(_Message, tag=14):
+    """Who waits for whom in this process? Answered on `port` from the I/O thread; payload: a `waits.Report`, msgpack."""
+
+    port: int
+    rank: int
+
+
+class Chase(_Message, tag=15):
+    """Follows a chain of waits from process to process; where it meets the wait it began with, it has found a circle.
+
+    It asks what keeps actor `key` from answering the message whose answer goes to `port` of process `back`. See `deadlock`.
+    """
+
+    key: str
+    port: int
+    back: str
+    origin: str  # address of the process of the wait it began with
+    number: int  # of that wait, there
+    since: float  # and when that began, by its own process's clock
+    who: str  # the actor that waits there
+    attempt: int  # how often that wait has been asked about
+    steps: int
+    path: list[str] = []  # a line for people for each wait on the way; filled in the second time round
+    again: bool = False  # it went round once and makes sure
+
+
 # --- to a port ----------------------------------------------------------------------------------------------
 
 
@@ -367,8 +396,8 @@ class Ping(_Message, tag=41):
 
 
 Message = (
-    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Answer | Bounced | SenderEnded | Pause
-    | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
+    | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
     | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
     | Flushed | StopProc | Ping
 )  # fmt: skip

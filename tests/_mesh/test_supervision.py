@@ -36,9 +36,15 @@ def stopped(*ranks: int, mesh: str = "k1") -> Failure:
 
 
 def ended(
-    address: str, code: int = -9, stopped: bool = False, detail: str = "", tail: tuple[str, ...] = ()
+    address: str,
+    code: int = -9,
+    stopped: bool = False,
+    detail: str = "",
+    tail: tuple[str, ...] = (),
+    incarnation: int = 0,
+    replaced: bool = False,
 ) -> ProcEnded:
-    return ProcEnded(address, 4711, code, stopped, list(tail), detail)
+    return ProcEnded(address, 4711, code, stopped, list(tail), detail, incarnation, replaced)
 
 
 def ledger_with(*meshes: Mesh, owner: str = "client.0") -> Ledger:
@@ -209,9 +215,9 @@ def test_a_mesh_removed_after_its_processes_ended() -> None:
     "order",
     [
         [ended("p0", 0, stopped=True), ended("p1", 0), ended("p2", -15, stopped=True)],
-        ["enough", ended("p0", 0, stopped=True), ended("p1", 0), ended("p2", 0)],
-        [stopped(3), ended("p2", 0), ended("p0", 0), ended("p1", 0)],
-        [ended("p0", 0), ended("p1", 0), stopped(3), ended("p2", 0)],  # the last one tells nothing new
+        ["enough", ended("p0", 0, stopped=True), ended("p1", 0), ended("p2", 0, stopped=True)],
+        [stopped(3), ended("p2", 0), ended("p0", 0), ended("p1", 0, stopped=True)],
+        [ended("p0", 0), ended("p1", 0), stopped(3), ended("p2", 0, stopped=True)],  # the last one tells nothing new
     ],
 )
 def test_a_mesh_whose_ranks_all_ended_in_order_is_given_up(order: list[Failure | ProcEnded | str]) -> None:
@@ -222,6 +228,14 @@ def test_a_mesh_whose_ranks_all_ended_in_order_is_given_up(order: list[Failure |
     (effect,) = ledger.process_ended(order[-1])
     assert isinstance(effect, Gone) and repr(effect) == "Gone('client.0', 'k1')"
     assert (len(ledger), ledger._by_address) == (0, {})
+
+
+@pytest.mark.parametrize("last", [ended("p2", 0), ended("p2", 0, stopped=True, replaced=True)])
+def test_a_mesh_whose_processes_may_come_back_is_remembered(last: ProcEnded) -> None:
+    """Nobody stopped the processes for good: they can be restarted, and the mesh on them."""
+    ledger = ledger_with()
+    assert feed(ledger, ended("p0", 0, stopped=True), ended("p1", 0, stopped=True), last) == []
+    assert len(ledger) == 1
 
 
 def test_a_mesh_that_lost_a_rank_to_a_failure_is_remembered() -> None:

@@ -25,6 +25,7 @@ from monarch._wire.message import (
     Call,
     Failure,
     Hello,
+    Flushed,
     Listening,
     ProcEnded,
 )
@@ -138,10 +139,10 @@ def test_messages_for_an_actor_that_is_not_there_yet_wait_for_it(machine: Machin
     for number in (1, 2, 3):
         client.post(worker.address, call(number))
     probe, port = wait_reply(client, worker)
-    worker.receivers[Listening] = lambda connection, msg, frame: worker.answer(
+    worker.receivers[Flushed] = lambda connection, msg, frame: worker.answer(
         connection.remote, Answer(port, 0, VALUE), codec.encode_value(None)[0], ()
     )
-    client.post(worker.address, Listening("behind the three"))
+    client.post(worker.address, Flushed(3))  # behind the three
     assert probe.wait(TIMEOUT)
     assert worker.statistics()["undelivered"] == 3
     instance = actor(worker)

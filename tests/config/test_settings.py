@@ -110,6 +110,10 @@ DEFAULTS: dict[str, Any] = {
     "sequencer_max_locked_keys": 128,
     "server_heartbeat_interval": "1s",
     "slow_handler_after": "1m",
+    "suspect_after": "10s",
+    "suspect_timeout": "5m",
+    "deadlock_after": "1s",
+    "restart_argument_bytes": 67108864,
     "small_write_threshold": 256,
     "split_max_buffer_age": "50ms",
     "split_max_buffer_size": 5,
@@ -153,6 +157,10 @@ ENVIRONMENT = {
     "MONARCH_PRELOAD": ("preload", "none", "none"),
     "MONARCH_SWITCH_INTERVAL": ("switch_interval", "2ms", "2ms"),
     "MONARCH_SLOW_HANDLER_AFTER": ("slow_handler_after", "2m", "2m"),
+    "MONARCH_SUSPECT_AFTER": ("suspect_after", "2s", "2s"),
+    "MONARCH_SUSPECT_TIMEOUT": ("suspect_timeout", "2m", "2m"),
+    "MONARCH_DEADLOCK_AFTER": ("deadlock_after", "0s", "0s"),
+    "MONARCH_RESTART_ARGUMENT_BYTES": ("restart_argument_bytes", "7", 7),
 }
 
 

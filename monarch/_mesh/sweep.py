@@ -1,0 +1,202 @@
+"""Looks from time to time at what the actors of a process do: logs endpoints that run long, and breaks circles of waits.
+
+One timer a process, on the I/O thread. It looks twice in `deadlock_after` while somebody waits, four times in
+`slow_handler_after` while there are actors, and not at all otherwise. Calls pay nothing for it but the note of a wait that
+really blocks.
+
+What is not seen as a circle, because it may end by itself or cannot be seen from outside: waits with a time limit
+(`get(timeout)`, `with_timeout`, a timer of the event loop set by the same message), for the next of several answers of a
+`stream`, under `asyncio.gather`, `asyncio.wait` and task groups, in threads and loops that an endpoint started, for
+endpoints that answer through a port of their own, and for anything but endpoints (messages of a channel, the stop of a mesh).
+They are in the wait graph all the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Sequence
+
+from monarch._errors import DeadlockError
+from monarch._mesh.doing import Job, blockers, display, edge_of, is_bound, jobs_of, lines_of_job
+from monarch._runtime import stacks
+from monarch._runtime.deadlock import Blocked, Broken, Detector, Send
+from monarch._runtime.instance import Delivery
+from monarch._runtime.loop import Timer, start_thread
+from monarch._runtime.proc import Proc
+from monarch._runtime.waiting import Wait
+from monarch._wire.frame import Frame
+from monarch._wire.message import Chase
+from monarch._wire.peer import PeerEnded
+from monarch._wire.transport.base import Connection
+from monarch.config import settings
+
+_IDLE = 60.0  # seconds until the settings are read again when both are off
+_REPORTED = 100  # endpoints logged in one sweep; the rest in the next
+
+logger = logging.getLogger("monarch")
+
+
+class Sweep:
+    """Of one Proc."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._detector = Detector(proc.address, self._describe)
+        self._timer: Timer | None = None
+        self._lock = threading.Lock()  # of the timer
+        self._numbers = itertools.count(1)
+        self._told: set[Delivery] = set()  # messages that run still and were logged
+        proc.waits.watched = False
+        proc.waits.watch = self._watch
+        proc.waits.actor_started = lambda: self._arm(_period(False))
+        proc.receivers[Chase] = self._on_chase
+
+    # --- the timer
+
+    def _watch(self) -> None:
+        """Any thread: somebody waits, and nobody has looked for a while."""
+        self._proc.waits.watched = True
+        self._arm(_period(True))
+
+    def _arm(self, delay: float) -> None:
+        """Sweeps in `delay` seconds at the latest."""
+        loop = self._proc.loop
+        with self._lock:
+            if self._timer is not None:
+                if self._timer.when <= loop.now() + delay:
+                    return
+                self._timer.cancel()
+            self._timer = loop.call_later(delay, self._sweep)
+
+    def _sweep(self) -> None:
+        proc, waits = self._proc, self._proc.waits
+        with self._lock:
+            self._timer = None
+        if proc.closed is not None:
+            return
+        try:
+            self._look_for_slow()
+            self._look_for_circles()
+        finally:
+            waits.watched = bool(waits.standing)
+            if proc.actors or waits.watched:
+                self._arm(_period(waits.watched))
+            if waits.standing and not waits.watched:  # begun meanwhile
+                self._watch()
+
+    # --- circles
+
+    def _look_for_circles(self) -> None:
+        after = settings.get("deadlock_after")
+        if not after:
+            return
+        now = self._proc.loop.now()
+        found: dict[int, Wait] = {}
+        for wait in list(self._proc.waits.standing):
+            if wait.running is not None and now - wait.since >= after and not wait.limited:
+                found[self._number(wait)] = wait
+        due = sorted((number, wait.since) for number, wait in found.items())
+        self._send(self._detector.sweep(due, lambda number: self._blocked(found[number]), now, after))
+
+    def _number(self, wait: Wait) -> int:
+        if not wait.number:
+            wait.number = next(self._numbers)
+        return wait.number
+
+    def _blocked(self, wait: Wait) -> Blocked | None:
+        running, entry = wait.running, wait.entry
+        if running is None or entry.target is None or not is_bound(wait):
+            return None
+        addresses = entry.target.addresses
+        targets = [addresses[rank] for rank in entry.unanswered()]
+        return Blocked(
+            self._number(wait), running.instance.unique, wait.since, entry.target.key, entry.number, targets
+        )
+
+    def _on_chase(self, connection: Connection, chase: Chase, frame: Frame) -> None:
+        proc = self._proc
+        waits = {self._number(wait): wait for wait in blockers(proc, chase.key, chase.port, chase.back)}
+        blocked = [found for wait in waits.values() if (found := self._blocked(wait)) is not None]
+        effects = self._detector.chased(chase, blocked, proc.loop.now(), settings.get("deadlock_after") or float("inf"))
+        for effect in effects:
+            if isinstance(effect, Broken):
+                _break(waits[effect.number], effect.path)
+            else:
+                self._send([effect])
+
+    def _send(self, effects: Sequence[Send]) -> None:
+        proc = self._proc
+        for effect in effects:
+            if effect.address == proc.address:  # in a turn of its own: chains within a process may be long
+                chase = effect.chase
+                proc.loop.call_soon(lambda chase=chase: proc.post(proc.address, chase))  # type: ignore[misc]
+                continue
+            try:
+                proc.post(effect.address, effect.chase)
+            except PeerEnded:  # then the wait ends as well
+                continue
+
+    def _describe(self, blocked: Blocked) -> str:
+        for wait in list(self._proc.waits.standing):
+            if wait.number == blocked.number:
+                return str(edge_of(self._proc, wait, stacks.frames()))
+        return f"{blocked.who} (its wait has just ended)"
+
+    # --- endpoints that run long
+
+    def _look_for_slow(self) -> None:
+        after = settings.get("slow_handler_after")
+        if not after:
+            return
+        limit = self._proc.loop.now() - after
+        jobs = [job for actor in list(self._proc.actors.values()) for job in jobs_of(actor)]
+        slow = [job for job in jobs if job.delivery.started <= limit]
+        self._told.intersection_update(job.delivery for job in slow)
+        fresh = [job for job in slow if job.delivery not in self._told][:_REPORTED]
+        if fresh:
+            self._told.update(job.delivery for job in fresh)
+            frames = stacks.frames()
+            reports = [(self._report(job, frames), lines_of_job(job, frames)) for job in fresh]
+            start_thread(_log, "monarch-slow-handler", reports)  # handlers of logs are user code, and files are read
+
+    def _report(self, job: Job, frames: dict[int, stacks.FrameType]) -> str:
+        proc, call = self._proc, job.delivery.call
+        ran = proc.loop.now() - job.delivery.started
+        text = (
+            f"endpoint {call.method}() of {display(job.instance)} (rank {job.instance.rank}) has been running for "
+            f"{ran:.1f} s (setting slow_handler_after); this is said once for each message"
+        )
+        for wait in list(proc.waits.standing):
+            if wait.running is not None and wait.running.call is call and wait.stands:
+                text += f"\n{edge_of(proc, wait, frames)}"
+        return text
+
+
+def _log(reports: Sequence[tuple[str, list[stacks.Line]]]) -> None:
+    for text, lines in reports:
+        stack = stacks.formatted(lines)
+        logger.warning("%s%s", text, f"\nStack (most recent call last):\n{stack}" if stack else "")
+
+
+def _period(waiting: bool) -> float:
+    """Seconds between two sweeps."""
+    deadlock = settings.get("deadlock_after") / 2 if waiting else 0.0
+    slow = settings.get("slow_handler_after") / 4
+    return min((seconds for seconds in (deadlock, slow) if seconds), default=_IDLE)
+
+
+def _break(wait: Wait, path: Sequence[str]) -> None:
+    """Ends a wait with DeadlockError, unless it has just ended."""
+    if not wait.stands:
+        return
+    count = len(path)
+    what = "an actor waits for itself" if count == 1 else f"{count} actors wait for each other in a circle"
+    circle = "".join(f"\n  {line}" for line in path)
+    text = (
+        f"{what}, and no wait of it has a time limit:{circle}\n"
+        f"The youngest wait, the first of these, was given up. To wait for an actor that may be waiting for this one, make its "
+        f"endpoint a concurrent_endpoint or the call one with a limit (with_timeout); an actor calls its own methods on self."
+    )
+    wait.entry.give_up(DeadlockError(text, list(path)))
