@@ -40,14 +40,16 @@ _AGENT_GONE = 3  # exit status when the host agent went away under us
 
 
 class Served:
-    """A process of ours at work: waits in the main thread, works on others."""
+    """A process of ours at work: waits in the main thread, works on others. `incarnation`: how many were at its address
+    before."""
 
-    def __init__(self, address: str, spec: LaunchSpec, listening: socket.socket) -> None:
+    def __init__(self, address: str, incarnation: int, spec: LaunchSpec, listening: socket.socket) -> None:
         self._stop = threading.Lock()
         self._stop.acquire()
         self._reason = ""
         loop = Loop()
         proc = self.proc = Proc(address, loop)
+        proc.incarnation = incarnation
         transport = unix.UnixTransport(loop, proc, proc.limits)
         proc.transport = transport
         layer = MeshLayer(proc)
@@ -60,7 +62,7 @@ class Served:
         set_home(proc)
         transport.listen(listening)
         agent = transport.connect(unix.dial(agent_of(address)), agent_of(address))
-        agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid))))
+        agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
         agent.start()
         proc.use_agent(agent)
         loop.start()
@@ -103,7 +105,7 @@ def run_forked(child: zygote.ForkedProc, agent: int) -> None:
     _reseed()
     listening = _take_descriptors(child.fds, child.address)
     _settle_in(spec, child.bind)
-    served = Served(child.address, spec, listening)
+    served = Served(child.address, child.incarnation, spec, listening)
     zygote.wait_orphaned(gate, agent)
     served.serve()
     sys.exit(0)
@@ -157,10 +159,10 @@ def main() -> None:
         given = os.environ.pop("MONARCH_LAUNCH")
     except KeyError:
         sys.exit("monarch: this module starts a process of a mesh and is run by a host agent, not by hand")
-    spec_fd, listen_fd, agent, address, rank = given.split(",", 4)
+    spec_fd, listen_fd, agent, place, incarnation, address = given.split(",", 5)
     with open(int(spec_fd), "rb") as file:
         spec = msgspec.msgpack.decode(file.read(), type=LaunchSpec)
-    bind = spec.binds[int(rank)] if spec.binds else {}
+    bind = spec.binds[int(place)] if spec.binds else {}
     listening = socket.socket(fileno=int(listen_fd))
     listening.set_inheritable(False)
     if spec.cwd not in sys.path:
@@ -168,7 +170,7 @@ def main() -> None:
     _settle_in(spec, bind)
     if os.getppid() == int(agent):  # not so behind a wrapper; the connection to the agent tells then
         zygote.die_with(int(agent))
-    Served(address, spec, listening).serve()
+    Served(address, int(incarnation), spec, listening).serve()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import ActorError, SpawnError
-from monarch._mesh import supervision
+from monarch._mesh import supervision, waits
 from monarch._mesh.actor import Actor, endpoints_of, needs_loop
 from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
 from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
@@ -19,6 +19,7 @@ from monarch._mesh.owned import Acks, Making, OwnedActors, OwnedProcs
 from monarch._mesh.restarter import Restarter
 from monarch._mesh.restarts import Group
 from monarch._mesh.supervision import Gone, Ledger, MeshFailure, Notify
+from monarch._mesh.sweep import Sweep
 from monarch._runtime.context import current, root, root_of
 from monarch._runtime.driver import Supervise, run
 from monarch._runtime.future import Source
@@ -92,6 +93,8 @@ class MeshLayer:
             ProcsStopped: lambda c, m, f: proc.ports.receive(m.port, (0, VALUE, b"", ())),
         }
         proc.receivers.update(receivers)
+        waits.serve(proc)
+        Sweep(proc)
 
     # --- meshes of this process
 

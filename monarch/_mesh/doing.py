@@ -35,9 +35,9 @@ class WaitEdge(msgspec.Struct, frozen=True):
     """One wait: who waits for whom, since when, and where.
 
     `who`, `rank`, `host`, `pid`, `address`: the actor and its process ("<root>" is the client). `doing`: the endpoint that it
-    runs ("" outside of any). `target`: the endpoint it waits for, as mesh.endpoint; `ranks`: those that have not answered, in
-    the view that was called, `unanswered` of them (64 are named). `seconds`: since when. `limited`: the wait has a
-    time limit. `file`, `line`, `function`: where ("" and 0 when it could not be seen).
+    runs ("" outside of any). `target`: the endpoint it waits for, as mesh.endpoint; `ranks`: those of that mesh that have not
+    answered, `unanswered` of them (64 are named). `seconds`: for how long. `limited`: the wait has a time limit. `file`,
+    `line`, `function`: where ("", 0 and "" when that could not be seen).
     """
 
     who: str
@@ -165,7 +165,8 @@ def edge_of(proc: Proc, wait: Wait, frames: dict[int, FrameType]) -> WaitEdge:
     assert target is not None
     instance = root_of(proc) if running is None else running.instance
     job = _job_of(wait)
-    ranks = wait.entry.unanswered()
+    unanswered = wait.entry.unanswered()
+    named = unanswered[:_RANKS]
     return WaitEdge(
         display(instance),
         instance.rank if instance is not None else 0,
@@ -174,8 +175,8 @@ def edge_of(proc: Proc, wait: Wait, frames: dict[int, FrameType]) -> WaitEdge:
         proc.address,
         "" if job is None else job.delivery.call.method,
         target.label,
-        ranks[:_RANKS],
-        len(ranks),
+        [target.ranks[rank] for rank in named] if target.ranks else named,
+        len(unanswered),
         max(0.0, proc.loop.now() - wait.since),
         wait.limited,
         *_innermost(_lines_of_wait(wait, frames)),
@@ -241,8 +242,8 @@ def _messages_of(task: Any) -> list[Current | None]:
 
 
 def blockers(proc: Proc, key: str, port: int, back: str) -> list[Wait]:
-    """The waits that keep actor `key` from answering the message whose answer goes to `port` of `back`; [] when there is none,
-    it was answered, or that cannot be seen."""
+    """The waits that keep actor `key` from answering the message whose answer goes to `port` of `back`; [] when there is
+    none, it was answered, or that cannot be seen."""
     instance = proc.actors.get(key)
     if instance is None:
         return []

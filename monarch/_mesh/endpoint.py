@@ -291,7 +291,7 @@ class Endpoint(Generic[P, R]):
 
     def _make_target(self) -> Target:
         target = self._target = self._mesh._target(self._name)
-        target.key = self._mesh._spec.key
+        target.key, target.ranks = self._mesh._spec.key, self._mesh._plan.ranks
         return target
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -20,12 +20,12 @@ KEPT = 4  # zygotes beside the first; the longest unused goes
 class Launched(Protocol):
     """Who asked for processes. Called on the agent's loop."""
 
-    def forked(self, mesh: str, rank: int, pid: int) -> None: ...
-    def not_forked(self, mesh: str, rank: int, why: str) -> None: ...
+    def forked(self, address: str, incarnation: int, pid: int) -> None: ...
+    def not_forked(self, address: str, incarnation: int, why: str) -> None: ...
 
 
 class ForkServer:
-    """The agent's end of one zygote. `pending`: (mesh, rank) asked for and not answered yet."""
+    """The agent's end of one zygote. `pending`: (address, incarnation) asked for and not answered yet."""
 
     def __init__(self, sock: socket.socket, loop: Loop, launched: Launched) -> None:
         sock.setblocking(False)
@@ -45,10 +45,10 @@ class ForkServer:
         self._out.append((packet, fds))
         self._flush()
 
-    def fork(self, mesh: str, rank: int, address: str, fds: dict[str, int], bind: dict[str, str]) -> None:
+    def fork(self, address: str, incarnation: int, fds: dict[str, int], bind: dict[str, str]) -> None:
         """One process of the batch announced before."""
-        self.pending.add((mesh, rank))
-        self.send(("proc", mesh, rank, address, list(fds), bind), list(fds.values()))
+        self.pending.add((address, incarnation))
+        self.send(("proc", address, incarnation, list(fds), bind), list(fds.values()))
         if not self.alive:
             self._fail_pending()
 
@@ -78,12 +78,12 @@ class ForkServer:
             if received is None:
                 self.close()
                 return
-            (what, mesh, rank, said), _fds = received
-            self.pending.discard((mesh, rank))
+            (what, address, incarnation, said), _fds = received
+            self.pending.discard((address, incarnation))
             if what == "forked":
-                self._launched.forked(mesh, rank, said)
+                self._launched.forked(address, incarnation, said)
             else:
-                self._launched.not_forked(mesh, rank, said)
+                self._launched.not_forked(address, incarnation, said)
         if self.alive and self._out:
             self._flush()
 
@@ -101,8 +101,8 @@ class ForkServer:
 
     def _fail_pending(self) -> None:
         pending, self.pending = self.pending, set()
-        for mesh, rank in sorted(pending):
-            self._launched.not_forked(mesh, rank, "could not be forked: the fork server ended")
+        for address, incarnation in sorted(pending):
+            self._launched.not_forked(address, incarnation, "could not be forked: the fork server ended")
 
 
 class ForkServers:

@@ -2,7 +2,7 @@
 
     asked ──Prepare──► prepared ──Launch──► starting ──hello──► running ──exited──► ended (remembered)
                                                                    │                  ▲    │
-                                                   stop or restart └──► stopping ─────┘    └──restart──► asked, next incarnation
+                                                   stop or restart └──► stopping ─────┘    └──restart──► asked, the next
 
 Each method is an event and takes the time as `now`, in seconds; it returns what is to be done, in that order. Connections
 are opaque keys. There is one process at an address at a time: a restart waits for the end of the one before it, and whoever
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import signal
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -25,7 +25,6 @@ from monarch._wire.address import proc_address
 from monarch._wire.message import (
     VALUE,
     Answer,
-    Bye,
     Census,
     Heard,
     Hello,
@@ -37,7 +36,6 @@ from monarch._wire.message import (
     ProcsStopped,
     ProcStarted,
     RestartProcs,
-    Shutdown,
     SpawnProcs,
     StopProc,
     StopProcs,
@@ -53,9 +51,12 @@ PRELOAD_PATIENCE = 120.0  # seconds more until a process must be up when its zyg
 # Seconds that a watcher gets to say that it knows of a new process. Until all have, a restart is not over: somebody might
 # still mean the old process. One that says nothing must not hold it up for longer.
 HEARD_PATIENCE = 1.0
+# Seconds that a process gets to show whoever asks that it lives. The kernel closes the sockets of one that dies before it
+# tells us of its end, so that those at their other ends ask us about a process that is only not known to have ended.
+ASKED_PATIENCE = 1.0
 _TOGETHER = 0.05  # share of `suspect_after` by which a Ping may be early, so that one timer serves many processes
 
-Connection: TypeAlias = Hashable
+Connection: TypeAlias = Any  # a key; only whoever carries out effects knows more
 
 
 class Limits(NamedTuple):
@@ -67,12 +68,12 @@ class Limits(NamedTuple):
 
 
 class Start(NamedTuple):
-    """One process to start. `index`: its place among the processes of its mesh on this host."""
+    """One process to start; the `place`-th of its mesh on this host."""
 
     mesh: str
     name: str
     rank: int
-    index: int
+    place: int
     address: str
     incarnation: int
     spec: LaunchSpec
@@ -103,7 +104,7 @@ class Refuse(NamedTuple):
 
 
 class Prepare(NamedTuple):
-    """Open what these need before anybody may send to them (their sockets): all or none. Answered by `prepared` or `refused`."""
+    """Open the sockets of these, so that others can send to them: all or none. Answered by `prepared` or `refused`."""
 
     starts: tuple[Start, ...]
 
@@ -185,6 +186,8 @@ class _Process:
         self.suspicion = ""
         self.alive_at = 0.0
         self.pinged_at: float | None = None  # no sign of life since
+        self.asking: dict[Connection, None] = {}  # want to know whether it lives
+        self.asked = 0  # the Ping whose answer tells them
 
     def timer(self, kind: str) -> tuple[str, str, int]:
         return kind, self.start.address, self.start.incarnation
@@ -203,12 +206,13 @@ class Roster:
         self._by_pid: dict[int, _Process] = {}
         self._by_connection: dict[Connection, _Process] = {}
         self._watchers: dict[str, dict[Connection, None]] = {}
-        self._waiting: dict[str, dict[Connection, None]] = {}  # for processes that nobody has asked for yet
+        self._waiting: dict[str, dict[Connection, int]] = {}  # for an incarnation that nobody has asked for yet
         self._ended: OrderedDict[str, tuple[ProcEnded, bool]] = OrderedDict()  # and whether none will follow
         self._unborn: set[tuple[str, int]] = set()  # launched, pid not known yet
         self._early: OrderedDict[int, tuple[int, int, str]] = OrderedDict()  # pid -> (code, stop signal, why)
         self._closing = False
         self._done = False
+        self._armed: set[tuple[Any, ...]] = set()
         self._beat_at: float | None = None
         self._pings = 0
         self._now = 0.0
@@ -251,7 +255,7 @@ class Roster:
         """Its owner asks for new processes in the place of some; those that live are being stopped for that."""
         self._now = now
         mesh = self._meshes.get(ask.mesh)
-        if mesh is None:
+        if mesh is None:  # all of its processes have ended
             mesh = self._meshes[ask.mesh] = _Mesh(ask.mesh, ask.owner, connection)
             mesh.stopping = self._gone(ask.owner, connection)
         starts = []
@@ -291,7 +295,9 @@ class Roster:
         return "the process that asked for it has ended" if gone else ""
 
     def _cannot_start(self, mesh: _Mesh) -> str:
-        return mesh.stopping or ("this host is shutting down" if self._closing else "")
+        if self._closing:
+            return "this host is shutting down"
+        return f"its mesh is being stopped ({mesh.stopping})" if mesh.stopping else ""
 
     def _begin(self, mesh: _Mesh, starts: Sequence[Start]) -> None:
         why = self._cannot_start(mesh)
@@ -319,7 +325,7 @@ class Roster:
             process.prepared = True
             self._unborn.add(start.key)
             patience = start.limits.ready + (PRELOAD_PATIENCE if start.spec.preload else 0.0)
-            self._arm(process, "ready", patience)
+            self._arm(process.timer("ready"), patience)
             self._tell_listening(process)
             launch.append(start)
         if launch:
@@ -332,10 +338,10 @@ class Roster:
         listening = Listening(address, incarnation)
         if incarnation:
             self._take_waiting(address)
-            told = self._watchers.get(address, {})
+            told = list(self._watchers.get(address, ()))
             process.unheard.update(told)
             if told:
-                self._arm(process, "heard", HEARD_PATIENCE)
+                self._arm(process.timer("heard"), HEARD_PATIENCE)
         else:
             told = self._take_waiting(address)
         for watcher in told:
@@ -357,21 +363,24 @@ class Roster:
         self._unborn.discard((address, incarnation))
         early = self._early.pop(pid, None)
         process = self._find((address, incarnation))
-        if process is not None and not process.pid:
+        if process is not None:
             process.pid = pid
             self._by_pid[pid] = process
-            if early is None:
-                if process.stopping and not process.told and process.connection is None:
-                    self._kill(process)
-            elif early[1]:
-                self._job_stopped(process, early[1])
-            else:
-                self._exited(process, early[0], early[2])
+            self._born(process, early)
         elif early is None or early[1]:  # given up on before it was born
             self._effects.append(Signal(pid, signal.SIGKILL))
         if not self._unborn:
             self._early.clear()
         return self._take()
+
+    def _born(self, process: _Process, early: tuple[int, int, str] | None) -> None:
+        if early is None:
+            if process.stopping and not process.told and process.connection is None:
+                self._kill(process)
+        elif early[1]:
+            self._job_stopped(process, early[1])
+        else:
+            self._exited(process, early[0], early[2])
 
     def not_started(self, now: float, address: str, incarnation: int, why: str) -> list[Effect]:
         """A process that was launched could not be started."""
@@ -400,8 +409,10 @@ class Roster:
         process.said_pid = hello.pid
         process.alive_at, process.pinged_at = now, None
         self._by_connection[connection] = process
-        self._disarm(process, "ready")
+        self._disarm(process.timer("ready"))
         self._announce(process)
+        if process.asking:
+            process.asked = self._ping(process)
         if process.stopping and not process.told:
             self._stop(process, process.stopping, ABANDONED_GRACE, False)
         self._beat_by(now + process.start.limits.suspect_after / 2)
@@ -421,7 +432,7 @@ class Roster:
         if process.announced or process.connection is None or (process.unheard and not process.waited):
             return
         process.announced = True
-        self._disarm(process, "heard")
+        self._disarm(process.timer("heard"))
         start = process.start
         self._send(process.mesh.connection, ProcStarted(start.mesh, start.rank, process.said_pid, start.incarnation))
 
@@ -482,12 +493,12 @@ class Roster:
         shorten the time, not lengthen it."""
         process.stopping = reason or "stopped"
         process.told = told
-        self._disarm(process, "ready")
+        self._disarm(process.timer("ready"))
         if process.connection is not None and not told:
             self._send(process.connection, StopProc(process.stopping))
         if not process.terminated and self._now + grace < process.deadline:
             process.deadline = self._now + grace
-            self._arm(process, "stop", grace)
+            self._arm(process.timer("stop"), grace)
 
     def _terminate(self, process: _Process) -> None:
         if process.terminated:
@@ -496,7 +507,7 @@ class Roster:
         process.terminated = True
         if process.pid:
             self._effects.append(Signal(process.pid, signal.SIGTERM))
-        self._arm(process, "stop", TERM_TO_KILL)
+        self._arm(process.timer("stop"), TERM_TO_KILL)
 
     def _kill(self, process: _Process, detail: str = "", code: int = -signal.SIGKILL) -> None:
         """`code`: of one that has no pid yet, and is killed when it has."""
@@ -509,15 +520,16 @@ class Roster:
 
     def _end(self, process: _Process, code: int, detail: str = "") -> None:
         mesh, start = process.mesh, process.start
-        for kind in ("ready", "heard", "stop", "suspect"):
-            self._disarm(process, kind)
+        for kind in ("ready", "heard", "asked", "stop", "suspect"):
+            self._disarm(process.timer(kind))
         del self._processes[start.address]
         del mesh.processes[start.rank]
         self._by_pid.pop(process.pid, None)
         if process.connection is not None:
             self._by_connection.pop(process.connection, None)
         stopped = bool(process.stopping) and not detail
-        ended = ProcEnded(start.address, process.pid, code, stopped, [], detail, start.incarnation)
+        replaced = process.successor is not None and not self._cannot_start(mesh)
+        ended = ProcEnded(start.address, process.pid, code, stopped, [], detail, start.incarnation, replaced)
         self._effects.append(Ended(ended))
         self._tell_end(mesh, ended)
         if process.successor is not None:
@@ -576,8 +588,7 @@ class Roster:
         elif process is None and address == self._client:
             self._send(connection, Listening(address))
         else:
-            self._waiting.setdefault(address, {})[connection] = None
-            self._effects.append(Arm(("unknown", address, connection, watch.incarnation), self._patience))
+            self._wait(address, connection, watch.incarnation)
         return self._take()
 
     def _watch_living(
@@ -585,34 +596,50 @@ class Roster:
     ) -> None:
         start = process.start
         self._watch(start.address, connection)
-        if start.incarnation > incarnation:
-            if known is not None:
-                self._send(connection, known[0])
-            if not process.announced:
-                process.unheard.add(connection)
-                self._arm(process, "heard", HEARD_PATIENCE)
-        self._send(connection, Listening(start.address, start.incarnation))
-        if process.suspicion:
-            self._send(connection, self._suspected(process))
+        if start.incarnation <= incarnation:
+            process.asking[connection] = None
+            self._arm_once(process.timer("asked"), ASKED_PATIENCE)
+            if process.connection is not None:
+                process.asked = self._ping(process)
+            return
+        if known is not None:
+            self._send(connection, known[0])
+        if not process.announced and not process.waited:
+            process.unheard.add(connection)
+            self._arm_once(process.timer("heard"), HEARD_PATIENCE)
+        self._tell_alive(process, [connection])
+
+    def _tell_alive(self, process: _Process, connections: Iterable[Connection]) -> None:
+        for connection in connections:
+            self._send(connection, Listening(*process.start.key))
+            if process.suspicion:
+                self._send(connection, self._suspected(process))
+
+    def _answer_asking(self, process: _Process) -> None:
+        asking, process.asking = process.asking, {}
+        self._disarm(process.timer("asked"))
+        self._tell_alive(process, asking)
 
     def _watch(self, address: str, connection: Connection) -> None:
         self._watchers.setdefault(address, {})[connection] = None
 
-    def _take_waiting(self, address: str) -> dict[Connection, None]:
+    def _wait(self, address: str, connection: Connection, incarnation: int) -> None:
+        self._waiting.setdefault(address, {})[connection] = incarnation
+        self._arm_once(("unknown", address, connection), self._patience)
+
+    def _take_waiting(self, address: str) -> list[Connection]:
         """They become watchers."""
-        waiting = self._waiting.pop(address, {})
+        waiting = list(self._waiting.pop(address, ()))
         for connection in waiting:
+            self._disarm(("unknown", address, connection))
             self._watch(address, connection)
         return waiting
 
-    def _give_up(self, address: str, connection: Connection, incarnation: int) -> None:
-        waiting = self._waiting.get(address, {})
-        if connection in waiting:
-            del waiting[connection]
-            if not waiting:
-                del self._waiting[address]
-            detail = "was never started on this host"
-            self._send(connection, ProcEnded(address, 0, 1, False, [], detail, incarnation))
+    def _give_up(self, address: str, connection: Connection) -> None:
+        incarnation = self._waiting[address].pop(connection)
+        if not self._waiting[address]:
+            del self._waiting[address]
+        self._send(connection, ProcEnded(address, 0, 1, False, [], "was never started on this host", incarnation))
 
     def _forget_watchers(self, mesh: str) -> None:
         """Of the mesh's processes that have ended: no others follow."""
@@ -626,12 +653,17 @@ class Roster:
     def connection_lost(self, now: float, connection: Connection) -> list[Effect]:
         """Nothing can be sent there any more."""
         self._now = now
-        for table in (self._watchers, self._waiting):
-            for address in [address for address, there in table.items() if connection in there]:
-                del table[address][connection]
-                if not table[address]:
-                    del table[address]
+        for address in [address for address, there in self._watchers.items() if connection in there]:
+            del self._watchers[address][connection]
+            if not self._watchers[address]:
+                del self._watchers[address]
+        for address in [address for address, there in self._waiting.items() if connection in there]:
+            self._disarm(("unknown", address, connection))
+            del self._waiting[address][connection]
+            if not self._waiting[address]:
+                del self._waiting[address]
         for process in self._processes.values():
+            process.asking.pop(connection, None)
             if connection in process.unheard:
                 process.unheard.discard(connection)
                 self._announce(process)
@@ -660,6 +692,14 @@ class Roster:
         process.alive_at, process.pinged_at = now, None
         if process.suspicion and not process.signal:
             self._trust(process)
+        return self._take()
+
+    def pong(self, now: float, connection: Connection, token: int) -> list[Effect]:
+        """The process at the other end has answered that Ping."""
+        self._now = now
+        process = self._by_connection.get(connection)
+        if process is not None and process.asking and token >= process.asked:
+            self._answer_asking(process)
         return self._take()
 
     def stopped(self, now: float, pid: int, number: int) -> list[Effect]:
@@ -693,12 +733,12 @@ class Roster:
         self._tell_suspicion(process)
         timeout = process.start.limits.suspect_timeout
         if timeout > 0:
-            self._arm(process, "suspect", timeout)
+            self._arm(process.timer("suspect"), timeout)
 
     def _trust(self, process: _Process) -> None:
         process.suspicion = ""
         self._tell_suspicion(process)
-        self._disarm(process, "suspect")
+        self._disarm(process.timer("suspect"))
         if process.connection is not None:
             self._beat_by(self._now + process.start.limits.suspect_after / 2)
 
@@ -751,27 +791,29 @@ class Roster:
         if dues:
             self._beat_by(min(dues))
 
-    def _ping(self, process: _Process) -> None:
+    def _ping(self, process: _Process) -> int:
         self._pings += 1
-        process.pinged_at = self._now
+        if process.pinged_at is None:
+            process.pinged_at = self._now
         self._send(process.connection, Ping(self._pings))
+        return self._pings
 
     def _beat_by(self, when: float) -> None:
         """The timer fires at `when` at the latest."""
         if when > self._now and (self._beat_at is None or when < self._beat_at):
             self._beat_at = when
-            self._effects.append(Arm(_BEAT, when - self._now))
+            self._arm(_BEAT, when - self._now)
 
     def _no_beat(self) -> None:
-        if self._beat_at is not None:
-            self._beat_at = None
-            self._effects.append(Disarm(_BEAT))
+        self._beat_at = None
+        self._disarm(_BEAT)
 
     # --- timers
 
     def fired(self, now: float, key: tuple[Any, ...]) -> list[Effect]:
         """A timer that was armed has run out."""
         self._now = now
+        self._armed.discard(key)
         if key == _BEAT:
             self._beat()
         elif key[0] == "unknown":
@@ -790,15 +832,24 @@ class Roster:
         elif kind == "heard":
             process.waited = True
             self._announce(process)
+        elif kind == "asked":
+            self._answer_asking(process)
         else:
             ready = process.start.limits.ready
             self._kill(process, f"was not ready within {ready:g} s (setting host_spawn_ready_timeout)", 1)
 
-    def _arm(self, process: _Process, kind: str, delay: float) -> None:
-        self._effects.append(Arm(process.timer(kind), delay))
+    def _arm(self, key: tuple[Any, ...], delay: float) -> None:
+        self._armed.add(key)
+        self._effects.append(Arm(key, delay))
 
-    def _disarm(self, process: _Process, kind: str) -> None:
-        self._effects.append(Disarm(process.timer(kind)))
+    def _arm_once(self, key: tuple[Any, ...], delay: float) -> None:
+        if key not in self._armed:
+            self._arm(key, delay)
+
+    def _disarm(self, key: tuple[Any, ...]) -> None:
+        if key in self._armed:
+            self._armed.discard(key)
+            self._effects.append(Disarm(key))
 
     # --- parts
 

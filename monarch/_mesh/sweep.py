@@ -17,6 +17,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Sequence
+from types import FrameType
 
 from monarch._errors import DeadlockError
 from monarch._mesh.doing import Job, blockers, display, edge_of, is_bound, jobs_of, lines_of_job
@@ -111,9 +112,7 @@ class Sweep:
             return None
         addresses = entry.target.addresses
         targets = [addresses[rank] for rank in entry.unanswered()]
-        return Blocked(
-            self._number(wait), running.instance.unique, wait.since, entry.target.key, entry.number, targets
-        )
+        return Blocked(self._number(wait), running.instance.unique, wait.since, entry.target.key, entry.number, targets)
 
     def _on_chase(self, connection: Connection, chase: Chase, frame: Frame) -> None:
         proc = self._proc
@@ -161,7 +160,7 @@ class Sweep:
             reports = [(self._report(job, frames), lines_of_job(job, frames)) for job in fresh]
             start_thread(_log, "monarch-slow-handler", reports)  # handlers of logs are user code, and files are read
 
-    def _report(self, job: Job, frames: dict[int, stacks.FrameType]) -> str:
+    def _report(self, job: Job, frames: dict[int, FrameType]) -> str:
         proc, call = self._proc, job.delivery.call
         ran = proc.loop.now() - job.delivery.started
         text = (
@@ -196,7 +195,7 @@ def _break(wait: Wait, path: Sequence[str]) -> None:
     circle = "".join(f"\n  {line}" for line in path)
     text = (
         f"{what}, and no wait of it has a time limit:{circle}\n"
-        f"The youngest wait, the first of these, was given up. To wait for an actor that may be waiting for this one, make its "
-        f"endpoint a concurrent_endpoint or the call one with a limit (with_timeout); an actor calls its own methods on self."
+        f"The youngest wait, the first of these, was given up. To call an actor that may be waiting for this one, make the "
+        f"endpoint a concurrent_endpoint or give the call a limit (with_timeout); an actor calls its own methods on self."
     )
     wait.entry.give_up(DeadlockError(text, list(path)))

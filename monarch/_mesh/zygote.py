@@ -4,9 +4,9 @@ Agent and zygote talk over a sequenced-packet socket; packets are msgpack and ca
 zygote forks an intermediate, which forks the procs and exits, so that the procs become children of the agent (a subreaper):
 the agent sees every exit status itself, and the death of a zygote harms no proc.
 
-    agent -> zygote    ("batch", n) + spec        then n times ("proc", mesh, rank, ...) + its descriptors
+    agent -> zygote    ("batch", n) + spec        then n times ("proc", address, incarnation, ...) + its descriptors
                        ("zygote", preload, env) + socket of the new one
-    zygote -> agent    ("forked", mesh, rank, pid)   ("failed", mesh, rank, why)
+    zygote -> agent    ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ _READ_AT_LOAD = (
 class ForkedProc:
     """In a new proc: what it was forked for, and its descriptors by name."""
 
-    def __init__(self, mesh: str, rank: int, address: str, spec: bytes, fds: dict[str, int], bind: dict[str, str]):
-        self.mesh = mesh
-        self.rank = rank
+    def __init__(self, address: str, incarnation: int, spec: bytes, fds: dict[str, int], bind: dict[str, str]):
         self.address = address
+        self.incarnation = incarnation
         self.spec = spec
         self.fds = fds
         self.bind = bind
@@ -135,7 +134,7 @@ def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, 
         received = receive_packet(sock)
         if received is None:
             return None
-        (_, mesh, rank, address, names, bind), fds = received
+        (_, address, incarnation, names, bind), fds = received
         if not failed:
             try:
                 pid = os.fork()
@@ -147,10 +146,11 @@ def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, 
                     os.close(gate[1])
                     named = dict(zip(names, fds, strict=True))
                     named["gate"] = gate[0]
-                    return ForkedProc(mesh, rank, address, spec, named, bind)
+                    return ForkedProc(address, incarnation, spec, named, bind)
         for fd in fds:
             os.close(fd)
-        send_packet(sock, ("failed", mesh, rank, failed) if failed else ("forked", mesh, rank, pid), [])
+        what, said = ("failed", failed) if failed else ("forked", pid)
+        send_packet(sock, (what, address, incarnation, said), [])
     return None
 
 

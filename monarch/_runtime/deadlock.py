@@ -59,8 +59,8 @@ class Broken(NamedTuple):
 
 
 class Detector:
-    """One a process, at `address`. `describe(wait)` is a line for people. Times are in seconds, by the caller's clock; `after`
-    is how long a wait must have stood to count."""
+    """One a process, at `address`. `describe(wait)` is a line for people. Times are in seconds, by the caller's clock;
+    `after` is how long a wait must have stood to count."""
 
     def __init__(self, address: str, describe: Callable[[Blocked], str]) -> None:
         self._address = address

@@ -41,16 +41,18 @@ class Target:
     """What a waiting end knows of those it waits for: a name for reports and the processes they run in.
 
     `addresses[i]` is the process of the view's rank i; `failure_of(address, ended)` what the end of one means to them.
-    `key` is that of the actors whose endpoint was called; "" when no endpoint answers but the runtime of their processes.
+    `key` is that of the actors whose endpoint was called, `ranks` their ranks in the mesh they were spawned as; "" and none
+    when no endpoint answers but the runtime of their processes.
     """
 
-    __slots__ = ("addresses", "failure_of", "key", "label")
+    __slots__ = ("addresses", "failure_of", "key", "label", "ranks")
 
     def __init__(self, label: str, addresses: Sequence[str], failure_of: Callable[[str, ProcEnded], Failure]) -> None:
         self.label = label
         self.addresses = addresses
         self.failure_of = failure_of
         self.key = ""
+        self.ranks: Sequence[int] = ()
 
 
 def failure_error(failure: Failure, label: str | None) -> BaseException:

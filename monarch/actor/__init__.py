@@ -9,6 +9,7 @@ from monarch._errors import (
     ActorError,
     BackpressureTimeout,
     ClientClosedError,
+    DeadlockError,
     ForkedClientError,
     MessageTooLargeError,
     NotSendableError,
@@ -50,6 +51,7 @@ from monarch._mesh.singletons import get_or_spawn_controller
 from monarch._mesh.supervision import MeshFailure
 from monarch._mesh.transports import enable_transport
 from monarch._mesh.value_mesh import ValueMesh
+from monarch._mesh.waits import WaitGraph, wait_graph
 from monarch._runtime.future import Future, WouldBlockRuntime
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
@@ -71,6 +73,7 @@ __all__ = [
     "ChannelTransport",
     "ClientClosedError",
     "Context",
+    "DeadlockError",
     "Endpoint",
     "EndpointProperty",
     "Extent",
@@ -94,6 +97,7 @@ __all__ = [
     "UndeliverableMessageEnvelope",
     "UnhandledFaultError",
     "ValueMesh",
+    "WaitGraph",
     "WouldBlockRuntime",
     "as_endpoint",
     "bind_context",
@@ -121,4 +125,5 @@ __all__ = [
     "traced",
     "unhandled_fault_hook",
     "unregister_proc_mesh_spawn_callback",
+    "wait_graph",
 ]

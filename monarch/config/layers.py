@@ -108,6 +108,14 @@ class Layers:
             self._inherited, self._environment, self._client = inherited, environment, client
             self._merge(runtime=self._runtime)
 
+    def told(self, snapshot: Mapping[str, Mapping[str, str]], name: str) -> Any:
+        """The kept value of one setting in the process that gave `snapshot`. ValueError as for `restore`."""
+        for layer in ("client", "inherited"):
+            text = snapshot.get(layer, {}).get(name)
+            if text is not None:
+                return self._setting(name).kind.read(text)
+        return self._default[name]
+
     # The layers.
 
     def _load(self) -> Values:

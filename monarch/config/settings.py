@@ -258,6 +258,11 @@ def snapshot() -> Snapshot:
     return LAYERS.snapshot()
 
 
+def told(snapshot: Mapping[str, Mapping[str, str]], name: str) -> Any:
+    """The value that a setting has in the process that gave `snapshot`, whatever it is here. A duration is float seconds."""
+    return LAYERS.told(snapshot, name)
+
+
 def restore(snapshot: Mapping[str, Mapping[str, str]]) -> None:
     """In a child: take over what `snapshot` gave, and read this process's environment again.
 

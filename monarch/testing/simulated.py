@@ -22,8 +22,11 @@ from monarch._wire import message
 from monarch._wire.address import agent_at, agent_of, proc_address
 from monarch._wire.frame import Frame
 from monarch._wire.message import (
+    VALUE,
     VERSION,
+    Answer,
     Bounced,
+    Census,
     Failure,
     Flush,
     Flushed,
@@ -189,206 +192,122 @@ class _Abandoned:
         return Failure("the process was killed", stopped=True)
 
 
-class _Record:
-    """One process: starting -> running -> ended."""
-
-    def __init__(self, mesh: _MeshRecord, rank: int, proc: SimulatedProc) -> None:
-        self.mesh = mesh
-        self.rank = rank
-        self.proc = proc
-        self.connection: Connection | None = None
-        self.watchers: set[Connection] = set()
-        self.stopping = ""
-        self.told = False  # by its owner, to stop
-        self.timer: Timer | None = None
-
-
-class _MeshRecord:
-    def __init__(self, uid: str, owner: str, connection: Connection) -> None:
-        self.uid = uid
-        self.owner = owner
-        self.connection = connection
-        self.records: dict[int, _Record] = {}
-        self.stop_waiters: list[tuple[Connection, int]] = []
-
-
-class SimulatedAgent:
+class SimulatedAgent(Steward):
     """Starts, watches, stops and kills simulated processes. `on_done()` is called after Shutdown, when none
     is left."""
 
     def __init__(self, network: Network, host: str, loop: Loop, on_done: Callable[[], Any]) -> None:
-        self.host = host
-        self.loop = loop
+        super().__init__(host, loop)
         self.on_done = on_done
-        self.meshes: dict[str, _MeshRecord] = {}
-        self.records: dict[str, _Record] = {}  # by address, the living
+        self.living: dict[str, SimulatedProc] = {}  # by address
         self.procs: list[SimulatedProc] = []  # all that ever were
-        self._ended: dict[str, ProcEnded] = {}
-        self._waiting: dict[str, list[tuple[Connection, Timer]]] = {}
+        self._by_pid: dict[int, SimulatedProc] = {}
+        self._frozen: dict[str, _Freeze] = {}
         self._pids = itertools.count(2)
-        self._closing = False
         self._network = network
         limits = (int(settings.get("outgoing_queue_bytes")), int(settings.get("codec_max_frame_length")))
         InprocTransport(network, agent_at(host), loop, self, lambda: limits).listen()
-        self._receivers: dict[type, Callable[[Connection, Any, Frame], None]] = {
-            SpawnProcs: self._on_spawn,
-            StopProcs: self._on_stop,
-            Watch: self._on_watch,
-            Flush: lambda connection, flush, frame: self._send(connection, Flushed(flush.token)),
-            Shutdown: lambda connection, shutdown, frame: self._shutdown(shutdown.grace),
-        }
-
-    # --- connections
-
-    def _send(self, connection: Connection, msg: Any) -> None:
-        try:
-            connection.send(frames.encode(message.encode(msg)))
-        except ConnectionLost:
-            pass
-
-    def connection_received(self, connection: Connection, received: list[Frame]) -> None:
-        for frame in received:
-            msg = message.decode(frame.head)
-            if type(msg) is Hello:
-                self._on_hello(connection, msg)
-                continue
-            receiver = self._receivers.get(type(msg))
-            if receiver is not None:
-                receiver(connection, msg, frame)
-
-    def _on_hello(self, connection: Connection, hello: Hello) -> None:
-        connection.remote = hello.address
-        connection.pid = hello.pid
-        record = self.records.get(hello.address)
-        if record is not None:
-            record.connection = connection
-            self._send(record.mesh.connection, ProcStarted(record.mesh.uid, record.rank, hello.pid))
-            if record.stopping and not record.told:
-                self._send(connection, StopProc(record.stopping))
-
-    def connection_lost(self, connection: Connection, reason: str) -> None:
-        for record in self.records.values():
-            record.watchers.discard(connection)
+        self.receivers[Flush] = lambda connection, flush, frame: self.send(connection, Flushed(flush.token))
 
     # --- starting
 
-    def _on_spawn(self, connection: Connection, ask: SpawnProcs, frame: Frame) -> None:
-        spec = msgspec.msgpack.decode(frame.body, type=LaunchSpec)
-        mesh = _MeshRecord(ask.mesh, ask.owner, connection)
-        ranks = range(ask.first, ask.first + ask.count)
+    def prepare(self, starts: Sequence[Start]) -> None:
+        spec, now = starts[0].spec, self.loop.now()
         if spec.executable or any(command is not None for command in spec.commands or ()):
-            self._refuse(
-                mesh,
-                ranks,
-                "an InProcessCluster runs no commands and no other interpreters: use real processes",
-            )
-            return
-        self.meshes[ask.mesh] = mesh
-        for rank in ranks:
-            address = proc_address(self.host, ask.mesh, rank)
-            proc = SimulatedProc(self._network, address, self.loop, next(self._pids))
-            proc.mesh.name = spec.name
-            if spec.gated:
-                proc.mesh.close_gate()
-            record = mesh.records[rank] = self.records[address] = _Record(mesh, rank, proc)
-            proc.on_exit = lambda code, record=record: self._end(record, code)  # type: ignore[misc]
-            self.procs.append(proc)
-            record.watchers.add(connection)
-            for watcher, timer in self._waiting.pop(address, ()):
-                timer.cancel()
-                record.watchers.add(watcher)
-                self._send(watcher, Listening(address))
-
-    def _refuse(self, mesh: _MeshRecord, ranks: range, why: str) -> None:
-        self._send(mesh.connection, ProcsRefused(mesh.uid, why))
-        for rank in ranks:
-            address = proc_address(self.host, mesh.uid, rank)
-            ended = self._ended[address] = ProcEnded(address, 0, 1, False, [], f"could not be started: {why}")
-            self._send(mesh.connection, ended)
-
-    def _on_watch(self, connection: Connection, watch: Watch, frame: Frame) -> None:
-        address = watch.address
-        record, ended = self.records.get(address), self._ended.get(address)
-        if record is not None:
-            record.watchers.add(connection)
-            self._send(connection, Listening(address))
-        elif ended is not None:
-            self._send(connection, ended)
-        elif address == f"{self.host}/client":
-            self._send(connection, Listening(address))
+            why = "an InProcessCluster runs no commands and no other interpreters: use real processes"
+            self.act(self.roster.refused(now, starts, why))
         else:
-            timer = self.loop.call_later(
-                settings.get("host_spawn_ready_timeout"), lambda: self._never_started(connection, address)
-            )
-            self._waiting.setdefault(address, []).append((connection, timer))
+            self.act(self.roster.prepared(now, starts))
 
-    def _never_started(self, connection: Connection, address: str) -> None:
-        self._waiting.pop(address, None)
-        self._send(connection, ProcEnded(address, 0, 1, False, [], "was never started on this host"))
+    def launch(self, starts: Sequence[Start]) -> None:
+        for start in starts:
+            proc = SimulatedProc(self._network, start.address, self.loop, next(self._pids), start.incarnation)
+            proc.mesh.name = start.spec.name
+            if start.spec.gated:
+                proc.mesh.close_gate()
+            proc.on_exit = lambda code, pid=proc.pid: self._exited(pid, code)  # type: ignore[misc]
+            self.procs.append(proc)
+            self.living[start.address] = self._by_pid[proc.pid] = proc
+            self.act(self.roster.pid_known(self.loop.now(), *start.key, proc.pid))
 
     # --- ending
 
-    def _on_stop(self, connection: Connection, stop: StopProcs, frame: Frame) -> None:
-        mesh = self.meshes.get(stop.mesh)
-        if mesh is None:
-            self._send(connection, ProcsStopped(stop.mesh, stop.port))
+    def _exited(self, pid: int, code: int) -> None:
+        self.act(self.roster.exited(self.loop.now(), pid, code))
+
+    def send_signal(self, pid: int, number: int) -> None:
+        proc = self._by_pid.get(pid)
+        if proc is None:
             return
-        mesh.stop_waiters.append((connection, stop.port))
-        self._stop_mesh(mesh, stop.reason, stop.grace, told=True)
-
-    def _stop_mesh(self, mesh: _MeshRecord, reason: str, grace: float, told: bool = False) -> None:
-        for record in list(mesh.records.values()):
-            record.stopping = reason or "stopped"
-            record.told = told
-            if record.timer is not None:
-                record.timer.cancel()
-            record.timer = self.loop.call_later(grace, lambda record=record: self._kill(record, -_SIGTERM))  # type: ignore[misc]
-            if record.connection is not None and not told:
-                self._send(record.connection, StopProc(record.stopping))
-
-    def _shutdown(self, grace: float) -> None:
-        self._closing = True
-        for mesh in list(self.meshes.values()):
-            self._stop_mesh(mesh, "the client has ended", grace)
-        if not self.records:
-            self.on_done()
+        freeze = self._frozen.get(proc.address)
+        if freeze is not None and number != SIGKILL:
+            freeze.pending = number  # until it continues
+        else:
+            self._kill(proc, -number)
 
     def kill(self, address: str, code: int) -> None:
         """ValueError when no process lives there."""
-        record = self.records.get(address)
-        if record is None:
-            raise ValueError(f"no simulated process lives at {address}: it has ended, or belongs to another cluster")
-        self._kill(record, code)
+        self._kill(self._living(address), code)
 
     def kill_all(self) -> None:
         """Whatever is left."""
-        for record in list(self.records.values()):
-            self._kill(record, -_SIGTERM)
+        for proc in list(self.living.values()):
+            self._kill(proc, -SIGTERM)
 
-    def _kill(self, record: _Record, code: int) -> None:
-        if record.proc.address in self.records:
-            ended = self._ended_with(record, code)
-            record.proc.kill(ended)
-            self._end(record, code)
+    def _living(self, address: str) -> SimulatedProc:
+        proc = self.living.get(address)
+        if proc is None:
+            raise ValueError(f"no simulated process lives at {address}: it has ended, or belongs to another cluster")
+        return proc
 
-    def _ended_with(self, record: _Record, code: int) -> ProcEnded:
-        return ProcEnded(record.proc.address, record.proc.pid, code, bool(record.stopping), [])
+    def _kill(self, proc: SimulatedProc, code: int) -> None:
+        if proc.address in self._frozen:  # what its threads seem to have sent since was never sent
+            self._network.cut(proc.address)
+        proc.kill(ProcEnded(proc.address, proc.pid, code, False, [], "", proc.incarnation))
+        self._exited(proc.pid, code)
 
-    def _end(self, record: _Record, code: int) -> None:
-        address, mesh = record.proc.address, record.mesh
-        if self.records.pop(address, None) is None:
-            return
-        if record.timer is not None:
-            record.timer.cancel()
-        ended = self._ended[address] = self._ended_with(record, code)
-        for watcher in list(record.watchers):
-            self._send(watcher, ended)
-        mesh.records.pop(record.rank, None)
-        if not mesh.records:
-            self.meshes.pop(mesh.uid, None)
-            for connection, port in mesh.stop_waiters:
-                self._send(connection, ProcsStopped(mesh.uid, port))
-        for owned in [other for other in self.meshes.values() if other.owner == address]:
-            self._stop_mesh(owned, "the process that spawned it has ended", _ABANDONED_GRACE)
-        if self._closing and not self.records:
-            self.on_done()
+    def release(self, ended: ProcEnded) -> None:
+        proc = self._by_pid.pop(ended.pid, None)
+        if proc is not None:
+            del self.living[ended.address]
+            singletons._made.pop(ended.address, None)  # what a new process there does not know
+            self._thaw(ended.address)
+
+    def mesh_ended(self, mesh: str) -> None:
+        return None
+
+    def finish(self) -> None:
+        self.on_done()
+
+    # --- stopped as a shell stops a job
+
+    def freeze(self, address: str) -> None:
+        """ValueError when no process lives there. One that is frozen stays so."""
+        proc = self._living(address)
+        if address not in self._frozen:
+            rules = [self._network.hold(source=address), self._network.hold(target=address)]
+            self._frozen[address] = _Freeze(rules)
+            self.act(self.roster.stopped(self.loop.now(), proc.pid, SIGSTOP))
+
+    def unfreeze(self, address: str) -> None:
+        """ValueError when no process lives there. One that is not frozen runs on."""
+        proc = self._living(address)
+        freeze = self._thaw(address)
+        if freeze is not None:
+            self.act(self.roster.continued(self.loop.now(), proc.pid))
+            if freeze.pending:
+                self.send_signal(proc.pid, freeze.pending)
+
+    def _thaw(self, address: str) -> _Freeze | None:
+        freeze = self._frozen.pop(address, None)
+        for rule in freeze.rules if freeze is not None else ():
+            rule.end()
+        return freeze
+
+
+class _Freeze:
+    """The rules that hold a process's frames, and the signal that it gets when they end."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = rules
+        self.pending = 0

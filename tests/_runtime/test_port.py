@@ -46,6 +46,7 @@ class FakeProc:
         self.ports = Ports()
         self.loop = Loop()
         self.sent: list[tuple[str, Answer, bytes]] = []
+        self.suspected: dict[str, str] = {}
 
     def answer(self, address: str, answer: Answer, body: bytes, buffers: Any) -> None:
         self.sent.append((address, answer, body))
