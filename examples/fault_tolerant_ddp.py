@@ -20,6 +20,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import torch
+import torch._dynamo  # optimizers need it; processes are forked with what this script has imported, and start a second sooner
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -64,8 +65,9 @@ class Trainer(Actor):
         return os.getpid()
 
     @endpoint
-    def steps_kept(self) -> list[int]:
-        return [] if self.fresh else sorted(self.kept)
+    def knows(self, step: int) -> bool:
+        """Whether this rank has the state after `step` steps."""
+        return not self.fresh and step in self.kept
 
     @endpoint
     def state(self, step: int) -> dict:
@@ -84,8 +86,7 @@ class Trainer(Actor):
     @endpoint
     def join(self, port: int) -> None:
         """Meets the other ranks in a new process group."""
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        self.leave()
         store = dist.TCPStore("127.0.0.1", port, is_master=False)
         options = {"rank": self.rank, "world_size": self.ranks}
         dist.init_process_group("gloo", store=store, timeout=datetime.timedelta(seconds=STUCK), **options)
@@ -94,13 +95,29 @@ class Trainer(Actor):
     @endpoint
     def step(self, number: int) -> float:
         """One step; returns this rank's loss before it. Raises when another rank is lost meanwhile."""
-        x, y = batch(number, self.rank)
-        loss = nn.functional.mse_loss(self.model(x), y)
-        loss.backward()
+        try:
+            loss = self.gradients(*batch(number, self.rank))
+        except RuntimeError as exc:
+            lost = str(exc)
+        else:
+            lost = ""
+        if lost:  # leave at once: those who wait for this rank notice by its connections
+            self.leave()
+            raise RuntimeError(f"rank {self.rank} lost another rank in step {number}: {lost}")
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.kept = {number: self.kept[number], number + 1: self.state_now()}
+        return loss
+
+    def gradients(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        loss = nn.functional.mse_loss(self.model(x), y)
+        loss.backward()
         return loss.item()
+
+    def leave(self) -> None:
+        self.model = None
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 class Team:
@@ -113,31 +130,28 @@ class Team:
         self.pids: list[int] = []
         self.recoveries: list[float] = []  # seconds each
 
-    async def assemble(self) -> int:
-        """Replaces whoever is gone, brings all to the same step and into one process group; returns that step."""
+    async def assemble(self, step: int) -> None:
+        """Replaces whoever is gone, brings all to the state after `step` steps and into one process group."""
         await self.procs.restart(failed=True)
         await self.trainers.restart(failed=True)
-        kept = (await self.trainers.steps_kept.call()).values()
-        survivors = [rank for rank, steps in enumerate(kept) if steps]
+        survivors = [rank for rank, knows in enumerate((await self.trainers.knows.call(step)).values()) if knows]
         if not survivors:
-            raise SystemExit("every trainer died at once: nobody is left who knows the state")
-        step = max(set.intersection(*(set(kept[rank]) for rank in survivors)))
+            raise SystemExit(f"every trainer died at once: nobody is left who knows the state after {step} steps")
         await self.trainers.go_to.call(step, self.trainers.slice(gpus=survivors[0]))
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         await self.trainers.join.call(self.store.port)
         self.pids = (await self.trainers.pid.call()).values()
-        return step
 
-    async def recover(self) -> int:
+    async def recover(self, step: int) -> None:
         """`assemble`, again and again if somebody dies meanwhile."""
         start = time.perf_counter()
         for _ in range(20):
             try:
-                step = await self.assemble()
+                await self.assemble(step)
             except (SupervisionError, ActorError):
                 continue
             self.recoveries.append(time.perf_counter() - start)
-            return step
+            return
         raise SystemExit("the trainers could not be assembled in 20 attempts")
 
 
@@ -157,16 +171,16 @@ async def train(ranks: int, steps: int, every: float, seed: int) -> tuple[list[f
     """The mean loss of each step, in a run in which somebody is shot `every` seconds (0: nobody)."""
     team = Team(ranks)
     losses = [0.0] * steps
-    number = await team.assemble()
+    number = 0
+    await team.assemble(number)
     shooting = asyncio.create_task(shoot(team, every, random.Random(seed))) if every else None
     while number < steps:
         try:
             losses[number] = fmean((await team.trainers.step.call(number)).values())
             number += 1
         except (SupervisionError, ActorError) as exc:  # a trainer died; or it was in a collective with the one that did
-            reached, number = number, await team.recover()
-            why = str(exc).splitlines()[-1].strip()
-            print(f"  recovered in {team.recoveries[-1]:.2f} s; step {reached} -> {number} ({why[:80]})", flush=True)
+            await team.recover(number)  # every survivor has the state before this step, those too that had finished it
+            print(f"  {type(exc).__name__}: recovered in {team.recoveries[-1]:.2f} s, on with step {number}", flush=True)
     if shooting is not None:
         shooting.cancel()
     await team.procs.stop()

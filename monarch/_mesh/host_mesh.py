@@ -287,7 +287,7 @@ def launch_spec(name: str, env: Mapping[str, str | None], executable: str, *, ga
     )
 
 
-_PRELOADABLE = ("numpy", "torch", "torch.distributed", "torch.nn.parallel")
+_PRELOADABLE = ("numpy", "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 
 
 def preloads() -> list[str]:

@@ -7,6 +7,7 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -257,6 +258,11 @@ def describe_exit(ended: ProcEnded) -> str:
     return "exited cleanly" if ended.code == 0 else f"exited with non-zero code {ended.code}"
 
 
+def _on_host(address: str) -> str:
+    """Where a process was, for people: processes reached by a Unix socket are on this host."""
+    return f" on {socket.gethostname()}, at {address}" if address.startswith("unix:") else f", at {address}"
+
+
 def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> Failure:
     """What becomes of the ranks of `mesh` that lived in the process that ended."""
     shown = mesh.display(ranks[0]) if ranks else mesh.mesh_name
@@ -267,7 +273,7 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
         text = f"Supervision event: actor {shown} has status:\n  {status}"
         return Failure(text, mesh.key, mesh.mesh_name, list(ranks), text, stopped=True)
     cause = f"the process this actor was running on failed: {describe_exit(ended)}"
-    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, pid {ended.pid}, at {ended.address}"
+    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, pid {ended.pid}{_on_host(ended.address)}"
     tail = "".join(f"\n      {line}" for line in ended.tail[-_TAIL_SHOWN:])
     last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
     report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"

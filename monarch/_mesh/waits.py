@@ -118,6 +118,7 @@ class _Survey(Entry):
         proc = self._proc
         proc.ports.add(self)
         self.timer = proc.loop.call_later(self._timeout, self._settle)
+        self._ask([proc.address, f"{proc.host}/client", *proc.connected()])
         heard = _Heard(self._on_census)
         try:
             proc.post(self._census, Census(proc.ports.add(heard)))
@@ -125,16 +126,14 @@ class _Survey(Entry):
             heard.close()
             self._done(self._census)
         self.on_ready(heard.close)
-        self._ask([proc.address, f"{proc.host}/client", *proc.connected()])
 
     def _ask(self, addresses: Iterable[str]) -> None:
-        for address in addresses:
-            with self._lock:
-                if address in self._asked:
-                    continue
-                rank = len(self._asked)
-                self._asked.append(address)
-                self._left.add(address)
+        with self._lock:  # all before the first can answer, who would otherwise be the last
+            first = len(self._asked)
+            self._asked += [address for address in dict.fromkeys(addresses) if address not in self._asked]
+            fresh = self._asked[first:]
+            self._left.update(fresh)
+        for rank, address in enumerate(fresh, first):
             try:
                 self._proc.post(address, AskWaits(self.number, rank))
             except PeerEnded:

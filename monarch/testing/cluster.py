@@ -185,14 +185,22 @@ class InProcessCluster:
         runtime end at once, others when they next use it. ValueError when a process is not alive, or `rank`
         is none of the mesh's.
         """
-        self._check()
-        addresses = _addresses(mesh)
-        if rank is not None:
-            if not 0 <= rank < len(addresses):
-                raise ValueError(f"rank {rank} is none of the {len(addresses)} ranks of {mesh!r}")
-            addresses = [addresses[rank]]
-        for address in dict.fromkeys(addresses):
-            self._on_loop(lambda address=address: self._agent.kill(address, code))  # type: ignore[misc]
+        self._each(mesh, rank, lambda address: self._agent.kill(address, code))
+
+    def stop_process(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None) -> None:
+        """Stops every process under `mesh` (that of its `rank` only) as SIGSTOP does; returns when its owner and
+        whoever watches it have been sent word that it is suspected.
+
+        Nothing reaches it or comes from it, frames under way included, until `continue_process`. It is killed
+        once it was stopped for the setting `suspect_timeout`. One that is stopped stays so. Its threads run on,
+        for they are the test's own; if it is killed, what they have sent since is lost. ValueError as for `kill`.
+        """
+        self._each(mesh, rank, self._agent.freeze)
+
+    def continue_process(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None) -> None:
+        """Lets processes run again as SIGCONT does: what was held back is delivered, in order, and a signal it
+        got meanwhile takes effect. One that was not stopped runs on. ValueError as for `kill`."""
+        self._each(mesh, rank, self._agent.unfreeze)
 
     def address_of(self, mesh: ProcMesh | ActorMesh[Any] | str, rank: int = 0) -> str:
         """For the rules of `network`: the address of the process under rank `rank` of `mesh`, or of the
@@ -242,7 +250,7 @@ class InProcessCluster:
 
     def statistics(self) -> dict[str, Any]:
         """Of the network, and of each living process by address (see Proc.statistics)."""
-        procs = [self._proc, *(record.proc for record in list(self._agent.records.values()))]
+        procs = [self._proc, *list(self._agent.living.values())]
         return {"network": self.network.statistics(), **{proc.address: proc.statistics() for proc in procs}}
 
     # --- parts
@@ -263,6 +271,17 @@ class InProcessCluster:
                 f"{len(self._failures)} failure(s) reached the root client, where a program would end. "
                 f"If a test causes them on purpose, take each with cluster.next_failure():\n{reports}"
             )
+
+    def _each(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None, fn: Callable[[str], None]) -> None:
+        """On the I/O loop, for each process under the mesh."""
+        self._check()
+        addresses = _addresses(mesh)
+        if rank is not None:
+            if not 0 <= rank < len(addresses):
+                raise ValueError(f"rank {rank} is none of the {len(addresses)} ranks of {mesh!r}")
+            addresses = [addresses[rank]]
+        for address in dict.fromkeys(addresses):
+            self._on_loop(lambda address=address: fn(address))  # type: ignore[misc]
 
     def _on_loop(self, fn: Callable[[], Any]) -> None:
         """Runs `fn` on the I/O loop, waits for it, and raises what it raised."""

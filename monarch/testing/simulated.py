@@ -7,49 +7,25 @@ protocol. Both work on the cluster's I/O loop, and every method here is called t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from signal import SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
-import msgspec
-
+from monarch._mesh import singletons
 from monarch._mesh.controller import MeshLayer
+from monarch._mesh.roster import Start
+from monarch._mesh.steward import Steward
 from monarch._runtime.future import All
 from monarch._runtime.instance import Delivery, Instance, Leave
-from monarch._runtime.loop import Loop, Timer
+from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
 from monarch._wire import message
-from monarch._wire.address import agent_at, agent_of, proc_address
-from monarch._wire.frame import Frame
-from monarch._wire.message import (
-    VALUE,
-    VERSION,
-    Answer,
-    Bounced,
-    Census,
-    Failure,
-    Flush,
-    Flushed,
-    Hello,
-    LaunchSpec,
-    Listening,
-    ProcEnded,
-    ProcsRefused,
-    ProcsStopped,
-    ProcStarted,
-    Shutdown,
-    SpawnProcs,
-    StopProc,
-    StopProcs,
-    Watch,
-)
+from monarch._wire.address import agent_at, agent_of
+from monarch._wire.message import VERSION, Bounced, Failure, Flush, Flushed, Hello, ProcEnded, StopProc
 from monarch._wire.peer import Peer, PeerEnded
-from monarch._wire.transport.base import Connection, ConnectionLost
-from monarch._wire.transport.inproc import InprocTransport, Network
+from monarch._wire.transport.inproc import InprocTransport, Network, Rule
 from monarch.config import settings
-
-_SIGTERM = 15
-_ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when their owner is gone
 
 
 class ProcKilled(SystemExit):
@@ -62,9 +38,10 @@ class ProcKilled(SystemExit):
 class SimulatedProc(Proc):
     """A process of the cluster. Calls `on_exit(code)` once it has stopped in the ordinary way."""
 
-    def __init__(self, network: Network, address: str, loop: Loop, pid: int) -> None:
+    def __init__(self, network: Network, address: str, loop: Loop, pid: int, incarnation: int = 0) -> None:
         super().__init__(address, loop)
         self.pid = pid
+        self.incarnation = incarnation
         self.instances: list[Instance] = []  # every actor that ever was here
         self.on_exit: Callable[[int], None] = lambda code: None
         self.killed: ProcEnded | None = None
@@ -75,7 +52,7 @@ class SimulatedProc(Proc):
         self.receivers[StopProc] = lambda connection, stop, frame: self.stop(stop.reason)
         self.inproc.listen()
         agent = self.inproc.dial(agent_of(address))
-        agent.send(frames.encode(message.encode(Hello(VERSION, address, pid))))
+        agent.send(frames.encode(message.encode(Hello(VERSION, address, pid, incarnation))))
         self.use_agent(agent)
 
     def add_actor(self, instance: Instance) -> None:
@@ -112,7 +89,7 @@ class SimulatedProc(Proc):
         self.leave(RuntimeError("this process is ending"))
         if any(not instance.ended.ready for instance in self.instances):
             # Those that hang, and those whose spawn came too late: they end with their process.
-            self.kill(ProcEnded(self.address, self.pid, 0, True, []))
+            self.kill(ProcEnded(self.address, self.pid, 0, True, [], "", self.incarnation))
         self.on_exit(0)
 
     def leave(self, error: BaseException) -> None:

@@ -250,7 +250,7 @@ def test_the_runtimes_timeouts_are_virtual() -> None:
     with InProcessCluster(clock=clock) as cluster:
         worker = this_host().spawn_procs().spawn("worker", Worker)
         worker.pid.call_one().get(TIMEOUT)
-        with cluster.network.hold(source=cluster.address_of(worker)):
+        with cluster.network.hold(cluster.address_of(worker), cluster.address_of("client")):
             future = worker.pid.with_timeout(3600.0).call_one()
             clock.advance(3600.0)
             with pytest.raises(TimeoutError, match="within 3600 s"):
