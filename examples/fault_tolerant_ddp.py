@@ -128,7 +128,8 @@ class Team:
         self.procs = this_host().spawn_procs({"gpus": ranks})
         self.trainers = self.procs.spawn("trainers", Trainer, ranks)
         self.pids: list[int] = []
-        self.recoveries: list[float] = []  # seconds each
+        self.whole = False
+        self.recoveries: list[tuple[int, float]] = []  # in which step, and how many seconds it took
 
     async def assemble(self, step: int) -> None:
         """Replaces whoever is gone, brings all to the state after `step` steps and into one process group."""
@@ -141,6 +142,7 @@ class Team:
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         await self.trainers.join.call(self.store.port)
         self.pids = (await self.trainers.pid.call()).values()
+        self.whole = True
 
     async def recover(self, step: int) -> None:
         """`assemble`, again and again if somebody dies meanwhile."""
@@ -150,20 +152,21 @@ class Team:
                 await self.assemble(step)
             except (SupervisionError, ActorError):
                 continue
-            self.recoveries.append(time.perf_counter() - start)
+            self.recoveries.append((step, time.perf_counter() - start))
             return
         raise SystemExit("the trainers could not be assembled in 20 attempts")
 
 
 async def shoot(team: Team, every: float, dice: random.Random) -> None:
-    """Kills a random trainer's process every few seconds."""
+    """Kills a random trainer's process every few seconds; never two before the first is replaced, for the last survivor
+    is the last one who knows the state."""
     while True:
         await asyncio.sleep(every * dice.uniform(0.7, 1.3))
-        victim = dice.randrange(team.ranks)
-        try:
-            os.kill(team.pids[victim], signal.SIGKILL)
-        except ProcessLookupError:  # it was shot a moment ago and is being replaced
+        if not team.whole:
             continue
+        team.whole = False
+        victim = dice.randrange(team.ranks)
+        os.kill(team.pids[victim], signal.SIGKILL)
         print(f"  killed rank {victim} (pid {team.pids[victim]})", flush=True)
 
 
@@ -180,14 +183,15 @@ async def train(ranks: int, steps: int, every: float, seed: int) -> tuple[list[f
             number += 1
         except (SupervisionError, ActorError) as exc:  # a trainer died; or it was in a collective with the one that did
             await team.recover(number)  # every survivor has the state before this step, those too that had finished it
-            print(f"  {type(exc).__name__}: recovered in {team.recoveries[-1]:.2f} s, on with step {number}", flush=True)
+            _, seconds = team.recoveries[-1]
+            print(f"  {type(exc).__name__}: recovered in {seconds:.2f} s, on with step {number}", flush=True)
     if shooting is not None:
         shooting.cancel()
     await team.procs.stop()
     return losses, team
 
 
-def plot(file: Path, calm: list[float], shot: list[float]) -> None:
+def plot(file: Path, calm: list[float], shot: list[float], recoveries: list[tuple[int, float]]) -> None:
     try:
         import matplotlib
     except ImportError:
@@ -199,6 +203,8 @@ def plot(file: Path, calm: list[float], shot: list[float]) -> None:
     figure, (above, below) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 1))
     above.semilogy(calm, color="tab:blue", linewidth=3, alpha=0.5, label="undisturbed")
     above.semilogy(shot, color="tab:red", linewidth=0.8, label="trainers killed at random")
+    for step, _seconds in recoveries:
+        above.axvline(step, color="black", linewidth=0.8, linestyle=":")
     above.set_ylabel("mean loss")
     above.legend()
     below.plot([abs(a - b) for a, b in zip(calm, shot, strict=True)], color="black", linewidth=0.8)
@@ -228,10 +234,10 @@ async def main() -> None:
     worst = max(abs(a - b) for a, b in zip(calm, shot, strict=True))
     print(f"loss {calm[0]:.4f} -> {shot[-1]:.4f} (undisturbed {calm[-1]:.4f})")
     if team.recoveries:
-        times = sorted(team.recoveries)
+        times = sorted(seconds for _, seconds in team.recoveries)
         print(f"{len(times)} recoveries: median {median(times):.2f} s, longest {times[-1]:.2f} s")
     print(f"largest difference of the two loss curves: {worst:.2e} (tolerance {TOLERANCE:g})")
-    plot(args.plot, calm, shot)
+    plot(args.plot, calm, shot, team.recoveries)
     if worst > TOLERANCE:
         raise SystemExit("the disturbed run did not learn what the undisturbed one did")
 

@@ -130,8 +130,8 @@ class _Survey(Entry):
     def _ask(self, addresses: Iterable[str]) -> None:
         with self._lock:  # all before the first can answer, who would otherwise be the last
             first = len(self._asked)
-            self._asked += [address for address in dict.fromkeys(addresses) if address not in self._asked]
-            fresh = self._asked[first:]
+            fresh = list(dict.fromkeys(addresses).keys() - set(self._asked))
+            self._asked += fresh
             self._left.update(fresh)
         for rank, address in enumerate(fresh, first):
             try:

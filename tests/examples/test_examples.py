@@ -239,3 +239,16 @@ def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     assert shown["equal"] == "parameters equal on all ranks: True\n"
     assert re.findall(r"^rank (\d): \S+ tokens/s; forward ", shown["throughput"], re.MULTILINE) == list("0123")
     assert shown["stop"] == "stopped\n"
+
+
+@needs_torch
+def test_fault_tolerant_ddp_learns_what_an_undisturbed_run_learns(tmp_path: Path) -> None:
+    lines = run("fault_tolerant_ddp.py", "--ranks", "2", "--steps", "300", "--every", "0.3", cwd=tmp_path)
+    killed = [line for line in lines if re.fullmatch(r"  killed rank [01] \(pid \d+\)", line)]
+    recovered = [line for line in lines if re.search(r"(SupervisionError|ActorError): recovered in [\d.]+ s", line)]
+    assert killed and recovered
+    assert any(re.match(rf"{len(recovered)} recoveries: median [\d.]+ s, longest [\d.]+ s", line) for line in lines)
+    (said,) = [line for line in lines if line.startswith("largest difference of the two loss curves:")]
+    difference = re.search(r"curves: (\S+) \(tolerance (\S+)\)", said)
+    assert difference is not None and float(difference[1]) <= float(difference[2])
+    assert "plot: fault_tolerant_ddp.png" in lines and (tmp_path / "fault_tolerant_ddp.png").stat().st_size > 10_000
