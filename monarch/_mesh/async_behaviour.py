@@ -13,6 +13,7 @@ from monarch._mesh.behaviour import ActorBehaviour, Method
 from monarch._runtime.context import Current, current
 from monarch._runtime.instance import Delivery
 from monarch._wire import codec
+from monarch.config import settings
 
 _log = logging.getLogger("monarch")
 
@@ -29,12 +30,16 @@ class AsyncActorBehaviour(ActorBehaviour):
         super().construct()
 
     async def settle_tasks(self) -> None:
-        """Cancels and awaits the concurrent endpoints that still run."""
+        """Cancels the concurrent endpoints that still run, and awaits them for `stop_actor_timeout`."""
         tasks = [task for task in self._running_tasks if not task.done()]
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks)
+            patience = settings.get("stop_actor_timeout")
+            _, running = await asyncio.wait(tasks, timeout=patience)
+            if running:
+                _log.warning("%d concurrent endpoint(s) of %s did not let themselves be cancelled for %g s (setting "
+                             "stop_actor_timeout)", len(running), self.display, patience)  # fmt: skip
 
     async def handle_async(self, delivery: Delivery) -> None:
         """Runs a message of an actor with a loop; concurrent endpoints only start here."""
@@ -70,26 +75,26 @@ class AsyncActorBehaviour(ActorBehaviour):
         instance = self.instance
 
         async def body() -> None:
+            result: Any = None
+            raised: BaseException | None = None
             try:
                 result = await method.fn(*args, **kwargs)
-            except asyncio.CancelledError:
-                raise
-            except Exception as exc:
-                if method.explicit:
-                    instance.mailbox.put_control(self._fatal(exc, method.fn.__name__))
-                elif delivery.call.port:
-                    self._reply_error(delivery, exc)
-                else:
-                    _log.error("concurrent endpoint %s of %s raised, and nobody waits for its answer",
-                               method.fn.__name__, self.display, exc_info=exc)  # fmt: skip
             except BaseException as exc:
-                instance.mailbox.put_control(self._fatal(exc, method.fn.__name__))
-            else:
+                raised = exc
+            self._running_tasks.discard(task)
+            if raised is not None and (method.explicit or not isinstance(raised, Exception)):
+                # It stays among those that run: its caller is told with the end of the actor.
+                instance.mailbox.put_control(self._fatal(raised, method.fn.__name__))
+            elif instance.concurrent.pop(task, None) is None:
+                return  # the actor is ending, this task was cancelled, and its caller has been told
+            elif raised is None:
                 if delivery.call.port and not method.explicit:
                     self._reply(delivery, result)
-            finally:
-                instance.concurrent.pop(task, None)
-                self._running_tasks.discard(task)
+            elif delivery.call.port:
+                self._reply_error(delivery, raised)
+            else:
+                _log.error("concurrent endpoint %s of %s raised, and nobody waits for its answer",
+                           method.fn.__name__, self.display, exc_info=raised)  # fmt: skip
 
         task = self._loop.create_task(body())
         self._running_tasks.add(task)

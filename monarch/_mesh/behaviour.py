@@ -18,6 +18,7 @@ from monarch._mesh.endpoint import EndpointProperty
 from monarch._mesh.supervision import MeshFailure
 from monarch._runtime import instrument
 from monarch._runtime.context import Current, current
+from monarch._runtime.driver import CleanupTooLong
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.replies import encode_error
@@ -198,7 +199,7 @@ class ActorBehaviour:
         try:
             with self._no_loop_for(self.actor.__supervise__):
                 handled = self.actor.__supervise__(failure)
-        except Exception as exc:
+        except BaseException as exc:
             return self._unhandled(failure, exc)
         if inspect.isawaitable(handled):
             return self._supervised_later(handled, failure)
@@ -207,10 +208,12 @@ class ActorBehaviour:
     async def _supervised_later(self, handled: Any, failure: MeshFailure) -> Leave | None:
         try:
             return None if await handled else self._unhandled(failure)
-        except Exception as exc:
+        except BaseException as exc:
+            if self.instance.end is not None:  # it was cancelled, because the actor ends
+                raise
             return self._unhandled(failure, exc)
 
-    def _unhandled(self, child: MeshFailure, exc: Exception | None = None) -> Leave:
+    def _unhandled(self, child: MeshFailure, exc: BaseException | None = None) -> Leave:
         instance = self.instance
         failure = supervision.unhandled_child(
             self.display,
@@ -221,17 +224,18 @@ class ActorBehaviour:
             None if exc is None else f"actor explicitly aborted due to: {format_remote(exc)}",
         )
         failure.incarnation, failure.passing = instance.incarnation, instance.passing
-        cause = exc if exc is not None else RuntimeError(failure.report)
-        return Leave(failure.report, failure, cause)
+        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
 
     def undeliverable(self, bounced: Bounced) -> Any:
         """A message of this actor came back: asks the hook when there is a choice, else the actor fails."""
         envelope = UndeliverableMessageEnvelope(bounced)
         if not bounced.hook:
             return self._fatal_text(envelope.report())
+        hook = self.actor._handle_undeliverable_message
         try:
-            handled = self.actor._handle_undeliverable_message(envelope)
-        except Exception as exc:
+            with self._no_loop_for(hook):
+                handled = hook(envelope)
+        except BaseException as exc:
             return self._fatal(exc, "_handle_undeliverable_message")
         if inspect.isawaitable(handled):
             return self._undeliverable_later(handled)
@@ -240,7 +244,9 @@ class ActorBehaviour:
     async def _undeliverable_later(self, handled: Any) -> Leave | None:
         try:
             await handled
-        except Exception as exc:
+        except BaseException as exc:
+            if self.instance.end is not None:  # it was cancelled, because the actor ends
+                raise
             return self._fatal(exc, "_handle_undeliverable_message")
         return None
 
@@ -250,7 +256,7 @@ class ActorBehaviour:
 
     def describe_failure(self, exc: BaseException, doing: str) -> Failure:
         if doing == "cleanup error":
-            cause = f"cleanup error: {exc}" if isinstance(exc, TimeoutError) else f"cleanup error: {format_remote(exc)}"
+            cause = f"cleanup error: {exc if isinstance(exc, CleanupTooLong) else format_remote(exc)}"
         elif isinstance(exc, Aborted):
             cause = f"actor explicitly aborted due to: {exc}"
         else:
@@ -270,7 +276,9 @@ class ActorBehaviour:
 
     def describe_stop(self, reason: str) -> Failure:
         instance = self.instance
-        return supervision.stopped_failure(self.display, reason, instance.key, self.mesh_name, instance.rank)
+        failure = supervision.stopped_failure(self.display, reason, instance.key, self.mesh_name, instance.rank)
+        failure.passing = instance.making_room
+        return failure
 
     def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
         """Hides the running loop from a plain hook of an actor that has one."""

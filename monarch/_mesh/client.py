@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import atexit
 import os
-import signal
 import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch._errors import ClientClosedError, UnhandledFaultError
+from monarch._errors import ClientClosedError
 from monarch._mesh import logprefix, plugins
 from monarch._mesh.controller import MeshLayer
+from monarch._mesh.faults import faults
 from monarch._mesh.host_mesh import launch_spec, preloads
 from monarch._mesh.rundir import make_directory, remove_directory
-from monarch._mesh.supervision import MeshFailure
 from monarch._runtime.context import home, set_home, set_root, start_client_with
 from monarch._runtime.future import Future, Slot, done_future, make_future
 from monarch._runtime.instance import Instance
@@ -66,7 +65,7 @@ class Client:
             remove_directory(self.directory)
             raise
         self.layer = MeshLayer(proc)
-        self.layer.fault = self._on_fault
+        self.layer.fault = faults.report
         root = Instance(proc, key="client", name=ROOT, rank=0, view=encode_extent((), ()))
         proc.root_name = root.unique
         set_root(root)
@@ -86,7 +85,7 @@ class Client:
         proc.use_agent(connection)
         connection.start()
         loop.start()
-        _catch_faults()
+        faults.listen()
 
     def warm_up(self) -> None:
         """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
@@ -148,9 +147,6 @@ class Client:
 
     # --- failures
 
-    def _on_fault(self, failure: MeshFailure) -> None:
-        start_thread(_handle_fault, "monarch-fault", failure)
-
     def _on_agent_lost(self, reason: str) -> None:
         """The host agent is gone, and with it every process it started."""
         proc = self.proc
@@ -174,6 +170,7 @@ class Client:
         proc = self.proc
         heard_all = Slot()
         proc.agent_lost = lambda reason: heard_all.set()
+        faults.drain(1.0)
         for actor in list(proc.actors.values()):
             proc.mesh.stop_instance(actor, "the client is shutting down")
         for actor in list(proc.actors.values()):
@@ -244,6 +241,7 @@ def start() -> Proc:
 
 
 start_client_with(start)
+faults.listen()  # now: a thread may start the client, and only the main thread can set a handler of signals
 
 
 def _attach_notebook(client: Client) -> None:
@@ -297,89 +295,3 @@ def _at_exit() -> None:
             shutdown_context(_EXIT_BUDGET).get(_EXIT_BUDGET + 4.0)
         except (TimeoutError, RuntimeError):
             pass
-
-
-# --- failures that nobody supervised ------------------------------------------------------------------------
-
-_pending_fault: str | None = None
-
-
-def _handle_fault(failure: MeshFailure) -> None:
-    """Asks `monarch.actor.unhandled_fault_hook`; what it raises makes the fault the main thread's."""
-    try:
-        plugins.fault_hook()(failure)
-    except BaseException as exc:
-        _raise_in_main(failure, exc)
-
-
-def _raise_in_main(failure: MeshFailure, exc: BaseException) -> None:
-    global _pending_fault
-    import datetime
-    import traceback
-
-    when = datetime.datetime.now().isoformat(sep=" ", timespec="milliseconds")
-    text = (
-        f"Unhandled monarch error on the root actor, hostname={socket.gethostname()}, PID={os.getpid()} at time {when}:\n"
-        f"{failure.report()}\n"
-    )
-    if not isinstance(exc, SystemExit):
-        text += "unhandled_fault_hook raised:\n" + "".join(traceback.format_exception(exc))
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    _pending_fault = failure.report()
-    _end_as_interrupted()
-    main = threading.main_thread()
-    if main.is_alive() and main.ident is not None:
-        signal.pthread_kill(main.ident, signal.SIGINT)
-
-
-def _catch_faults() -> None:
-    """Lets the main thread raise UnhandledFaultError in place of a bare KeyboardInterrupt, where nobody else handles
-    SIGINT. (A handler can only be set from the main thread.)"""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, on_interrupt)
-
-
-def _end_as_interrupted() -> None:
-    """An uncaught UnhandledFaultError ends the program as an uncaught KeyboardInterrupt does: by SIGINT, status 130.
-
-    Python does so for exactly KeyboardInterrupt; for our subclass of it we do, after everything else at exit.
-    """
-    before = sys.excepthook
-
-    def excepthook(kind: type[BaseException], exc: BaseException, trace: Any) -> None:
-        before(kind, exc, trace)
-        if isinstance(exc, UnhandledFaultError):
-            atexit.register(_die_interrupted)  # the last registered runs first
-
-    sys.excepthook = excepthook
-
-
-def _die_interrupted() -> None:
-    """Runs every other atexit handler, then dies by SIGINT."""
-    atexit.unregister(_die_interrupted)
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError, AttributeError):  # closed, or None
-            continue
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-def forget_fault() -> None:
-    """A fault that was reported and found nobody to interrupt is over: a later Ctrl-C is a Ctrl-C."""
-    global _pending_fault
-    _pending_fault = None
-
-
-def on_interrupt(number: int, stack: Any) -> None:
-    """The handler of SIGINT: raises UnhandledFaultError for a fault, else KeyboardInterrupt."""
-    global _pending_fault
-    fault, _pending_fault = _pending_fault, None
-    if fault is not None:
-        raise UnhandledFaultError(fault)
-    signal.default_int_handler(number, stack)

@@ -103,26 +103,29 @@ class ActorInstance:
         return _chain(self)
 
     def abort(self, reason: str | None = None) -> None:
-        """Fails this actor once the current message has its answer; the report carries `reason`."""
+        """Fails this actor once the message it handles now has its answer; the report carries `reason`.
+
+        Any thread that has the actor's context may call it (`bind_context`), at any time; an actor that handles nothing
+        ends at once. Of several reasons the first counts, but an abort more than a `stop`. What a concurrent endpoint
+        still awaits is cancelled.
+        """
         instance = self._instance
         text = reason or "(no reason provided)"
         if instance.behaviour is None:
             raise RuntimeError("the client cannot abort itself: raise an exception, or leave the program")
         failure = instance.behaviour.describe_failure(Aborted(text), "abort")
-        instance.leaving = Leave(failure.report, failure, Aborted(text))
-        instance.mailbox.wake()
+        instance.leave_soon(Leave(failure.report, failure, Aborted(text)))
 
     def kill(self, reason: str | None = None) -> None:
         """The same as `abort`."""
         self.abort(reason)
 
     def stop(self, reason: str | None = None) -> None:
-        """Stops this actor in the ordinary way once the current message has its answer. Not a failure."""
+        """Stops this actor in the ordinary way, when `abort` would fail it. Not a failure: its owner is not told."""
         instance = self._instance
         if instance.behaviour is None:
             raise RuntimeError("the client cannot stop itself: use shutdown_context()")
-        instance.leaving = Leave(reason or "stopped by itself")
-        instance.mailbox.wake()
+        instance.leave_soon(Leave(reason or "stopped by itself"))
 
 
 class Context:

@@ -21,7 +21,7 @@ from monarch._mesh.restarts import Group
 from monarch._mesh.supervision import Gone, Ledger, MeshFailure, Notify
 from monarch._mesh.sweep import Sweep
 from monarch._runtime.context import current, root, root_of
-from monarch._runtime.driver import Supervise, run
+from monarch._runtime.driver import Supervise, abandon, run
 from monarch._runtime.future import Source
 from monarch._runtime.incarnations import first_in
 from monarch._runtime.instance import Instance, Leave
@@ -142,6 +142,7 @@ class MeshLayer:
         proc = self.proc
         if proc.closed is not None:
             raise proc.closed
+        _check_owner(owner)
         creator = context().actor_instance
         extent = proc_mesh.extent
         spec = ActorSpec(key or new_id(), name, cls, proc_mesh, repr(creator))
@@ -149,26 +150,36 @@ class MeshLayer:
         owned = OwnedActors(self, spec, owner.unique, making, setup, group)
         owned.creator = creator.as_creator()
         with self.lock:
-            self.ledger.add(spec, owner.unique)
+            self.ledger.add(spec, owner.unique, internal=getattr(cls, "_is_system_actor", False))
             self.actors[spec.key] = owned
+            if group is not None:
+                group.add(spec.key, len(spec.addresses))
         owner.owned[spec.key] = owned
-        if group is not None:
-            group.add(spec.key, len(spec.addresses))
-        for rank, address in enumerate(spec.addresses):
-            incarnation = proc.incarnations.of(spec.key, rank, address)
-            if incarnation:
-                owned.incarnations[rank] = incarnation
-                with self.lock:
-                    self.ledger.restarted(spec.key, rank, incarnation)
-            try:
-                self.post_spawn(owned, rank, incarnation)
-            except PeerEnded as exc:
-                with self.lock:
-                    effects = self.ledger.process_ended(exc.why)
-                self._tell(effects)
-        making.keep()
+        effects: list[Notify | Gone] = []
+        try:
+            for rank in range(len(spec.addresses)):
+                effects += self._spawn_one(owned, rank)
+        finally:
+            making.keep()
+            owned.spawned.set()
+        self._tell(effects)
         shape = Shape(extent.labels, NDSlice.new_row_major(extent.sizes))
         return ActorMesh(spec, shape, owned=True)
+
+    def _spawn_one(self, owned: OwnedActors, rank: int) -> list[Notify | Gone]:
+        """The first spawn of a rank; what is to be told when its process has ended."""
+        spec = owned.spec
+        incarnation = self.proc.incarnations.of(spec.key, rank, spec.addresses[rank])
+        if incarnation:
+            owned.incarnations[rank] = incarnation
+            with self.lock:
+                self.ledger.restarted(spec.key, rank, incarnation)
+        try:
+            self.post_spawn(owned, rank, incarnation)
+        except PeerEnded as exc:
+            with self.lock:
+                return self.ledger.process_ended(exc.why)
+        return []
 
     def make(self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any) -> Making:
         """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
@@ -332,7 +343,8 @@ class MeshLayer:
     def _drop(self, owner: str, key: str) -> None:
         owned = self.actors.pop(key, None)
         if owned is not None and owned.group is not None:
-            owned.group.remove(key)
+            with self.lock:
+                owned.group.remove(key)
         self.proc.incarnations.forget_actors(key)
         instance = self.actor(owner)
         if instance is not None:
@@ -356,6 +368,7 @@ class MeshLayer:
         if instance is None:
             answer()
             return
+        instance.making_room = stop.replaced
         self.stop_instance(instance, stop.reason).on_ready(_once(answer))
 
     def stop_instance(self, instance: Instance, reason: str) -> Source:
@@ -369,11 +382,7 @@ class MeshLayer:
 
     def _abandon(self, instance: Instance, reason: str) -> None:
         """It hangs in an endpoint or in its cleanup: nobody waits for it any longer."""
-        if instance.ended.ready:
-            return
-        assert instance.behaviour is not None
-        instance.close(instance.behaviour.describe_stop(f"{reason} (abandoned: it did not end in time)"))
-        instance.finish(Leave(reason))
+        abandon(instance, Leave(f"{reason} (abandoned: it did not end in time)"))
 
     def _on_probe(self, connection: Connection, probe: Probe, frame: Frame) -> None:
         instance = self.proc.actors.get(probe.key)
@@ -393,6 +402,7 @@ class MeshLayer:
         owner = root() if running is None else running.instance
         if self.proc.closed is not None:
             raise self.proc.closed
+        _check_owner(owner)
         owned = OwnedProcs(self, spec, owner, launches, per_host)
         self.procs[spec.uid] = owned
         owner.owned[spec.uid] = owned
@@ -400,6 +410,8 @@ class MeshLayer:
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
             ask = message.SpawnProcs(spec.uid, spec.name, index * per_host, per_host, view, self.proc.address)
             self.proc.post(agent_at(host), ask, launch)
+        if owner.end is not None:  # meanwhile, in another thread
+            owned.stop("its owner ended")
         return owned
 
     def _on_started(self, connection: Connection, started: ProcStarted, frame: Frame) -> None:
@@ -421,6 +433,13 @@ class MeshLayer:
             assert split is not None
             owned.on_ended(split[1], ended)
         with self.lock:
+            effects = self.ledger.process_ended(ended)
+        self._tell(effects)
+
+    def lost_process(self, key: str, ranks: Sequence[int], ended: ProcEnded) -> None:
+        """The process of a rank that is being restarted has ended again, which word may not have come here."""
+        with self.lock:
+            self.ledger.restarting(key, ranks)
             effects = self.ledger.process_ended(ended)
         self._tell(effects)
 
@@ -485,6 +504,15 @@ def _too_often(group: Group) -> str:
 
 
 _NONE = codec.encode_value(None)[0]
+
+
+def _check_owner(owner: Instance) -> None:
+    """Raises RuntimeError for an actor that stops its meshes, or has: nobody would stop another one."""
+    if owner.end is not None:
+        raise RuntimeError(
+            f"actor {owner.name!r} has ended and cannot spawn any more (in its __cleanup__ and in its threads neither): what "
+            f"it owns was stopped, and nobody would stop this. {owner.end.report}"
+        )
 
 
 def _no_fault(failure: MeshFailure) -> None:

@@ -20,7 +20,7 @@ from monarch._runtime.ordering import Receiver
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
 from monarch._wire import codec
-from monarch._wire.message import Call
+from monarch._wire.message import FAILED, Answer, Call, encode
 from monarch._wire.peer import PeerEnded
 
 if TYPE_CHECKING:
@@ -362,8 +362,11 @@ class Endpoint(Generic[P, R]):
             try:
                 proc.post(address, message, body, buffers, lazy)
             except PeerEnded as exc:
+                failure = process_failure(spec, exc.why, [rank])
                 if entry is not None:
-                    entry.fail(process_failure(spec, exc.why, [rank]))
+                    entry.fail(failure)
+                elif number:
+                    proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
 
 
 class ValueStream(Generic[R]):

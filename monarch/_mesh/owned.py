@@ -96,6 +96,7 @@ class OwnedActors:
         self.group = group
         self.creator: Any = None
         self.incarnations: dict[int, int] = {}  # of ranks that are not the first
+        self.spawned = Slot()  # every rank's first spawn was sent: what takes their place must not overtake them
         self._making = making
         self._remade: dict[int, Making] = {}  # ranks that were restarted with other arguments
 
@@ -149,10 +150,10 @@ class OwnedProcs:
             self._ended.discard(started.rank)
             slot = self._restarting.get(started.rank)
             all_run = len(self._running) == len(self.spec.addresses)
+        if all_run:
+            self.started.set(True)
         if slot is not None:
             self._prepare(started.rank, slot)
-        elif all_run:
-            self.started.set(True)
 
     def _prepare(self, rank: int, slot: Slot) -> None:
         """The new process runs; its bootstrap function comes before it counts as restarted."""

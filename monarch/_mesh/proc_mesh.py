@@ -17,8 +17,8 @@ from monarch._shape.view import MeshTrait
 from monarch._wire.address import host_of, name_of, proc_address
 
 if TYPE_CHECKING:
-    from monarch._mesh.owned import OwnedProcs
     from monarch._mesh.host_mesh import HostMesh
+    from monarch._mesh.owned import OwnedProcs
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._errors import SupervisionError
 from monarch._mesh import supervision
 from monarch._mesh.owned import Acks, Making, OwnedActors
-from monarch._mesh.restarts import Children, Group
+from monarch._mesh.restarts import Children, Group, Round
 from monarch._mesh.supervision import MeshFailure
 from monarch._runtime.context import Current, current
 from monarch._runtime.future import All, Slot, Source
@@ -25,7 +25,7 @@ from monarch._runtime.loop import start_thread
 from monarch._runtime.replies import Gather, Target
 from monarch._wire import codec
 from monarch._wire.address import name_of, split_proc_name
-from monarch._wire.message import VALUE, Answer, Failure, Spawn, StopActor
+from monarch._wire.message import VALUE, Answer, Failure, ProcEnded, Spawn, StopActor
 from monarch._wire.peer import PeerEnded
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ class CannotRestart(RuntimeError):
     """Why a restart failed; the text is for the user."""
 
 
-class NotOurs(CannotRestart):
-    """The processes belong to another owner: trying again is no use."""
+class Hopeless(CannotRestart):
+    """Trying again is no use."""
 
 
 class Restarter:
@@ -53,7 +53,12 @@ class Restarter:
 
     def __init__(self, layer: MeshLayer) -> None:
         self._layer = layer
-        self._one_at_a_time: weakref.WeakKeyDictionary[Group, threading.Lock] = weakref.WeakKeyDictionary()
+        self._turns: weakref.WeakKeyDictionary[Group | OwnedActors, threading.Lock] = weakref.WeakKeyDictionary()
+
+    def _turn(self, owned: OwnedActors) -> threading.Lock:
+        """To be held while it is restarted: one restart of a mesh, or of the meshes of a group, at a time."""
+        with self._layer.lock:
+            return self._turns.setdefault(owned if owned.group is None else owned.group, threading.Lock())
 
     # --- by policy
 
@@ -61,7 +66,7 @@ class Restarter:
         """A rank of a mesh under a policy failed. False when its owner is to be told after all."""
         assert owned.group is not None
         group, loop = owned.group, self._layer.proc.loop
-        round = group.failed(owned.spec.key, failure.crashed_ranks, loop.now())
+        round = self._next_round(owned, failure)
         if round is None:
             return False
         meshes = self._begin(round.children)
@@ -79,6 +84,11 @@ class Restarter:
             run()
         return True
 
+    def _next_round(self, owned: OwnedActors, failure: MeshFailure) -> Round | None:
+        assert owned.group is not None
+        with self._layer.lock:
+            return owned.group.failed(owned.spec.key, failure.crashed_ranks, self._layer.proc.loop.now())
+
     def _begin(self, children: Children) -> Meshes:
         """What becomes of these from now on is told to nobody, until they are restarted. Those being stopped are left
         out."""
@@ -92,47 +102,66 @@ class Restarter:
         return meshes
 
     def _rounds(self, first: OwnedActors, children: Children, failure: MeshFailure) -> None:
-        """Restarts until it succeeds or the policy has enough. One restart of a group at a time."""
-        group = first.group
-        assert group is not None
-        layer = self._layer
-        with self._one_at_a_time.setdefault(group, threading.Lock()):
-            while True:
-                meshes = self._begin(children)
-                try:
-                    self._round(meshes, failure._failure)
-                    return
-                except Exception as exc:
-                    why = str(exc)
-                    round = None
-                    if not isinstance(exc, NotOurs) and not _stopped(first) and layer.proc.closed is None:
-                        round = group.failed(first.spec.key, failure.crashed_ranks, layer.proc.loop.now())
-                    if round is None:
-                        break
-                    logger.warning("restarting %s did not succeed and is tried again: %s", _shown(meshes), why)
-                    children = round.children
-                    self._pause(round.delay)
-        self._abandon(meshes)
-        if layer.proc.closed is None and not _stopped(first):
+        """Restarts until it succeeds or the policy has enough."""
+        layer, why = self._layer, ""
+        with self._turn(first):
+            meshes = self._begin(children)
+            if self._is_down(first, failure.crashed_ranks):  # else it was stopped, or restarted by somebody else
+                meshes, why = self._try(first, meshes, failure)
+            self._abandon(meshes)
+        if why and layer.proc.closed is None and not self._is_stopped(first):
             layer.tell_owner(first.owner, supervision.escalated(failure, f"it was not restarted: {why}"))
 
+    def _try(self, first: OwnedActors, meshes: Meshes, failure: MeshFailure) -> tuple[Meshes, str]:
+        """What could not be restarted, and why; "" when nothing is left to do."""
+        while True:
+            try:
+                self._round(meshes, failure._failure)
+                return {}, ""
+            except Exception as exc:
+                why = str(exc)
+                round = None if isinstance(exc, Hopeless) else self._next_round(first, failure)
+            if round is None or self._layer.proc.closed is not None:
+                return meshes, why
+            logger.warning("restarting %s did not succeed and is tried again: %s", _shown(meshes), why)
+            self._pause(round.delay)
+            meshes = self._begin(round.children)
+
     def _round(self, meshes: Meshes, failure: Failure) -> None:
-        All([self._stop_living(owned, ranks) for owned, ranks in meshes.values()]).wait(None)
+        All([owned.spawned for owned, _ranks in meshes.values()]).wait(None)
+        for owned, ranks in meshes.values():
+            if owned.too_large(ranks):
+                raise Hopeless(owned.too_large(ranks))
+        self._stop_living(meshes)
         for owned, ranks in meshes.values():
             self._start_processes(owned, ranks)
         for owned, ranks in meshes.values():
             self._construct(owned, ranks, failure)
 
     def _pause(self, seconds: float) -> None:
-        if seconds:
-            over = Slot()
-            self._layer.proc.loop.call_later(seconds, over.set)
-            over.wait(None)
+        """Until the time is over, or this process is closed."""
+        over = Acks([""])
+        self._layer.proc.ports.add(over)
+        self._layer.proc.loop.call_later(seconds, lambda: over.done(0))
+        over.wait(None)
 
     def _abandon(self, meshes: Meshes) -> None:
         with self._layer.lock:
             for key, (_owned, ranks) in meshes.items():
                 self._layer.ledger.not_restarted(key, ranks)
+
+    def _is_down(self, owned: OwnedActors, ranks: Sequence[int]) -> bool:
+        """Whether any of these ranks has ended, and its mesh is there yet."""
+        key = owned.spec.key
+        with self._layer.lock:
+            ended = self._layer.ledger.ended_ranks(key)
+            return self._layer.ledger.check(key, []) is None and not set(ranks).isdisjoint(ended)
+
+    def _is_stopped(self, owned: OwnedActors) -> bool:
+        """Whether its owner has stopped the mesh, or is stopping it."""
+        layer, key = self._layer, owned.spec.key
+        with layer.lock:
+            return layer.actors.get(key) is not owned or layer.ledger.check(key, []) is not None
 
     # --- by hand
 
@@ -143,21 +172,9 @@ class Restarter:
         return slot
 
     def _by_hand(self, owned: OwnedActors, ranks: list[int], making: Making | None, slot: Slot) -> None:
-        layer, key = self._layer, owned.spec.key
         try:
-            with layer.lock:
-                living = layer.ledger.restarting(key, ranks)
-                whys = {rank: layer.ledger.check(key, [rank]) for rank in ranks}
-            if living is None:
-                raise CannotRestart(f"the mesh {owned.spec.mesh_name} was stopped: spawn it anew")
-            try:
-                if making is not None:
-                    owned.remake(ranks, making)
-                self._stop_living(owned, living).wait(None)
-                answered = [self._construct(owned, [rank], whys[rank] or _asked(owned, rank)) for rank in ranks]
-            except BaseException:
-                self._abandon({key: (owned, ranks)})
-                raise
+            with self._turn(owned):
+                answered = self._again(owned, ranks, making)
             for answer in answered:
                 answer.wait(None)
                 answer.value()
@@ -165,6 +182,27 @@ class Restarter:
             slot.fail(exc)
         else:
             slot.set()
+
+    def _again(self, owned: OwnedActors, ranks: list[int], making: Making | None) -> list[Source]:
+        """Stops them, sends the spawns; what it returns is ready when the new actors are."""
+        layer, key = self._layer, owned.spec.key
+        for rank in ranks:
+            ended = layer.proc.end_of_process(owned.spec.addresses[rank])
+            if ended is not None:
+                raise _no_process(owned, rank, ended)
+        with layer.lock:
+            whys = {rank: layer.ledger.check(key, [rank]) for rank in ranks}
+            if layer.ledger.restarting(key, ranks) is None:
+                raise _was_stopped(owned)
+        meshes = {key: (owned, ranks)}
+        try:
+            if making is not None:
+                owned.remake(ranks, making)
+            self._stop_living(meshes)
+            return [self._construct(owned, [rank], whys[rank] or _asked(owned, rank)) for rank in ranks]
+        except BaseException:
+            self._abandon(meshes)
+            raise
 
     def prepare(self, setup: OwnedActors, actors: ActorMesh[Any], rank: int) -> Source:
         """Runs the bootstrap function of a proc mesh in the new process of one rank; ready when it has returned."""
@@ -187,20 +225,24 @@ class Restarter:
 
     # --- steps; they wait
 
-    def _stop_living(self, owned: OwnedActors, ranks: Sequence[int]) -> Source:
-        """Stops those of the ranks that have not ended; ready when their cleanup has run."""
-        layer, spec = self._layer, owned.spec
+    def _stop_living(self, meshes: Meshes) -> None:
+        """Stops those that have not ended; returns when their cleanup has run."""
+        layer = self._layer
         with layer.lock:
-            ended = set(layer.ledger.ended_ranks(spec.key))
-        living = [rank for rank in ranks if rank not in ended]
-        acks = Acks([spec.addresses[rank] for rank in living])
+            ended = {key: set(layer.ledger.ended_ranks(key)) for key in meshes}
+        living = [(owned, r) for key, (owned, ranks) in meshes.items() for r in ranks if r not in ended[key]]
+        acks = Acks([owned.spec.addresses[rank] for owned, rank in living])
         number = layer.proc.ports.add(acks)
-        for index, rank in enumerate(living):
+        for index, (owned, rank) in enumerate(living):
+            stop = StopActor(owned.spec.key, _ASKED, number, index, True)
             try:
-                layer.proc.post(spec.addresses[rank], StopActor(spec.key, "restarted by its owner", number, index))
+                layer.proc.post(owned.spec.addresses[rank], stop)
             except PeerEnded:
                 acks.done(index)
-        return acks
+        acks.wait(None)
+        with layer.lock:
+            for owned, rank in living:  # should nobody take their place after all
+                layer.ledger.actor_ended(_asked(owned, rank))
 
     def _start_processes(self, owned: OwnedActors, ranks: Sequence[int]) -> None:
         """New processes in the place of those that have ended."""
@@ -211,7 +253,7 @@ class Restarter:
             if layer.proc.end_of_process(address) is not None:
                 split = split_proc_name(name_of(address))
                 if split is None or split[0] not in layer.procs:
-                    raise NotOurs(
+                    raise Hopeless(
                         f"its process {address} has ended, and is not this owner's: whoever spawned the processes can "
                         f"restart them, with procs.restart(failed=True)"
                     )
@@ -239,20 +281,20 @@ class Restarter:
         layer, spec = self._layer, owned.spec
         proc, address = layer.proc, spec.addresses[rank]
         incarnation = self._next_incarnation(owned, rank)
+        with layer.lock:  # before it can fail
+            goes_on = layer.ledger.restarted(spec.key, rank, incarnation)
+        if not goes_on:
+            raise _was_stopped(owned)
+        owned.incarnations[rank] = incarnation
         try:
             layer.post_spawn(owned, rank, incarnation, number, index, failure)
         except PeerEnded as exc:
-            raise CannotRestart(
-                f"rank {rank} of {spec.mesh_name} cannot be restarted, because its process {address} has ended "
-                f"({supervision.describe_exit(exc.why)}): restart that first, with procs.restart(failed=True)"
-            ) from None
-        owned.incarnations[rank] = incarnation
-        proc.incarnations.actor_restarted(spec.key, rank, incarnation)
-        with layer.lock:
-            goes_on = layer.ledger.restarted(spec.key, rank, incarnation)
-        if not goes_on:  # stopped meanwhile: this one came behind the order to stop
+            layer.lost_process(spec.key, [rank], exc.why)
+            raise _no_process(owned, rank, exc.why) from None
+        proc.incarnations.actor_restarted(spec.key, rank, incarnation)  # not before: calls must not overtake the spawn
+        if self._is_stopped(owned):  # meanwhile: this one came behind the order to stop
             proc.post(address, StopActor(spec.key, "its mesh was stopped", 0, rank))
-            raise CannotRestart(f"the mesh {spec.mesh_name} was stopped meanwhile")
+            raise _was_stopped(owned)
 
     def _next_incarnation(self, owned: OwnedActors, rank: int) -> int:
         spec = owned.spec
@@ -283,19 +325,31 @@ class Restarter:
         All([*notes, instance.ready]).on_ready(_once(ready))
 
 
+_ASKED = "restarted by its owner"
+
+
 def _asked(owned: OwnedActors, rank: int) -> Failure:
     """Why a living actor was replaced."""
-    return supervision.stopped_failure(
-        owned.spec.display(rank), "restarted by its owner", owned.spec.key, owned.spec.mesh_name, rank
+    spec = owned.spec
+    failure = supervision.stopped_failure(spec.display(rank), _ASKED, spec.key, spec.mesh_name, rank)
+    failure.incarnation = owned.incarnations.get(rank, 0)
+    return failure
+
+
+def _no_process(owned: OwnedActors, rank: int, ended: ProcEnded) -> CannotRestart:
+    spec = owned.spec
+    return CannotRestart(
+        f"rank {rank} of {spec.mesh_name} cannot be restarted, because its process {spec.addresses[rank]} has ended "
+        f"({supervision.describe_exit(ended)}): restart that first, with procs.restart(failed=True)"
     )
+
+
+def _was_stopped(owned: OwnedActors) -> CannotRestart:
+    return CannotRestart(f"the mesh {owned.spec.mesh_name} was stopped: spawn it anew")
 
 
 def _shown(meshes: Meshes) -> str:
     return ", ".join(f"{owned.spec.name}{ranks}" for owned, ranks in meshes.values())
-
-
-def _stopped(owned: OwnedActors) -> bool:
-    return owned.layer.actors.get(owned.spec.key) is not owned
 
 
 def _give_up(notes: Sequence[Acks]) -> None:

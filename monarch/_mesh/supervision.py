@@ -89,11 +89,12 @@ class Gone:
 
 
 class _Entry:
-    __slots__ = ("ended", "incarnations", "mesh", "owner", "restarting", "whole")
+    __slots__ = ("ended", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
 
-    def __init__(self, mesh: MeshFacts, owner: str) -> None:
+    def __init__(self, mesh: MeshFacts, owner: str, internal: bool) -> None:
         self.mesh = mesh
         self.owner = owner
+        self.internal = internal
         self.ended: dict[int, Failure] = {}
         self.incarnations: dict[int, int] = {}  # of the ranks that are not the first
         self.restarting: set[int] = set()
@@ -111,9 +112,9 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, mesh: MeshFacts, owner: str) -> None:
-        """`owner` has spawned `mesh`."""
-        self._entries[mesh.key] = _Entry(mesh, owner)
+    def add(self, mesh: MeshFacts, owner: str, internal: bool = False) -> None:
+        """`owner` has spawned `mesh`. The end of a process is not told for a mesh that is `internal`, one of the runtime's."""
+        self._entries[mesh.key] = _Entry(mesh, owner, internal)
         for address in set(mesh.addresses):
             self._by_address.setdefault(address, set()).add(mesh.key)
 
@@ -168,7 +169,8 @@ class Ledger:
                 for rank in fresh:
                     entry.ended[rank] = failure
                 self.troubled.add(key)
-                if not failure.stopped and entry.whole is None and not entry.restarting.issuperset(fresh):
+                untold = failure.stopped or entry.internal or entry.restarting.issuperset(fresh)
+                if not untold and entry.whole is None:
                     effects.append(Notify(entry.owner, MeshFailure(failure)))
             over = ended.stopped and not ended.replaced and not entry.restarting
             if over and len(entry.ended) == len(entry.mesh.addresses) and all(f.stopped for f in entry.ended.values()):

@@ -11,20 +11,30 @@ import contextvars
 import inspect
 import logging
 import selectors
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from monarch._runtime.context import Current, current
-from monarch._runtime.driver import Supervise, cleanup_failed, stop_owned
+from monarch._runtime.driver import (
+    CleanupTooLong,
+    Supervise,
+    abandon,
+    aborted_meanwhile,
+    cleanup_failed,
+    stop_owned,
+)
 from monarch._runtime.future import make_future
 from monarch._runtime.instance import Instance, Leave
+from monarch._runtime.loop import Timer
+from monarch._runtime.mailbox import WAKE
 from monarch._wire.message import Bounced
 from monarch.config import settings
 
-_WAKE = object()  # a control item that only wakes
 _TURN = 32  # messages handled in a row before other tasks of the loop get theirs
 
 logger = logging.getLogger("monarch")
+
+T = TypeVar("T")
 
 
 class _MailboxSelector(selectors.DefaultSelector):
@@ -72,34 +82,43 @@ class AsyncDriver:
         selector = _MailboxSelector()
         selector.driver = self
         self.loop = _ActorLoop(selector)
-        self.loop._mailbox_wake = lambda: instance.mailbox.put_control(_WAKE)
+        self.loop._mailbox_wake = lambda: instance.mailbox.put_control(WAKE)
         self._pump_task: asyncio.Task[Leave] | None = None
         self._leave: Leave | None = None
-        self._supervisor: asyncio.Task[None] | None = None
+        self._supervisor: asyncio.Task[None] | None = None  # the last, which waits for those before it
+        self._hooks: set[asyncio.Task[None]] = set()  # `__supervise__` and such under way
+        self._hooks_to_begin = False
+        self._context = contextvars.Context()
+        self._late: Timer | None = None
         self._constructed = False
 
     def run(self) -> None:
         asyncio.set_event_loop(self.loop)
-        leave = None
         try:
             instance = self.instance
             current.set(Current(instance, instance.rank, instance.view))
-            context = contextvars.copy_context()
-            while leave is None:
-                try:
-                    if self._pump_task is None:
-                        self._pump_task = self.loop.create_task(self._pump(), context=context)
-                        instance.task = self._pump_task
-                    leave = self.loop.run_until_complete(self._pump_task)
-                except Leave as why:
-                    leave = why
-                except BaseException as exc:  # SystemExit and KeyboardInterrupt break out of the loop itself
-                    leave = self._failed(exc)
-            self.loop.run_until_complete(self._leave_async(leave))
+            self._context = contextvars.copy_context()
+            self._pump_task = instance.task = self.loop.create_task(self._pump(), context=self._context.copy())
+            try:
+                leave = self._run(self._pump_task)
+            except BaseException as exc:  # the program has stopped the loop
+                leave = self._failed(exc)
+            self._run(self.loop.create_task(self._leave_async(leave)))
         except BaseException as exc:
             self.instance.finish(self._failed(exc))
         finally:
             self._close_loop()
+
+    def _run(self, task: asyncio.Task[T]) -> T:
+        """Runs the loop until the task is done. SystemExit and KeyboardInterrupt, with which tasks of the program break out
+        of it, end nothing but those tasks."""
+        while True:
+            try:
+                return self.loop.run_until_complete(task)
+            except (SystemExit, KeyboardInterrupt) as exc:
+                if task.done():
+                    return task.result()
+                logger.error("a task of actor %s raised, and nobody waits for it", self.instance.name, exc_info=exc)
 
     def _close_loop(self) -> None:
         loop = self.loop
@@ -140,9 +159,11 @@ class AsyncDriver:
                     return instance.leaving
                 if self._leave is not None:
                     return self._leave
-                if mailbox.control or turn >= _TURN:
+                if mailbox.control or self._hooks_to_begin or turn >= _TURN:
                     turn = 0
-                    await asyncio.sleep(0)  # the selector looks at the control items; other tasks get their turn
+                    self.woken()
+                    self._hooks_to_begin = False
+                    await asyncio.sleep(0)  # other tasks get their turn, the hooks first
                     continue
                 if not mailbox.messages:
                     turn = 0
@@ -167,11 +188,11 @@ class AsyncDriver:
             return leave
         except asyncio.CancelledError as exc:
             return self._leave or self._failed(exc)
-        except Exception as exc:
+        except BaseException as exc:
             return self._failed(exc)
 
     def woken(self) -> None:
-        """Called by the selector, on the loop's thread, between two rounds of callbacks."""
+        """Called by the selector, on the loop's thread, between two rounds of callbacks; by the pump between messages."""
         control = self.instance.mailbox.control
         while control:
             item = control.popleft()
@@ -180,9 +201,9 @@ class AsyncDriver:
             elif type(item) is Supervise:
                 self._supervise(item)
             elif type(item) is Bounced:
-                self.loop.create_task(self._undeliverable(item))
-        idle = self.idle
-        if idle is not None and self.instance.mailbox.messages and not idle.done():
+                self._begin_hook(self._undeliverable(item))
+        idle, instance = self.idle, self.instance
+        if idle is not None and (instance.mailbox.messages or instance.leaving is not None) and not idle.done():
             idle.set_result(None)
 
     def _ask_to_leave(self, leave: Leave) -> None:
@@ -190,6 +211,17 @@ class AsyncDriver:
             self._leave = leave
             if self._pump_task is not None and self._constructed:
                 self._pump_task.cancel()
+                if leave.failure is not None:  # whoever asks for a stop has a limit of its own
+                    instance, patience = self.instance, settings.get("stop_actor_timeout")
+                    self._late = instance.proc.loop.call_later(patience, lambda: abandon(instance, leave))
+
+    def _begin_hook(self, hook: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Before the next message, in the context of none."""
+        task = self.loop.create_task(hook, context=self._context.copy())
+        self._hooks.add(task)
+        task.add_done_callback(self._hooks.discard)
+        self._hooks_to_begin = True
+        return task
 
     def _supervise(self, item: Supervise) -> None:
         before = self._supervisor
@@ -197,12 +229,14 @@ class AsyncDriver:
         async def supervise() -> None:
             if before is not None:
                 await asyncio.wait([before])  # one failure at a time
+            if self._leave is not None or self.instance.leaving is not None:
+                return
             assert self.instance.behaviour is not None
             leave = await _result(self.instance.behaviour.supervise(item.failure))
             if isinstance(leave, Leave):
                 self._ask_to_leave(leave)
 
-        self._supervisor = self.loop.create_task(supervise())
+        self._supervisor = self._begin_hook(supervise())
 
     async def _undeliverable(self, bounced: Bounced) -> None:
         assert self.instance.behaviour is not None
@@ -218,9 +252,10 @@ class AsyncDriver:
         assert behaviour is not None
         instance.stopping = True
         self._pump_task = None
+        if self._late is not None:
+            self._late.cancel()
         instance.close(leave.failure or behaviour.describe_stop(leave.reason))
-        if self._supervisor is not None and self._supervisor is not asyncio.current_task():
-            self._supervisor.cancel()
+        await self._cancel_hooks()
         await behaviour.settle_tasks()
         if instance.owned:
             try:
@@ -232,14 +267,22 @@ class AsyncDriver:
             cleanup_timeout = settings.get("cleanup_timeout")
             late = instance.proc.loop.call_later(cleanup_timeout + 1.0, lambda: instance.finish(leave))
             try:
-                await asyncio.wait_for(_result(behaviour.cleanup(leave.cause)), cleanup_timeout)
-            except TimeoutError:
-                leave = cleanup_failed(instance, leave, TimeoutError("deadline has elapsed"))
+                async with asyncio.timeout(cleanup_timeout) as limit:
+                    await _result(behaviour.cleanup(leave.cause))
+                leave = aborted_meanwhile(instance, leave)
             except BaseException as exc:
-                leave = cleanup_failed(instance, leave, exc)
+                cut = isinstance(exc, TimeoutError) and limit.expired()
+                leave = cleanup_failed(instance, leave, CleanupTooLong("deadline has elapsed") if cut else exc)
             late.cancel()
         if not instance.ended.ready:
             instance.finish(leave)
+
+    async def _cancel_hooks(self) -> None:
+        hooks = [task for task in self._hooks if not task.done()]
+        for task in hooks:
+            task.cancel()
+        if hooks:
+            await asyncio.wait(hooks, timeout=settings.get("stop_actor_timeout"))
 
 
 async def _result(value: Any) -> Any:

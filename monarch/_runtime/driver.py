@@ -28,6 +28,10 @@ class Supervise:
         self.failure = failure
 
 
+class CleanupTooLong(TimeoutError):
+    """An async `__cleanup__` was cancelled after `cleanup_timeout`."""
+
+
 def run(instance: Instance) -> None:
     """The whole life of an actor, on the thread that calls it."""
     assert instance.behaviour is not None
@@ -94,6 +98,7 @@ def _leave_sync(instance: Instance, leave: Leave, constructed: bool) -> None:
         late = instance.proc.loop.call_later(cleanup_timeout, lambda: instance.finish(leave))
         try:
             behaviour.cleanup(leave.cause)
+            leave = aborted_meanwhile(instance, leave)
         except BaseException as exc:
             leave = cleanup_failed(instance, leave, exc)
         late.cancel()
@@ -110,10 +115,26 @@ def stop_owned(instance: Instance, leave: Leave) -> All:
 def cleanup_failed(instance: Instance, leave: Leave, exc: BaseException) -> Leave:
     """A raising `__cleanup__` is a failure of its own, unless the actor failed already."""
     assert instance.behaviour is not None
+    logger.warning("__cleanup__ of actor %s did not succeed", instance.name, exc_info=exc)
     if leave.failure is not None:
-        logger.warning("__cleanup__ of the failed actor %s raised too: %r", instance.name, exc)
         return leave
     return Leave(leave.reason, instance.behaviour.describe_failure(exc, "cleanup error"), None)
+
+
+def aborted_meanwhile(instance: Instance, leave: Leave) -> Leave:
+    """An `abort` within `__cleanup__` makes a failure of an ordinary stop."""
+    asked = instance.leaving
+    return asked if leave.failure is None and asked is not None and asked.failure is not None else leave
+
+
+def abandon(instance: Instance, leave: Leave) -> None:
+    """Any thread: an actor that hangs is given up on. Whoever waits for it is told, and what it owns is stopped."""
+    if instance.ended.ready:
+        return
+    assert instance.behaviour is not None
+    instance.close(leave.failure or instance.behaviour.describe_stop(leave.reason))
+    stop_owned(instance, leave)
+    instance.finish(leave)
 
 
 def _supervised(instance: Instance, leave: Any) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._runtime.future import Slot
-from monarch._runtime.mailbox import Mailbox
+from monarch._runtime.mailbox import WAKE, Mailbox
 from monarch._runtime.ordering import Numbering, Reorder
 from monarch._wire import message
 from monarch._wire.frame import Buffer
@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """A Call as it arrived; `back` is the process its answer goes to, `started` when the actor took it from its mailbox."""
+    """A Call as it arrived; `back` is the process its answer goes to, `source` the one it came from, `started` when the actor
+    took it from its mailbox."""
 
-    __slots__ = ("back", "body", "buffers", "call", "started")
+    __slots__ = ("back", "body", "buffers", "call", "source", "started")
     started: float
 
-    def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], back: str) -> None:
+    def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str) -> None:
         self.call = call
         self.body = body
         self.buffers = buffers
-        self.back = back
+        self.source = source
+        self.back = call.back or source
 
 
 class Leave(Exception):
@@ -101,6 +103,7 @@ class Instance:
         self.incarnation = incarnation
         self.replaced = replaced
         self.passing = passing
+        self.making_room = False  # it is being stopped because another takes its place
         self.name = name
         self.rank = rank
         self.view = view
@@ -154,10 +157,10 @@ class Instance:
                 refused = True
         if refused:
             self.refuse(delivery)
-        elif delivery.back != self.proc.address and delivery.back not in self.paused_senders:
+        elif delivery.source != self.proc.address and delivery.source not in self.paused_senders:
             # On the I/O thread, as is every pause and its end: they leave in the order in which they were decided.
-            self.paused_senders.add(delivery.back)
-            self.proc.pause_sender(delivery.back, self.key, True)
+            self.paused_senders.add(delivery.source)
+            self.proc.pause_sender(delivery.source, self.key, True)
             if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
                 self._resume_senders()
 
@@ -169,7 +172,13 @@ class Instance:
         """It was meant for an actor that has ended, and nobody else may handle it."""
         assert self.behaviour is not None
         self.proc.refuse(delivery, self.behaviour.describe_stale())
-        self.proc.tell_restarted(delivery.back, self)
+        self.proc.tell_restarted(delivery.source, self)
+
+    def missed(self, sender: str, incarnation: int) -> None:
+        """Messages of `sender` for that incarnation were refused before this actor was here; those that follow are taken."""
+        if incarnation in (self.incarnation, 0):
+            with self._lock:
+                self._reorder.skip(sender if incarnation == self.incarnation else _unaware(sender))
 
     def path_lost(self, sender: str) -> None:
         """The process of `sender` is gone, or the connection to it was."""
@@ -219,6 +228,17 @@ class Instance:
         self._answer_all(waiting, failure)
         self.mailbox.put_control(Leave(reason))
 
+    def leave_soon(self, leave: Leave) -> None:
+        """Any thread: end the actor once the message it handles has its answer; at once when it handles none.
+
+        The first reason counts, but a failure counts more than a stop.
+        """
+        with self._lock:
+            before = self.leaving
+            if before is None or (before.failure is None and leave.failure is not None):
+                self.leaving = leave
+        self.mailbox.put_control(WAKE)
+
     def close(self, failure: Failure) -> None:
         """Refuses everything from now on, and answers whoever waits for this actor."""
         with self._lock:
@@ -234,7 +254,8 @@ class Instance:
             ports, self.open_ports = self.open_ports, set()
         self._answer_all(waiting, failure)
         body = message.encode(failure)
-        for back, number, rank in ports:
+        told = {(delivery.back, delivery.call.port, delivery.call.rank) for delivery in waiting}
+        for back, number, rank in ports - told:
             self.proc.answer(back, Answer(number, rank, FAILED), body, ())
         if self.paused_senders:
             self.resume_senders()

@@ -13,6 +13,8 @@ from typing import Any
 
 from monarch._runtime.loop import wake
 
+WAKE: Any = object()  # a control item that only wakes: something has changed that its taker looks at by itself
+
 
 class Mailbox:
     __slots__ = ("_lock", "_wakers", "control", "messages")

@@ -132,6 +132,10 @@ class Reorder(Generic[T]):
             self._expected[sender] = _ANY
         return [waiting[number] for number in sorted(waiting)]
 
+    def skip(self, sender: str) -> None:
+        """The first messages of `sender` will not come: takes the next number as it comes. For a sender not known yet."""
+        self._expected[sender] = _ANY
+
     def forget(self, sender: str) -> list[T]:
         """`sender` has ended; its state is dropped. Returns what was held."""
         waiting = self._held.pop(sender, {})

@@ -54,6 +54,7 @@ from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
+_MISSED = 10_000  # actors remembered that were sent messages and never came
 _ENDED_PEERS = 10_000  # ended processes remembered
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
@@ -100,6 +101,7 @@ class Proc:
         self._ended_peers: deque[str] = deque()
         self._unknown: dict[str, list[Delivery]] = {}
         self._unknown_count = 0
+        self._missed: OrderedDict[str, set[tuple[str, int]]] = OrderedDict()  # actor -> (sender, incarnation) refused
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
         self._connections: dict[str, list[Connection]] = {}
@@ -324,7 +326,7 @@ class Proc:
         return True
 
     def _on_call(self, call: Call, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
-        delivery = Delivery(call, body, buffers, call.back or remote)
+        delivery = Delivery(call, body, buffers, remote)
         instance = self.actors.get(call.to)
         if instance is not None:
             if call.seq == 1:
@@ -426,29 +428,46 @@ class Proc:
                 tombstone = Failure(
                     f"no actor {key} is here and {self._unknown_count} messages already wait for others"
                 )
+                self._note_missed(delivery)
         if instance is not None:
             instance.deliver(delivery)
         else:
             assert tombstone is not None
+            self._note_sender(delivery.source, delivery.call)  # told of it, should another take its place
             self.refuse(delivery, tombstone)
 
     def _give_up(self, key: str) -> None:
         with self._lock:
             deliveries = self._unknown.pop(key, [])
             self._unknown_count -= len(deliveries)
+            for delivery in deliveries:
+                self._note_missed(delivery)
         for delivery in deliveries:
             self.refuse(delivery, Failure(f"the actor {key} does not exist in the process at {self.address}"))
+
+    def _note_missed(self, delivery: Delivery) -> None:
+        """An actor that comes after all is not to wait for a message that was refused. (What continues an older stream was
+        meant for an actor of the process before.)"""
+        call = delivery.call
+        refused = self._missed.setdefault(call.to, set())
+        if call.incarnation or call.seq == 1 or (call.sender, 0) in refused:
+            refused.add((call.sender, call.incarnation))
+            self._note_sender(delivery.source, call)
+        if len(self._missed) > _MISSED:
+            self._missed.popitem(last=False)
 
     def add_actor(self, instance: Instance) -> None:
         """The actor takes messages from now on, those that came before it included."""
         with self._lock:
+            for sender, incarnation in self._missed.pop(instance.key, ()):
+                instance.missed(sender, incarnation)
             self.actors[instance.key] = instance
             self._tombstones.pop(instance.key, None)
             waiting = self._unknown.pop(instance.key, [])
             self._unknown_count -= len(waiting)
         for delivery in waiting:
             if delivery.call.seq == 1:
-                self._note_sender(delivery.back, delivery.call)
+                self._note_sender(delivery.source, delivery.call)
             instance.deliver(delivery)
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
@@ -597,7 +616,8 @@ class Proc:
 
     def senders_to(self, key: str) -> list[str]:
         """The processes with actors that have sent to actor `key` here."""
-        return [remote for remote, senders in list(self._senders.items()) if any(key in k for k in senders.values())]
+        senders = list(self._senders.items())
+        return [remote for remote, actors in senders if any(key in keys for keys in list(actors.values()))]
 
     # --- the end
 

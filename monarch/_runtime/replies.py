@@ -122,10 +122,10 @@ class Ports:
         return True
 
     def actor_ended(self, instance: Instance) -> None:
-        """The ports it opened are closed: who still sends there is told."""
+        """The ports it opened are closed: who still sends there is told, and whatever of it still waits there."""
         for entry in list(self._entries.values()):
             if entry.owner is instance:
-                entry.close()
+                entry.fail(instance.end or Failure(f"actor {instance.name!r} has ended", stopped=True))
                 self._ended[entry.number] = None
                 if len(self._ended) > _ENDED_KEPT:
                     self._ended.popitem(last=False)

@@ -100,6 +100,7 @@ class StopActor(_Message, tag=4):
     reason: str
     port: int
     rank: int
+    replaced: bool = False  # another takes its place: messages that nobody waits for are lost, and that harms nobody
 
 
 class Probe(_Message, tag=5):

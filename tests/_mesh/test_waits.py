@@ -488,6 +488,44 @@ def test_any_of_several_answers_of_a_stream_will_do(
     assert future.get(TIMEOUT) == 1
 
 
+def test_an_answer_on_its_way(cluster: InProcessCluster, clock: VirtualClock, gate: threading.Event) -> None:
+    """The actor that gave it has gone on to another message and is blocked by that one."""
+    a, b, c = spawn(Plain, 3)
+    called = threading.Event()
+
+    def asks_a_first() -> Any:
+        future = a.nothing.call_one()
+        called.set()
+        assert gate.wait(TIMEOUT)
+        return future.get()
+
+    with cluster.network.hold(cluster.address_of(a), cluster.address_of(b)):
+        first = b.do.call_one(Local(asks_a_first))
+        assert called.wait(TIMEOUT)
+        second = a.do.call_one(asks(c.do, asks(b.nothing)))
+        graph_with(edges=2)
+        clock.advance(0.1)
+        gate.set()
+        stands_after(clock, cluster, 3)
+    assert first.get(TIMEOUT) == second.get(TIMEOUT) == 0
+
+
+@pytest.mark.parametrize("wait", [with_timeout_of_asyncio, with_wait_for])
+def test_an_event_loop_of_the_endpoints_own(
+    cluster: InProcessCluster, clock: VirtualClock, wait: Callable[[Any], Awaitable[Any]]
+) -> None:
+    (a,) = spawn(Plain)
+
+    async def run() -> Any:
+        return await wait(a.nothing.call_one())
+
+    future = a.do.call_one(Local(lambda: asyncio.run(run())))
+    while len(wait_graph().get(TIMEOUT).edges) < 1 and "ready" not in repr(future):
+        pass
+    clock.advance(LONG)
+    assert isinstance(root_cause(future.exception(TIMEOUT)), TimeoutError)
+
+
 def test_a_thread_beside_the_actor_waits_for_itself_only(
     cluster: InProcessCluster, clock: VirtualClock, gate: threading.Event
 ) -> None:

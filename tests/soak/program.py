@@ -48,6 +48,7 @@ class Spawn:
     handles: bool = True
     policy: Policy | None = None
     owner: tuple[str, int] | None = None
+    number: int = 0  # of the message to the owner
 
     def __str__(self) -> str:
         where = f"{self.procs}.slice(gpus=slice({self.first}, {self.first + self.count}))"

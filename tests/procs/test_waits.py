@@ -1,0 +1,241 @@
+"""Who waits for whom, circles of waits and endpoints that run long, in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import monarch
+from monarch.actor import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    Channel,
+    DeadlockError,
+    Port,
+    ProcMesh,
+    WaitGraph,
+    concurrent_endpoint,
+    endpoint,
+    wait_graph,
+)
+
+TIMEOUT = 30
+
+
+class Plain(Actor):
+    """`ask(chain)`: asks the next actor of a chain to ask the one behind it, and waits."""
+
+    @endpoint
+    def ask(self, chain: list[ActorMesh[Any]]) -> int:
+        return chain[0].ask.call_one(chain[1:]).get() if chain else os.getpid()
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def hold(self, entered: Port[Port[None]]) -> int:
+        """Says how to let go of it, and stands still until then."""
+        port, receiver = Channel.open()
+        entered.send(port)
+        receiver.recv().get(TIMEOUT)
+        return os.getpid()
+
+    @endpoint
+    def graph(self) -> WaitGraph:
+        return wait_graph().get(TIMEOUT)
+
+
+class Looped(Actor):
+    @endpoint
+    async def ask(self, chain: list[ActorMesh[Any]]) -> int:
+        return await chain[0].ask.call_one(chain[1:]) if chain else os.getpid()
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @concurrent_endpoint
+    async def beside(self, chain: list[ActorMesh[Any]]) -> int:
+        return await chain[0].ask.call_one(chain[1:])
+
+
+@pytest.fixture
+def quick(spawn_procs: Any) -> Iterator[ProcMesh]:
+    """Two processes that look for circles often."""
+    with monarch.configured(deadlock_after="0.2s"):
+        yield spawn_procs({"gpus": 2})
+
+
+def deadlock(future: Any) -> DeadlockError:
+    error = future.exception(TIMEOUT)
+    while isinstance(error, ActorError):
+        error = error.exception
+    assert isinstance(error, DeadlockError)
+    return error
+
+
+def graph_with(edges: int) -> WaitGraph:
+    while True:
+        graph = wait_graph().get(TIMEOUT)
+        if len(graph.edges) >= edges:
+            return graph
+
+
+@pytest.mark.parametrize("cls", [Plain, Looped])
+def test_an_actor_that_waits_for_itself(quick: ProcMesh, cls: type) -> None:
+    a = quick.spawn("a", cls).slice(gpus=1)
+    error = deadlock(a.ask.call_one([a]))
+    (line,) = error.cycle
+    pid = a.pid.call_one().get(TIMEOUT)
+    assert f".{cls.__name__} a{{'gpus': 1/2}}> (rank 1, host {socket.gethostname()}, pid {pid})" in line
+    assert "in ask(), waits for a.ask(), rank(s) 1, for " in line and f", at {__file__}:" in line
+    assert "an actor waits for itself" in str(error)
+
+
+@pytest.mark.parametrize("classes", [(Plain, Plain), (Looped, Plain), (Looped, Looped)])
+def test_two_actors_in_two_processes(quick: ProcMesh, classes: tuple[type, type]) -> None:
+    a = quick.slice(gpus=0).spawn("a", classes[0])
+    b = quick.slice(gpus=1).spawn("b", classes[1])
+    error = deadlock(a.ask.call_one([b, a]))
+    pids = [mesh.pid.call_one().get(TIMEOUT) for mesh in (a, b)]
+    assert len(error.cycle) == 2
+    for pid in pids:
+        assert sum(f"pid {pid})" in line for line in error.cycle) == 1
+    assert a.ask.call_one([b]).get(TIMEOUT) == pids[1]
+
+
+def test_the_actor_that_gave_up_may_catch_it(quick: ProcMesh) -> None:
+    class Careful(Plain):
+        @endpoint
+        def careful(self, own: ActorMesh[Any]) -> str:
+            try:
+                return str(own.pid.call_one().get())
+            except DeadlockError as error:
+                return f"caught: {len(error.cycle)}"
+
+    a = quick.slice(gpus=0).spawn("a", Careful)
+    assert a.careful.call_one(a).get(TIMEOUT) == "caught: 1"
+
+
+def test_a_concurrent_endpoint_may_wait_for_its_actor(quick: ProcMesh) -> None:
+    a = quick.slice(gpus=0).spawn("a", Looped)
+    b = quick.slice(gpus=1).spawn("b", Looped)
+    assert a.beside.call_one([b, a]).get(TIMEOUT) == a.pid.call_one().get(TIMEOUT)
+
+
+def test_a_handler_that_is_stuck_is_in_the_graph(procs2: ProcMesh) -> None:
+    a = procs2.slice(gpus=0).spawn("a", Plain)
+    b = procs2.slice(gpus=1).spawn("b", Plain)
+    port, receiver = Channel.open()
+    held = b.hold.call_one(port)
+    release = receiver.recv().get(TIMEOUT)
+    waiting = a.ask.call_one([b])
+    graph = graph_with(1)
+    (edge,) = graph.edges
+    assert (edge.doing, edge.target, edge.ranks, edge.unanswered) == ("ask", "b.ask", [0], 1)
+    assert (edge.file, edge.function) == (__file__, "Plain.ask") and edge.seconds >= 0
+    handlers = {handler.endpoint: handler for handler in graph.handlers}
+    assert set(handlers) == {"ask", "hold"} and handlers["hold"].function == "Plain.hold"
+    assert handlers["ask"].pid == edge.pid != handlers["hold"].pid
+    assert graph.silent == {} and "in ask(), waits for b.ask(), rank(s) 0, for " in str(graph)
+    c = procs2.slice(gpus=0).spawn("c", Plain)
+    seen = c.graph.call_one().get(TIMEOUT)  # from an actor as well, who sees that the client waits for it
+    assert {edge.target: edge.who for edge in seen.edges} == {"b.ask": edge.who, "c.graph": "<root>"}
+    release.send(None)
+    pids = {held.get(TIMEOUT), waiting.get(TIMEOUT)}
+    assert pids == {handlers["hold"].pid}
+
+
+def test_a_stopped_process_is_silent_and_the_others_answer(spawn_procs: Any) -> None:
+    procs = spawn_procs({"gpus": 2})
+    mesh = procs.spawn("a", Plain)
+    pids = [pid for _, pid in mesh.pid.call().get(TIMEOUT)]
+    address = procs._addresses()[1]
+    port, receiver = Channel.open()
+    held = mesh.slice(gpus=0).hold.call_one(port)
+    release = receiver.recv().get(TIMEOUT)
+    os.kill(pids[1], signal.SIGSTOP)
+    try:
+        graph = wait_graph(0.5).get(TIMEOUT)
+        while len(graph.silent) > 1:  # a busy machine, on which others were slow as well
+            graph = wait_graph(0.5).get(TIMEOUT)
+    finally:
+        os.kill(pids[1], signal.SIGCONT)
+    assert list(graph.silent) == [address] and address in str(graph)
+    assert [(handler.pid, handler.endpoint) for handler in graph.handlers] == [(pids[0], "hold")]
+    release.send(None)
+    held.get(TIMEOUT)
+    assert wait_graph(TIMEOUT).get(TIMEOUT).silent == {}
+
+
+def test_every_process_is_asked_also_one_that_this_one_never_spoke_to(spawn_procs: Any) -> None:
+    class Nested(Actor):
+        @endpoint
+        def spawn(self) -> list[str]:
+            from monarch.actor import this_host
+
+            self.procs = this_host().spawn_procs({"gpus": 2})
+            self.mesh = self.procs.spawn("inner", Plain)
+            self.mesh.pid.call().get()
+            return list(self.procs._addresses())
+
+        @endpoint
+        def hold(self, entered: Port[Any]) -> None:
+            self.mesh.hold.broadcast(entered)
+
+    nested = spawn_procs().spawn("nested", Nested)
+    addresses = nested.spawn.call_one().get(TIMEOUT)
+    port, receiver = Channel.open()
+    nested.hold.call_one(port).get(TIMEOUT)
+    releases = [receiver.recv().get(TIMEOUT) for _ in addresses]
+    graph = wait_graph().get(TIMEOUT)
+    assert sorted(handler.address for handler in graph.handlers) == sorted(addresses)
+    for release in releases:
+        release.send(None)
+
+
+SLOW = """
+    import sys
+    import monarch
+    from monarch.actor import Actor, Channel, endpoint, this_host
+
+    class Holds(Actor):
+        @endpoint
+        def hold(self, entered):
+            port, receiver = Channel.open()
+            entered.send(port)
+            receiver.recv().get(30)
+
+    if __name__ == "__main__":
+        monarch.configure(slow_handler_after="0.1s")
+        mesh = this_host().spawn_procs().spawn("slow", Holds)
+        port, receiver = Channel.open()
+        held = mesh.hold.call_one(port)
+        release = receiver.recv().get(30)
+        sys.stdin.readline()
+        release.send(None)
+        held.get(30)
+"""
+
+
+def test_an_endpoint_that_runs_long_is_logged_with_its_stack(scripts: Any) -> None:
+    process = scripts.start(SLOW)
+    lines = []
+    while "receiver.recv().get(30)" not in "".join(lines):
+        line = process.stderr.readline()
+        assert line, "".join(lines)
+        lines.append(line)
+    out, rest = process.communicate("go on\n", timeout=TIMEOUT)
+    assert process.returncode == 0, rest
+    text = "".join(lines) + rest
+    assert text.count("(setting slow_handler_after); this is said once for each message") == 1
+    assert "endpoint hold() of <root>.<__main__.Holds slow> (rank 0) has been running for 0." in text
+    assert "Stack (most recent call last):" in text and "in Holds.hold" in text and "monarch/_" not in text
+    assert out == ""

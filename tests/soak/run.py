@@ -1,0 +1,411 @@
+"""Carries a program out on an InProcessCluster in virtual time, and tells what was wrong.
+
+The program's lines are the client's; nothing waits but Join. Then the end: everything is answered, every living actor is
+called once more, whatever is to be told is told, everything is stopped, and nothing may be left.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from monarch.actor import RestartPolicy, this_host
+from monarch.testing import InProcessCluster, Local, VirtualClock
+from tests.soak import model
+from tests.soak.actors import hear, note_failure, send, spawn_on
+from tests.soak.history import Done, History, Over, Refused, Sent, Spawned, Struck
+from tests.soak.program import (
+    BROADCAST,
+    CALL_ONE,
+    CLIENT,
+    Advance,
+    Calm,
+    Cast,
+    Cut,
+    Disturb,
+    Hold,
+    Join,
+    Kill,
+    Lose,
+    Open,
+    Operation,
+    Program,
+    RestartActors,
+    RestartProcs,
+    Spawn,
+    SpawnProcs,
+    StopActors,
+    StopProcs,
+    process,
+)
+
+PATIENCE = 20.0  # real seconds for a whole program; what is not there by then never comes
+_ROLL_CALL = 1_000_000  # its messages are numbered from here
+
+
+class Hang(BaseException):
+    """Something that must end did not. No Exception, so that nothing takes it for an answer."""
+
+
+def run(program: Program, patience: float = PATIENCE) -> list[str]:
+    """What was wrong, a line or paragraph each; [] when nothing was."""
+    before = set(threading.enumerate())
+    with _settings_for(program):
+        runner = _Runner(program, patience)
+        wrong = runner.run()
+    return wrong + model.broken_rules(runner.history.facts()) + _threads_left(before)
+
+
+@contextmanager
+def _settings_for(program: Program) -> Iterator[None]:
+    """Chances of this interpreter, and its log, for one program."""
+    logger, interval = logging.getLogger("monarch"), sys.getswitchinterval()
+    level = logger.level
+    random.seed(program.seed)
+    sys.setswitchinterval(program.switch_interval)
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        sys.setswitchinterval(interval)
+
+
+def _threads_left(before: set[threading.Thread]) -> list[str]:
+    left = [thread for thread in threading.enumerate() if thread not in before]
+    for thread in left:
+        thread.join(5.0)
+    frames = sys._current_frames()
+    return [
+        f"thread {thread.name} is left:\n{_stack(frames.get(thread.ident or 0))}" for thread in left if thread.is_alive()
+    ]
+
+
+def _stack(frame: Any) -> str:
+    return "".join(traceback.format_stack(frame)) if frame is not None else "(no stack)"
+
+
+class _Runner:
+    def __init__(self, program: Program, patience: float) -> None:
+        self.history = History()
+        self._program = program
+        self._clock = VirtualClock()
+        self._cluster = InProcessCluster(clock=self._clock, seed=program.seed, patience=5.0)
+        self._until = time.monotonic() + patience
+        self._shared = Local(self.history)
+        self._procs: dict[str, Any] = {}
+        self._meshes: dict[str, Any] = {}
+        self._spawned: dict[str, Spawned] = {}
+        self._owned: list[str] = []  # meshes that the client spawned
+        self._gates: dict[int, Local[threading.Event]] = {}
+        self._answers: list[tuple[Cast, Any]] = []
+        self._ends: list[tuple[str, Any, Struck]] = []  # of stops and restarts: what, its Future, what it is the end of
+        self._delays = 0.0  # seconds that frames under way may take at most
+        self._doing = "the beginning"
+
+    def run(self) -> list[str]:
+        wrong: list[str] = []
+        try:
+            with self._cluster as cluster:
+                cluster._proc.mesh.fault = lambda failure: note_failure(self.history, CLIENT, failure)
+                try:
+                    for operation in self._program.operations:
+                        self._doing = str(operation)
+                        self._do(operation)
+                    wrong += self._finish()
+                except Hang as hang:
+                    wrong.append(f"hang: {hang}\n{self._situation()}")
+                finally:
+                    self._open_gates()
+        except Exception as exc:
+            wrong.append(f"at {self._doing}: {_whole(exc)}")
+        return wrong
+
+    # --- operations
+
+    def _do(self, operation: Operation) -> None:
+        try:
+            match operation:
+                case SpawnProcs():
+                    self._procs[operation.procs] = this_host().spawn_procs({"gpus": operation.size})
+                case Spawn():
+                    self._spawn(operation)
+                case Cast():
+                    self._cast(operation)
+                case Hold():
+                    self._hold(operation)
+                case Open():
+                    self._gate(operation.number).value.set()
+                case Kill():
+                    self._kill(operation)
+                case StopActors() | StopProcs() | RestartActors() | RestartProcs():
+                    self._end(operation)
+                case Disturb():
+                    self._disturb(operation)
+                case Calm():
+                    self._cluster.network.calm()
+                case Lose():
+                    self._lose(operation)
+                case Cut():
+                    self._cut(operation)
+                case Advance():
+                    self._clock.advance(operation.seconds)
+                case Join():
+                    self._join()
+        except Missing:
+            pass  # shrunk away, or never spawned because its processes were gone
+        except (RuntimeError, ValueError) as exc:
+            self.history.note(Refused(str(operation), type(exc).__name__, str(exc)))
+
+    def _spawn(self, spawn: Spawn) -> None:
+        procs = self._find(self._procs, spawn.procs)
+        places = tuple(process(spawn.procs, spawn.first + rank) for rank in range(spawn.count))
+        view = procs.slice(gpus=slice(spawn.first, spawn.first + spawn.count))
+        if spawn.owner is not None:
+            self._adopt(spawn, view, places)
+            return
+        group = spawn.meshes[0] if spawn.policy is not None else ""
+        with ExitStack() as block:
+            if spawn.policy is not None:
+                block.enter_context(RestartPolicy(spawn.policy.strategy, spawn.policy.max_restarts))
+            for name in spawn.meshes:
+                self._announce(Spawned(name, CLIENT, places, group, spawn.broken))
+                self._meshes[name] = spawn_on(self._shared, spawn, name, view, places)
+                self._owned.append(name)
+
+    def _announce(self, spawned: Spawned) -> None:
+        self.history.note(spawned)
+        self._spawned[spawned.mesh] = spawned
+
+    def _adopt(self, spawn: Spawn, view: Any, places: tuple[str, ...]) -> None:
+        """An actor spawns a mesh of its own and gives us a reference."""
+        assert spawn.owner is not None
+        owner, name = self._view(*spawn.owner), spawn.meshes[0]
+        self._join()
+        self._announce(Spawned(name, spawn.owner, places, "", spawn.broken))
+        mesh, rank = spawn.owner
+        self.history.note(Sent(CLIENT, CLIENT, spawn.number, mesh, (rank,), CALL_ONE, "adopt"))
+        made = owner.adopt.call_one(CLIENT, spawn.number, spawn, view, places)
+        try:
+            self._meshes[name] = self._wait(made, f"{spawn}")
+        except Exception as exc:
+            self.history.note(Refused(str(spawn), type(exc).__name__, str(exc)))
+
+    def _cast(self, cast: Cast) -> None:
+        target = self._view(cast.mesh, cast.rank)
+        if cast.via is None:
+            self._answers += [(cast, future) for future in send(self.history, CLIENT, CLIENT, cast, target)]
+            return
+        via, (mesh, rank) = self._view(*cast.via), cast.via
+        self.history.note(Sent(CLIENT, CLIENT, cast.number, mesh, (rank,), CALL_ONE, "relay"))
+        asked = via.relay.call_one(CLIENT, cast, target)
+        if cast.kept:
+            self._answers.append((cast, asked))
+
+    def _hold(self, hold: Hold) -> None:
+        view = self._view(hold.mesh, hold.rank)
+        self.history.note(Sent(CLIENT, CLIENT, hold.number, hold.mesh, (hold.rank,), BROADCAST, "hold"))
+        view.hold.broadcast(CLIENT, hold.number, self._gate(hold.number))
+
+    def _gate(self, number: int) -> Local[threading.Event]:
+        return self._gates.setdefault(number, Local(threading.Event()))
+
+    def _kill(self, kill: Kill) -> None:
+        procs = self._find(self._procs, kill.procs)
+        struck = Struck("kill", places=(process(kill.procs, kill.rank),))
+        self.history.note(struck)
+        self._cluster.kill(procs, kill.rank)
+        self.history.note(Done(struck))
+
+    def _end(self, operation: StopActors | StopProcs | RestartActors | RestartProcs) -> None:
+        """Begins to stop or restart; how that ends is seen in the next Join."""
+        if isinstance(operation, (StopProcs, RestartProcs)):
+            mesh = self._find(self._procs, operation.procs)
+            places = [process(operation.procs, rank) for rank in range(len(mesh))]
+            rank = operation.rank if isinstance(operation, RestartProcs) else None
+            where = {"places": tuple(places if rank is None else places[rank : rank + 1])}
+        else:
+            mesh = self._find(self._meshes, operation.mesh)
+            actors = [(operation.mesh, rank) for rank in range(len(mesh))]
+            rank = operation.rank if isinstance(operation, RestartActors) else None
+            where = {"actors": tuple(actors if rank is None else actors[rank : rank + 1])}
+        stop = isinstance(operation, (StopActors, StopProcs))
+        struck = Struck("stop" if stop else "restart", **where)
+        self.history.note(struck)
+        future = mesh.stop() if stop else mesh.restart(**({} if rank is None else {"gpus": rank}))
+        self._ends.append((str(operation), future, struck))
+
+    # --- the network
+
+    def _address(self, place: str) -> str:
+        if place == "*":
+            return place
+        if place in ("client", "agent"):
+            return self._cluster.address_of(place)
+        procs, _, rank = place.rstrip("]").partition("[")
+        return self._cluster.address_of(self._find(self._procs, procs), int(rank))
+
+    def _disturb(self, rule: Disturb) -> None:
+        network, path = self._cluster.network, (self._address(rule.source), self._address(rule.target))
+        if rule.hold:
+            network.hold(*path)
+        elif rule.delay is not None:
+            self._delays += rule.delay[1]
+            network.delay(*rule.delay, *path)
+        else:
+            agent = self._address("agent")  # what agents are told, they are told by a socket, which repeats nothing
+            for source, target in self._paths(*path):
+                if agent not in (source, target):
+                    network.duplicate(rule.duplicate, source, target)
+
+    def _paths(self, source: str, target: str) -> Iterator[tuple[str, str]]:
+        places = [process(procs, rank) for procs, mesh in self._procs.items() for rank in range(len(mesh))]
+        everybody = [self._address(place) for place in (CLIENT, *places)]
+        for one in everybody if source == "*" else [source]:
+            for other in everybody if target == "*" else [target]:
+                yield one, other
+
+    def _lose(self, lose: Lose) -> None:
+        self._join()
+        here, there = self._address(CLIENT), self._address(lose.target)
+        with self._struck_by_cut(CLIENT, lose.target):
+            with self._cluster.network.drop(lose.share, here, there):
+                for cast in lose.casts:
+                    self._do(cast)
+                if lose.patient:
+                    self._clock.advance(max(cast.deadline or 0.0 for cast in lose.casts))
+            self._cluster.network.cut(here, there)
+
+    def _cut(self, cut: Cut) -> None:
+        if cut.source == cut.target:
+            return
+        self._join()
+        here, there = self._address(cut.source), self._address(cut.target)
+        with self._struck_by_cut(cut.source, cut.target):
+            for cast in cut.casts:
+                self._do(cast)
+            self._cluster.network.cut(here, there)
+
+    @contextmanager
+    def _struck_by_cut(self, source: str, target: str) -> Iterator[None]:
+        struck = Struck("cut", places=(source, target))
+        self.history.note(struck)
+        yield
+        self._cluster.settle()
+        self.history.note(Done(struck))
+
+    # --- waiting
+
+    def _join(self) -> None:
+        self._open_gates()
+        self._cluster.network.calm()
+        self._clock.advance(self._delays)
+        self._delays = 0.0
+        answers, self._answers = self._answers, []
+        for cast, future in answers:
+            hear(self.history, CLIENT, cast, lambda future=future, cast=cast: self._wait(future, str(cast)))
+        ends, self._ends = self._ends, []
+        for what, future, struck in ends:
+            self._see_end(what, future, struck)
+
+    def _see_end(self, what: str, future: Any, struck: Struck) -> None:
+        try:
+            self._wait(future, what)
+        except Exception as exc:
+            self.history.note(Refused(what, type(exc).__name__, str(exc)))
+        else:
+            self.history.note(Done(struck))
+
+    def _wait(self, future: Any, what: str) -> Any:
+        """Its value or exception; Hang when neither comes."""
+        try:
+            return future.get(max(0.0, self._until - time.monotonic()))
+        except TimeoutError:
+            if "pending" in repr(future):
+                raise Hang(f"no answer to {what}") from None
+            raise
+
+    def _open_gates(self) -> None:
+        for gate in self._gates.values():
+            gate.value.set()
+
+    # --- the end
+
+    def _finish(self) -> list[str]:
+        self._doing = "the end"
+        self._join()
+        self._call_the_roll()
+        self._hear_of_every_death()
+        self.history.note(Over())
+        self._stop_everything()
+        return self._residue()
+
+    def _call_the_roll(self) -> None:
+        numbers = iter(range(_ROLL_CALL, 2 * _ROLL_CALL))
+        for name, mesh in self._meshes.items():
+            for rank in range(len(mesh)):
+                self._cast(Cast(next(numbers), name, rank, CALL_ONE))
+        self._join()
+
+    def _hear_of_every_death(self) -> None:
+        left = max(0.0, self._until - time.monotonic())
+        if not self.history.wait_for(lambda facts: not model.untold(facts), left):
+            raise Hang(f"nobody was told of the end of {model.untold(self.history.facts())}")
+
+    def _stop_everything(self) -> None:
+        for name in self._owned:
+            self._do(StopActors(name))
+        for name in self._procs:
+            self._do(StopProcs(name))
+        self._join()
+
+    def _residue(self) -> list[str]:
+        """What is left when everything was stopped."""
+        cluster = self._cluster
+        cluster.settle()
+        proc, layer = cluster._proc, cluster._proc.mesh
+        left = {
+            "actors of the client": proc.actors,
+            "ports of the client": proc.ports._entries,
+            "messages for unknown actors": proc._unknown,
+            "meshes in the ledger": layer.ledger._entries,
+            "actor meshes": layer.actors,
+            "proc meshes": layer.procs,
+            "meshes that the client owns": cluster._root.owned,
+            "processes": [address for address in cluster.statistics() if address not in ("network", proc.address)],
+        }
+        return [f"left over: {what}: {list(things)}" for what, things in left.items() if things]
+
+    # --- parts
+
+    def _find(self, table: dict[str, Any], name: str) -> Any:
+        if name not in table:
+            raise Missing(name)
+        return table[name]
+
+    def _view(self, mesh: str, rank: int | None) -> Any:
+        found = self._find(self._meshes, mesh)
+        if rank is None or len(found) == 1:
+            return found
+        return found.slice(gpus=rank)
+
+    def _situation(self) -> str:
+        frames = sys._current_frames()
+        stacks = "\n".join(f"{t.name}:\n{_stack(frames.get(t.ident or 0))}" for t in threading.enumerate())
+        statistics = "\n".join(f"  {key}: {value}" for key, value in self._cluster.statistics().items())
+        return f"{statistics}\nthreads:\n{stacks}"
+
+
+class Missing(Exception):
+    """A name that this program does not have."""
+
+
+def _whole(exc: BaseException) -> str:
+    return "".join(traceback.format_exception(exc))
