@@ -125,8 +125,26 @@ class MessageTooLargeError(ValueError):
 
 
 class UnhandledFaultError(KeyboardInterrupt):
-    """A failure reached the root client and no `unhandled_fault_hook` took it; raised in the main thread.
+    """A failure reached the root client and no `unhandled_fault_hook` took it; raised in the main thread, wherever it waits.
 
     A subclass of KeyboardInterrupt so that `finally` blocks and atexit handlers run and ordinary `except Exception`
-    does not swallow it. The text is the report of the failure.
+    does not swallow it. The text is the report of the failure, which stands on stderr too. Uncaught it ends the program as
+    Ctrl-C does: by SIGINT, status 130 in a shell (1 in a child of multiprocessing). Caught, the program goes on: what failed
+    stays failed, and the next failure is raised again.
+
+    Of several failures that come together one is raised and all are reported: those that come while this exception is
+    handled, and at most 10 s long those that come while it exists, are not raised.
+
+    asyncio: it is raised in the task or callback that runs. While none runs, `run_until_complete` and `run_forever` raise it;
+    `asyncio.run` cancels every task before it does, so the tasks see CancelledError.
+
+    A program that has its own handler of SIGINT (`signal.signal`, `loop.add_signal_handler`, `signal.sigwait`) says itself
+    what interrupts it: after the report the handler is called as for Ctrl-C, once in 10 s at most, instead of this exception.
+    So is trio's, which raises KeyboardInterrupt.
+
+    IPython and Jupyter: it ends the running cell, never the kernel. Without a running cell the report is all.
+
+    A main thread that is inside native code hears of it when it is back in Python. KeyboardInterrupt is raised instead where
+    the main thread cannot be told which it is: SIGURG has a handler of the program, or `monarch.actor` was first imported in
+    another thread and no client was started in the main one.
     """

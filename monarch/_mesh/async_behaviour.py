@@ -27,6 +27,7 @@ class AsyncActorBehaviour(ActorBehaviour):
     def construct(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._running_tasks: set[asyncio.Task[None]] = set()
+        self._unstarted = False  # whether a concurrent endpoint was given to the loop just now
         super().construct()
 
     async def settle_tasks(self) -> None:
@@ -55,6 +56,9 @@ class AsyncActorBehaviour(ActorBehaviour):
             if method.concurrent:
                 self._start_concurrent(delivery, method, args, kwargs)
                 return
+            if self._unstarted:  # it came first, so it begins first
+                self._unstarted = False
+                await asyncio.sleep(0)
             if method.is_async:
                 result = await method.fn(*args, **kwargs)
             else:
@@ -98,6 +102,7 @@ class AsyncActorBehaviour(ActorBehaviour):
 
         task = self._loop.create_task(body())
         self._running_tasks.add(task)
+        self._unstarted = True
         instance.concurrent[task] = delivery
 
     def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

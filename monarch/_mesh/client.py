@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 ROOT = "root"
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
+_NEWEST = 2**31  # an incarnation of a process that none surpasses
+_AGENT_ENDS = 0.5  # seconds until the end of an agent that has closed its connection is known
 _OUTPUT_KEPT = 100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
 
 _lock = threading.Lock()
@@ -152,16 +154,26 @@ class Client:
         proc = self.proc
         if proc.closed is not None:
             return
-        code = self.agent.poll()
-        status = "" if code is None else f" with status {code}"
-        detail = f"the host agent (pid {self.agent.pid}) ended{status}, and its processes with it"
+        agent = agent_of(proc.address)
+        detail = f"the host agent (pid {self.agent.pid}) {self._how_agent_ended()}, and its processes with it"
         error = ClientClosedError(f"{detail}; this client cannot go on")
         addresses = {address for address, _ in proc.known_processes()}
-        for address in sorted(addresses):
-            proc.on_process_ended(ProcEnded(address, 0, 1, False, [], detail))
+        for mesh in list(self.layer.procs.values()):
+            addresses.update(mesh.spec.addresses)
+        for address in (*sorted(addresses), agent):
+            proc.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, _NEWEST))
         proc.closed = error
         proc.ports.close_all(Failure(str(error)))
         remove_directory(self.directory)
+
+    def _how_agent_ended(self) -> str:
+        import subprocess
+
+        try:
+            code = self.agent.wait(_AGENT_ENDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
 
     # --- the end
 

@@ -529,7 +529,7 @@ def _once(fn: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-_RESERVED = ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "initialized")
+_RESERVED = ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "restart", "initialized")
 
 
 def check_class(cls: Any) -> None:
@@ -548,5 +548,5 @@ def check_class(cls: Any) -> None:
 
 _PRIVATE = frozenset(
     ["_spec", "_shape", "_plan", "_owned", "_stopping", "_ndslice", "_labels", "_new_with_shape", "_class", "_proc_mesh",
-     "_mesh_name", "_name", "_target", "_gathered"]
+     "_mesh_name", "_name", "_target", "_gathered", "_at"]
 )  # fmt: skip

@@ -247,7 +247,7 @@ def blockers(proc: Proc, key: str, port: int, back: str) -> list[Wait]:
     instance = proc.actors.get(key)
     if instance is None:
         return []
-    waits = [(wait, wait.running) for wait in list(proc.waits.standing) if wait.running is not None]
+    waits = [(wait, wait.running) for wait in proc.waits.standing() if wait.running is not None]
     waits = [(wait, running) for wait, running in waits if running.instance is instance and wait.stands]
     if not waits:
         return []

@@ -12,8 +12,8 @@ main thread gets SIGINT instead, and so a bare KeyboardInterrupt behind the repo
 
 Why not `_thread.interrupt_main()` or PyThreadState_SetAsyncExc: neither interrupts a native wait.
 
-What a program sees under asyncio. Raised in the middle of the event loop's own code, an exception can lose a callback that the
-loop had just taken off its queue, and the task it would have woken then never ends, cancelled or not. So:
+What a program sees under asyncio. Raised in the middle of the event loop's own code, an exception can lose a callback that
+the loop had just taken off its queue, and the task it would have woken then never ends, cancelled or not. So:
 
 - while a task or a callback runs, blocked or not, it is raised right there: the loop is prepared for that;
 - while the loop waits, the loop is asked to call what raises it. Tasks see nothing of it, `run_until_complete` and
@@ -105,8 +105,8 @@ class Faults:
     def __init__(self) -> None:
         self.front: Front | None = None
         self._queue: queue.SimpleQueue[MeshFailure | Fault | Slot] = queue.SimpleQueue()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()  # of `_running`; a signal may come while the main thread holds it
+        self._running = False
         self._pending: Fault | None = None  # set by our thread, taken by the main thread
         self._raised = Raised()
         self.ending = False  # an UnhandledFaultError ends the program: nothing more is raised
@@ -123,14 +123,15 @@ class Faults:
 
     def report(self, failure: MeshFailure) -> None:
         """A failure nobody supervised. Never blocks; each is handled after the one before it."""
-        with self._starting:
-            if self._thread is None:
-                self._thread = start_thread(self._run, "monarch-fault")
-        self._queue.put(failure)
+        with self._lock:
+            self._queue.put(failure)
+            if not self._running:
+                self._running = True
+                start_thread(self._run, "monarch-fault")
 
     def drain(self, timeout: float) -> None:
         """Waits until what was reported so far has been shown, at most `timeout` seconds."""
-        if self._thread is not None:
+        if self._running:
             slot = Slot()
             self._queue.put(slot)
             slot.wait(timeout)
@@ -142,11 +143,15 @@ class Faults:
     # --- our thread
 
     def _run(self) -> None:
+        """Ends when there is nothing left to do: a thread that waits keeps alive at exit what the program left behind."""
         while True:
             try:
-                item = self._queue.get(timeout=None if self._pending is None else _AGAIN)
+                item = self._queue.get(timeout=0 if self._pending is None else _AGAIN)
             except queue.Empty:
-                self._remind()
+                if self._pending is not None:
+                    self._remind()
+                elif self._ends():
+                    return
                 continue
             if isinstance(item, Slot):
                 item.set()
@@ -154,6 +159,11 @@ class Faults:
                 self._show(item)
             else:
                 self._ask(item)
+
+    def _ends(self) -> bool:
+        with self._lock:
+            self._running = not self._queue.empty()
+            return not self._running
 
     def _ask(self, failure: MeshFailure) -> None:
         """Asks `monarch.actor.unhandled_fault_hook`; what it raises makes the failure the main thread's."""
@@ -194,8 +204,7 @@ class Faults:
 
     def _interrupt(self) -> None:
         """Hands the fault over as a Ctrl-C."""
-        self._pending = None
-        self._raised.now(time.monotonic(), None)
+        self._took(None)
         _kill_main(signal.SIGINT)
 
     def _remind(self) -> None:
@@ -210,19 +219,28 @@ class Faults:
     # --- the main thread
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        fault = self._pending
+        error = self._error_for(frame)
+        if error is not None:
+            raise error  # from here, so that one line of ours stands at the end of the traceback
+
+    def _error_for(self, frame: FrameType | None) -> UnhandledFaultError | None:
+        """What is to be raised at `frame`. None when nothing is, or it comes in another way, or later."""
+        fault, front = self._pending, self.front
         if fault is None or _in_destructor(frame):
-            return
+            return None
         if self._disturbs(frame):
             self._put_aside(fault)
-        elif self.front is None:
-            self._raise(fault, frame)
-        elif inside(self.front.cell, frame):
-            self._raise_in_cell(self.front.cell, fault, frame)
-        elif self.front.interrupt(error := UnhandledFaultError(fault.report), fault.block):
+            return None
+        if front is None:
+            return self._in_program(fault, frame)
+        if inside(front.cell, frame):
+            return self._in_cell(front.cell, fault, frame)
+        error = UnhandledFaultError(fault.report)
+        if front.interrupt(error, fault.block):
             self._took(error)
         else:  # no cell runs: there is nothing to interrupt
             self._put_aside(fault)
+        return None
 
     def _disturbs(self, frame: FrameType | None) -> bool:
         """Whether the main thread is busy with an earlier fault, or with its end."""
@@ -234,41 +252,40 @@ class Faults:
         return not threading.main_thread().is_alive() and not joins_threads
 
     def _put_aside(self, fault: Fault) -> None:
-        self._pending = None
         self._queue.put(fault)  # shown by our thread: this one may be in the middle of writing
+        self._pending = None
 
-    def _raise(self, fault: Fault, frame: FrameType | None) -> None:
+    def _in_program(self, fault: Fault, frame: FrameType | None) -> UnhandledFaultError | None:
         if has_own_handler():
-            self._pending = None
-            self._raised.now(time.monotonic(), None)
+            self._took(None)
             signal.raise_signal(signal.SIGINT)
-            return
+            return None
         if not isinstance(sys.excepthook, _Excepthook):
             sys.excepthook = _Excepthook(sys.excepthook)
         if not threading.main_thread().is_alive():  # the program is over but for its threads
             self.ending = True
             atexit.register(_end_as_interrupted)
-        self._raise_beside_loop(fault, frame)
+        return self._beside_loop(fault, frame)
 
-    def _raise_in_cell(self, cell: CodeType, fault: Fault, frame: FrameType | None) -> None:
+    def _in_cell(self, cell: CodeType, fault: Fault, frame: FrameType | None) -> UnhandledFaultError | None:
         for each in _outwards(frame):
             if each.f_code is cell:
                 break
             if _module(each) == "asyncio.base_events":  # the cell runs a loop of its own
-                return self._raise_beside_loop(fault, frame)
-        raise self._error(fault)
+                return self._beside_loop(fault, frame)
+        return self._error(fault)
 
-    def _raise_beside_loop(self, fault: Fault, frame: FrameType | None) -> None:
+    def _beside_loop(self, fault: Fault, frame: FrameType | None) -> UnhandledFaultError | None:
         loop = running_loop()
         if loop is None:
-            raise self._error(fault)
+            return self._error(fault)
         if not _runs_program(frame, loop):
             loop.call_soon_threadsafe(self._raise_in_loop, fault)
-            return
+            return None
         task = current_task(loop)
         if task is not None:  # asyncio.run does not look at it, and would report it a second time
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
-        raise self._error(fault)
+        return self._error(fault)
 
     def _raise_in_loop(self, fault: Fault) -> None:
         if self._pending is fault:
@@ -276,14 +293,15 @@ class Faults:
 
     def _error(self, fault: Fault) -> UnhandledFaultError:
         error = UnhandledFaultError(fault.report)
-        self._took(error)
         if self.front is not None:
             self.front.raising(error, fault.block)
+        self._took(error)
         return error
 
-    def _took(self, error: UnhandledFaultError) -> None:
-        self._pending = None
+    def _took(self, error: UnhandledFaultError | None) -> None:
         self._raised.now(time.monotonic(), error)
+        self._pending = None
+        self._queue.put(Slot())  # our thread need not wait for the time of its next reminder
 
 
 def _block(failure: MeshFailure, exc: BaseException) -> str:
@@ -341,7 +359,7 @@ def _of_asyncio(frame: FrameType) -> bool:
 
 def _in_destructor(frame: FrameType | None) -> bool:
     """Whether an exception raised here would be printed as "ignored", and lost."""
-    finalize = weakref.finalize.__call__.__code__  # type: ignore[attr-defined]
+    finalize = weakref.finalize.__call__.__code__
     return any(each.f_code.co_name == "__del__" or each.f_code is finalize for each in _outwards(frame))
 
 
@@ -406,7 +424,7 @@ def _end_as_interrupted() -> None:
     """The interpreter is to end by SIGINT (status 130 in a shell) once it has ended in order.
 
     It does so when the last code it ran from the outside raised exactly KeyboardInterrupt, a subclass does not count. So
-    such code is run, and what it prints is dropped. Killing ourselves instead would lose what files have not written yet.
+    such code is run, and what it prints is dropped. Killing ourselves instead would skip the rest of an orderly end.
     """
     import ctypes
 

@@ -58,6 +58,11 @@ class Acks(Entry):
             self.close()
             self.settle()
 
+    def awaited(self) -> str:
+        with self._lock:
+            left = sorted(set(self._left.values()))
+        return f" from {', '.join(left[:4])}" + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+
     def value(self) -> None:
         return None
 
@@ -108,8 +113,8 @@ class OwnedActors:
         for making in map(self.making, ranks):
             if making.body is None:
                 return (
-                    f"the constructor arguments of {self.spec.mesh_name} ({making.size} bytes) were not kept for restarts: they "
-                    f"are larger than the setting restart_argument_bytes; give them again: restart(args=(...), kwargs=...)"
+                    f"the constructor arguments of {self.spec.mesh_name} ({making.size} bytes) were not kept for restarts: "
+                    f"they are larger than the setting restart_argument_bytes; give them again, as restart(args=(...))"
                 )
         return ""
 

@@ -82,10 +82,13 @@ def _seconds(name: str, value: Any) -> float:
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be a finite number of seconds, 0 or more, got {value!r}")
         return float(value)
+    wrong = f"{name} must be seconds or a duration such as '1m', got {value!r}"
+    if not isinstance(value, str):
+        raise ValueError(wrong)
     try:
         return parse_duration(value)
-    except (TypeError, ValueError) as exc:
-        raise ValueError(f"{name} must be seconds or a duration such as '1m', got {value!r}: {exc}") from None
+    except ValueError as exc:
+        raise ValueError(f"{wrong}: {exc}") from None
 
 
 Children = dict[str, list[int]]  # mesh key -> ranks
@@ -105,7 +108,7 @@ class Round:
 
 
 class Group:
-    """The children of one `with` block, and when they were restarted. Times are seconds of any one clock."""
+    """The children of one `with` block, and when they were restarted. Times are seconds of any one clock. Not thread-safe."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy

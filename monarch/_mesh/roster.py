@@ -54,6 +54,9 @@ HEARD_PATIENCE = 1.0
 # Seconds that a process gets to show whoever asks that it lives. The kernel closes the sockets of one that dies before it
 # tells us of its end, so that those at their other ends ask us about a process that is only not known to have ended.
 ASKED_PATIENCE = 1.0
+# Seconds between the end of a process's connection to us and its own. One that takes longer has closed its descriptors and
+# runs on, where nobody can reach it: it is killed.
+LOST_PATIENCE = 2.0
 _TOGETHER = 0.05  # share of `suspect_after` by which a Ping may be early, so that one timer serves many processes
 
 Connection: TypeAlias = Any  # a key; only whoever carries out effects knows more
@@ -181,6 +184,7 @@ class _Process:
         self.terminated = False
         self.killed = False
         self.detail = ""
+        self.lost = False  # its connection to us, and it has not ended since
         self.successor: Start | None = None
         self.signal = 0  # by which it was stopped, as a shell stops a job
         self.suspicion = ""
@@ -409,6 +413,8 @@ class Roster:
         process.said_pid = hello.pid
         process.alive_at, process.pinged_at = now, None
         self._by_connection[connection] = process
+        process.lost = False
+        self._disarm(process.timer("lost"))
         self._disarm(process.timer("ready"))
         self._announce(process)
         if process.asking:
@@ -449,6 +455,8 @@ class Roster:
         return self._take()
 
     def _exited(self, process: _Process, code: int, why: str) -> None:
+        if process.lost and process.killed and code == -signal.SIGKILL and not process.stopping:
+            why = f"closed its connection to the host agent and ran on for {LOST_PATIENCE:g} s; it was killed"
         self._end(process, code, process.detail or ("" if process.stopping else why))
 
     def _keep_early(self, pid: int, event: tuple[int, int, str]) -> None:
@@ -520,7 +528,7 @@ class Roster:
 
     def _end(self, process: _Process, code: int, detail: str = "") -> None:
         mesh, start = process.mesh, process.start
-        for kind in ("ready", "heard", "asked", "stop", "suspect"):
+        for kind in ("ready", "heard", "asked", "lost", "stop", "suspect"):
             self._disarm(process.timer(kind))
         del self._processes[start.address]
         del mesh.processes[start.rank]
@@ -531,7 +539,7 @@ class Roster:
         replaced = process.successor is not None and not self._cannot_start(mesh)
         ended = ProcEnded(start.address, process.pid, code, stopped, [], detail, start.incarnation, replaced)
         self._effects.append(Ended(ended))
-        self._tell_end(mesh, ended)
+        self._tell_end(mesh, ended, process.successor is None)
         if process.successor is not None:
             self._begin(mesh, [process.successor])
         self._end_if_empty(mesh)
@@ -541,13 +549,14 @@ class Roster:
             self._no_beat()
         self._check_done()
 
-    def _tell_end(self, mesh: _Mesh, ended: ProcEnded) -> None:
-        """Whoever watches; they stay watchers for as long as another process may take its place."""
+    def _tell_end(self, mesh: _Mesh, ended: ProcEnded, last: bool = True) -> None:
+        """Whoever watches; they stay watchers for as long as another process may take its place. `last` of its mesh's
+        stop, if that is being stopped."""
         address = ended.address
         self._take_waiting(address)
         for watcher in self._watchers.get(address, ()):
             self._send(watcher, ended)
-        last = bool(mesh.stopping)
+        last = last and bool(mesh.stopping)
         if last:
             self._watchers.pop(address, None)
         self._ended[address] = (ended, last)
@@ -670,6 +679,8 @@ class Roster:
         lost = self._by_connection.pop(connection, None)
         if lost is not None:
             lost.connection = None
+            lost.lost = True
+            self._arm(lost.timer("lost"), LOST_PATIENCE)
             if not self._by_connection:
                 self._no_beat()
         return self._take()
@@ -832,8 +843,11 @@ class Roster:
         elif kind == "heard":
             process.waited = True
             self._announce(process)
+        elif kind == "lost":
+            self._kill(process)
         elif kind == "asked":
-            self._answer_asking(process)
+            if not process.lost:  # else its end tells them, soon
+                self._answer_asking(process)
         else:
             ready = process.start.limits.ready
             self._kill(process, f"was not ready within {ready:g} s (setting host_spawn_ready_timeout)", 1)

@@ -113,7 +113,7 @@ class Ledger:
         return len(self._entries)
 
     def add(self, mesh: MeshFacts, owner: str, internal: bool = False) -> None:
-        """`owner` has spawned `mesh`. The end of a process is not told for a mesh that is `internal`, one of the runtime's."""
+        """`owner` has spawned `mesh`. Of one that is `internal`, the runtime's own, the end of a process is not told."""
         self._entries[mesh.key] = _Entry(mesh, owner, internal)
         for address in set(mesh.addresses):
             self._by_address.setdefault(address, set()).add(mesh.key)
@@ -260,9 +260,11 @@ def describe_exit(ended: ProcEnded) -> str:
     return "exited cleanly" if ended.code == 0 else f"exited with non-zero code {ended.code}"
 
 
-def _on_host(address: str) -> str:
-    """Where a process was, for people: processes reached by a Unix socket are on this host."""
-    return f" on {socket.gethostname()}, at {address}" if address.startswith("unix:") else f", at {address}"
+def _whereabouts(ended: ProcEnded) -> str:
+    """`pid 7 on node3, at unix:...`: processes reached by a Unix socket are on this host; a pid is not always known."""
+    pid = f"pid {ended.pid}" if ended.pid else ""
+    host = f"on {socket.gethostname()}" if ended.address.startswith("unix:") else ""
+    return ", ".join(filter(None, (f"{pid} {host}".strip(), f"at {ended.address}")))
 
 
 def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> Failure:
@@ -275,7 +277,7 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
         text = f"Supervision event: actor {shown} has status:\n  {status}"
         return Failure(text, mesh.key, mesh.mesh_name, list(ranks), text, stopped=True)
     cause = f"the process this actor was running on failed: {describe_exit(ended)}"
-    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, pid {ended.pid}{_on_host(ended.address)}"
+    where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, {_whereabouts(ended)}"
     tail = "".join(f"\n      {line}" for line in ended.tail[-_TAIL_SHOWN:])
     last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
     report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"

@@ -1,8 +1,8 @@
 """Looks from time to time at what the actors of a process do: logs endpoints that run long, and breaks circles of waits.
 
-One timer a process, on the I/O thread. It looks twice in `deadlock_after` while somebody waits, four times in
-`slow_handler_after` while there are actors, and not at all otherwise. Calls pay nothing for it but the note of a wait that
-really blocks.
+One timer a process, on the I/O thread. In a process with actors it looks twice in `deadlock_after` while answers are still
+to come, else four times in `slow_handler_after`; in others never. Calls pay for it with the note that a blocked thread leaves
+(see `_runtime.waiting`).
 
 What is not seen as a circle, because it may end by itself or cannot be seen from outside: waits with a time limit
 (`get(timeout)`, `with_timeout`, a timer of the event loop set by the same message), for the next of several answers of a
@@ -13,9 +13,9 @@ They are in the wait graph all the same.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 
@@ -34,6 +34,7 @@ from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 _IDLE = 60.0  # seconds until the settings are read again when both are off
+_SHARE = 100  # the time between two sweeps is at least so many times that of one: they take no more than a hundredth
 _REPORTED = 100  # endpoints logged in one sweep; the rest in the next
 
 logger = logging.getLogger("monarch")
@@ -47,18 +48,23 @@ class Sweep:
         self._detector = Detector(proc.address, self._describe)
         self._timer: Timer | None = None
         self._lock = threading.Lock()  # of the timer
-        self._numbers = itertools.count(1)
         self._told: set[Delivery] = set()  # messages that run still and were logged
-        proc.waits.watched = False
-        proc.waits.watch = self._watch
-        proc.waits.actor_started = lambda: self._arm(_period(False))
+        proc.ports.watch = self._watch
+        proc.waits.actor_started = self._on_actor_started
         proc.receivers[Chase] = self._on_chase
 
     # --- the timer
 
+    def _on_actor_started(self) -> None:
+        """Any thread: from now on there is something to look at."""
+        self._arm(_period(False))
+        self._proc.ports.watched = False
+        if self._proc.waits.pending():
+            self._watch()
+
     def _watch(self) -> None:
-        """Any thread: somebody waits, and nobody has looked for a while."""
-        self._proc.waits.watched = True
+        """Any thread: somebody may wait now, and nobody has looked for a while."""
+        self._proc.ports.watched = True
         self._arm(_period(True))
 
     def _arm(self, delay: float) -> None:
@@ -72,20 +78,21 @@ class Sweep:
             self._timer = loop.call_later(delay, self._sweep)
 
     def _sweep(self) -> None:
-        proc, waits = self._proc, self._proc.waits
+        proc, ports = self._proc, self._proc.ports
         with self._lock:
             self._timer = None
         if proc.closed is not None:
             return
+        began = time.perf_counter()
         try:
             self._look_for_slow()
             self._look_for_circles()
         finally:
-            waits.watched = bool(waits.standing)
-            if proc.actors or waits.watched:
-                self._arm(_period(waits.watched))
-            if waits.standing and not waits.watched:  # begun meanwhile
-                self._watch()
+            ports.watched = not proc.actors or proc.waits.pending()
+            if proc.actors:
+                self._arm(max(_period(ports.watched), _SHARE * (time.perf_counter() - began)))
+                if not ports.watched and proc.waits.pending():  # begun meanwhile
+                    self._watch()
 
     # --- circles
 
@@ -95,16 +102,11 @@ class Sweep:
             return
         now = self._proc.loop.now()
         found: dict[int, Wait] = {}
-        for wait in list(self._proc.waits.standing):
+        for wait in self._proc.waits.standing():
             if wait.running is not None and now - wait.since >= after and not wait.limited:
-                found[self._number(wait)] = wait
+                found[wait.number] = wait
         due = sorted((number, wait.since) for number, wait in found.items())
         self._send(self._detector.sweep(due, lambda number: self._blocked(found[number]), now, after))
-
-    def _number(self, wait: Wait) -> int:
-        if not wait.number:
-            wait.number = next(self._numbers)
-        return wait.number
 
     def _blocked(self, wait: Wait) -> Blocked | None:
         running, entry = wait.running, wait.entry
@@ -112,11 +114,11 @@ class Sweep:
             return None
         addresses = entry.target.addresses
         targets = [addresses[rank] for rank in entry.unanswered()]
-        return Blocked(self._number(wait), running.instance.unique, wait.since, entry.target.key, entry.number, targets)
+        return Blocked(wait.number, running.instance.unique, wait.since, entry.target.key, entry.number, targets)
 
     def _on_chase(self, connection: Connection, chase: Chase, frame: Frame) -> None:
         proc = self._proc
-        waits = {self._number(wait): wait for wait in blockers(proc, chase.key, chase.port, chase.back)}
+        waits = {wait.number: wait for wait in blockers(proc, chase.key, chase.port, chase.back)}
         blocked = [found for wait in waits.values() if (found := self._blocked(wait)) is not None]
         effects = self._detector.chased(chase, blocked, proc.loop.now(), settings.get("deadlock_after") or float("inf"))
         for effect in effects:
@@ -138,7 +140,7 @@ class Sweep:
                 continue
 
     def _describe(self, blocked: Blocked) -> str:
-        for wait in list(self._proc.waits.standing):
+        for wait in self._proc.waits.standing():
             if wait.number == blocked.number:
                 return str(edge_of(self._proc, wait, stacks.frames()))
         return f"{blocked.who} (its wait has just ended)"
@@ -167,8 +169,8 @@ class Sweep:
             f"endpoint {call.method}() of {display(job.instance)} (rank {job.instance.rank}) has been running for "
             f"{ran:.1f} s (setting slow_handler_after); this is said once for each message"
         )
-        for wait in list(proc.waits.standing):
-            if wait.running is not None and wait.running.call is call and wait.stands:
+        for wait in proc.waits.standing():
+            if wait.running is not None and wait.running.call is call:
                 text += f"\n{edge_of(proc, wait, frames)}"
         return text
 

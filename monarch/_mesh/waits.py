@@ -217,7 +217,7 @@ def _on_ask(proc: Proc, connection: Connection, ask: AskWaits, frame: Frame) -> 
 
 def _report(proc: Proc) -> Report:
     frames = stacks.frames()
-    waits = [wait for wait in list(proc.waits.standing) if wait.stands]
+    waits = proc.waits.standing()
     jobs = [job for instance in list(proc.actors.values()) for job in jobs_of(instance)]
     left_out = max(0, len(waits) - _MOST) + max(0, len(jobs) - _MOST)
     edges = [edge_of(proc, wait, frames) for wait in waits[:_MOST]]

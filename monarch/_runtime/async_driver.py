@@ -88,7 +88,6 @@ class AsyncDriver:
         self._supervisor: asyncio.Task[None] | None = None  # the last, which waits for those before it
         self._hooks: set[asyncio.Task[None]] = set()  # `__supervise__` and such under way
         self._hooks_to_begin = False
-        self._context = contextvars.Context()
         self._late: Timer | None = None
         self._constructed = False
 
@@ -97,8 +96,8 @@ class AsyncDriver:
         try:
             instance = self.instance
             current.set(Current(instance, instance.rank, instance.view))
-            self._context = contextvars.copy_context()
-            self._pump_task = instance.task = self.loop.create_task(self._pump(), context=self._context.copy())
+            context = contextvars.copy_context()
+            self._pump_task = instance.task = self.loop.create_task(self._pump(), context=context)
             try:
                 leave = self._run(self._pump_task)
             except BaseException as exc:  # the program has stopped the loop
@@ -161,9 +160,8 @@ class AsyncDriver:
                     return self._leave
                 if mailbox.control or self._hooks_to_begin or turn >= _TURN:
                     turn = 0
-                    self.woken()
                     self._hooks_to_begin = False
-                    await asyncio.sleep(0)  # other tasks get their turn, the hooks first
+                    await asyncio.sleep(0)  # the selector looks at the control items; other tasks get their turn
                     continue
                 if not mailbox.messages:
                     turn = 0
@@ -192,7 +190,7 @@ class AsyncDriver:
             return self._failed(exc)
 
     def woken(self) -> None:
-        """Called by the selector, on the loop's thread, between two rounds of callbacks; by the pump between messages."""
+        """Called by the selector, on the loop's thread, between two rounds of callbacks."""
         control = self.instance.mailbox.control
         while control:
             item = control.popleft()
@@ -216,8 +214,8 @@ class AsyncDriver:
                     self._late = instance.proc.loop.call_later(patience, lambda: abandon(instance, leave))
 
     def _begin_hook(self, hook: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Before the next message, in the context of none."""
-        task = self.loop.create_task(hook, context=self._context.copy())
+        """Before the next message; called by the selector, and so in the context of none."""
+        task = self.loop.create_task(hook)
         self._hooks.add(task)
         task.add_done_callback(self._hooks.discard)
         self._hooks_to_begin = True

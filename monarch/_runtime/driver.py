@@ -72,9 +72,11 @@ def _run_sync(instance: Instance) -> None:
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
                     instance.resume_senders()
             elif type(item) is Supervise:
-                _supervised(instance, behaviour.supervise(item.failure))
+                current.set(Current(instance, instance.rank, instance.view))
+                _obey(behaviour.supervise(item.failure))
             elif type(item) is Bounced:
-                _bounced(instance, item, behaviour.undeliverable(item))
+                current.set(Current(instance, instance.rank, instance.view))
+                _obey(behaviour.undeliverable(item))
             elif type(item) is Leave:
                 raise item
     except Leave as leave:
@@ -96,6 +98,7 @@ def _leave_sync(instance: Instance, leave: Leave, constructed: bool) -> None:
         # __cleanup__ runs here, on the actor's own thread, and may hang: the end is told by then at the latest.
         cleanup_timeout = settings.get("cleanup_timeout")
         late = instance.proc.loop.call_later(cleanup_timeout, lambda: instance.finish(leave))
+        current.set(Current(instance, instance.rank, instance.view))
         try:
             behaviour.cleanup(leave.cause)
             leave = aborted_meanwhile(instance, leave)
@@ -137,11 +140,6 @@ def abandon(instance: Instance, leave: Leave) -> None:
     instance.finish(leave)
 
 
-def _supervised(instance: Instance, leave: Any) -> None:
+def _obey(leave: Any) -> None:
     if isinstance(leave, Leave):
         raise leave
-
-
-def _bounced(instance: Instance, bounced: Bounced, handled: Any) -> None:
-    if isinstance(handled, Leave):
-        raise handled

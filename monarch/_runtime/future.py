@@ -10,17 +10,22 @@ import logging
 import math
 import sys
 import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monarch._runtime.context import Current, current
 from monarch._runtime.loop import io_threads, wake
 
 if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+
+# Who waits: thread, asyncio task, since when (time.monotonic), whether with a time limit, on behalf of which message.
+Note = tuple[int, Any, float, bool, Current | None]
 
 _MADE = object()
 _PENDING = object()
@@ -54,6 +59,10 @@ class Source:
         """The result, or raises it. Called once, after `ready`, in the observing thread."""
         raise NotImplementedError
 
+    def awaited(self) -> str:
+        """For the text of a timeout: what is missing, and from whom."""
+        return ""
+
     def abandon(self) -> None:
         """Nobody will observe it: its only Future was dropped. Any thread, at any point of its work: takes no lock."""
 
@@ -86,16 +95,27 @@ class Source:
         except ValueError:
             pass
 
+    def noted(self) -> list[tuple[Callable[[], Any], Note]]:
+        """Any thread: who waits for it, by what wakes them."""
+        found = []
+        for waker in list(self._wakers or ()):
+            defaults = getattr(waker, "__defaults__", None)
+            if defaults and type(defaults[0]) is tuple:
+                found.append((waker, defaults[0]))
+        return found
+
     def wait(self, timeout: float | None) -> bool:
         """Blocks this thread until ready; False after `timeout` seconds."""
         if self.ready:
             return True
-        if threading.get_ident() in io_threads:
+        ident = threading.get_ident()
+        if ident in io_threads:
             raise WouldBlockRuntime("a blocking wait on the runtime's own I/O thread, which brings what it waits for")
         lock = threading.Lock()
         lock.acquire()
+        now = (ident, None, time.monotonic(), timeout is not None, current.get())
 
-        def wake() -> None:
+        def wake(note: Note = now) -> None:
             try:
                 lock.release()
             except RuntimeError:  # woken twice
@@ -112,8 +132,10 @@ class Source:
         if self.ready:
             return
         waiter = loop.create_future()
+        task = sys.modules["asyncio"].current_task
+        now = (threading.get_ident(), task(loop), time.monotonic(), False, current.get())
 
-        def wake() -> None:
+        def wake(note: Note = now) -> None:
             try:
                 loop.call_soon_threadsafe(_finish, waiter)
             except RuntimeError:  # the observer's loop is closed; nobody waits there any more
@@ -124,6 +146,7 @@ class Source:
             yield from waiter
         finally:
             self.discard(wake)
+            del wake, now  # a task that is cancelled keeps this frame: it must not keep the task
 
 
 def _finish(waiter: asyncio.Future[None]) -> None:
@@ -187,6 +210,9 @@ class Then(Source):
     def begin(self) -> None:
         self._first.begin()
 
+    def awaited(self) -> str:
+        return self._first.awaited()
+
     def value(self) -> Any:
         return self._convert(self._first.value())
 
@@ -212,6 +238,9 @@ class All(Source):
             return
         if not self._left:
             self.settle()
+
+    def awaited(self) -> str:
+        return next((source.awaited() for source in self._sources if not source.ready), "")
 
     def value(self) -> list[Any]:
         return [source.value() for source in self._sources]
@@ -259,7 +288,9 @@ class Future(Generic[T]):
             if source is not None:
                 source.begin()
                 if not source.ready and not source.wait(timeout):
-                    raise TimeoutError(f"no result after {timeout} s; the operation goes on (observe the Future again)")
+                    raise TimeoutError(
+                        f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
+                    )
                 self._decode()
         if self._error is not None:
             raise self._error

@@ -180,6 +180,15 @@ class Instance:
             with self._lock:
                 self._reorder.skip(sender if incarnation == self.incarnation else _unaware(sender))
 
+    def take_up(self, call: Call) -> None:
+        """What its sender sent before this message may have been lost: if none of it came, this one is the first."""
+        if call.incarnation == self.incarnation:
+            with self._lock:
+                if not self._reorder.knows(call.sender):
+                    for delivery in self._reorder.lost(call.sender):
+                        self.mailbox.put(delivery)
+                    self._reorder.skip(call.sender)
+
     def path_lost(self, sender: str) -> None:
         """The process of `sender` is gone, or the connection to it was."""
         self._release(self._reorder.lost, sender)

@@ -79,7 +79,7 @@ class Proc:
         self.pid = os.getpid()
         self.loop = loop
         self.ports = Ports()
-        self.waits = Waits()
+        self.waits = Waits(self.ports, loop)
         self.actors: dict[str, Instance] = {}
         self.receivers: dict[type, Receiver] = {}
         self.incarnation = 0  # how many processes were at this address before
@@ -104,6 +104,7 @@ class Proc:
         self._missed: OrderedDict[str, set[tuple[str, int]]] = OrderedDict()  # actor -> (sender, incarnation) refused
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
+        self._torn: set[str] = set()  # processes that a connection to broke although they live
         self._connections: dict[str, list[Connection]] = {}
         self._newcomers: dict[str, tuple[Connection, list[Frame]]] = {}  # at addresses whose last process we still know
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
@@ -279,6 +280,8 @@ class Proc:
         self._lose_paths(remote)
         peer = self._peers.get(remote)
         if peer is not None and self.closed is None:
+            if peer.ended is None:
+                self._torn.add(remote)
             peer.lost(connection)
 
     def _remember(self, remote: str, connection: Connection) -> None:
@@ -287,7 +290,7 @@ class Proc:
 
     def _lose_paths(self, remote: str) -> None:
         """What actors of that process had sent here and has not arrived will not come."""
-        for sender, keys in self._senders.pop(remote, {}).items():
+        for sender, keys in self._senders.get(remote, {}).items():
             for instance in filter(None, map(self.actors.get, keys)):
                 instance.path_lost(sender)
 
@@ -331,9 +334,16 @@ class Proc:
         if instance is not None:
             if call.seq == 1:
                 self._note_sender(remote, call)
+            elif self._torn and remote in self._torn:
+                self._take_up(remote, call, instance)
             instance.deliver(delivery)
         else:
             self._hold(delivery)
+
+    def _take_up(self, remote: str, call: Call, instance: Instance) -> None:
+        """A connection to that process broke: the first messages of a sender may have been lost with it."""
+        self._note_sender(remote, call)
+        instance.take_up(call)
 
     def _note_sender(self, remote: str, call: Call) -> None:
         self._senders.setdefault(remote, {}).setdefault(call.sender, set()).add(call.to)
@@ -468,6 +478,8 @@ class Proc:
         for delivery in waiting:
             if delivery.call.seq == 1:
                 self._note_sender(delivery.source, delivery.call)
+            elif delivery.source in self._torn:
+                self._take_up(delivery.source, delivery.call, instance)
             instance.deliver(delivery)
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
@@ -565,6 +577,8 @@ class Proc:
             if newcomer is None or newcomer[0] is not connection:
                 connection.finish("the process has ended")
         self._lose_paths(address)
+        self._senders.pop(address, None)
+        self._torn.discard(address)
         peer.end(ended)
         self._broken.pop(address, None)
         self.suspected.pop(address, None)

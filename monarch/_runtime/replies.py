@@ -7,24 +7,20 @@ so a late answer finds nothing and is dropped.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch._errors import ActorError, SupervisionError
-from monarch._runtime import waiting
 from monarch._runtime.future import Source
 from monarch._wire import codec, message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Failure, ProcEnded
 
 if TYPE_CHECKING:
-    import asyncio
-
     from monarch._runtime.instance import Instance
     from monarch._runtime.proc import Proc
 
@@ -94,14 +90,19 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
 
 
 class Ports:
-    """The table. `receive` is called on the I/O thread, or by a local sender."""
+    """The table. `receive` is called on the I/O thread, or by a local sender.
 
-    __slots__ = ("_ended", "_entries", "_numbers")
+    `watched` is False while somebody would like to know that an answer of actors is waited for: `watch` is called then.
+    """
+
+    __slots__ = ("_ended", "_entries", "_numbers", "watch", "watched")
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
         self._ended: OrderedDict[int, None] = OrderedDict()  # ports whose actor ended, the last few thousand
         self._numbers = itertools.count(1)
+        self.watched = True
+        self.watch: Callable[[], None] = _nothing
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -111,7 +112,12 @@ class Ports:
         entry.number = number
         entry.table = self._entries
         self._entries[number] = entry
+        if not self.watched and entry.target is not None:
+            self.watch()
         return number
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
 
     def receive(self, number: int, raw: Raw) -> bool:
         """False when nobody waits there (any more)."""
@@ -156,42 +162,14 @@ class Ports:
         self._entries.clear()
 
 
+def _nothing() -> None:
+    return None
+
+
 _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 
 
-class _Awaited(Source):
-    """A source that comes from the actors of a Target: who blocks on it is noted in the waits of this process."""
-
-    __slots__ = ()
-
-    def at(self) -> Entry:
-        """The port where it arrives."""
-        raise NotImplementedError
-
-    def wait(self, timeout: float | None) -> bool:
-        entry = self.at()
-        if self.ready or entry.target is None:
-            return Source.wait(self, timeout)
-        standing, wait = waiting.begin(self, entry, timeout is not None or entry.timer is not None, None)
-        try:
-            return Source.wait(self, timeout)
-        finally:
-            standing.discard(wait)
-
-    def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
-        entry = self.at()
-        if self.ready or entry.target is None:
-            yield from Source.wait_async(self, loop)
-            return
-        task = sys.modules["asyncio"].current_task(loop)
-        standing, wait = waiting.begin(self, entry, entry.timer is not None, task)
-        try:
-            yield from Source.wait_async(self, loop)
-        finally:
-            standing.discard(wait)
-
-
-class Entry(_Awaited):
+class Entry(Source):
     """Something that waits at a port."""
 
     __slots__ = ("number", "owner", "table", "target", "timer")
@@ -204,9 +182,6 @@ class Entry(_Awaited):
         self.timer: Any = None
         self.owner: Instance | None = None  # the actor that opened the port
 
-    def at(self) -> Entry:
-        return self
-
     def receive(self, raw: Raw) -> None:
         raise NotImplementedError
 
@@ -218,6 +193,10 @@ class Entry(_Awaited):
 
     def waits_for(self, address: str) -> bool:
         return self.target is not None and address in self.target.addresses
+
+    def sources(self) -> Sequence[Source]:
+        """What is ready when something comes here."""
+        return (self,)
 
     def unanswered(self) -> list[int]:
         """Ranks of the addressed view that have not answered."""
@@ -414,11 +393,14 @@ class Queue(Entry):
             rank not in self._seen and there == address for rank, there in enumerate(self.target.addresses)
         )
 
+    def sources(self) -> Sequence[Source]:
+        return list(self._armed)
+
     def unanswered(self) -> list[int]:
         return [rank for rank in super().unanswered() if rank not in self._seen]
 
 
-class Arrival(_Awaited):
+class Arrival(Source):
     """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
     least until this is ready or dropped itself."""
 
@@ -432,9 +414,6 @@ class Arrival(_Awaited):
         self._begun = False
         self._raw: Raw | None = None
         self._error: BaseException | None = None
-
-    def at(self) -> Entry:
-        return self._queue
 
     def begin(self) -> None:
         if not self._begun:

@@ -1,88 +1,88 @@
-"""Who waits for an answer: the threads and tasks of one process that are blocked on one, while they are.
+"""Who waits for an answer: the threads and tasks of one process that are blocked on one.
 
-A wait is noted when a thread or task really blocks, which costs half a microsecond; where in the program that is, is found
-when somebody asks (see `stacks`).
+No list is kept: what wakes a blocked thread or task carries a note of who that is (see `future.Source.wait`), and hangs at
+the port where the answer comes. So a wait costs a fraction of a microsecond, and is found when somebody asks.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from monarch._runtime.context import current, home
+from monarch._runtime.future import Note, Source
+from monarch._runtime.loop import Loop
+from monarch._runtime.replies import Entry, Ports
 
 if TYPE_CHECKING:
     from monarch._runtime.context import Current
-    from monarch._runtime.future import Source
-    from monarch._runtime.replies import Entry
 
 
 class Wait:
     """A thread (`ident`), or a task running on it (`task`), is blocked until `source` is ready.
 
     `entry` is the port where the answer comes, `running` the message on whose behalf it waits (None: code that runs in no
-    actor), `since` the time of the process's I/O loop; `limited`: it ends by itself, after a time limit. `number` is given by
-    whoever needs one.
+    actor), `since` the time of the process's I/O loop; `limited`: it ends by itself, after a time limit. `number` is its own
+    in this process.
     """
 
-    __slots__ = ("entry", "ident", "limited", "number", "running", "since", "source", "task")
+    __slots__ = ("_waker", "entry", "ident", "limited", "number", "running", "since", "source", "task")
 
     def __init__(
-        self, source: Source, entry: Entry, running: Current | None, since: float, limited: bool, ident: int, task: Any
+        self, waker: Callable[[], Any], note: Note, source: Source, entry: Entry, since: float, number: int
     ) -> None:
+        ident, task, _since, limited, running = note
+        self._waker = waker
         self.source = source
         self.entry = entry
-        self.running = running
-        self.since = since
-        self.limited = limited
-        self.ident = ident
+        self.ident: int = ident
         self.task = task
-        self.number = 0
+        self.since = since
+        self.limited: bool = limited or entry.timer is not None
+        self.running: Current | None = running
+        self.number = number
 
     @property
     def stands(self) -> bool:
-        """Whether it is still blocked, or about to be woken by nobody."""
-        return not self.source.ready
+        """Whether it is still blocked, with nobody about to wake it."""
+        wakers = self.source._wakers
+        return not self.source.ready and wakers is not None and self._waker in wakers
 
 
 class Waits:
-    """Those of one process. `watched` is False while nobody looks at them from time to time: the next wait then calls
-    `watch`, on its own thread. `actor_started` is called by the thread of each actor as it begins."""
+    """Those of one process, for answers of actors. `actor_started` is called by the thread of each actor as it begins."""
 
-    __slots__ = ("actor_started", "standing", "watch", "watched")
-
-    def __init__(self) -> None:
-        self.standing: set[Wait] = set()
-        self.watched = True
-        self.watch: Callable[[], None] = _nothing
+    def __init__(self, ports: Ports, loop: Loop) -> None:
         self.actor_started: Callable[[], None] = _nothing
+        self._ports = ports
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        return len(self.standing)
+        return len(self.standing())
+
+    def pending(self) -> bool:
+        """Whether any answer of an actor is still to come, and so may be waited for."""
+        return any(entry.target is not None for entry in self._ports.entries())
+
+    def standing(self) -> list[Wait]:
+        """Any thread: every wait there is now."""
+        entries = [entry for entry in self._ports.entries() if entry.target is not None]
+        found = [(entry, source, *noted) for entry in entries for source in entry.sources() for noted in source.noted()]
+        return [Wait(waker, note, source, entry, *self._mark(waker, note)) for entry, source, waker, note in found]
+
+    def _mark(self, waker: Callable[[], Any], note: Note) -> tuple[float, int]:
+        """Since when that one waits, and its number; kept where it ends with the wait."""
+        with self._lock:
+            marks = waker.__dict__
+            if not marks:
+                # Notes are on the real clock. One that stands still is asked when the wait is first seen.
+                marks["mark"] = self._loop.now() if self._loop.virtual else note[2], next(self._numbers)
+            mark: tuple[float, int] = marks["mark"]
+            return mark
 
 
 def _nothing() -> None:
     return None
-
-
-def begin(source: Source, entry: Entry, limited: bool, task: Any) -> tuple[set[Wait], Wait]:
-    """Notes a wait of this thread; `found.discard(wait)` ends it."""
-    running = current.get()
-    if running is not None:
-        proc = running.instance.proc
-    else:
-        known = home()
-        if known is None:
-            return set(), _NO_WAIT
-        proc = known
-    waits = proc.waits
-    wait = Wait(source, entry, running, proc.loop.now(), limited, threading.get_ident(), task)
-    standing = waits.standing
-    standing.add(wait)
-    if not waits.watched:
-        waits.watch()
-    return standing, wait
-
-
-_NO_WAIT: Any = None

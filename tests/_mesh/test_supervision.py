@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from monarch._mesh import supervision
 from monarch._mesh.supervision import Gone, Ledger, MeshFailure, Notify
+from monarch._runtime.incarnations import first_in
 from monarch._wire.message import Failure, ProcEnded
 
 
@@ -28,12 +29,12 @@ class Mesh:
         return f"<root>.<Worker workers {{'gpus': {rank}/4}}>"
 
 
-def failed(*ranks: int, mesh: str = "k1") -> Failure:
-    return Failure("it raised", mesh, "workers", list(ranks), "event")
+def failed(*ranks: int, mesh: str = "k1", incarnation: int = 0) -> Failure:
+    return Failure("it raised", mesh, "workers", list(ranks), "event", incarnation=incarnation)
 
 
-def stopped(*ranks: int, mesh: str = "k1") -> Failure:
-    return Failure("it was stopped", mesh, "workers", list(ranks), "event", stopped=True)
+def stopped(*ranks: int, mesh: str = "k1", incarnation: int = 0) -> Failure:
+    return Failure("it was stopped", mesh, "workers", list(ranks), "event", stopped=True, incarnation=incarnation)
 
 
 def ended(
@@ -48,6 +49,30 @@ def ended(
     return ProcEnded(address, 4711, code, stopped, list(tail), detail, incarnation, replaced)
 
 
+@dataclass
+class Restart:
+    """Steps of a restart of mesh k1: `begin` its ranks are to be replaced, `done` they were, `given_up` they were not."""
+
+    step: str
+    ranks: tuple[int, ...]
+    incarnation: int = 0
+
+
+def begin(*ranks: int) -> Restart:
+    return Restart("begin", ranks)
+
+
+def done(*ranks: int, incarnation: int = 1) -> Restart:
+    return Restart("done", ranks, incarnation)
+
+
+def given_up(*ranks: int) -> Restart:
+    return Restart("given up", ranks)
+
+
+Event = Failure | ProcEnded | Restart | str
+
+
 def ledger_with(*meshes: Mesh, owner: str = "client.0") -> Ledger:
     ledger = Ledger()
     for mesh in meshes or (Mesh(),):
@@ -55,7 +80,7 @@ def ledger_with(*meshes: Mesh, owner: str = "client.0") -> Ledger:
     return ledger
 
 
-def feed(ledger: Ledger, *events: Failure | ProcEnded | str) -> list[tuple[str, list[int]]]:
+def feed(ledger: Ledger, *events: Event) -> list[tuple[str, list[int]]]:
     """Gives the events to the ledger (a text: the mesh is stopped, and why); who is told of which ranks."""
     told: list[Notify | Gone] = []
     for event in events:
@@ -63,15 +88,23 @@ def feed(ledger: Ledger, *events: Failure | ProcEnded | str) -> list[tuple[str, 
             told += ledger.process_ended(event)
         elif isinstance(event, Failure):
             told += ledger.actor_ended(event)
-        else:
+        elif isinstance(event, str):
             ledger.mesh_stopped("k1", event)
+        elif event.step == "begin":
+            ledger.restarting("k1", event.ranks)
+        elif event.step == "given up":
+            ledger.not_restarted("k1", event.ranks)
+        else:
+            for rank in event.ranks:
+                ledger.restarted("k1", rank, event.incarnation)
     return [(one.owner, one.failure.crashed_ranks) for one in told if isinstance(one, Notify)]
 
 
 # --- a scenario: what happens, which ranks the owner is told of, which cannot be called afterwards
 
 ALL = [0, 1, 2, 3]
-SCENARIOS: dict[str, tuple[list[Failure | ProcEnded | str], list[list[int]], list[int]]] = {
+NEXT = first_in(1)  # the incarnation of an actor in the process that took the place of the first
+SCENARIOS: dict[str, tuple[list[Event], list[list[int]], list[int]]] = {
     "nothing": ([], [], []),
     "an actor fails": ([failed(2)], [[2]], [2]),
     "it is told twice": ([failed(2), failed(2)], [[2]], [2]),
@@ -107,6 +140,69 @@ SCENARIOS: dict[str, tuple[list[Failure | ProcEnded | str], list[list[int]], lis
     ),
     "a report of two ranks": ([failed(0, 1)], [[0, 1]], [0, 1]),
     "a report of no rank": ([failed()], [], []),
+    # --- restarts
+    "an actor is restarted": ([failed(2), begin(2), done(2)], [[2]], []),
+    "and fails again": ([failed(2), begin(2), done(2), failed(2, incarnation=1)], [[2], [2]], [2]),
+    "and stops by itself": ([failed(2), begin(2), done(2), stopped(2, incarnation=1)], [[2]], [2]),
+    "a living actor is restarted": ([begin(2), stopped(2), done(2)], [], []),
+    "it fails before it was stopped": ([begin(2), failed(2), done(2)], [], []),
+    "it fails and nobody takes its place": ([begin(2), failed(2), given_up(2)], [], [2]),
+    "it lives on when nobody takes its place": ([begin(2), given_up(2)], [], []),
+    "and fails later": ([begin(2), given_up(2), failed(2)], [[2]], [2]),
+    "the one before it is told of late": ([failed(2), begin(2), done(2), failed(2)], [[2]], []),
+    "the one before is told of late, then it fails": (
+        [begin(2), done(2), failed(2), failed(2, incarnation=1)],
+        [[2]],
+        [2],
+    ),
+    "an ordinary end of the one before is told of late": ([begin(2), done(2), stopped(2)], [], []),
+    "it is restarted twice": (
+        [begin(2), done(2), failed(2, incarnation=1), begin(2), done(2, incarnation=2), failed(2, incarnation=1)],
+        [[2]],
+        [],
+    ),
+    "another rank fails meanwhile": ([begin(2), failed(3), done(2)], [[3]], [3]),
+    "a report of two ranks, one of them restarting": ([begin(1), failed(0, 1)], [[0, 1]], [0, 1]),
+    "a report of two ranks, both restarting": ([begin(0, 1), failed(0, 1)], [], [0, 1]),
+    "two of four": ([failed(0), failed(2), begin(0, 2), done(0), done(2)], [[0], [2]], []),
+    "one of two was restarted": ([failed(0), failed(2), begin(0, 2), done(0)], [[0], [2]], [2]),
+    "its process ends meanwhile": ([begin(2), ended("p1")], [], [2]),
+    "the process of two, one of them restarting": ([begin(0), ended("p0")], [[0, 1]], [0, 1]),
+    "a process and its actor are restarted": (
+        [ended("p1"), begin(2), done(2, incarnation=NEXT)],
+        [[2]],
+        [],
+    ),
+    "the end of the process before is told again": (
+        [ended("p1"), begin(2), done(2, incarnation=NEXT), ended("p1"), ended("p1", 0, stopped=True)],
+        [[2]],
+        [],
+    ),
+    "an actor of the process before is told of": (
+        [ended("p1"), begin(2), done(2, incarnation=NEXT), failed(2, incarnation=7)],
+        [[2]],
+        [],
+    ),
+    "the new process ends as well": (
+        [ended("p1"), begin(2), done(2, incarnation=NEXT), ended("p1", incarnation=1)],
+        [[2], [2]],
+        [2],
+    ),
+    "the new process ends after its actor was restarted there": (
+        [begin(2), done(2, incarnation=NEXT + 3), ended("p1", incarnation=1)],
+        [[2]],
+        [2],
+    ),
+    "a process is replaced": ([ended("p1", 0, stopped=True, replaced=True)], [], [2]),
+    "a process is replaced, and one of its actors restarted": (
+        [ended("p0", 0, stopped=True, replaced=True), begin(1), done(1, incarnation=NEXT), ended("p0", incarnation=1)],
+        [[1]],
+        [0, 1],
+    ),
+    "the mesh is stopped meanwhile": ([failed(2), begin(2), "enough", done(2)], [[2]], ALL),
+    "the mesh is stopped, then a restart begins": (["enough", begin(2), failed(2)], [], ALL),
+    "the mesh is stopped after a restart": ([begin(2), done(2), "enough", failed(2, incarnation=1)], [], ALL),
+    "a restart is given up after the mesh was stopped": ([begin(2), "enough", given_up(2), failed(2)], [], ALL),
 }
 
 
@@ -117,6 +213,81 @@ def test_scenario(name: str) -> None:
     assert feed(ledger, *events) == [("client.0", ranks) for ranks in told]
     for rank in ALL:
         assert (ledger.check("k1", [rank]) is not None) is (rank in dead)
+
+
+# --- restarts: what is said of them
+
+
+def test_who_lives_is_said_when_a_restart_begins() -> None:
+    ledger = ledger_with()
+    feed(ledger, failed(2), ended("p2", 0))
+    assert ledger.restarting("k1", [0, 2, 3]) == [0]
+    assert ledger.ended_ranks("k1") == [2, 3]
+    feed(ledger, stopped(0))
+    assert ledger.restarting("k1", [0, 1]) == [1]
+    assert [ledger.restarted("k1", rank, NEXT) for rank in (0, 2, 3)] == [True] * 3
+    assert ledger.ended_ranks("k1") == [] and ledger.check("k1", ALL) is None
+    assert not ledger.troubled
+
+
+def test_a_mesh_that_is_not_here_or_is_being_stopped_is_not_restarted() -> None:
+    ledger = ledger_with()
+    assert ledger.restarting("k9", [0]) is None and ledger.ended_ranks("k9") == []
+    assert not ledger.restarted("k9", 0, 1)
+    feed(ledger, begin(0), "enough")
+    assert ledger.restarting("k1", [1]) is None
+    assert not ledger.restarted("k1", 0, 1)
+    why = ledger.check("k1", [0])
+    assert why is not None and "enough" in why.report
+    ledger.not_restarted("k9", [0])
+
+
+def test_callers_hear_why_a_rank_ended_until_it_is_restarted() -> None:
+    ledger = ledger_with()
+    feed(ledger, failed(2), begin(2))
+    why = ledger.check("k1", [2])
+    assert why is not None and why.report == "it raised"
+    feed(ledger, done(2), ended("p2", 7))
+    assert ledger.check("k1", [2]) is None and ledger.troubled == {"k1"}
+
+
+def test_a_mesh_is_not_given_up_while_one_of_it_restarts() -> None:
+    ledger = ledger_with(Mesh(addresses=["p0"]))
+    assert ledger.process_ended(ended("p0", 0, stopped=True, replaced=True)) == []
+    ledger = ledger_with(Mesh(addresses=["p0"]))
+    feed(ledger, begin(0))
+    assert ledger.process_ended(ended("p0", 0, stopped=True)) == []
+    assert len(ledger) == 1
+
+
+def test_of_the_runtimes_own_meshes_the_end_of_a_process_is_not_told() -> None:
+    """The meshes of the program on it tell; but their actors' own failures are."""
+    ledger = Ledger()
+    ledger.add(Mesh(), "client.0", internal=True)
+    assert feed(ledger, ended("p0"), failed(2)) == [("client.0", [2])]
+    assert ledger.ended_ranks("k1") == [0, 1, 2]
+
+
+def test_a_thousand_restarts_take_no_more_room_than_one() -> None:
+    ledger = ledger_with()
+    for number in range(1, 1001):
+        feed(ledger, failed(2, incarnation=number - 1), begin(2), done(2, incarnation=number))
+    entry = ledger._entries["k1"]
+    assert (entry.ended, entry.incarnations, entry.restarting) == ({}, {2: 1000}, set())
+
+
+def test_a_failure_its_policy_does_not_restart_any_more_says_so() -> None:
+    failure = supervision.escalated(MeshFailure(failed(2, 3)), "it failed too often")
+    assert (failure.mesh_name, failure.crashed_ranks) == ("workers", [2, 3])
+    assert failure.report() == "it raised\n    it failed too often"
+    assert failure.event == "event (it failed too often)"
+
+
+def test_a_message_for_the_one_before_says_that_it_was_not_handled() -> None:
+    stale = supervision.stale_failure("<root>.<W w>", "k1", "workers", 2)
+    assert "<root>.<W w> was restarted after this message was sent" in stale.report
+    assert "was not handled" in stale.report
+    assert stale.stopped and stale.passing and stale.ranks == [2]
 
 
 # --- for any events
@@ -130,6 +301,57 @@ events = st.lists(
     ),
     max_size=12,
 )
+
+
+class Model:
+    """The world that a ledger hears of late, and in any order as far as different ranks and processes go."""
+
+    def __init__(self) -> None:
+        self.incarnations = dict.fromkeys(ALL, 0)
+        self.processes = dict.fromkeys(Mesh().addresses, 0)
+        self.alive = set(ALL)
+
+
+steps = st.lists(st.tuples(st.sampled_from(["fail", "kill", "restart", "repeat"]), st.integers(0, 3)), max_size=40)
+
+
+@given(steps)
+def test_each_incarnation_that_failed_is_told_of_once(steps: list[tuple[str, int]]) -> None:
+    """Actors fail, processes are killed, both are restarted, and every message about that may come again later."""
+    model, ledger = Model(), ledger_with()
+    addresses = Mesh().addresses
+    told: list[tuple[int, int]] = []
+    expected: list[tuple[int, int]] = []
+    said: list[Failure | ProcEnded] = []
+
+    def hear(event: Failure | ProcEnded) -> None:
+        said.append(event)
+        told.extend((rank, model.incarnations[rank]) for _, ranks in feed(ledger, event) for rank in ranks)
+
+    for kind, rank in steps:
+        address = addresses[rank]
+        if kind == "fail" and rank in model.alive:
+            model.alive.discard(rank)
+            expected.append((rank, model.incarnations[rank]))
+            hear(failed(rank, incarnation=model.incarnations[rank]))
+        elif kind == "kill":
+            there = [r for r in ALL if addresses[r] == address]
+            expected += [(r, model.incarnations[r]) for r in there if r in model.alive]
+            model.alive -= set(there)
+            hear(ended(address, incarnation=model.processes[address]))
+            model.processes[address] += 1
+        elif kind == "restart":
+            least = first_in(model.processes[address])
+            feed(ledger, begin(rank))
+            if rank in model.alive:
+                hear(stopped(rank, incarnation=model.incarnations[rank]))
+            model.incarnations[rank] = max(least, model.incarnations[rank] + 1)
+            model.alive.add(rank)
+            feed(ledger, done(rank, incarnation=model.incarnations[rank]))
+        elif kind == "repeat" and said:
+            hear(said[rank % len(said)])
+        assert ledger.ended_ranks("k1") == sorted(set(ALL) - model.alive)
+    assert sorted(told) == sorted(expected) and len(set(told)) == len(told)
 
 
 @given(events)
@@ -293,6 +515,9 @@ def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_word
     )
     simulated = supervision.process_failure(Mesh(), ended("inproc:n/m.0"), [0]).report
     assert "last lines" not in simulated and "pid 4711, at inproc:n/m.0" in simulated
+    never = ProcEnded("unix:/h/m.0", 0, 1, False, [], "was never started on this host")
+    where = f"of workers, on {socket.gethostname()}, at unix:/h/m.0"
+    assert where in supervision.process_failure(Mesh(), never, [0]).report
 
 
 def test_an_ordinary_end_is_not_called_a_failure() -> None:

@@ -26,9 +26,8 @@ from monarch.actor import (
     Channel,
     Future,
     MeshFailure,
+    MessageTooLargeError,
     Port,
-    PortReceiver,
-    ProcMesh,
     SupervisionError,
     bind_context,
     concurrent_endpoint,
@@ -182,7 +181,12 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 owners = pytest.mark.parametrize("kind", OWNERS)
 
 
-def spawn(kind: Any, script: Script | None = None, name: str = "a", procs: ProcMesh | None = None) -> Any:
+def _hook(entry: Any) -> Any:
+    """The name of what happened, without its arguments."""
+    return entry if isinstance(entry, str) else entry[0]
+
+
+def spawn(kind: Any, script: Script | None = None, name: str = "a", procs: Any = None) -> Any:
     """A mesh of one, in a process of its own unless said otherwise."""
     return (procs or this_host().spawn_procs()).spawn(name, kind, Local(script or Script()))
 
@@ -258,7 +262,7 @@ DISPLAY = r"<root>\.<[\w./-]*Sync a\{'gpus': 1/2\}>"
 FAILED = rf"The actor {DISPLAY} and all its descendants have failed:\n    "
 
 
-def pair(kind: Any = Sync) -> tuple[ProcMesh, Any]:
+def pair(kind: Any = Sync) -> tuple[Any, Any]:
     """Two actors, each in its process, that live."""
     procs = this_host().spawn_procs({"gpus": 2})
     mesh = procs.spawn("a", kind, Local(Script()))
@@ -355,7 +359,7 @@ def test_the_report_of_an_abort(cluster: InProcessCluster, reason: str | None, t
 
 @pytest.mark.parametrize(("code", "text"), [(-9, r"Killed\(sig=9\)"), (7, "exited with non-zero code 7")])
 def test_the_report_of_a_lost_process(cluster: InProcessCluster, code: int, text: str) -> None:
-    procs, mesh = pair()
+    procs, _ = pair()
     cluster.kill(procs, 1, code=code)
     failure = cluster.next_failure()
     shape = rf"{FAILED}the process this actor was running on failed: {text}\n    rank 1 of a-\w+, pid \d+, at \S+"
@@ -380,17 +384,18 @@ def test_the_report_of_a_stopped_actor(kind: Any) -> None:
     mesh = spawn(kind)
     mesh.stop("no more").get(TIMEOUT)
     text = fails(mesh.ping.call_one())
-    shape = rf"Endpoint call a\.ping\(\) failed, Supervision event: actor .*{kind.__name__} a.* has status:\n  stopped: no more"
+    event = rf"Supervision event: actor .*{kind.__name__} a> has status:\n  stopped: no more"
+    shape = rf"Endpoint call a\.ping\(\) failed, {event}"
     assert re.fullmatch(shape, text)
 
 
 def test_the_name_of_an_actor_is_the_line_of_its_creators(cluster: InProcessCluster) -> None:
     owner = spawn(SyncOwner, script := Script(), "owner")
-    child = own(owner)
-    child.slice(gpus=1).do.broadcast(Local(raising(ValueError("worn out"))))
+    own(owner).slice(gpus=1).do.broadcast(Local(raising(ValueError("worn out"))))
+    assert script.next() == "init"
     assert re.match(
         r"The actor <root>\.<[\w./-]*SyncOwner owner>\.<[\w./-]*Sync child\{'gpus': 1/2\}> and all its descendants",
-        [*script.rest(), script.next()][-1][1].report(),
+        script.next_supervised().report(),
     )
 
 
@@ -673,9 +678,7 @@ def test_a_thread_that_raises_harms_nobody(kind: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("exc", [ValueError, SystemExit, KeyboardInterrupt, Custom, asyncio.CancelledError])
-def test_a_background_task_that_raises_harms_nobody(
-    caplog: pytest.LogCaptureFixture, exc: type[BaseException]
-) -> None:
+def test_a_background_task_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture, exc: type[BaseException]) -> None:
     async def background() -> None:
         raise exc("in a task")
 
@@ -865,7 +868,7 @@ def test_an_actor_whose_message_finds_no_actor_fails(cluster: InProcessCluster, 
     assert re.search(message, failure.report())
     for line in ("sender: ", "dest: ", "error: "):
         assert line in failure.report()
-    assert [hook for hook in script.rest() if hook != "init"][0][0] == "cleanup"
+    assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
 
 @pytest.mark.parametrize("kind", OWNERS)
@@ -954,6 +957,60 @@ def test_plain_hooks_see_no_loop(cluster: InProcessCluster) -> None:
     assert script.next() == ("supervise", None)
     mesh.stop().get(TIMEOUT)
     assert script.next() == ("cleanup", None)
+
+
+@pytest.mark.parametrize("way", ["broadcast", "call", "port", "result"])
+@kinds
+def test_a_message_that_is_too_large_harms_nobody(cluster: InProcessCluster, kind: Any, way: str) -> None:
+    """It is refused where it is sent, and the sender lives."""
+    with monarch.configured(codec_max_frame_length=100_000):
+        sender = spawn(kind, script := Script(), "sender")
+        other = spawn(Sync, name="other")
+        sender.ping.call_one().get(TIMEOUT)
+    port, receiver = Channel[Any].open()
+
+    def send_much(actor: Any, other: Any, port: Any) -> Any:
+        much = b"x" * 200_000
+        if way == "result":
+            return much
+        return port.send(much) if way == "port" else getattr(other.note, way)(much)
+
+    with pytest.raises(ActorError, match=r"200\d\d\d bytes.*codec_max_frame_length") as caught:
+        do(sender, send_much, other, port)
+    assert isinstance(caught.value.exception, MessageTooLargeError)
+    port.send("small")
+    assert receiver.recv().get(TIMEOUT) == "small"
+    assert [mesh.ping.call_one().get(TIMEOUT) for mesh in (sender, other)] == ["pong", "pong"]
+    assert script.rest() == ["init"]
+
+
+@owners
+def test_hooks_run_for_no_message(cluster: InProcessCluster, kind: Any) -> None:
+    """Their rank is the actor's, not that of the message before."""
+    ranks: list[tuple[str, Any]] = []
+
+    def note(hook: str, result: Any) -> Callable[..., Any]:
+        def run(actor: Any, *_: Any) -> Any:
+            ranks.append((hook, dict(current_rank())))
+            return result
+
+        return run
+
+    hooks = {name: note(name, True) for name in ("init", "supervise", "undeliverable", "cleanup")}
+    script = Script(**hooks)
+    mesh = this_host().spawn_procs({"gpus": 2}).slice(gpus=slice(1, 2)).spawn("a", kind, Local(script))
+    owner = mesh.rename(gpus="other")
+    assert owner.do.call_one(Local(lambda actor: dict(current_rank()))).get(TIMEOUT) == {"other": 0}
+    assert script.next() == "init"
+    port, receiver = Channel[Any].open()
+    del receiver
+    gc.collect()
+    do(owner, lambda actor, port: port.send("for nobody"), port)
+    assert script.next()[0] == "undeliverable"
+    break_rank(cluster, own(owner), "raised")
+    script.next_supervised()
+    mesh.stop().get(TIMEOUT)
+    assert ranks == [(hook, {"gpus": 0}) for hook in ("init", "undeliverable", "supervise", "cleanup")]
 
 
 @pytest.mark.parametrize("gone", ["receiver", "actor"])
@@ -1259,6 +1316,24 @@ def blocking(future: Future[Any]) -> Any:
     return result.get_nowait()
 
 
+@kinds
+def test_a_reference_owns_nothing(cluster: InProcessCluster, kind: Any) -> None:
+    """Its holder may end, in whatever way: the mesh lives on, and is its owner's."""
+    owner = spawn(SyncOwner, script := Script(), "owner")
+    child = own(owner)
+    for how in ("stop", "abort"):
+        holder = spawn(kind, name="holder")
+        do(holder, lambda actor, mesh: setattr(actor, "child", mesh), child)
+        do(holder, end(how))
+        ended(cluster, holder, how)
+    assert child.ping.call().get(TIMEOUT).values() == ["pong", "pong"]
+    with pytest.raises(NotImplementedError, match="owned"):
+        child.stop()
+    assert script.next() == "init"
+    break_rank(cluster, child, "raised")
+    script.next_supervised()
+
+
 def _off_loop(action: Callable[..., Any]) -> Callable[..., Any]:
     """`action`, in another thread when the actor has a loop: blocking it would warn."""
 
@@ -1332,7 +1407,7 @@ def test_an_actor_is_not_asked_about_its_own_failure(cluster: InProcessCluster, 
     mesh = spawn(kind, script := Script())
     mesh.do.broadcast(Local(raising(ValueError("its own"))))
     assert "its own" in cluster.next_failure().report()
-    assert [entry if isinstance(entry, str) else entry[0] for entry in script.rest()] == ["init", "cleanup"]
+    assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
 
 @kinds
@@ -1397,6 +1472,50 @@ def test_an_async_owner_that_blocks_is_asked_before_queued_messages(
     held.get(TIMEOUT)
     script.next_supervised()
     assert [script.next() for _ in range(3)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", [AsyncOwner, MixedOwner])
+def test_an_endpoint_that_has_just_gone_on_does_not_let_messages_pass_the_failure(
+    cluster: InProcessCluster, kind: Any, gate: Gate
+) -> None:
+    """The failure is noticed while it gives way for a moment; it then ends, and the next message must wait."""
+
+    async def stand(actor: Any) -> None:
+        gate.stand()
+        await asyncio.sleep(0)
+
+    owner = spawn(kind, script := Script(), "owner")
+    child = own(owner)
+    assert script.next() == "init"
+    owner.do.broadcast(Local(stand))
+    gate.reached()
+    for number in range(3):
+        owner.note.broadcast(number)
+    cluster.kill(child, 1)
+    cluster.settle()
+    gate.open()
+    script.next_supervised()
+    assert [script.next() for _ in range(3)] == [0, 1, 2]
+
+
+@owners
+def test_an_owner_is_asked_once_it_is_constructed(cluster: InProcessCluster, kind: Any, gate: Gate) -> None:
+    def construct(actor: Any) -> None:
+        child = Script(init=raising(OSError("no room")))
+        this_host().spawn_procs().spawn("child", Sync, Local(child))
+        gate.stand()
+        actor.script.note("constructed")
+
+    told = cluster.expect("ActorEnded")
+    owner = spawn(kind, script := Script(init=construct), "owner")
+    gate.reached()
+    told.wait()
+    owner.note.broadcast("the first message")
+    cluster.settle()
+    gate.open()
+    assert [script.next(), script.next()] == ["init", "constructed"]
+    assert "no room" in script.next_supervised().report()
+    assert script.next() == "the first message"
 
 
 class Awaited:
@@ -1636,7 +1755,7 @@ def test_processes_end_with_the_actor_that_spawned_them(cluster: InProcessCluste
             cluster.next_failure()
         fails(owner.ping.call_one(), "enough")
         fails(child.ping.call(), "stopped")
-        cluster.settle()
+        owner.stop().get(TIMEOUT)
         fails(child.ping.call(), "stopped")
         assert address not in cluster.statistics()
 
@@ -1829,7 +1948,7 @@ def test_the_children_of_an_actor_that_hangs_are_stopped_all_the_same(
     cluster: InProcessCluster, kind: Any, gate: Gate
 ) -> None:
     owner = spawn(kind, name="owner")
-    child = own(owner, script=(children := Script()))
+    own(owner, script=(children := Script()))
     gate.hold(owner)
     with monarch.configured(stop_actor_timeout="10ms", cleanup_timeout="10ms"):
         owner.stop().get(TIMEOUT)
@@ -1868,7 +1987,8 @@ def test_an_endpoint_ends_its_actor_after_its_reply(cluster: InProcessCluster, k
 
 
 @pytest.mark.parametrize(
-    ("how", "text"), [("abort", "(no reason provided)"), ("kill", "(no reason provided)"), ("stop", "stopped by itself")]
+    ("how", "text"),
+    [("abort", "(no reason provided)"), ("kill", "(no reason provided)"), ("stop", "stopped by itself")],
 )
 @kinds
 def test_without_a_reason(cluster: InProcessCluster, kind: Any, how: str, text: str) -> None:
@@ -1895,7 +2015,8 @@ def test_messages_behind_it_are_refused(cluster: InProcessCluster, kind: Any, ho
     assert held.get(TIMEOUT) == "replied"
     fails(behind, "enough")
     ended(cluster, mesh, how)
-    assert [entry if isinstance(entry, str) else entry[0] for entry in script.rest()] == ["init", "cleanup"]
+    mesh.stop().get(TIMEOUT)
+    assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
 
 def in_a_thread(action: Callable[..., Any]) -> Callable[..., None]:
@@ -2046,7 +2167,8 @@ def test_ending_within_the_constructor(cluster: InProcessCluster, kind: Any, how
     mesh = spawn(kind, script := Script(init=end(how)))
     fails(mesh.note.call_one("never"), "enough")
     ended(cluster, mesh, how)
-    assert [entry if isinstance(entry, str) else entry[0] for entry in script.rest()] == ["init", "cleanup"]
+    mesh.stop().get(TIMEOUT)
+    assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
 
 @kinds
@@ -2123,7 +2245,7 @@ def test_a_failure_while_stopping_is_not_told(cluster: InProcessCluster, kind: A
     assert stopped.get(TIMEOUT) is None
     cluster.settle()
     fails(mesh.ping.call_one())
-    assert [entry if isinstance(entry, str) else entry[0] for entry in script.rest()] == ["init", "cleanup"]
+    assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
 
 @kinds
@@ -2184,7 +2306,7 @@ def test_spawning_in_the_constructor(cluster: InProcessCluster, kind: Any) -> No
     break_rank(cluster, child, "raised")
     script.next_supervised()
     owner.stop().get(TIMEOUT)
-    assert [entry if isinstance(entry, str) else entry[0] for entry in children.rest()].count("cleanup") == 2
+    assert [_hook(entry) for entry in children.rest()].count("cleanup") == 2
 
 
 @owners
@@ -2248,6 +2370,34 @@ def test_spawning_in_a_thread_of_an_actor_that_has_ended_is_refused(kind: Any, g
     mesh.stop("no more").get(TIMEOUT)
     gate.open()
     assert "no more" in result.get(timeout=TIMEOUT)
+
+
+class Slow:
+    """Takes its time to be encoded: until the gate is open."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+
+    def __reduce__(self) -> Any:
+        self.gate.stand()
+        return _new_script, ()
+
+
+def _new_script() -> Scripted:
+    return Local(Script())
+
+
+def test_what_a_thread_was_spawning_when_its_actor_ended_is_stopped(cluster: InProcessCluster, gate: Gate) -> None:
+    procs, _ = pair()
+    result: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    mesh = spawn(Sync)
+    do(mesh, in_a_thread(lambda actor: result.put(procs.spawn("late", Sync, Slow(gate)))))
+    gate.reached()
+    mesh.stop("no more").get(TIMEOUT)
+    gate.open()
+    late = result.get(timeout=TIMEOUT)
+    cluster.settle()
+    fails(late.ping.call(), "stopped: its owner ended")
 
 
 @kinds

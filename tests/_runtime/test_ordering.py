@@ -111,6 +111,17 @@ def test_a_forgotten_sender_begins_anew(came: set[int]) -> None:
     assert list(reorder.accept("a", 1, 1)) == [1]
 
 
+@given(st.integers(1, 20), st.integers(1, 5))
+def test_a_sender_whose_first_messages_were_refused_begins_later(first: int, count: int) -> None:
+    reorder: Reorder[int] = Reorder()
+    reorder.skip("a")
+    assert reorder.knows("a") and not reorder.knows("b")
+    released = [item for number in range(first, first + count) for item in reorder.accept("a", number, number)]
+    assert released == list(range(first, first + count))
+    assert list(reorder.accept("a", first + count + 1, 0)) == []  # from the first on, in order as ever
+    assert list(reorder.accept("b", 2, 2)) == []
+
+
 # --- the sender's side
 
 steps = st.lists(st.tuples(st.sampled_from(["m", "n"]), st.lists(st.integers(0, 5), unique=True)), max_size=12)
@@ -144,6 +155,39 @@ def test_a_forgotten_mesh_is_counted_anew_and_others_go_on() -> None:
     numbering.forget("m")
     numbering.forget("never sent to")
     assert (numbering.next("m", 1), numbering.next("n", 0)) == (1, 2)
+
+
+def test_each_incarnation_of_a_receiver_is_counted_from_one() -> None:
+    numbering = Numbering()
+    assert [numbering.next("m", 0) for _ in range(3)] == [1, 2, 3]
+    assert [numbering.next("m", (0, 1)) for _ in range(2)] == [1, 2]
+    assert [numbering.next("m", 1), numbering.next("m", (0, 1)), numbering.next("m", 1)] == [1, 3, 2]
+    assert numbering.next("m", (0, 2)) == 1
+    numbering.forget("m")
+    assert numbering.next("m", (0, 2)) == 1
+
+
+receivers = st.tuples(st.integers(0, 2), st.integers(0, 6))
+
+
+@given(st.lists(receivers, max_size=60))
+def test_incarnations_only_go_up_and_none_is_counted_twice(sent: list[tuple[int, int]]) -> None:
+    """Ranks with and without restarts, in any order: as senders see them, each only ever hears of later ones."""
+    numbering = Numbering()
+    last = dict.fromkeys(range(3), 0)
+    counts: dict[tuple[int, int], int] = {}
+    for rank, incarnation in sent:
+        last[rank] = now = max(last[rank], incarnation)
+        counts[rank, now] = counts.get((rank, now), 0) + 1
+        assert numbering.next("m", (rank, now) if now else rank) == counts[rank, now]
+    assert len(numbering._counts.get("m", ())) == len({rank for rank, _ in sent})  # of those before it nothing is kept
+
+
+def test_a_thousand_restarts_leave_one_counter() -> None:
+    numbering = Numbering()
+    for incarnation in range(1000):
+        assert numbering.next("m", (0, incarnation) if incarnation else 0) == 1
+    assert (len(numbering), len(numbering._counts["m"])) == (1, 1)
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1, 2], [2, 0]])

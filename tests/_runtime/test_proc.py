@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from monarch._errors import BackpressureTimeout, ForkedClientError, MessageTooLargeError
+from monarch._runtime import proc as procs
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
@@ -24,8 +25,8 @@ from monarch._wire.message import (
     Bounced,
     Call,
     Failure,
-    Hello,
     Flushed,
+    Hello,
     Listening,
     ProcEnded,
 )
@@ -40,6 +41,9 @@ TIMEOUT = 20.0
 class Behaviour:
     def describe_stop(self, reason: str) -> Failure:
         return Failure(f"stopped: {reason}", "key", "worker", [0], stopped=True)
+
+    def describe_stale(self) -> Failure:
+        return Failure("it was restarted", "key", "worker", [0], stopped=True)
 
 
 class Machine:
@@ -80,8 +84,8 @@ def in_loop(proc: Proc, fn: Callable[[], Any]) -> Any:
     return got[0]
 
 
-def actor(proc: Proc, key: str = "key") -> Instance:
-    instance = Instance(proc, key=key, name="worker", rank=0, view=b"", owner="client.0")
+def actor(proc: Proc, key: str = "key", incarnation: int = 0) -> Instance:
+    instance = Instance(proc, key=key, name="worker", rank=0, view=b"", owner="client.0", incarnation=incarnation)
     instance.behaviour = Behaviour()  # type: ignore[assignment]
     return instance
 
@@ -183,6 +187,62 @@ def test_too_many_messages_for_unknown_actors_are_refused(machine: Machine) -> N
     assert entry.wait(TIMEOUT)
     with pytest.raises(RuntimeError, match="no actor elsewhere is here and 2 messages already wait"):
         entry.value()
+
+
+def refuse(client: Proc, worker: Proc, *numbers: int) -> None:
+    """Messages for an actor that is not there; each is refused at once."""
+    settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "undelivered_messages": 0})
+    for number in numbers:
+        entry, port = wait_reply(client, worker)
+        client.post(worker.address, call(number, port=port))
+        assert entry.wait(TIMEOUT)
+
+
+def test_an_actor_that_comes_after_all_does_not_wait_for_what_was_refused(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    refuse(client, worker, 1, 2)
+    instance = actor(worker)
+    worker.add_actor(instance)
+    client.post(worker.address, call(3))
+    client.post(worker.address, call(4))
+    assert [take(instance).call.seq, take(instance).call.seq] == [3, 4]
+
+
+def test_what_continues_an_older_stream_is_not_for_whoever_comes(machine: Machine) -> None:
+    """It was meant for an actor of the process before this one."""
+    client, worker = machine.start("client"), machine.start("m.0")
+    refuse(client, worker, 7)
+    instance = actor(worker, incarnation=1)
+    worker.add_actor(instance)
+    entry, port = wait_reply(client, worker)
+    told = threading.Event()
+    on_restarted = client._on_restarted
+    client._on_restarted = lambda remote, msg: (on_restarted(remote, msg), told.set())  # type: ignore[method-assign,func-returns-value,assignment]
+    client.post(worker.address, call(8, port=port))
+    assert entry.wait(TIMEOUT) and told.wait(TIMEOUT)
+    with pytest.raises(RuntimeError, match="it was restarted"):
+        entry.value()
+    assert client.incarnations.of("key", 0, worker.address) == 1
+
+
+def test_who_was_refused_is_told_of_those_that_come_later(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    worker.add_actor(instance := actor(worker))
+    worker.actor_ended(instance, Failure("it raised"))
+    assert worker.senders_to("key") == []
+    refuse(client, worker, 4)
+    assert worker.senders_to("key") == [client.address] and worker.senders_to("other") == []
+
+
+def test_actors_that_never_came_are_remembered_up_to_a_bound(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(procs, "_MISSED", 3)
+    client, worker = machine.start("client"), machine.start("m.0")
+    settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "undelivered_messages": 0})
+    for number in range(5):
+        entry, port = wait_reply(client, worker)
+        client.post(worker.address, call(1, key=f"key{number}", port=port))
+        assert entry.wait(TIMEOUT)
+    assert list(worker._missed) == ["key2", "key3", "key4"]
 
 
 def test_the_owner_of_a_failed_actor_is_told(machine: Machine) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -182,6 +183,97 @@ def test_the_loss_of_another_connection_leaves_ours() -> None:
     assert link.sent == [b"1", b"2"] and world.asked == 1
     world.peer.listening()
     assert not world.peer.asking and world.peer.connection is link
+
+
+# --- another process in the place of the one that ended
+
+
+def test_a_process_takes_the_place_of_one_that_ended() -> None:
+    first, second = Link(), Link()
+    world = World(first, second)
+    world.peer.send([b"1"])
+    world.peer.end("killed")
+    world.peer.revive(1)
+    assert (world.peer.incarnation, world.peer.ended, world.peer.connection) == (1, None, None)
+    assert "idle" in repr(world.peer)
+    world.peer.send([b"2"])
+    assert (first.sent, second.sent, world.asked) == ([b"1"], [b"2"], 0)
+
+
+def test_what_was_kept_for_the_one_before_is_not_sent_to_it() -> None:
+    link = Link()
+    world = World(None, link)
+    world.peer.send([b"for the first"])
+    world.peer.end("killed")
+    world.peer.revive(1)
+    assert world.peer.queued == 0
+    world.peer.send([b"for the second"])
+    world.peer.listening()
+    assert link.sent == [b"for the second"]
+
+
+def test_nor_when_its_end_was_not_heard_of() -> None:
+    """The frames were kept while the agent was asked; its answer is that another process is there."""
+    first, second = Link(), Link()
+    world = World(first, second)
+    world.peer.send([b"1"])
+    first.lost = True
+    world.peer.send([b"2"])
+    assert world.peer.asking and world.peer.broken
+    world.peer.revive(1)
+    assert not world.peer.asking and not world.peer.broken
+    world.peer.send([b"3"])
+    assert second.sent == [b"3"]
+
+
+def test_a_new_process_that_dialled_us_is_used_from_its_revival_on() -> None:
+    link = Link()
+    world = World()
+    world.peer.end("killed")
+    world.peer.adopt(link)
+    assert world.peer.connection is None  # it counts as ended yet
+    with pytest.raises(PeerEnded):
+        world.peer.send([b"early"])
+    world.peer.revive(3)
+    world.peer.adopt(link)
+    world.peer.send([b"1"])
+    assert link.sent == [b"1"] and world.peer.incarnation == 3
+
+
+def test_a_new_process_may_end_as_well() -> None:
+    world = World(Link(), Link())
+    for number in range(1, 3):
+        world.peer.send([b"1"])
+        world.peer.end(f"end {number}")
+        with pytest.raises(PeerEnded) as caught:
+            world.peer.send([b"2"])
+        assert caught.value.why == f"end {number}"
+        world.peer.revive(number)
+    assert world.peer.incarnation == 2
+
+
+def test_who_waits_for_room_goes_on_when_a_new_process_is_there() -> None:
+    world = World(None)
+    world.peer.send([b"1"])
+    assert not world.peer.wait_room(0.0)
+    waited: list[bool] = []
+    thread = threading.Thread(target=lambda: waited.append(world.peer.wait_room(20.0)))
+    thread.start()
+    world.peer.revive(1)
+    thread.join(20.0)
+    assert waited == [True]
+
+
+def test_the_loss_of_the_old_connection_is_not_that_of_the_new_one() -> None:
+    first, second = Link(), Link()
+    world = World(first, second)
+    world.peer.send([b"1"])
+    world.peer.end("killed")
+    world.peer.revive(1)
+    world.peer.send([b"2"])
+    world.peer.lost(first)  # told late
+    world.peer.send([b"3"])
+    assert second.sent == [b"2", b"3"] and world.peer.connection is second
 
 
 def test_queued_counts_the_connections_bytes() -> None:

@@ -93,8 +93,8 @@ class Heard(Fact):
 
 @dataclass
 class Struck(Fact):
-    """The client is about to do something by which these processes and actors end or lose messages: "kill", "stop", "restart",
-    "cut"."""
+    """The client is about to do something to these processes and actors: "kill", "stop" or "restart" them, "cut" the
+    connection between two, "repeat" frames."""
 
     what: str
     actors: tuple[Actor, ...] = ()

@@ -131,9 +131,14 @@ class Known:
         spawned = self.spawned[who[0]]
         if spawned.owner != CLIENT or spawned.group or self.strikes(who, "stop", "restart"):
             return False
-        if any(id(struck) in self.done for struck in self.strikes(who, "kill")):
+        kills = [struck for struck in self.strikes(who, "kill") if id(struck) in self.done]
+        if any(kill.at > spawned.at or not self._may_be_replaced(self.place(who)) for kill in kills):
             return True
         return not self.cuts(CLIENT, self.place(who)) and any(at < self.over for _, at in self.failures(who))
+
+    def _may_be_replaced(self, place: str) -> bool:
+        """Whether a policy may start another process there."""
+        return any(spawned.group and place in spawned.places for spawned in self.spawned.values())
 
     def last_sign(self, who: Actor, life: int) -> int:
         """When that life was certainly still there."""
@@ -378,7 +383,7 @@ def told_of_certain_deaths(known: Known) -> Iterator[str]:
 
 
 def bounced_is_lost(known: Known) -> Iterator[str]:
-    """A broadcast comes back as undeliverable at most once for each actor that did not handle it."""
+    """A broadcast comes back as undeliverable at most once for each actor that did not handle it, unless it was repeated."""
     bounced = [fact for fact in known.all(Told) if fact.mesh == "<none>"]
     lost = [
         (fact.number, rank)
@@ -387,7 +392,7 @@ def bounced_is_lost(known: Known) -> Iterator[str]:
         for rank in fact.ranks
         if not known.handled[CLIENT, fact.number, (fact.mesh, rank)]
     ]
-    if len(bounced) > len(lost):
+    if len(bounced) > len(lost) and not any(struck.what == "repeat" for struck in known.struck):
         yield f"{len(bounced)} came back and {len(lost)} were lost"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import monarch.config
 from monarch.actor import (
     Actor,
     BootstrapCommand,
@@ -223,6 +224,148 @@ def test_a_killed_thread_cannot_use_the_runtime_any_more(cluster: InProcessClust
     gate.value.set()
     assert done.value.wait(TIMEOUT)
     assert isinstance(heard.value[0], SystemExit)
+
+
+def test_a_restarted_process_can_be_killed_again(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    workers = procs.spawn("worker", Worker)
+    workers.pid.call().get(TIMEOUT)
+    for _ in range(3):
+        cluster.kill(procs, 1)
+        assert "gpus" in cluster.next_failure().report()
+        procs.restart(failed=True).get(TIMEOUT)
+        workers.restart(gpus=1).get(TIMEOUT)
+        assert workers.pid.call().get(TIMEOUT).size() == 2
+
+
+def test_a_process_that_runs_is_restarted_in_order(cluster: InProcessCluster) -> None:
+    cleaned = Local[list[str]]([])
+    procs = this_host().spawn_procs()
+    worker = procs.spawn("worker", Worker, cleaned)
+    worker.pid.call_one().get(TIMEOUT)
+    procs.restart().get(TIMEOUT)
+    assert cleaned.value == ["cleaned"]
+
+
+def test_a_controller_is_found_from_a_restarted_process(cluster: InProcessCluster) -> None:
+    class Asker(Actor):
+        @endpoint
+        async def ask(self) -> int:
+            one: Any = await get_or_spawn_controller("one", Worker)
+            return await one.pid.call_one()
+
+    get_or_spawn_controller("one", Worker).get(TIMEOUT)
+    procs = this_host().spawn_procs()
+    asker = procs.spawn("asker", Asker)
+    assert asker.ask.call_one().get(TIMEOUT) == os.getpid()
+    procs.restart().get(TIMEOUT)
+    asker.restart().get(TIMEOUT)
+    assert asker.ask.call_one().get(TIMEOUT) == os.getpid()
+
+
+# --- Stopped as a shell stops a job.
+
+
+def suspicions(cluster: InProcessCluster, procs: Any) -> Any:
+    """What the client has been told of the first process of the mesh: why it is suspected, "" when it is not."""
+    return cluster._proc.suspected.get(cluster.address_of(procs), "")
+
+
+def test_a_stopped_process_is_suspected_and_goes_on_when_it_is_continued() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        procs = this_host().spawn_procs()
+        worker = procs.spawn("worker", Worker)
+        worker.pid.call_one().get(TIMEOUT)
+        told = cluster.expect("Suspected", target=cluster.address_of("client"))
+        cluster.stop_process(procs)
+        told.wait()
+        assert suspicions(cluster, procs) == "stopped by signal 19 (SIGSTOP)"
+        future = worker.pid.call_one()
+        clock.advance(299.0)
+        with pytest.raises(TimeoutError):
+            future.get(0)
+        told = cluster.expect("Suspected", target=cluster.address_of("client"))
+        cluster.continue_process(procs)
+        told.wait()
+        assert suspicions(cluster, procs) == ""
+        assert future.get(TIMEOUT) == os.getpid()
+        clock.advance(3600.0)
+        assert worker.pid.call_one().get(TIMEOUT) == os.getpid()
+
+
+def test_a_process_that_stays_stopped_is_killed() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster, monarch.config.configured(suspect_timeout="1m"):
+        procs = this_host().spawn_procs({"gpus": 2})
+        workers = procs.spawn("worker", Worker)
+        workers.pid.call().get(TIMEOUT)
+        cluster.stop_process(workers, 1)
+        future = workers.slice(gpus=1).pid.call_one()
+        clock.advance(60.0)
+        with pytest.raises(SupervisionError, match=r"stopped by signal 19 \(SIGSTOP\) for 60 s and was killed"):
+            future.get(TIMEOUT)
+        cluster.next_failure()
+        procs.restart(failed=True).get(TIMEOUT)
+        workers.restart(gpus=1).get(TIMEOUT)
+        assert workers.pid.call().get(TIMEOUT).size() == 2
+
+
+def test_a_stopped_process_can_be_stopped_for_good() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster, monarch.config.configured(process_exit_timeout="2s"):
+        procs = this_host().spawn_procs()
+        procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
+        cluster.stop_process(procs)
+        stopped = procs.stop()
+        with pytest.raises(TimeoutError):
+            stopped.get(0)
+        clock.advance(3.0)  # SIGTERM does not reach it, SIGKILL a second later does
+        stopped.get(TIMEOUT)
+
+
+def test_a_signal_to_a_stopped_process_waits_until_it_goes_on() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster, monarch.config.configured(process_exit_timeout="2s"):
+        procs = this_host().spawn_procs()
+        procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
+        cluster.stop_process(procs)
+        cluster.stop_process(procs)
+        ended = cluster.expect("ProcEnded", target=cluster.address_of("client"))
+        stopped = procs.stop()
+        cluster.settle()
+        clock.advance(2.5)
+        cluster.continue_process(procs)
+        ended.wait()
+        stopped.get(TIMEOUT)
+
+
+def test_a_silent_process_is_suspected_until_it_speaks() -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        procs = this_host().spawn_procs()
+        procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
+        clock.advance(3600.0)
+        assert suspicions(cluster, procs) == ""
+        rule = cluster.network.hold(cluster.address_of(procs), cluster.address_of("agent"))
+        clock.advance(15.0)
+        cluster.settle()
+        assert suspicions(cluster, procs).startswith("its I/O thread has not answered for 10 s")
+        rule.end()
+        cluster.settle()
+        assert suspicions(cluster, procs) == ""
+
+
+def test_stopping_what_is_not_alive_is_an_error(cluster: InProcessCluster) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.initialized.get(TIMEOUT)
+    with pytest.raises(ValueError, match="rank 2 is none of the 2 ranks"):
+        cluster.stop_process(procs, 2)
+    cluster.continue_process(procs)  # they run
+    cluster.kill(procs, 1)
+    for method in (cluster.stop_process, cluster.continue_process):
+        with pytest.raises(ValueError, match="no simulated process lives at"):
+            method(procs, 1)
 
 
 @pytest.mark.parametrize("how", ["command", "executable"])

@@ -1,0 +1,90 @@
+"""When a further fault counts as part of the one before it, and whose handler of SIGINT counts as the program's own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch._errors import UnhandledFaultError
+from monarch._mesh.faults import Raised, _handles_fault, has_own_handler
+
+
+def test_a_fault_is_under_way_while_its_exception_exists() -> None:
+    raised = Raised()
+    assert not raised.under_way(0.0)
+    error = UnhandledFaultError("report")
+    raised.now(100.0, error)
+    assert raised.under_way(100.0) and raised.under_way(109.0)
+    del error
+    assert not raised.under_way(100.0)
+
+
+def test_who_keeps_the_exception_hears_of_the_next_fault_all_the_same() -> None:
+    raised = Raised()
+    error = UnhandledFaultError("report")
+    raised.now(100.0, error)
+    assert not raised.under_way(110.0)
+    assert str(error) == "report"
+
+
+def test_without_an_exception_of_ours_time_decides() -> None:
+    raised = Raised()
+    raised.now(100.0, None)
+    assert raised.under_way(109.0) and not raised.under_way(110.0)
+    raised.now(200.0, None)
+    raised.over()
+    assert not raised.under_way(200.0)
+
+
+def test_what_is_raised_while_a_fault_is_handled_belongs_to_it() -> None:
+    assert not _handles_fault(None)
+    assert not _handles_fault(KeyboardInterrupt())
+    fault = UnhandledFaultError("report")
+    assert _handles_fault(fault)
+    cancelled = asyncio.CancelledError()
+    cancelled.__context__ = fault
+    error = RuntimeError()
+    error.__cause__, error.__context__ = ValueError(), cancelled
+    assert _handles_fault(error)
+    circle = ValueError()
+    other = ValueError()
+    circle.__context__, other.__context__ = other, circle
+    assert not _handles_fault(circle)
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("handler", "own"),
+    [
+        (signal.default_int_handler, False),
+        (signal.SIG_IGN, False),
+        (signal.SIG_DFL, False),
+        (lambda number, frame: None, True),
+    ],
+    ids=["Python's", "ignored", "the system's", "a function"],
+)
+def test_whose_handler_it_is(interrupts: None, handler: Any, own: bool) -> None:
+    signal.signal(signal.SIGINT, handler)
+    assert has_own_handler() is own
+
+
+def test_the_handler_of_asyncio_run_is_not_the_program_s(interrupts: None) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    async def main(own: bool) -> tuple[bool, bool]:
+        if own:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+        return signal.getsignal(signal.SIGINT) is not signal.default_int_handler, has_own_handler()
+
+    assert asyncio.run(main(own=False)) == (True, False)
+    assert asyncio.run(main(own=True)) == (True, True)

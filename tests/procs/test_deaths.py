@@ -1,0 +1,506 @@
+"""Every way a process can die: told once to each owner, with the rank, the process, how it ended and its last words."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    Channel,
+    MeshFailure,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    current_rank,
+    endpoint,
+)
+
+pytestmark = pytest.mark.procs
+TIMEOUT = 30
+GRACE = 2  # seconds in which everything must be gone; part of the contract
+
+
+def sleep_for_ever() -> None:
+    threading.Event().wait()
+
+
+def exit_in_a_thread() -> None:
+    threading.Thread(target=os._exit, args=(5,)).start()
+    sleep_for_ever()
+
+
+def abort_in_a_thread_of_c() -> None:
+    """As an exception does that nobody catches in a thread of a C++ library; the interpreter knows nothing of it."""
+    libc, thread = ctypes.CDLL(None), ctypes.c_ulong()
+    libc.pthread_create(ctypes.byref(thread), None, libc.abort, None)
+    sleep_for_ever()
+
+
+WAYS: dict[str, tuple[Callable[[], Any], str]] = {
+    "exit 1": (lambda: os._exit(1), "exited with non-zero code 1"),
+    "exit 255": (lambda: os._exit(255), "exited with non-zero code 255"),
+    "exit in a thread": (exit_in_a_thread, "exited with non-zero code 5"),
+    "SIGSEGV": (lambda: ctypes.string_at(0), "Killed(sig=11)"),
+    "SIGABRT": (os.abort, "Killed(sig=6)"),
+    "abort in a thread of C": (abort_in_a_thread_of_c, "Killed(sig=6)"),
+    "SIGBUS": (lambda: os.kill(os.getpid(), signal.SIGBUS), "Killed(sig=7)"),
+    "SIGFPE": (lambda: os.kill(os.getpid(), signal.SIGFPE), "Killed(sig=8)"),
+    "SIGTERM": (lambda: os.kill(os.getpid(), signal.SIGTERM), "Killed(sig=15)"),
+    "SIGKILL": (lambda: os.kill(os.getpid(), signal.SIGKILL), "Killed(sig=9)"),
+}
+
+
+class Mortal(Actor):
+    def __init__(self, dies_on: int | None = None) -> None:
+        if current_rank().rank == dies_on:
+            os._exit(9)
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def wait(self, port: Port[int]) -> None:
+        port.send(os.getpid())
+        await asyncio.Event().wait()
+
+    @endpoint
+    async def die(self, how: str, words: str) -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        print(words, file=sys.stderr, flush=True)
+        WAYS[how][0]()
+        sleep_for_ever()  # a signal may take a moment
+
+    @endpoint
+    async def close_everything(self) -> None:
+        os.closerange(0, 65536)
+        sleep_for_ever()
+
+    @endpoint
+    async def leave_behind(self) -> int:
+        """A child in this process's group."""
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    @endpoint
+    async def take_memory(self, size: int) -> None:
+        bytearray(size)[::4096] = b"x" * (size // 4096)
+
+
+class Owner(Actor):
+    """Spawns on processes of somebody else."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[str] = asyncio.Queue()
+
+    @endpoint
+    async def spawn(self, procs: ProcMesh) -> str:
+        self.kids = procs.spawn("theirs", Mortal)
+        await self.kids.pid.call()
+        return await self.kids._name
+
+    @endpoint
+    async def next(self) -> str:
+        return await self.told.get()
+
+    @endpoint
+    async def more(self) -> int:
+        return self.told.qsize()
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.told.put_nowait(failure.report())
+        return True
+
+
+@pytest.fixture
+def own(spawn_procs: Any) -> Any:
+    """Two processes that a test may kill."""
+    return spawn_procs({"gpus": 2})
+
+
+def name(mesh: Any) -> str:
+    return str(mesh._name.get(timeout=TIMEOUT))
+
+
+# --- how a process ends
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_a_death_is_told_once_for_each_mesh_with_all_that_is_known(own: Any, faults: Any, how: str) -> None:
+    meshes = {name(mesh): mesh for mesh in (own.spawn("first", Mortal), own.spawn("second", Mortal))}
+    mesh = next(iter(meshes.values()))
+    pids = mesh.pid.call().get(timeout=TIMEOUT).values()
+    words = f"the last words before {how}"
+    with pytest.raises(SupervisionError) as caught:
+        mesh.slice(gpus=1).die.call_one(how, words).get(timeout=TIMEOUT)
+    told = [faults.next(), faults.next()]
+    assert {failure.mesh_name for failure in told} == set(meshes)
+    for failure in told:
+        assert failure.crashed_ranks == [1]
+        for part in (
+            f"failed: {WAYS[how][1]}\n",
+            f"rank 1 of {failure.mesh_name}, pid {pids[1]} on {socket.gethostname()}, at unix:",
+            f"the last lines it wrote to stderr:\n      {words}",
+        ):
+            assert part in failure.report()
+    assert next(failure for failure in told if failure.mesh_name == name(mesh)).report() in str(caught.value)
+    assert [mesh.slice(gpus=0).pid.call_one().get(timeout=TIMEOUT) for mesh in meshes.values()] == [pids[0]] * 2
+    own.stop().get(timeout=TIMEOUT)
+    assert faults.rest() == []
+
+
+def test_a_process_that_closes_all_its_descriptors_is_out_of_reach_and_ended(own: Any, faults: Any, watch: Any) -> None:
+    mesh = own.spawn("mortal", Mortal)
+    there = watch([mesh.slice(gpus=1).pid.call_one().get(timeout=TIMEOUT)])
+    with pytest.raises(SupervisionError, match="closed its connection to the host agent"):
+        mesh.slice(gpus=1).close_everything.call_one().get(timeout=TIMEOUT)
+    assert "closed its connection to the host agent" in faults.next().report()
+    assert there.survivors(GRACE) == {}
+    with pytest.raises(SupervisionError, match="closed its connection to the host agent"):
+        mesh.pid.call().get(timeout=TIMEOUT)
+    assert faults.rest() == []
+
+
+def test_a_process_killed_for_its_memory_is_told_as_that(own: Any, faults: Any, small: Callable[[int], None]) -> None:
+    mesh = own.spawn("mortal", Mortal).slice(gpus=1)
+    small(mesh.pid.call_one().get(timeout=TIMEOUT))
+    with pytest.raises(
+        SupervisionError, match=r"killed by the kernel.*: out of memory \(limit 128 MiB of control group"
+    ):
+        mesh.take_memory.call_one(512 << 20).get(timeout=TIMEOUT)
+    assert "out of memory" in faults.next().report()
+
+
+@pytest.fixture
+def small() -> Iterator[Callable[[int], None]]:
+    """`small(pid)` puts a process into a control group with 128 MiB of memory.
+
+    Control groups belong to whoever manages the machine, so one in which tests may make others has to be named.
+    """
+    given = os.environ.get("MONARCH_TEST_MEMORY_GROUP", "")
+    if not given:
+        pytest.skip("MONARCH_TEST_MEMORY_GROUP does not name a memory control group in which tests may make groups")
+    group = Path(given) / f"monarch-test-{os.getpid()}"
+    group.mkdir()
+    limit = "memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes"
+    try:
+        (group / limit).write_text(str(128 << 20))
+        yield lambda pid: (group / "cgroup.procs").write_text(str(pid)) and None
+    finally:
+        group.rmdir()
+
+
+# --- when it ends
+
+
+def test_a_process_that_dies_in_a_constructor(own: Any, faults: Any) -> None:
+    other = own.spawn("other", Mortal)
+    other.pid.call().get(timeout=TIMEOUT)
+    mesh = own.spawn("mortal", Mortal, dies_on=1)
+    for failing in (mesh, other):
+        with pytest.raises(SupervisionError, match="exited with non-zero code 9"):
+            failing.pid.call().get(timeout=TIMEOUT)
+        assert failing.slice(gpus=0).pid.call_one().get(timeout=TIMEOUT) > 0
+    told = [faults.next(), faults.next()]
+    assert {failure.mesh_name for failure in told} == {name(mesh), name(other)}
+    assert [failure.crashed_ranks for failure in told] == [[1], [1]]
+    own.stop().get(timeout=TIMEOUT)
+    assert faults.rest() == []
+
+
+def test_a_process_that_dies_in_the_bootstrap_function(spawn_procs: Any, faults: Any) -> None:
+    def prepare() -> None:
+        if current_rank()["gpus"] == 1:
+            os._exit(9)
+
+    procs = spawn_procs({"gpus": 2}, bootstrap=prepare)
+    mesh = procs.spawn("mortal", Mortal)
+    with pytest.raises(RuntimeError, match="exited with non-zero code 9"):
+        procs.initialized.get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError, match="exited with non-zero code 9"):
+        mesh.pid.call().get(timeout=TIMEOUT)
+    assert mesh.slice(gpus=0).pid.call_one().get(timeout=TIMEOUT) > 0
+    failure = faults.next()
+    assert (failure.mesh_name, failure.crashed_ranks) == (name(mesh), [1])
+    procs.stop().get(timeout=TIMEOUT)
+    assert faults.rest() == []
+
+
+@pytest.mark.parametrize("ranks", [[1, 2], [0, 1, 2, 3]], ids=["two of four", "all"])
+def test_processes_that_die_at_once_are_told_of_one_by_one(spawn_procs: Any, faults: Any, ranks: list[int]) -> None:
+    procs = spawn_procs({"gpus": 4})
+    mesh = procs.spawn("mortal", Mortal)
+    pids = mesh.pid.call().get(timeout=TIMEOUT).values()
+    port, receiver = Channel[int].open()
+    whole = mesh.wait.call(port)
+    each = [mesh.slice(gpus=rank).wait.call_one(port) for rank in range(4)]
+    assert {receiver.recv().get(timeout=TIMEOUT) for _ in range(4)} == set(pids)
+    for rank in ranks:
+        os.kill(pids[rank], signal.SIGKILL)
+    with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
+        whole.get(timeout=TIMEOUT)
+    for rank in ranks:
+        with pytest.raises(SupervisionError, match=rf"\(sig=9\)\n    rank {rank} of mortal-\w+, pid {pids[rank]} on "):
+            each[rank].get(timeout=TIMEOUT)
+    told = [faults.next() for _ in ranks]
+    assert sorted(failure.crashed_ranks for failure in told) == [[rank] for rank in ranks]
+    assert {failure.mesh_name for failure in told} == {name(mesh)}
+    procs.stop().get(timeout=TIMEOUT)
+    assert faults.rest() == []
+
+
+def test_each_owner_of_actors_in_a_process_is_told_once_of_its_own(proc: ProcMesh, own: Any, faults: Any) -> None:
+    ours = own.spawn("ours", Mortal)
+    owner = proc.spawn("owner", Owner)
+    theirs = owner.spawn.call_one(own).get(timeout=TIMEOUT)
+    pid = ours.slice(gpus=1).pid.call_one().get(timeout=TIMEOUT)
+    os.kill(pid, signal.SIGKILL)
+    said = owner.next.call_one().get(timeout=TIMEOUT)
+    assert f"rank 1 of {theirs}, pid {pid} on " in said and "Killed(sig=9)" in said
+    failure = faults.next()
+    assert failure.mesh_name == name(ours) and f"rank 1 of {name(ours)}, pid {pid} on " in failure.report()
+    own.stop().get(timeout=TIMEOUT)
+    assert owner.more.call_one().get(timeout=TIMEOUT) == 0
+    owner.stop().get(timeout=TIMEOUT)
+    assert faults.rest() == []
+
+
+# --- what it leaves behind
+
+
+def test_what_a_process_has_started_dies_with_it(own: Any, faults: Any, watch: Any) -> None:
+    mesh = own.spawn("mortal", Mortal).slice(gpus=1)
+    child = watch([mesh.leave_behind.call_one().get(timeout=TIMEOUT)])
+    mesh.die.broadcast("SIGKILL", "")
+    faults.next()
+    assert child.survivors(GRACE) == {}
+
+
+RUNAWAY = """
+import os, sys, time
+held = os.open(sys.argv[1], os.O_WRONLY)
+os.write(held, b"x")
+while True:  # a new process in a new session every few milliseconds, its parent gone
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    time.sleep(0.003)
+"""
+
+
+@pytest.mark.parametrize("end", ["sys.stdin.readline()", "os.kill(os.getpid(), 9)"], ids=["return", "SIGKILL"])
+def test_what_has_left_its_process_dies_with_the_client(scripts: Any, tmp_path: Path, end: str) -> None:
+    fifo = tmp_path / "held"
+    os.mkfifo(fifo)
+    held = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # readable at its end when no descendant has it open any more
+    program = scripts.start(
+        f"""
+        import os, subprocess, sys
+        import monarch.actor
+        from monarch.actor import Actor, endpoint, this_host
+
+        monarch.actor.unhandled_fault_hook = print
+
+        class Parent(Actor):
+            @endpoint
+            def leave(self):
+                subprocess.Popen([sys.executable, "-c", {RUNAWAY!r}, {str(fifo)!r}], start_new_session=True)
+            @endpoint
+            def die(self):
+                os._exit(1)
+
+        parent = this_host().spawn_procs().spawn("parent", Parent)
+        parent.leave.call_one().get(timeout=30)
+        sys.stdin.readline()
+        assert parent.die.call_one().exception(timeout=30) is not None
+        print("dead", flush=True)
+        {end}
+        """
+    )
+    assert select.select([held], [], [], TIMEOUT)[0] and os.read(held, 1) == b"x", "it never ran"
+    program.stdin.write("go on\n")
+    program.stdin.flush()
+    while (line := program.stdout.readline()) != "dead\n":
+        assert line, program.communicate(timeout=TIMEOUT)[1]
+    with pytest.raises(BlockingIOError):
+        os.read(held, 1)  # it outlives its process
+    program.communicate("end\n" if "stdin" in end else None, timeout=TIMEOUT)
+    assert select.select([held], [], [], GRACE)[0] and os.read(held, 1) == b"", "it outlives the client"
+    os.close(held)
+
+
+# --- the host agent
+
+
+AGENT = """
+    import os, signal, sys, threading
+    import monarch.actor
+    from monarch.actor import Actor, Channel, SupervisionError, endpoint, this_host
+
+    class Kid(Actor):
+        @endpoint
+        def wait(self, port):
+            port.send(os.getppid())
+            threading.Event().wait()
+        @endpoint
+        async def pid(self): return os.getpid()
+
+    class Parent(Actor):
+        @endpoint
+        def grow(self):
+            self.kids = this_host().spawn_procs({"k": 2}).spawn("kid", Kid)
+            return self.kids.pid.call().get(timeout=30).values()
+
+    def error(operation):
+        try:
+            operation()
+        except Exception as exc:
+            assert f"the host agent (pid {agent}) was killed by signal 9" in str(exc), repr(exc)
+            return type(exc).__name__
+        return "none"
+
+    procs = this_host().spawn_procs({"gpus": 2})
+    kids, idle = procs.spawn("kids", Kid), procs.spawn("idle", Kid)
+    procs.spawn("parent", Parent).grow.call().get(timeout=30)
+    port, receiver = Channel.open()
+    waiting = [kids.wait.call(port), *kids.wait.stream(port)]
+    agents = {receiver.recv().get(timeout=30) for _ in range(2)}
+    (agent,) = agents
+"""
+
+
+def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descendants: Any, watch: Any) -> None:
+    program = scripts.start(
+        AGENT
+        + """
+    told = threading.Semaphore(0)
+    def hook(failure):
+        assert f"the host agent (pid {agent}) was killed by signal 9" in failure.report(), failure.report()
+        told.release()
+    monarch.actor.unhandled_fault_hook = hook
+    early = this_host().spawn_procs({"gpus": 2})  # not up yet, or just so
+    print(agent, flush=True)
+    sys.stdin.readline()
+    calls = [error(lambda: call.get(timeout=30)) for call in waiting]
+    assert calls == ["SupervisionError"] * 3, calls
+    assert error(lambda: receiver.recv().get(timeout=30)) != "none"
+    for again in (lambda: idle.pid.call(), lambda: procs.spawn("more", Kid).pid.call(), this_host().spawn_procs):
+        assert error(lambda: again().get(timeout=30)) == "ClientClosedError"
+    assert error(lambda: early.initialized.get(timeout=30)) in ("RuntimeError", "none")
+    for mesh in (procs, early):
+        assert error(lambda: mesh.stop().get(timeout=30)) == "none"
+    for _ in range(5):  # two ranks of two meshes, and of the parents
+        assert told.acquire(timeout=30)
+    """
+    )
+    agent = int(program.stdout.readline() or pytest.fail(program.communicate(timeout=TIMEOUT)[1]))
+    below = descendants(program.pid)
+    assert agent in below and len(below) >= 8
+    everyone = watch(below)
+    os.kill(agent, signal.SIGKILL)
+    left = everyone.survivors(GRACE)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == {}
+    _, err = program.communicate("go on\n", timeout=TIMEOUT)
+    assert program.returncode == 0, err
+    assert list(Path(scripts.runtime).rglob("*/*/*")) == []
+
+
+def test_a_program_whose_host_agent_is_killed_says_so_and_ends(scripts: Any) -> None:
+    done = scripts.run(AGENT + "    os.kill(agent, signal.SIGKILL)\n    threading.Event().wait()\n", check=False)
+    assert done.returncode in (-signal.SIGINT, 130), done.stderr
+    assert "Unhandled monarch error on the root actor" in done.stderr
+    assert "the host agent (pid " in done.stderr and "was killed by signal 9, and its processes with it" in done.stderr
+
+
+# --- the fork servers
+
+
+FORK_SERVERS = """
+    import os, signal, sys
+    from monarch.actor import Actor, SupervisionError, endpoint, this_host
+
+    class A(Actor):
+        @endpoint
+        async def pid(self): return os.getpid(), os.getppid()
+        @endpoint
+        def loaded(self): return "torch" in sys.modules
+
+    def fork_servers():
+        found = before.pid.call().get(timeout=30).values()
+        agent = found[0][1]
+        with open(f"/proc/{agent}/task/{agent}/children") as file:
+            return {int(pid) for pid in file.read().split()} - {pid for pid, _ in found}
+
+    def kill(pid):
+        os.kill(pid, signal.SIGKILL)
+        while os.path.exists(f"/proc/{pid}"):  # until the agent has reaped it
+            before.pid.call().get(timeout=30)
+
+    procs = this_host().spawn_procs({"gpus": 2})
+    before = procs.spawn("a", A)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", ["the one with torch", "the first", "both"])
+def test_processes_with_torch_are_started_when_a_fork_server_is_killed(scripts: Any, which: str) -> None:
+    pytest.importorskip("torch")
+    scripts.run(
+        f"""
+        import torch
+        {FORK_SERVERS}
+        def has_torch(pid):
+            with open(f"/proc/{{pid}}/maps") as file:
+                return "libtorch" in file.read()
+
+        assert before.loaded.call().get(timeout=60).values() == [True, True]
+        servers = fork_servers()
+        loaded = {{pid for pid in servers if has_torch(pid)}}
+        assert len(servers) == 2 and len(loaded) == 1, (servers, loaded)
+        chosen = {{"the one with torch": loaded, "the first": servers - loaded, "both": servers}}[{which!r}]
+        for pid in chosen:
+            kill(pid)
+        after = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A)
+        assert len(after.pid.call().get(timeout=60).values()) == 2
+        assert len(before.pid.call().get(timeout=30).values()) == 2
+        """,
+    )
+
+
+def test_processes_asked_of_a_fork_server_that_dies_meanwhile_are_started_or_said_to_have_failed(scripts: Any) -> None:
+    scripts.run(
+        FORK_SERVERS
+        + """
+    import monarch.actor
+    monarch.actor.unhandled_fault_hook = lambda failure: None
+    (server,) = fork_servers()
+    os.kill(server, signal.SIGSTOP)
+    other = this_host().spawn_procs({"gpus": 2})
+    mesh = other.spawn("b", A)
+    LATER
+    kill(server)
+    try:
+        mesh.pid.call().get(timeout=30)
+    except SupervisionError as exc:
+        assert "the fork server ended" in str(exc), exc
+    else:
+        raise SystemExit("it was asked to fork them")
+    after = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
+    assert len(after.pid.call().get(timeout=30).values()) == 2
+    """.replace("LATER", "procs.slice(gpus=0).spawn('c', A).pid.call_one().get(timeout=30)")
+    )
