@@ -133,7 +133,8 @@ class UnhandledFaultError(KeyboardInterrupt):
     stays failed, and the next failure is raised again.
 
     Of several failures that come together one is raised and all are reported: those that come while this exception is
-    handled, and at most 10 s long those that come while it exists, are not raised.
+    handled (until the `except` or `finally` block ends) are not raised. One that comes when it has been handled and yet
+    exists is raised when it exists no more, or after 10 s.
 
     asyncio: it is raised in the task or callback that runs. While none runs, `run_until_complete` and `run_forever` raise it;
     `asyncio.run` cancels every task before it does, so the tasks see CancelledError.

@@ -18,11 +18,12 @@ from collections.abc import Sequence
 import msgspec
 
 from monarch._mesh import launch, zygote
+from monarch._mesh.effects import Start
 from monarch._mesh.forkservers import ForkServers
 from monarch._mesh.launch import CannotLaunch
 from monarch._mesh.oom import OutOfMemory
 from monarch._mesh.outputs import MeshOutput, Outputs, ProcOutput
-from monarch._mesh.roster import ABANDONED_GRACE, Start
+from monarch._mesh.roster import ABANDONED_GRACE
 from monarch._mesh.rundir import remove_directory
 from monarch._mesh.steward import Steward
 from monarch._runtime.loop import Loop

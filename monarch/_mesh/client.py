@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from monarch._errors import ClientClosedError
-from monarch._mesh import logprefix, plugins
+from monarch._mesh import logprefix, plugins, singletons
 from monarch._mesh.controller import MeshLayer
 from monarch._mesh.faults import faults
 from monarch._mesh.host_mesh import launch_spec, preloads
@@ -70,6 +70,7 @@ class Client:
         self.layer.fault = faults.report
         root = Instance(proc, key="client", name=ROOT, rank=0, view=encode_extent((), ()))
         proc.root_name = root.unique
+        singletons.serve(proc)
         set_root(root)
         proc.agent_lost = self._on_agent_lost
         self._output: deque[tuple[int, str]] = deque()

@@ -163,6 +163,8 @@ class MeshLayer:
             making.keep()
             owned.spawned.set()
         self._tell(effects)
+        if owner.end is not None:  # meanwhile, in another thread
+            owned.stop("its owner ended")
         shape = Shape(extent.labels, NDSlice.new_row_major(extent.sizes))
         return ActorMesh(spec, shape, owned=True)
 

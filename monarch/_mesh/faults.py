@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._errors import UnhandledFaultError
 from monarch._mesh import plugins
 from monarch._mesh.supervision import MeshFailure
-from monarch._runtime.future import Slot, running_loop
+from monarch._runtime.future import running_loop
 from monarch._runtime.loop import start_thread
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _SIGNAL = signal.SIGURG
 _AGAIN = 1.0  # seconds after which a main thread that has not heard of a fault is told again
-_TOGETHER = 10.0  # seconds at most in which a further fault counts as part of the one that was raised
+_TOGETHER = 10.0  # seconds at most in which a further fault waits for the end of the one that was raised
 
 
 class Fault:
@@ -66,6 +66,7 @@ class Front(Protocol):
     """An interactive shell: it runs cells, shows what they raise, and must live on whatever happens."""
 
     cell: CodeType  # of the function that runs a cell: what it calls is the cell's
+    kinds: tuple[type[BaseException], ...]  # what a fault is while it ends a cell, besides UnhandledFaultError
 
     def raising(self, error: UnhandledFaultError, block: str) -> None:
         """`error` is about to be raised in the cell; if the cell does not show it, `block` is to be shown."""
@@ -80,8 +81,9 @@ class Front(Protocol):
 class Raised:
     """When a fault last reached the main thread. Pure.
 
-    Faults come in groups: one host dies, and each of its meshes fails. The first is raised; those that come while it is
-    under way (its exception still exists; without an exception of ours nobody can tell) are shown and not raised.
+    Faults come in groups: one host dies, and each of its meshes fails. Those that come while the first is handled are shown
+    and no more. Where that is over, but its exception still exists, somebody may be about to end the program because of it
+    (pytest prints its summary), or may just keep it: the next fault waits a little.
     """
 
     def __init__(self) -> None:
@@ -89,11 +91,17 @@ class Raised:
         self._error: weakref.ref[UnhandledFaultError] | None = None
 
     def now(self, time: float, error: UnhandledFaultError | None) -> None:
+        """`error` is raised; without one it became a SIGINT, and what comes of that nobody can see."""
         self._until = time + _TOGETHER
         self._error = None if error is None else weakref.ref(error)
 
-    def under_way(self, time: float) -> bool:
-        return time < self._until and (self._error is None or self._error() is not None)
+    def as_interrupt(self, time: float) -> bool:
+        """Whether a SIGINT was sent a short while ago."""
+        return time < self._until and self._error is None
+
+    def exists(self, time: float) -> bool:
+        """Whether an exception was raised a short while ago and still exists."""
+        return time < self._until and self._error is not None and self._error() is not None
 
     def over(self) -> None:
         self._until = 0.0
@@ -104,9 +112,9 @@ class Faults:
 
     def __init__(self) -> None:
         self.front: Front | None = None
-        self._queue: queue.SimpleQueue[MeshFailure | Fault | Slot] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # of `_running`; a signal may come while the main thread holds it
-        self._running = False
+        self._queue: queue.SimpleQueue[MeshFailure | Fault | None] = queue.SimpleQueue()
+        self._lock = threading.RLock()  # of `_thread`; a signal may come while the main thread holds it
+        self._thread: threading.Thread | None = None
         self._pending: Fault | None = None  # set by our thread, taken by the main thread
         self._raised = Raised()
         self.ending = False  # an UnhandledFaultError ends the program: nothing more is raised
@@ -125,16 +133,14 @@ class Faults:
         """A failure nobody supervised. Never blocks; each is handled after the one before it."""
         with self._lock:
             self._queue.put(failure)
-            if not self._running:
-                self._running = True
-                start_thread(self._run, "monarch-fault")
+            if self._thread is None:
+                self._thread = start_thread(self._run, "monarch-fault")
 
     def drain(self, timeout: float) -> None:
-        """Waits until what was reported so far has been shown, at most `timeout` seconds."""
-        if self._running:
-            slot = Slot()
-            self._queue.put(slot)
-            slot.wait(timeout)
+        """Waits until what was reported so far has been shown and is settled, at most `timeout` seconds."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
 
     def over(self) -> None:
         """A fault that was raised before is over; the next one is another matter."""
@@ -153,17 +159,17 @@ class Faults:
                 elif self._ends():
                     return
                 continue
-            if isinstance(item, Slot):
-                item.set()
-            elif isinstance(item, Fault):
+            if isinstance(item, Fault):
                 self._show(item)
-            else:
+            elif item is not None:
                 self._ask(item)
 
     def _ends(self) -> bool:
         with self._lock:
-            self._running = not self._queue.empty()
-            return not self._running
+            if not self._queue.empty():
+                return False
+            self._thread = None
+            return True
 
     def _ask(self, failure: MeshFailure) -> None:
         """Asks `monarch.actor.unhandled_fault_hook`; what it raises makes the failure the main thread's."""
@@ -197,7 +203,7 @@ class Faults:
     def _signal(self) -> None:
         if signal.getsignal(_SIGNAL) == self._on_signal:
             _kill_main(_SIGNAL)
-        elif not self._raised.under_way(time.monotonic()):
+        elif not self._raised.as_interrupt(time.monotonic()):
             self._interrupt()
         else:
             self._pending = None
@@ -221,7 +227,10 @@ class Faults:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         error = self._error_for(frame)
         if error is not None:
-            raise error  # from here, so that one line of ours stands at the end of the traceback
+            try:
+                raise error  # from here: one line of ours at the end of the traceback is enough
+            finally:
+                del error  # the traceback would keep it, and it the traceback
 
     def _error_for(self, frame: FrameType | None) -> UnhandledFaultError | None:
         """What is to be raised at `frame`. None when nothing is, or it comes in another way, or later."""
@@ -230,6 +239,8 @@ class Faults:
             return None
         if self._disturbs(frame):
             self._put_aside(fault)
+            return None
+        if self._raised.exists(time.monotonic()):
             return None
         if front is None:
             return self._in_program(fault, frame)
@@ -244,7 +255,10 @@ class Faults:
 
     def _disturbs(self, frame: FrameType | None) -> bool:
         """Whether the main thread is busy with an earlier fault, or with its end."""
-        if self.ending or self._raised.under_way(time.monotonic()) or _handles_fault(sys.exc_info()[1]):
+        kinds: tuple[type[BaseException], ...] = (UnhandledFaultError,)
+        if self.front is not None:
+            kinds += self.front.kinds
+        if self.ending or self._raised.as_interrupt(time.monotonic()) or _has_part(sys.exc_info()[1], kinds):
             return True
         if inside(_Excepthook.__call__.__code__, frame):
             return True
@@ -301,7 +315,7 @@ class Faults:
     def _took(self, error: UnhandledFaultError | None) -> None:
         self._raised.now(time.monotonic(), error)
         self._pending = None
-        self._queue.put(Slot())  # our thread need not wait for the time of its next reminder
+        self._queue.put(None)  # our thread need not wait for the time of its next reminder
 
 
 def _block(failure: MeshFailure, exc: BaseException) -> str:
@@ -363,13 +377,13 @@ def _in_destructor(frame: FrameType | None) -> bool:
     return any(each.f_code.co_name == "__del__" or each.f_code is finalize for each in _outwards(frame))
 
 
-def _handles_fault(exc: BaseException | None) -> bool:
-    """Whether this is an UnhandledFaultError, or was raised while one was handled."""
+def _has_part(exc: BaseException | None, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether this is one of `kinds`, or was raised while one was handled."""
     seen: set[int] = set()
     found = [exc]
     while found:
         each = found.pop()
-        if isinstance(each, UnhandledFaultError):
+        if isinstance(each, kinds):
             return True
         if each is not None and id(each) not in seen:
             seen.add(id(each))

@@ -50,6 +50,7 @@ class Cells:
         self._print = client.show
         client.show = self.show
         self.cell: CodeType = shell.run_code.__code__
+        self.kinds: tuple[type[BaseException], ...] = ()
         self._task: asyncio.Task[Any] | None = None
         self._cancelled: Cancelled | None = None
         self._unshown: tuple[UnhandledFaultError, str] | None = None
@@ -93,13 +94,14 @@ class Cells:
 
     def _cancel(self, task: asyncio.Task[Any], error: UnhandledFaultError) -> None:
         if self._unshown is not None and self._unshown[0] is error and _awaits_in(self.cell, task):
-            self._cancelled = Cancelled(self._shell, error)
+            self.kinds = (sys.modules["asyncio"].CancelledError,)
+            self._cancelled = Cancelled(self._shell, self.kinds, error)
             task.cancel()
 
     def _show_unshown(self, result: Any) -> None:
         """The cell may have caught the fault, or ended just before it."""
         unshown, self._unshown = self._unshown, None
-        cancelled, self._cancelled = self._cancelled, None
+        cancelled, self._cancelled, self.kinds = self._cancelled, None, ()
         if cancelled is not None:
             cancelled.over(result)
         if unshown is not None and not _in_chain(unshown[0], getattr(result, "error_in_exec", None)):
@@ -109,12 +111,12 @@ class Cells:
 class Cancelled:
     """Makes the shell show a fault where a cell ends with CancelledError."""
 
-    def __init__(self, shell: Any, error: UnhandledFaultError) -> None:
+    def __init__(self, shell: Any, kinds: tuple[type[BaseException], ...], error: UnhandledFaultError) -> None:
         self._shell = shell
         self._error = error
         self._shown = False
         self._before = shell.custom_exceptions, shell.CustomTB
-        shell.set_custom_exc((sys.modules["asyncio"].CancelledError,), self._show)
+        shell.set_custom_exc(kinds, self._show)
 
     def _show(
         self, shell: Any, kind: type[BaseException], exc: BaseException, trace: Any, tb_offset: Any = None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._mesh import supervision
-from monarch._runtime.future import All, Slot, Source
+from monarch._runtime.future import All, Done, Slot, Source
 from monarch._runtime.replies import Entry, Raw
 from monarch._wire import message
 from monarch._wire.address import agent_at
@@ -205,11 +205,13 @@ class OwnedProcs:
     def restart(self, ranks: Sequence[int]) -> Source:
         """New processes for these ranks; those that run are stopped first. Ready when they run.
 
-        A rank that is being restarted already is waited for.
+        A rank that is being restarted already is waited for. RuntimeError from what it returns when the mesh was stopped.
         """
         slots: list[Source] = []
         asked: dict[int, list[int]] = {}
         with self._lock:
+            if self._stopping is not None:
+                return Done(RuntimeError(f"the mesh {self.spec.name!r} was stopped: spawn new processes with spawn_procs()"))
             for rank in ranks:
                 slot = self._restarting.get(rank)
                 if slot is None:
@@ -217,17 +219,19 @@ class OwnedProcs:
                     self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
                     asked.setdefault(rank // self._per_host, []).append(rank)
                 slots.append(slot)
-            running = [rank for ranks in asked.values() for rank in ranks if rank in self._running]
-            self._running.difference_update(running)
+            living = [rank for ranks in asked.values() for rank in ranks if rank not in self._ended]
+            self._running.difference_update(living)
             incarnations = dict(self._incarnations)
         proc = self.layer.proc
-        for rank in running:
+        for rank in living:
             try:
                 proc.post(self.spec.addresses[rank], StopProc("restarted by its owner"))
             except PeerEnded:
                 continue
         for host, wanted in asked.items():
             self._ask(host, wanted, [incarnations[rank] for rank in wanted])
+        if self._stopping is not None:  # meanwhile: these may have come behind the order to stop
+            self._order_stop("its owner has stopped it", 0)
         return All(slots)
 
     def _ask(self, host: int, ranks: list[int], incarnations: list[int]) -> None:
@@ -261,19 +265,25 @@ class OwnedProcs:
             restarting, self._restarting = self._restarting, {}
         for slot in restarting.values():
             slot.fail(RuntimeError(f"the mesh {self.spec.name!r} was stopped while it was being restarted: {reason}"))
-        proc = self.layer.proc
-        number = proc.ports.add(acks)
-        grace = settings.get("process_exit_timeout")
-        for address in self.spec.addresses:
+        number = self.layer.proc.ports.add(acks)
+        for rank in self._order_stop(reason, number):
+            acks.done(rank)
+        self.owner.owned.pop(self.spec.uid, None)
+        acks.on_ready(lambda: self.layer.procs.pop(self.spec.uid, None))
+        return acks
+
+    def _order_stop(self, reason: str, port: int) -> list[int]:
+        """Tells the processes and their agents. Returns the agents that have ended."""
+        proc, spec, gone = self.layer.proc, self.spec, []
+        for address in spec.addresses:
             try:
                 proc.post(address, StopProc(reason))
             except PeerEnded:
                 continue
-        for rank, host in enumerate(self.spec.hosts):
+        grace = settings.get("process_exit_timeout")
+        for rank, host in enumerate(spec.hosts):
             try:
-                proc.post(agent_at(host), StopProcs(self.spec.uid, reason, grace, number))
+                proc.post(agent_at(host), StopProcs(spec.uid, reason, grace, port))
             except PeerEnded:
-                acks.done(rank)
-        self.owner.owned.pop(self.spec.uid, None)
-        acks.on_ready(lambda: self.layer.procs.pop(self.spec.uid, None))
-        return acks
+                gone.append(rank)
+        return gone

@@ -231,6 +231,8 @@ class Restarter:
         with layer.lock:
             ended = {key: set(layer.ledger.ended_ranks(key)) for key in meshes}
         living = [(owned, r) for key, (owned, ranks) in meshes.items() for r in ranks if r not in ended[key]]
+        if not living:
+            return
         acks = Acks([owned.spec.addresses[rank] for owned, rank in living])
         number = layer.proc.ports.add(acks)
         for index, (owned, rank) in enumerate(living):
@@ -317,12 +319,15 @@ class Restarter:
         waiting = (back, spawn.port, spawn.index)
         instance.open_ports.add(waiting)  # answered with its failure, should it end before it is ready
 
+        def answer() -> None:
+            proc.answer(back, Answer(spawn.port, spawn.index, VALUE), _NONE, ())
+
         def ready() -> None:
             if waiting in instance.open_ports:
                 instance.open_ports.discard(waiting)
-                proc.answer(back, Answer(spawn.port, spawn.index, VALUE), _NONE, ())
+                All(list[Source](notes)).on_ready(_once(answer))
 
-        All([*notes, instance.ready]).on_ready(_once(ready))
+        instance.ready.on_ready(_once(ready))
 
 
 _ASKED = "restarted by its owner"

@@ -17,10 +17,27 @@ from __future__ import annotations
 import signal
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import msgspec
 
+from monarch._mesh.effects import (
+    Arm,
+    Connection,
+    Disarm,
+    Done,
+    Effect,
+    Ended,
+    Launch,
+    Limits,
+    MeshEnded,
+    Prepare,
+    Refuse,
+    Send,
+    Signal,
+    Start,
+)
+from monarch._mesh.life import NEVER, Life
 from monarch._wire.address import proc_address
 from monarch._wire.message import (
     VALUE,
@@ -57,101 +74,6 @@ ASKED_PATIENCE = 1.0
 # Seconds between the end of a process's connection to us and its own. One that takes longer has closed its descriptors and
 # runs on, where nobody can reach it: it is killed.
 LOST_PATIENCE = 2.0
-_TOGETHER = 0.05  # share of `suspect_after` by which a Ping may be early, so that one timer serves many processes
-
-Connection: TypeAlias = Any  # a key; only whoever carries out effects knows more
-
-
-class Limits(NamedTuple):
-    """Settings of the client whose mesh it is, in seconds."""
-
-    ready: float  # until a process must be up
-    suspect_after: float  # without a sign of life until it is suspected; 0: never
-    suspect_timeout: float  # suspected until it is killed; 0: never
-
-
-class Start(NamedTuple):
-    """One process to start; the `place`-th of its mesh on this host."""
-
-    mesh: str
-    name: str
-    rank: int
-    place: int
-    address: str
-    incarnation: int
-    spec: LaunchSpec
-    limits: Limits
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Which process: the address and the incarnation."""
-        return self.address, self.incarnation
-
-
-# --- effects
-
-
-class Send(NamedTuple):
-    """A message for a connection, which may be gone."""
-
-    connection: Connection
-    message: Any
-    body: bytes = b""
-
-
-class Refuse(NamedTuple):
-    """Send Bye, close."""
-
-    connection: Connection
-    why: str
-
-
-class Prepare(NamedTuple):
-    """Open the sockets of these, so that others can send to them: all or none. Answered by `prepared` or `refused`."""
-
-    starts: tuple[Start, ...]
-
-
-class Launch(NamedTuple):
-    """Start them. Answered for each by `pid_known` or `not_started`."""
-
-    starts: tuple[Start, ...]
-
-
-class Signal(NamedTuple):
-    pid: int
-    number: int
-
-
-class Ended(NamedTuple):
-    """That process is gone: release what it held, and put its last lines into `ended.tail`, which is sent to others next."""
-
-    ended: ProcEnded
-
-
-class MeshEnded(NamedTuple):
-    """No process of the mesh is left."""
-
-    mesh: str
-
-
-class Arm(NamedTuple):
-    """Call `fired(key)` in `delay` seconds; takes the place of a timer with that key."""
-
-    key: tuple[Any, ...]
-    delay: float
-
-
-class Disarm(NamedTuple):
-    key: tuple[Any, ...]
-
-
-class Done(NamedTuple):
-    """The host was asked to shut down, and no process is left."""
-
-
-Effect: TypeAlias = Send | Refuse | Prepare | Launch | Signal | Ended | MeshEnded | Arm | Disarm | Done
-
 _BEAT = ("beat",)
 
 
@@ -186,10 +108,7 @@ class _Process:
         self.detail = ""
         self.lost = False  # its connection to us, and it has not ended since
         self.successor: Start | None = None
-        self.signal = 0  # by which it was stopped, as a shell stops a job
-        self.suspicion = ""
-        self.alive_at = 0.0
-        self.pinged_at: float | None = None  # no sign of life since
+        self.life = Life(start.limits.suspect_after, start.limits.suspect_timeout)
         self.asking: dict[Connection, None] = {}  # want to know whether it lives
         self.asked = 0  # the Ping whose answer tells them
 
@@ -411,7 +330,7 @@ class Roster:
             self._by_connection.pop(process.connection, None)
         process.connection = connection
         process.said_pid = hello.pid
-        process.alive_at, process.pinged_at = now, None
+        process.life.seen(now)
         self._by_connection[connection] = process
         process.lost = False
         self._disarm(process.timer("lost"))
@@ -421,7 +340,7 @@ class Roster:
             process.asked = self._ping(process)
         if process.stopping and not process.told:
             self._stop(process, process.stopping, ABANDONED_GRACE, False)
-        self._beat_by(now + process.start.limits.suspect_after / 2)
+        self._beat_by(process.life.due())
         return self._take()
 
     def heard(self, now: float, connection: Connection, heard: Heard) -> list[Effect]:
@@ -621,7 +540,7 @@ class Roster:
     def _tell_alive(self, process: _Process, connections: Iterable[Connection]) -> None:
         for connection in connections:
             self._send(connection, Listening(*process.start.key))
-            if process.suspicion:
+            if process.life.suspicion:
                 self._send(connection, self._suspected(process))
 
     def _answer_asking(self, process: _Process) -> None:
@@ -700,8 +619,7 @@ class Roster:
         if process is None:
             return []
         self._now = now
-        process.alive_at, process.pinged_at = now, None
-        if process.suspicion and not process.signal:
+        if process.life.seen(now):
             self._trust(process)
         return self._take()
 
@@ -729,89 +647,56 @@ class Roster:
         process = self._by_pid.get(pid)
         if process is None:
             self._early.pop(pid, None)
-        elif process.signal:
-            process.signal = 0
-            process.alive_at, process.pinged_at = now, None
+        elif process.life.continued(now):
             self._trust(process)
         return self._take()
 
     def _job_stopped(self, process: _Process, number: int) -> None:
-        process.signal = number
-        self._suspect(process, f"stopped by signal {_named(number)}")
+        process.life.stopped(number)
+        self._suspect(process)
 
-    def _suspect(self, process: _Process, why: str) -> None:
-        process.suspicion = why
+    def _suspect(self, process: _Process) -> None:
         self._tell_suspicion(process)
-        timeout = process.start.limits.suspect_timeout
-        if timeout > 0:
-            self._arm(process.timer("suspect"), timeout)
+        if process.life.timeout > 0:
+            self._arm(process.timer("suspect"), process.life.timeout)
 
     def _trust(self, process: _Process) -> None:
-        process.suspicion = ""
         self._tell_suspicion(process)
         self._disarm(process.timer("suspect"))
         if process.connection is not None:
-            self._beat_by(self._now + process.start.limits.suspect_after / 2)
+            self._beat_by(process.life.due())
 
     def _suspected(self, process: _Process) -> Suspected:
         pid = process.pid or process.said_pid
-        return Suspected(process.start.address, pid, process.suspicion, process.start.limits.suspect_timeout)
+        return Suspected(process.start.address, pid, process.life.suspicion, process.life.timeout)
 
     def _tell_suspicion(self, process: _Process) -> None:
         suspected = self._suspected(process)
         for connection in {process.mesh.connection: None, **self._watchers.get(process.start.address, {})}:
             self._send(connection, suspected)
 
-    def _suspected_too_long(self, process: _Process) -> None:
-        after, timeout = process.start.limits[1:]
-        if process.stopping:
-            detail = ""
-        elif process.signal:
-            detail = f"was stopped by signal {_named(process.signal)} for {timeout:g} s and was killed"
-        else:
-            detail = f"gave no sign of life for {after + timeout:g} s (its I/O thread did not answer) and was killed"
-        self._kill(process, detail and f"{detail} (setting suspect_timeout)")
-
     # --- heartbeats: one timer for all
 
     def _beat(self) -> None:
-        """Asks those that were silent for half of their time, suspects those that have not answered in the other half."""
-        now, planned = self._now, self._beat_at
+        """Looks at all, whether it is time or nearly so: asks some for a sign of life, suspects some."""
+        late = self._now - self._beat_at if self._beat_at is not None else 0.0
         self._beat_at = None
-        for process in list(self._by_connection.values()):
-            after = process.start.limits.suspect_after
-            if process.signal or process.suspicion or after <= 0:
-                continue
-            late = planned is not None and now - planned > after / 4  # we did not run ourselves: silence says nothing
-            if process.pinged_at is None:
-                if now >= process.alive_at + after * (0.5 - _TOGETHER):
-                    self._ping(process)
-            elif late:
-                process.pinged_at = now
-            elif now + 1e-6 >= _due(process):
-                self._suspect(
-                    process,
-                    f"its I/O thread has not answered for {after:g} s: something holds the interpreter lock, or the process "
-                    f"does not get the processor",
-                )
-        dues = [
-            _due(process)
-            for process in self._by_connection.values()
-            if not process.signal and not process.suspicion and process.start.limits.suspect_after > 0
-        ]
-        if dues:
-            self._beat_by(min(dues))
+        for process in self._by_connection.values():
+            if process.life.asks(self._now, late):
+                self._ping(process)
+            elif process.life.falls_silent(self._now):
+                self._suspect(process)
+        self._beat_by(min((process.life.due() for process in self._by_connection.values()), default=NEVER))
 
     def _ping(self, process: _Process) -> int:
         self._pings += 1
-        if process.pinged_at is None:
-            process.pinged_at = self._now
+        process.life.asked(self._now)
         self._send(process.connection, Ping(self._pings))
         return self._pings
 
     def _beat_by(self, when: float) -> None:
         """The timer fires at `when` at the latest."""
-        if when > self._now and (self._beat_at is None or when < self._beat_at):
+        if when < NEVER and (self._beat_at is None or when < self._beat_at):
             self._beat_at = when
             self._arm(_BEAT, when - self._now)
 
@@ -839,12 +724,13 @@ class Roster:
         if kind == "stop":
             self._terminate(process)
         elif kind == "suspect":
-            self._suspected_too_long(process)
+            self._kill(process, "" if process.stopping else process.life.verdict())
         elif kind == "heard":
             process.waited = True
             self._announce(process)
         elif kind == "lost":
-            self._kill(process)
+            if not process.stopping:  # else it has its grace
+                self._kill(process)
         elif kind == "asked":
             if not process.lost:  # else its end tells them, soon
                 self._answer_asking(process)
@@ -877,19 +763,3 @@ class Roster:
     def _take(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
-
-
-def _due(process: _Process) -> float:
-    """When to ask it, or when it has not answered for too long."""
-    after = process.start.limits.suspect_after
-    if process.pinged_at is None:
-        return process.alive_at + after / 2
-    return max(process.alive_at + after, process.pinged_at + after / 2)
-
-
-def _named(number: int) -> str:
-    """`19 (SIGSTOP)`."""
-    try:
-        return f"{number} ({signal.Signals(number).name})"
-    except ValueError:
-        return str(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, TypeVar
 
 from monarch._mesh.actor import Actor
@@ -9,8 +10,9 @@ from monarch._mesh.actor_mesh import ActorMesh
 from monarch._mesh.endpoint import concurrent_endpoint
 from monarch._mesh.proc_mesh import proc_mesh_of
 from monarch._mesh.supervision import MeshFailure
-from monarch._runtime.context import Current, current, here, root
+from monarch._runtime.context import Current, current, here, root_of
 from monarch._runtime.future import Future
+from monarch._runtime.proc import Proc
 from monarch._wire.address import host_of
 
 T = TypeVar("T")
@@ -51,21 +53,40 @@ def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any
 
 
 _made: dict[str, ActorMesh[Any]] = {}
+_making = threading.Lock()
 
 
 def _controllers() -> Any:
     """A reference to the Controllers actor of the root client: its key is fixed, so that any process can name it."""
     proc = here()
-    known = _made.get(proc.address)
-    if known is None:
-        client = f"{host_of(proc.address)}/client"
-        if proc.address == client:
-            token = current.set(Current(root(), 0, root().view))  # the client owns it, whoever asks first
-            try:
-                known = proc.mesh.spawn_actors(proc.mesh.this_proc(), KEY, Controllers, (), {}, key=KEY)
-            finally:
-                current.reset(token)
-        else:
-            known = proc.mesh.reference(proc_mesh_of(client), KEY, Controllers)
-        _made[proc.address] = known
+    with _making:
+        known = _made.get(proc.address)
+        if known is None:
+            client = f"{host_of(proc.address)}/client"
+            if proc.address == client:
+                known = _spawn(proc)
+            else:
+                known = proc.mesh.reference(proc_mesh_of(client), KEY, Controllers)
+            _made[proc.address] = known
     return known
+
+
+def _spawn(proc: Proc) -> Any:
+    owner = root_of(proc)  # the client, whoever asks first
+    assert owner is not None
+    token = current.set(Current(owner, 0, owner.view))
+    try:
+        return proc.mesh.spawn_actors(proc.mesh.this_proc(), KEY, Controllers, (), {}, key=KEY)
+    finally:
+        current.reset(token)
+
+
+def serve(proc: Proc) -> None:
+    """In the client: another process may be the first to ask for a controller."""
+
+    def make() -> None:
+        with _making:
+            if proc.address not in _made and proc.closed is None:
+                _made[proc.address] = _spawn(proc)
+
+    proc.absent[KEY] = make

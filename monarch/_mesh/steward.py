@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.roster import (
+from monarch._mesh.effects import (
     Arm,
     Disarm,
     Done,
@@ -23,11 +23,11 @@ from monarch._mesh.roster import (
     MeshEnded,
     Prepare,
     Refuse,
-    Roster,
     Send,
     Signal,
     Start,
 )
+from monarch._mesh.roster import Roster
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
 from monarch._wire import message
@@ -80,18 +80,18 @@ class Steward:
     # --- what an agent supplies
 
     def prepare(self, starts: Sequence[Start]) -> None:
-        """See `roster.Prepare`."""
+        """See `effects.Prepare`."""
         raise NotImplementedError
 
     def launch(self, starts: Sequence[Start]) -> None:
-        """See `roster.Launch`."""
+        """See `effects.Launch`."""
         raise NotImplementedError
 
     def send_signal(self, pid: int, number: int) -> None:
         raise NotImplementedError
 
     def release(self, ended: ProcEnded) -> None:
-        """See `roster.Ended`."""
+        """See `effects.Ended`."""
         raise NotImplementedError
 
     def mesh_ended(self, mesh: str) -> None:

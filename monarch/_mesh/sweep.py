@@ -75,7 +75,7 @@ class Sweep:
                 if self._timer.when <= loop.now() + delay:
                     return
                 self._timer.cancel()
-            self._timer = loop.call_later(delay, self._sweep)
+            self._timer = loop.call_rarely(delay, self._sweep)
 
     def _sweep(self) -> None:
         proc, ports = self._proc, self._proc.ports

@@ -68,8 +68,8 @@ def _nothing() -> None:
 class Loop:
     """Callbacks for descriptors, for "soon" and for times, run one after the other on one thread.
 
-    `add`, `want_write`, `remove`, `call_soon`, `call_later`, `stop` may be called from any thread. A callback that
-    raises is reported to `on_error` and the loop goes on.
+    `add`, `want_write`, `remove`, `call_soon`, `call_later`, `call_rarely`, `stop` may be called from any thread. A callback
+    that raises is reported to `on_error` and the loop goes on.
     """
 
     def __init__(
@@ -87,6 +87,9 @@ class Loop:
         self._soon: deque[Callable[[], Any]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._new_timers: deque[Timer] = deque()
+        self._rare_timers: list[tuple[float, int, Timer]] = []
+        self._rare_thread: threading.Thread | None = None
+        self._rarely = threading.Condition()
         self._crowded = _CROWD
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
@@ -111,6 +114,33 @@ class Loop:
         if self._polling:
             self.wake()
         return timer
+
+    def call_rarely(self, delay: float, fn: Callable[[], Any]) -> Timer:
+        """`call_later` for what is always waited for and may come late.
+
+        A loop that sleeps with a time limit costs each call more than a microsecond; here another thread waits.
+        """
+        if self.virtual:
+            return self.call_later(delay, fn)
+        timer = Timer(self.now() + delay, fn)
+        with self._rarely:
+            heapq.heappush(self._rare_timers, (timer.when, next(self._order), timer))
+            if self._rare_thread is None:
+                self._rare_thread = start_thread(self._wait_for_rare, "monarch-alarm")
+            self._rarely.notify()
+        return timer
+
+    def _wait_for_rare(self) -> None:
+        """The thread of `call_rarely`; ends with the loop."""
+        timers = self._rare_timers
+        while True:
+            with self._rarely:
+                while not self._stopped and (not timers or timers[0][0] > self.now()):
+                    self._rarely.wait(timers[0][0] - self.now() if timers else None)
+                if self._stopped:
+                    return
+                timer = heapq.heappop(timers)[2]
+            self.call_soon(lambda timer=timer: timer.fn())  # type: ignore[misc]
 
     def wake(self) -> None:
         try:
@@ -151,6 +181,8 @@ class Loop:
         """Ends the loop after the current callback. `join` waits for its thread."""
         self._stopped = True
         self.wake()
+        with self._rarely:
+            self._rarely.notify()
 
     def join(self, timeout: float) -> bool:
         if self._thread is not None and not self.in_loop():

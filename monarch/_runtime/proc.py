@@ -19,7 +19,7 @@ from monarch._errors import BackpressureTimeout, ForkedClientError
 from monarch._runtime.future import running_loop
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.instance import Delivery, Instance
-from monarch._runtime.loop import Loop
+from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.replies import Ports
 from monarch._runtime.waiting import Waits
 from monarch._wire import frame as frames
@@ -92,6 +92,7 @@ class Proc:
         self.agent_lost: Callable[[str], None] = _ignore
         self.transport: Transport | None = None
         self.root_name = ""
+        self.absent: dict[str, Callable[[], Any]] = {}  # actors made by the first message to them
         self.mesh: Any = None  # the mesh layer's state for this process
         self.mailbox_messages = int(settings.get("mailbox_messages"))
         self.frame_limit = int(settings.get("codec_max_frame_length"))
@@ -157,7 +158,8 @@ class Proc:
         pieces = frames.encode(message.encode(msg), body, buffers, self.frame_limit)
         size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
         wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
-        (peer or self.peer(address)).send(pieces, wait, lazy if size < _WAIT_FROM else 0.0)
+        port = msg.port if type(msg) is Call else 0
+        (peer or self.peer(address)).send(pieces, wait, lazy if size < _WAIT_FROM else 0.0, port)
 
     def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> None:
         """Raises MessageTooLargeError when a message of this size cannot be sent."""
@@ -304,6 +306,9 @@ class Proc:
             connection.send(frames.encode(message.encode(Bye(reason))))
             connection.close(reason)
             return False
+        if 0 <= hello.meant < self.incarnation:  # it hears from its agent how that one ended
+            connection.close("the process that is meant has ended, and another has taken its place")
+            return False
         connection.remote = hello.address
         connection.pid = hello.pid
         peer = self.peer(hello.address)
@@ -434,6 +439,9 @@ class Proc:
                         self.loop.call_later(settings.get("pending_actor_delivery_timeout"), lambda: self._give_up(key))
                     self._unknown[key].append(delivery)
                     self._unknown_count += 1
+                    make = self.absent.pop(key, None)
+                    if make is not None:
+                        start_thread(make, "monarch-make")
                     return
                 tombstone = Failure(
                     f"no actor {key} is here and {self._unknown_count} messages already wait for others"
@@ -509,7 +517,9 @@ class Proc:
             raise self.closed
         connection = self.transport.dial(address)
         self._remember(address, connection)
-        connection.send(frames.encode(message.encode(Hello(VERSION, self.address, self.pid, self.incarnation))))
+        peer = self._peers.get(address)
+        meant = peer.incarnation if peer is not None and peer.aware else -1
+        connection.send(frames.encode(message.encode(Hello(VERSION, self.address, self.pid, self.incarnation, meant))))
         return connection
 
     def _ask_agent(self, peer: Peer) -> None:
@@ -543,10 +553,11 @@ class Proc:
             self.incarnations.process_restarted(address, incarnation)
             peer.revive(incarnation)
             self._welcome_newcomer(peer)
-            self._post_quietly(agent_of(address), Heard(address, incarnation))
         elif peer is not None and peer.asking:
             peer.listening()
-            self._fail_broken(address)
+            self._fail_broken(peer)
+        if incarnation:
+            self._post_quietly(agent_of(address), Heard(address, incarnation))
 
     def _welcome_newcomer(self, peer: Peer) -> None:
         newcomer = self._newcomers.pop(peer.address, None)
@@ -556,12 +567,14 @@ class Proc:
                 peer.adopt(connection)
             self.connection_received(connection, early)
 
-    def _fail_broken(self, address: str) -> None:
+    def _fail_broken(self, peer: Peer) -> None:
         """A connection broke and its process lives: what was under way may be lost, and nobody would ever know."""
+        address = peer.address
+        late, peer.late = peer.late, set()
         count = self._broken.pop(address, None)
         if count is not None:
             what = f"the connection to {address} broke while the call was under way; it may have run there or not"
-            self.ports.connection_broke(address, count, Failure(what))
+            self.ports.connection_broke(address, range(count), late, Failure(what))
 
     def on_process_ended(self, ended: ProcEnded) -> None:
         """The agent's word: that process is gone. Whoever waits for it is told, then the mesh layer."""
@@ -616,6 +629,7 @@ class Proc:
         peer = self.peer(remote)
         if peer.ended is None and welcome.incarnation > peer.incarnation:
             peer.incarnation = welcome.incarnation
+            peer.aware = True
             self.incarnations.process_restarted(remote, welcome.incarnation)
 
     def _on_restarted(self, remote: str, restarted: Restarted) -> None:

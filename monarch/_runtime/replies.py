@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -150,10 +150,11 @@ class Ports:
         """A number above those of all ports there are, and below those to come."""
         return next(self._numbers)
 
-    def connection_broke(self, address: str, before: int, failure: Failure) -> None:
-        """Fails whatever older than port `before` still waits for an answer from that process."""
+    def connection_broke(self, address: str, ports: range, late: Container[int], failure: Failure) -> None:
+        """Fails whatever waits at these ports for an answer from that process, but for those in `late`."""
         for entry in list(self._entries.values()):
-            if entry.number < before and entry.target is not None and entry.waits_for(address):
+            risky = entry.number in ports and entry.number not in late
+            if risky and entry.target is not None and entry.waits_for(address):
                 entry.fail(failure)
 
     def close_all(self, failure: Failure) -> None:

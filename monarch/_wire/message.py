@@ -31,6 +31,7 @@ class Hello(_Message, tag=0):
     address: str
     pid: int
     incarnation: int = 0  # of the process: how often the one at this address was replaced by a new one
+    meant: int = -1  # the incarnation of the other process that the dialler was told of; -1: of none, anyone will do
 
 
 class Welcome(_Message, tag=12):

@@ -44,10 +44,12 @@ class Peer:
         "_lost",
         "address",
         "asking",
+        "aware",
         "broken",
         "connection",
         "ended",
         "incarnation",
+        "late",
     )
 
     def __init__(self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None]) -> None:
@@ -55,8 +57,10 @@ class Peer:
         self.connection: Connection | None = None
         self.ended: Any = None
         self.incarnation = 0  # of the process there, as far as known
+        self.aware = False  # whether somebody has told us, so that what we send is meant for no later one
         self.asking = False
         self.broken = False  # asking because a connection broke: what was under way on it may be lost
+        self.late: set[int] = set()  # ports of messages that a broken connection did not take: nothing of them is lost
         self._lost: Connection | None = None
         self._dial = dial
         self._ask = ask
@@ -87,21 +91,22 @@ class Peer:
         connection = self.connection
         return self._kept_bytes + (connection.queued if connection is not None else 0)
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
-        """Writes, dials and writes, or keeps. Raises PeerEnded."""
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, port: int = 0) -> None:
+        """Writes, dials and writes, or keeps. Raises PeerEnded. `port`: where the answer to it is awaited, 0 for none."""
         while True:
             connection = self.connection
             if connection is None:
-                connection = self._connect_or_keep(pieces)
+                connection = self._connect_or_keep(pieces, port)
                 if connection is None:
                     return
             try:
                 connection.send(pieces, wait, lazy)
                 return
             except ConnectionLost:
+                self.late.add(port)
                 self.lost(connection)
 
-    def _connect_or_keep(self, pieces: Sequence[Buffer]) -> Connection | None:
+    def _connect_or_keep(self, pieces: Sequence[Buffer], port: int) -> Connection | None:
         ask = False
         with self._lock:
             if self.ended is not None:
@@ -116,6 +121,7 @@ class Peer:
                 owned: list[Buffer] = [bytes(piece) for piece in pieces]
                 self._kept.append(owned)
                 self._kept_bytes += sum(map(len, owned))
+                self.late.add(port)
         if ask:
             self._ask(self)
         return connection
@@ -123,6 +129,7 @@ class Peer:
     def adopt(self, connection: Connection) -> None:
         """The other side dialled us: use its connection when we have none."""
         with self._lock:
+            self.aware = True
             if self.connection is None and self.ended is None:
                 self._send_kept(connection)
                 self.connection = connection
@@ -144,6 +151,7 @@ class Peer:
     def listening(self) -> None:
         """The agent says the process can be reached."""
         with self._lock:
+            self.aware = True
             self.asking = self.broken = False
             if self.connection is None and self._kept and self.ended is None:
                 try:
@@ -171,6 +179,7 @@ class Peer:
                 self.ended = why
             self._kept = []
             self._kept_bytes = 0
+            self.late = set()
             self.asking = self.broken = False
             connection, self.connection = self.connection, None
             self._changed.notify_all()
@@ -181,8 +190,10 @@ class Peer:
         """The agent says that a new process listens in the place of the one that has ended."""
         with self._lock:
             self.incarnation = incarnation
+            self.aware = True
             self.ended = None
             self._kept = []
             self._kept_bytes = 0
+            self.late = set()
             self.asking = self.broken = False
             self._changed.notify_all()

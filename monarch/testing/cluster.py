@@ -114,6 +114,7 @@ class InProcessCluster:
         proc.mesh.fault = self._on_failure
         self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
         proc.root_name = self._root.unique
+        singletons.serve(proc)
         set_root(self._root)
         self._before = home()
         set_home(proc)

@@ -94,7 +94,7 @@ class _OfTheClient:
             self.descriptors = set(client.proc.loop.descriptors())
             self.pids = {client.agent.pid}
             self.folder = client.directory
-            self.threads = {"monarch-io", "monarch-output"}
+            self.threads = {"monarch-io", "monarch-alarm", "monarch-output"}
 
 
 def _descriptors(own: _OfTheClient) -> Iterator[Leak]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from monarch._mesh import singletons
 from monarch._mesh.controller import MeshLayer
-from monarch._mesh.roster import Start
+from monarch._mesh.effects import Start
 from monarch._mesh.steward import Steward
 from monarch._runtime.future import All
 from monarch._runtime.instance import Delivery, Instance, Leave

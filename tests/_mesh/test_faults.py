@@ -10,50 +10,54 @@ from typing import Any
 import pytest
 
 from monarch._errors import UnhandledFaultError
-from monarch._mesh.faults import Raised, _handles_fault, has_own_handler
+from monarch._mesh.faults import Raised, _has_part, has_own_handler
 
 
-def test_a_fault_is_under_way_while_its_exception_exists() -> None:
+def test_a_fault_is_over_when_its_exception_is_gone() -> None:
     raised = Raised()
-    assert not raised.under_way(0.0)
+    assert not raised.exists(0.0)
     error = UnhandledFaultError("report")
     raised.now(100.0, error)
-    assert raised.under_way(100.0) and raised.under_way(109.0)
+    assert raised.exists(100.0) and raised.exists(109.0)
+    assert not raised.as_interrupt(100.0)
     del error
-    assert not raised.under_way(100.0)
+    assert not raised.exists(100.0)
 
 
 def test_who_keeps_the_exception_hears_of_the_next_fault_all_the_same() -> None:
     raised = Raised()
     error = UnhandledFaultError("report")
     raised.now(100.0, error)
-    assert not raised.under_way(110.0)
+    assert not raised.exists(110.0)
     assert str(error) == "report"
 
 
 def test_without_an_exception_of_ours_time_decides() -> None:
     raised = Raised()
     raised.now(100.0, None)
-    assert raised.under_way(109.0) and not raised.under_way(110.0)
+    assert raised.as_interrupt(109.0) and not raised.as_interrupt(110.0)
+    assert not raised.exists(109.0)
     raised.now(200.0, None)
     raised.over()
-    assert not raised.under_way(200.0)
+    assert not raised.as_interrupt(200.0)
 
 
 def test_what_is_raised_while_a_fault_is_handled_belongs_to_it() -> None:
-    assert not _handles_fault(None)
-    assert not _handles_fault(KeyboardInterrupt())
+    kinds = (UnhandledFaultError,)
+    assert not _has_part(None, kinds)
+    assert not _has_part(KeyboardInterrupt(), kinds)
     fault = UnhandledFaultError("report")
-    assert _handles_fault(fault)
+    assert _has_part(fault, kinds)
     cancelled = asyncio.CancelledError()
+    assert not _has_part(cancelled, kinds) and _has_part(cancelled, (*kinds, asyncio.CancelledError))
     cancelled.__context__ = fault
     error = RuntimeError()
     error.__cause__, error.__context__ = ValueError(), cancelled
-    assert _handles_fault(error)
+    assert _has_part(error, kinds)
     circle = ValueError()
     other = ValueError()
     circle.__context__, other.__context__ = other, circle
-    assert not _handles_fault(circle)
+    assert not _has_part(circle, kinds)
 
 
 @pytest.fixture

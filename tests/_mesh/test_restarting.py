@@ -390,11 +390,9 @@ def test_arguments_that_cannot_be_pickled_harm_nobody(diary: Diary) -> None:
     assert diary.rest() == [] and values(mesh, "called") == ["first"] * 2
 
 
-def test_the_first_arguments_are_kept_as_they_were(diary: Diary) -> None:
+def test_the_first_arguments_are_kept_as_they_were() -> None:
     np = pytest.importorskip("numpy")
     array, items = np.ones(10_000), ["before"]  # the array's memory is not copied into the message
-    mesh = this_host().spawn_procs().spawn("w", Worker, Local(diary), extra=None)
-    mesh.stop().get(TIMEOUT)
 
     class Keeper(Actor):
         def __init__(self, array: Any, items: list[str]) -> None:
@@ -510,18 +508,13 @@ def test_the_restarted_hook_runs_before_any_message(
     cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type
 ) -> None:
     """A caller that the actor before never heard from reaches the new one at any time, and waits for the hook."""
-    mesh = spawn(diary, kind, gpus=1).slice(gpus=0)
-    owned = mesh  # a view is called, the owner restarts
+    mesh = spawn(diary, kind, procs=this_host().spawn_procs())
     asker = spawn(Diary(), procs=this_host().spawn_procs())
     diary.hooks["restarted"] = gate.hook
-    with pytest.raises(NotImplementedError):
-        owned.restart()
-    whole = spawn(diary, kind, gpus=1, name="whole")
-    restart = whole.restart()
+    restart = mesh.restart()
     gate.wait_entered()
-    diary.rest()
-    delivered = cluster.expect("Call", target=cluster.address_of(whole))
-    asked = asker.do.call_one(Local(lambda actor, other: other.slice(gpus=0).add.call_one(1).get(TIMEOUT)), whole)
+    delivered = cluster.expect("Call", target=cluster.address_of(mesh))
+    asked = asker.do.call_one(Local(lambda actor, other: other.add.call_one(1).get(TIMEOUT)), mesh)
     delivered.wait()
     with pytest.raises(TimeoutError):
         restart.get(0)
@@ -530,3 +523,910 @@ def test_the_restarted_hook_runs_before_any_message(
     gate.opened.set()
     restart.get(TIMEOUT)
     assert asked.get(TIMEOUT) == 1
+
+
+# --- Asked for inside an actor.
+
+
+class Parent(Owner):
+    """Owns a mesh of two in processes of its own, and restarts what fails of it."""
+
+    def __init__(self, diary: Shared, children: Shared) -> None:
+        super().__init__(diary)
+        self.child = this_host().spawn_procs({"gpus": 2}).spawn("child", Worker, children)
+        self.child.called.call().get(TIMEOUT)
+
+    @endpoint
+    def get_child(self) -> Any:
+        return self.child
+
+    def __supervise__(self, failure: MeshFailure) -> Any:
+        self.diary.note("supervise", failure.crashed_ranks)
+        self.child.restart(failed=True).get(TIMEOUT)
+        self.diary.note("supervised")
+        return True
+
+
+class AsyncParent(AsyncOwner):
+    def __init__(self, diary: Shared, children: Shared) -> None:
+        super().__init__(diary)
+        self.child = this_host().spawn_procs({"gpus": 2}).spawn("child", AsyncWorker, children)
+
+    @endpoint
+    async def get_child(self) -> Any:
+        await self.child.called.call()
+        return self.child
+
+    async def __supervise__(self, failure: MeshFailure) -> Any:
+        self.diary.note("supervise", failure.crashed_ranks)
+        await self.child.restart(failed=True)
+        self.diary.note("supervised")
+        return True
+
+
+parents = pytest.mark.parametrize("kind", [Parent, AsyncParent])
+
+
+@parents
+def test_an_owner_restarts_what_failed_and_lives_on(diary: Diary, kind: type) -> None:
+    children = Diary()
+    parent = spawn(diary, kind, 1, this_host().spawn_procs(), "parent", Local(children))
+    child = parent.get_child.call_one().get(TIMEOUT)
+    for rank in (1, 0, 1):
+        child.slice(gpus=rank).fail.broadcast()
+        assert diary.until("supervised") == [("supervise", [rank]), ("supervised",)]
+        values(child, "add", rank)
+    assert values(child, "all") == [[0, 1], [1]]
+    assert parent.called.call_one().get(TIMEOUT) == "first"
+
+
+@parents
+def test_an_owner_whose_restart_fails_fails_with_it(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+    children = Diary()
+    parent = spawn(diary, kind, 1, this_host().spawn_procs(), "parent", Local(children))
+    child = parent.get_child.call_one().get(TIMEOUT)
+
+    def broken(actor: Worker) -> None:
+        raise OSError("no room")
+
+    children.hooks["init"] = broken
+    child.slice(gpus=1).fail.broadcast()
+    failure = cluster.next_failure()
+    assert failure.mesh_name.startswith("parent-")
+    assert "no room" in failure.report() and "handling another failure" in failure.report()
+
+
+def test_an_actor_that_did_not_spawn_the_mesh_may_not_restart_it(diary: Diary) -> None:
+    parent = spawn(diary, Parent, 1, this_host().spawn_procs(), "parent", Local(Diary()))
+    child = parent.get_child.call_one().get(TIMEOUT)
+    with pytest.raises(NotImplementedError, match="requires an owned ActorMesh"):
+        child.restart()
+
+
+# --- References that others hold.
+
+
+def ask(actor: Worker, mesh: Any) -> Any:
+    """Runs in a plain actor: every adverb there is, on a view of two."""
+    first = [value for _, value in mesh.add.call("call").get(TIMEOUT)]
+    one = mesh.slice(gpus=1).add.call_one("one").get(TIMEOUT)
+    streamed = sorted(future.get(TIMEOUT) for future in mesh.called.stream())
+    mesh.add.broadcast("cast")
+    chosen = mesh.called.choose().get(TIMEOUT)
+    return first, one, streamed, chosen, [value for _, value in mesh.all.call().get(TIMEOUT)]
+
+
+async def ask_async(actor: Worker, mesh: Any) -> Any:
+    first = [value for _, value in await mesh.add.call("call")]
+    one = await mesh.slice(gpus=1).add.call_one("one")
+    streamed = sorted([await future for future in mesh.called.stream()])
+    mesh.add.broadcast("cast")
+    chosen = await mesh.called.choose()
+    return first, one, streamed, chosen, [value for _, value in await mesh.all.call()]
+
+
+ASKERS = [(Worker, ask), (AsyncWorker, ask_async)]
+askers = pytest.mark.parametrize(("kind", "ask"), ASKERS, ids=["sync", "async"])
+FRESH = ([1, 1], 2, ["first"] * 2, "first", [["call", "cast"], ["call", "one", "cast"]])
+
+
+@askers
+@pytest.mark.parametrize("how", ["failed", "living"])
+def test_references_held_elsewhere_work_again(
+    cluster: InProcessCluster, diary: Diary, kind: type, ask: Callable[..., Any], how: str
+) -> None:
+    """At once: nobody has to call twice. Those that called before, and those that did not."""
+    mesh = spawn(diary, kind)
+    view = mesh.flatten("gpus")
+    askers = [spawn(Diary(), kind, procs=this_host().spawn_procs()) for _ in range(3)]
+    heard, silent, late = askers
+    assert do(heard, ask, view) == FRESH
+    held = do(silent, lambda actor, sent: (setattr(actor, "held", sent), Local(sent))[1], view).value
+    for round in range(3):
+        if how == "failed":
+            for rank in range(2):
+                fail(cluster, mesh.slice(gpus=rank))
+        mesh.restart().get(TIMEOUT)
+        assert do(heard, ask, view) == FRESH, round
+        mesh.restart().get(TIMEOUT)
+        assert do(silent, lambda actor: ask(actor, actor.held)) == FRESH, round
+        mesh.restart().get(TIMEOUT)
+        assert do(late, ask, held) == FRESH, round
+    # and the owner's own, slices made before and after
+    mesh.restart().get(TIMEOUT)
+    assert [value for _, value in view.add.call(1).get(TIMEOUT)] == [1, 1]
+
+
+@kinds
+def test_endpoints_taken_before_a_restart_serve_after_it(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+    mesh = spawn(diary, kind)
+    add, part = mesh.add, mesh.slice(gpus=1).add
+    add.call(0).get(TIMEOUT)
+    fail(cluster, mesh.slice(gpus=1))
+    mesh.restart(failed=True).get(TIMEOUT)
+    assert [value for _, value in add.call(1).get(TIMEOUT)] == [2, 1]
+    assert part.call_one(2).get(TIMEOUT) == 2
+
+
+def test_references_sent_on_and_on(diary: Diary) -> None:
+    """Through a chain of actors, each in a process of its own that never called the actors it passes on."""
+    mesh = spawn(diary)
+    chain = spawn(Diary(), gpus=3, name="chain")
+
+    def pass_on(actor: Worker, chain: Any, mesh: Any) -> Any:
+        step = chain.slice(gpus=slice(1, None)) if len(chain) > 1 else None
+        return ask(actor, mesh) if step is None else do(step.slice(gpus=0), pass_on, step, mesh)
+
+    for _ in range(2):
+        mesh.restart().get(TIMEOUT)
+        assert do(chain.slice(gpus=0), pass_on, chain, mesh) == FRESH
+
+
+@kinds
+def test_who_called_while_it_was_down_is_told_why_and_reaches_the_next(
+    cluster: InProcessCluster, diary: Diary, kind: type
+) -> None:
+    mesh = spawn(diary, kind, procs=this_host().spawn_procs())
+    called, silent = (spawn(Diary(), procs=this_host().spawn_procs()) for _ in range(2))
+
+    def add(actor: Worker, sent: Any) -> Any:
+        return sent.add.call_one(actor.name).get(TIMEOUT)
+
+    do(called, add, mesh)
+    fail(cluster, mesh, "worn out")
+    for asker in (called, silent):
+        for _ in range(3):
+            with pytest.raises(ActorError, match="worn out") as caught:
+                do(asker, add, mesh)
+            assert isinstance(caught.value.exception, SupervisionError)
+    mesh.restart(failed=True).get(TIMEOUT)
+    assert [do(called, add, mesh), do(silent, add, mesh), do(called, add, mesh)] == [1, 2, 3]
+
+
+# --- Messages under way.
+
+
+@kinds
+def test_calls_under_way_to_the_dead_fail_and_never_reach_the_living(diary: Diary, kind: type) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn(diary, kind, procs=this_host().spawn_procs())
+        sender = spawn(Diary(), procs=this_host().spawn_procs())
+
+        def add(actor: Worker, mesh: Any, *numbers: int) -> Any:
+            actor.sent = [mesh.add.call_one(number) for number in numbers]
+
+        def answers(actor: Worker) -> Any:
+            return [future.exception(TIMEOUT) or future.get(TIMEOUT) for future in actor.sent]
+
+        do(sender, add, mesh, 1)
+        assert do(sender, answers) == [1]
+        with cluster.network.hold(cluster.address_of(sender), cluster.address_of(mesh)):
+            do(sender, add, mesh, 2, 3)
+            fail(cluster, mesh)
+            restart = mesh.restart(failed=True)
+            assert diary.until("restarted", 0)
+            clock.advance(1.0)  # the sender says that it knows, behind its calls: nobody waits for that for longer
+            restart.get(TIMEOUT)
+            assert mesh.add.call_one("mine").get(TIMEOUT) == 1
+        for error in do(sender, answers):
+            assert isinstance(error, SupervisionError)
+            assert "was restarted after this message was sent" in str(error) and "w.add()" in str(error)
+        do(sender, add, mesh, 4, 5)
+        assert do(sender, answers) == [2, 3]
+        assert mesh.all.call_one().get(TIMEOUT) == ["mine", 4, 5]
+
+
+@kinds
+def test_casts_under_way_to_the_dead_are_lost_and_harm_nobody(diary: Diary, kind: type) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn(diary, kind, procs=this_host().spawn_procs())
+        sender = spawn(Diary(), procs=this_host().spawn_procs())
+
+        def cast(actor: Worker, mesh: Any, *numbers: int) -> Any:
+            for number in numbers:
+                mesh.add.broadcast(number)
+
+        do(sender, cast, mesh, 1)
+        assert do(sender, lambda actor, mesh: mesh.all.call_one().get(TIMEOUT), mesh) == [1]
+        bounced = cluster.expect("Bounced", target=cluster.address_of(sender))
+        with cluster.network.hold(cluster.address_of(sender), cluster.address_of(mesh)):
+            do(sender, cast, mesh, 2, 3)
+            restart = mesh.restart()
+            assert diary.until("restarted", 0)
+            clock.advance(1.0)
+            restart.get(TIMEOUT)
+        bounced.wait()
+        do(sender, cast, mesh, 4)
+        assert do(sender, lambda actor, mesh: mesh.all.call_one().get(TIMEOUT), mesh) == [4]
+
+
+@kinds
+def test_a_sender_that_never_called_reaches_whoever_is_there(diary: Diary, kind: type) -> None:
+    """Its message was under way while the actor was restarted; nobody before had ever heard from it."""
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn(diary, kind, procs=this_host().spawn_procs())
+        sender = spawn(Diary(), procs=this_host().spawn_procs())
+        with cluster.network.hold(cluster.address_of(sender), cluster.address_of(mesh)):
+            for number in range(3):
+                do(sender, lambda actor, mesh, number: mesh.add.broadcast(number), mesh, number)
+            mesh.restart().get(TIMEOUT)
+        for number in range(3, 6):
+            do(sender, lambda actor, mesh, number: mesh.add.broadcast(number), mesh, number)
+        assert do(sender, lambda actor, mesh: mesh.all.call_one().get(TIMEOUT), mesh) == list(range(6))
+
+
+def test_what_waits_in_the_mailbox_of_an_actor_that_is_restarted_is_refused(diary: Diary, gate: Gate) -> None:
+    mesh = spawn(diary, procs=this_host().spawn_procs())
+    held = mesh.do.call_one(Local(gate.hook))
+    gate.wait_entered()
+    waiting = [mesh.add.call_one(number) for number in range(3)]
+    restart = mesh.restart()
+    for future in waiting:
+        with pytest.raises(SupervisionError, match="stopped: restarted by its owner"):
+            future.get(TIMEOUT)
+    gate.opened.set()
+    held.get(TIMEOUT)  # what it was doing, it finished
+    restart.get(TIMEOUT)
+    assert mesh.all.call_one().get(TIMEOUT) == []
+
+
+@kinds
+def test_each_senders_messages_keep_their_order_over_restarts(
+    cluster: InProcessCluster, diary: Diary, kind: type
+) -> None:
+    """Of casts and calls of several senders each actor handled some first ones, and in order."""
+    mesh = spawn(diary, kind)
+    senders = [spawn(Diary(), procs=this_host().spawn_procs()) for _ in range(2)]
+
+    def flood(actor: Worker, mesh: Any, name: str, start: int) -> None:
+        for number in range(start, start + 20):
+            (mesh if number % 3 else mesh.slice(gpus=1)).add.broadcast((name, number))
+
+    for start in range(0, 100, 20):
+        flooding = [sender.do.call_one(Local(flood), mesh, str(i), start) for i, sender in enumerate(senders)]
+        for future in flooding:
+            future.get(TIMEOUT)
+        for sender in senders:  # all of its messages are there
+            do(sender, lambda actor, mesh: values(mesh, "called"), mesh)
+        for rank, seen in enumerate(values(mesh, "all")):
+            for name in "01":
+                expected = [number for number in range(start, start + 20) if rank or number % 3]
+                assert [number for who, number in seen if who == name] == expected
+        if start % 40:
+            fail(cluster, mesh.slice(gpus=0))
+        mesh.restart().get(TIMEOUT)
+
+
+# --- Ends while a restart is under way.
+
+
+@pytest.mark.parametrize("where", ["cleanup", "init", "restarted"])
+@kinds
+def test_a_mesh_that_is_stopped_meanwhile_leaves_nothing(
+    cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type, where: str
+) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    spawn(Diary(), kind, procs=procs, name="other")
+    before = sizes(cluster)
+    mesh = spawn(diary, kind, procs=procs)
+    diary.hooks[where] = gate.hook
+    restart = mesh.restart(gpus=1)
+    gate.wait_entered()
+    stop = mesh.stop("enough")
+    gate.opened.set()
+    stop.get(TIMEOUT)
+    error = restart.exception(TIMEOUT)
+    if error is not None or where == "cleanup":  # else it was restarted, and stopped then
+        assert "was stopped" in str(error) or "stopped: enough" in str(error)
+    restarts_are_over()
+    cluster.settle()
+    assert actors_in(cluster, procs) == [["other"], ["other"]]
+    assert sizes(cluster) == before
+
+
+@kinds
+def test_a_mesh_whose_owner_ends_meanwhile_leaves_nothing(
+    cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type
+) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    children = Diary()
+    owner = spawn(diary, Owner if kind is Worker else AsyncOwner, procs=this_host().spawn_procs(), name="owner")
+
+    def own(actor: Worker) -> None:
+        actor.child = procs.spawn("child", kind, Local(children))
+
+    def begin(actor: Worker) -> None:
+        actor.restart = actor.child.restart()
+
+    do(owner, own)
+    assert sorted(children.until("init", 1)[-1:] + children.rest())
+    children.hooks["init"] = gate.hook
+    do(owner, begin)
+    gate.wait_entered()
+    stop = owner.stop()
+    gate.opened.set()
+    stop.get(TIMEOUT)
+    restarts_are_over()
+    cluster.settle()
+    assert actors_in(cluster, procs) == [[], []]
+
+
+def test_an_owner_that_fails_meanwhile_takes_its_mesh_with_it(
+    cluster: InProcessCluster, diary: Diary, gate: Gate
+) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    children = Diary()
+    owner = spawn(diary, Owner, procs=this_host().spawn_procs(), name="owner")
+
+    def own(actor: Worker) -> None:
+        actor.child = procs.spawn("child", Worker, Local(children))
+        actor.child.called.call().get(TIMEOUT)
+        children.hooks["restarted"] = gate.hook
+        actor.child.restart(gpus=0)
+
+    do(owner, own)
+    gate.wait_entered()
+    owner.fail.broadcast("the owner fails")
+    gate.opened.set()
+    assert "the owner fails" in cluster.next_failure().report()
+    diary.until("cleanup", 0)  # after its meshes have stopped
+    restarts_are_over()
+    cluster.settle()
+    assert actors_in(cluster, procs) == [[], []]
+
+
+def test_a_process_that_dies_meanwhile_fails_the_restart(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+    mesh = spawn(diary)
+    diary.hooks["init"] = gate.hook
+    restart = mesh.restart(gpus=1)
+    gate.wait_entered()
+    cluster.kill(mesh, 1)
+    with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
+        restart.get(TIMEOUT)
+    assert cluster.next_failure().crashed_ranks == [1]
+    with pytest.raises(RuntimeError, match=r"procs\.restart"):
+        mesh.restart(failed=True).get(TIMEOUT)
+
+
+def test_one_that_dies_while_the_actor_before_stops(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+    mesh = spawn(diary)
+    diary.hooks["cleanup"] = gate.hook
+    restart = mesh.restart(gpus=1)
+    gate.wait_entered()
+    cluster.kill(mesh, 1)
+    with pytest.raises(RuntimeError, match=r"its process .* has ended .*Killed\(sig=9\)"):
+        restart.get(TIMEOUT)
+    # It was being restarted, so nobody was told; who asked for it was.
+    assert mesh.slice(gpus=0).called.call_one().get(TIMEOUT) == "first"
+
+
+# --- Several at once.
+
+
+@kinds
+def test_restarts_of_the_same_actor_are_done_one_after_the_other(
+    cluster: InProcessCluster, diary: Diary, kind: type
+) -> None:
+    mesh = spawn(diary, kind)
+    for _ in range(5):
+        for error in [restart.exception(TIMEOUT) for restart in [mesh.restart() for _ in range(4)]]:
+            # An actor was stopped in its hook by the next restart, or had come that far.
+            assert error is None or "stopped: restarted by its owner" in str(error)
+    mesh.restart().get(TIMEOUT)
+    assert actors_in(cluster, mesh) == [["w"], ["w"]]
+    assert values(mesh, "add", 1) == [1, 1]
+    events = diary.rest()
+    for rank in range(2):
+        whats = [event[0] for event in events if event[1] == rank and event[0] != "restarted"]
+        assert whats == ["cleanup", "init"] * 21
+
+
+def test_restarts_of_different_meshes_do_not_wait_for_each_other(diary: Diary, gate: Gate) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    slow_diary = Diary()
+    slow, fast = spawn(slow_diary, procs=procs, name="slow"), spawn(diary, procs=procs, name="fast")
+    slow_diary.hooks["cleanup"] = gate.hook
+    waiting = slow.restart()
+    gate.wait_entered()
+    fast.restart().get(TIMEOUT)
+    assert not [event for event in slow_diary.rest() if event[0] == "init"]
+    gate.opened.set()
+    waiting.get(TIMEOUT)
+
+
+def test_restarts_from_many_threads(cluster: InProcessCluster, diary: Diary) -> None:
+    mesh = spawn(diary, gpus=4)
+    errors: list[str] = []
+
+    def restart(rank: int) -> None:
+        errors.extend(str(error) for _ in range(10) if (error := mesh.restart(gpus=rank).exception(TIMEOUT)))
+
+    threads = [threading.Thread(target=restart, args=(rank % 4,)) for rank in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT)
+    assert [error for error in errors if "stopped: restarted by its owner" not in error] == []
+    events = diary.rest()
+    for rank in range(4):
+        assert [event[0] for event in events if event[1] == rank] == ["cleanup", "init", "restarted"] * 20
+    assert actors_in(cluster, mesh) == [["w"]] * 4
+    assert values(mesh, "add", 1) == [1] * 4
+
+
+# --- Bounds.
+
+
+def test_a_thousand_restarts_leave_what_one_leaves(cluster: InProcessCluster, diary: Diary) -> None:
+    mesh = spawn(diary, gpus=2)
+    sender = spawn(Diary(), procs=this_host().spawn_procs())
+    target = cluster._agent.living[cluster.address_of(mesh, 1)]
+    source = cluster._agent.living[cluster.address_of(sender)]
+    (asker,) = source.actors.values()
+
+    def round() -> None:
+        mesh.restart(gpus=1).get(TIMEOUT)
+        mesh.add.broadcast("cast")
+        assert do(sender, lambda actor, mesh: mesh.slice(gpus=1).add.call_one(1).get(TIMEOUT), mesh) in (1, 2)
+        values(mesh, "all")
+
+    def everything() -> Any:
+        cluster.settle()
+        return (
+            sizes(cluster),
+            [
+                (len(p.ports), len(p.actors), len(p._tombstones), len(p._unknown), len(p._missed))
+                for p in (target, source)
+            ],
+            {remote: sorted(senders) for remote, senders in target._senders.items()},
+            {key: len(counts) for key, counts in asker.numbering._counts.items()},
+            source.incarnations._actors.keys(),
+            {actor.key: len(actor._reorder._expected) for actor in target.actors.values()},
+        )
+
+    for _ in range(3):
+        round()
+    before = everything()
+    for _ in range(1000):
+        round()
+    assert everything() == before
+
+
+# --- By a policy.
+
+
+def spawn_under(policy: RestartPolicy, diary: Diary, kind: type = Worker, gpus: int = 2, **options: Any) -> Any:
+    with policy:
+        return spawn(diary, kind, gpus, **options)
+
+
+def until_restarted(diary: Diary, *ranks: int) -> list[tuple[Any, ...]]:
+    """Waits until so many actors say that they were restarted, and the policy's work is done."""
+    events: list[tuple[Any, ...]] = []
+    for _ in ranks:
+        events += diary.until("restarted")
+    restarts_are_over()
+    assert sorted(event[1] for event in events if event[0] == "restarted") == sorted(ranks)
+    return events
+
+
+@kinds
+def test_one_for_one_restarts_what_failed(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+    mesh = spawn_under(RestartPolicy(), diary, kind)
+    values(mesh, "add", "before")
+    for _ in range(3):
+        mesh.slice(gpus=1).fail.broadcast("now and then")
+        assert until_restarted(diary, 1)[-2:] == [("init", 1, "first"), ("restarted", 1)]
+        assert values(mesh, "all") == [["before"], []]
+    assert "now and then" in do(mesh.slice(gpus=1), lambda actor: actor.failure.report())
+
+
+@kinds
+def test_all_for_one_restarts_all_meshes_of_the_block(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    other = Diary()
+    with RestartPolicy("all_for_one"):
+        mesh = spawn(diary, kind, procs=procs)
+        second = spawn(other, kind, procs=procs.slice(gpus=slice(0, 1)), name="second")
+    outside = spawn(Diary(), kind, procs=procs, name="outside")
+    for each in (mesh, second, outside):
+        values(each, "add", "before")
+    mesh.slice(gpus=0).fail.broadcast()
+    events = until_restarted(diary, 0, 1)
+    assert ("cleanup", 1) in events and events.index(("cleanup", 1)) < events.index(("init", 0, "first"))
+    assert other.until("restarted", 0)[0] == ("cleanup", 0)
+    assert [values(each, "all") for each in (mesh, second, outside)] == [[[], []], [[]], [["before"]] * 2]
+    assert actors_in(cluster, procs) == [["outside", "second", "w"], ["outside", "w"]]
+    for each in (mesh, second):  # all are told of the failure that it was for
+        for rank in range(len(each)):
+            assert "as asked" in do(each.slice(gpus=rank), lambda actor: actor.failure.report())
+
+
+@kinds
+def test_rest_for_one_restarts_what_came_after(cluster: InProcessCluster, kind: type) -> None:
+    procs = this_host().spawn_procs({"gpus": 3})
+    diaries = [Diary() for _ in range(3)]
+    with RestartPolicy("rest_for_one"):
+        meshes = [spawn(diary, kind, procs=procs, name=f"w{i}") for i, diary in enumerate(diaries)]
+    for mesh in meshes:
+        values(mesh, "add", "before")
+    meshes[1].slice(gpus=1).fail.broadcast()
+    until_restarted(diaries[1], 1, 2)
+    until_restarted(diaries[2], 0, 1, 2)
+    old, new = ["before"], []
+    assert [values(mesh, "all") for mesh in meshes] == [[old, old, old], [old, new, new], [new, new, new]]
+    assert diaries[0].rest() == []
+
+
+def test_a_mesh_of_the_block_that_was_stopped_stays_stopped(diary: Diary) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    other = Diary()
+    with RestartPolicy("all_for_one"):
+        stopped = spawn(other, procs=procs, name="stopped")
+        mesh = spawn(diary, procs=procs)
+    stopped.stop().get(TIMEOUT)
+    other.rest()
+    mesh.slice(gpus=0).fail.broadcast()
+    until_restarted(diary, 0, 1)
+    assert other.rest() == []
+
+
+def test_a_mesh_that_is_stopped_by_its_owner_is_not_restarted(cluster: InProcessCluster, diary: Diary) -> None:
+    mesh = spawn_under(RestartPolicy(), diary)
+    before = cluster._agent.living[cluster.address_of(mesh)]
+    mesh.stop().get(TIMEOUT)
+    assert diary.rest() == [("cleanup", 0), ("cleanup", 1)] or diary.rest() == []
+    assert before.actors == {}
+
+
+def test_an_actor_that_stops_by_itself_is_not_restarted(diary: Diary) -> None:
+    mesh = spawn_under(RestartPolicy(), diary)
+    do(mesh.slice(gpus=0), lambda actor: context().actor_instance.stop("done"))
+    assert diary.until("cleanup", 0) == [("cleanup", 0)]
+    restarts_are_over()
+    with pytest.raises(SupervisionError, match="stopped: done"):
+        mesh.slice(gpus=0).called.call_one().get(TIMEOUT)
+
+
+# --- too often
+
+
+def test_beyond_its_limit_a_failure_reaches_the_root(cluster: InProcessCluster, diary: Diary) -> None:
+    mesh = spawn_under(RestartPolicy(max_restarts=2, within="1h"), diary)
+    for rank in (0, 1):
+        mesh.slice(gpus=rank).fail.broadcast()
+        until_restarted(diary, rank)
+    mesh.slice(gpus=1).fail.broadcast("once too often")
+    failure = cluster.next_failure()
+    assert failure.crashed_ranks == [1]
+    for text in (failure.report(), failure.event):
+        assert "once too often" in text
+        assert "2 restarts within 3600 s are its limit (max_restarts, within)" in text
+    with pytest.raises(SupervisionError, match="once too often"):
+        mesh.slice(gpus=1).called.call_one().get(TIMEOUT)
+    assert mesh.slice(gpus=0).called.call_one().get(TIMEOUT) == "first"
+    mesh.restart(failed=True).get(TIMEOUT)  # by hand it still can be
+    assert values(mesh, "called") == ["first"] * 2
+
+
+@owners
+def test_beyond_its_limit_a_failure_reaches_its_owner(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+    children = Diary()
+    owner = spawn(diary, kind, procs=this_host().spawn_procs(), name="owner")
+    diary.hooks["supervise"] = lambda actor, failure: True
+
+    def own(actor: Worker) -> Any:
+        with RestartPolicy(max_restarts=1):
+            actor.child = this_host().spawn_procs({"gpus": 2}).spawn("child", Worker, Local(children))
+        return actor.child
+
+    child = do(owner, own)
+    values(child, "called")
+    children.rest()
+    child.slice(gpus=1).fail.broadcast("first")
+    until_restarted(children, 1)
+    assert diary.rest() == []  # its owner had nothing to do with it
+    child.slice(gpus=1).fail.broadcast("second")
+    ((_, failure),) = diary.until("supervise")
+    assert "second" in failure.report() and "1 restarts within 60 s are its limit" in failure.event
+    assert owner.called.call_one().get(TIMEOUT) == "first"
+
+
+def test_without_restarts_a_policy_only_says_so(cluster: InProcessCluster, diary: Diary) -> None:
+    mesh = spawn_under(RestartPolicy(max_restarts=0), diary)
+    mesh.slice(gpus=0).fail.broadcast()
+    assert "0 restarts within 60 s" in cluster.next_failure().report()
+
+
+def test_after_some_time_it_restarts_again(diary: Diary) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn_under(RestartPolicy(max_restarts=1, within=10), diary)
+        one = mesh.slice(gpus=0)
+        for _ in range(3):
+            one.fail.broadcast()
+            until_restarted(diary, 0)
+            clock.advance(10)
+        one.fail.broadcast()
+        until_restarted(diary, 0)
+        clock.advance(9.9)
+        assert "1 restarts within 10 s" in fail(cluster, one).event
+
+
+# --- how soon
+
+
+@kinds
+def test_restarts_wait_longer_each_time(diary: Diary, kind: type) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn_under(RestartPolicy(max_restarts=9, within="1h", backoff=2, max_backoff=5), diary, kind)
+        one, other = mesh.slice(gpus=0), mesh.slice(gpus=1)
+        for delay in (2, 4, 5, 5):
+            ended = cluster.expect("ActorEnded")
+            one.fail.broadcast("for now")
+            ended.wait()
+            with pytest.raises(SupervisionError, match="for now"):
+                one.called.call_one().get(TIMEOUT)
+            assert other.called.call_one().get(TIMEOUT) == "first"
+            clock.advance(delay - 0.001)
+            cluster.settle()
+            assert [event for event in diary.rest() if event[0] == "init"] == []
+            clock.advance(0.001)
+            until_restarted(diary, 0)
+            assert one.called.call_one().get(TIMEOUT) == "first"
+
+
+def test_an_actor_restarted_by_hand_meanwhile_is_not_restarted_again(diary: Diary) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn_under(RestartPolicy("all_for_one", backoff=2), diary)
+        ended = cluster.expect("ActorEnded")
+        mesh.slice(gpus=0).fail.broadcast()
+        ended.wait()
+        mesh.restart(failed=True).get(TIMEOUT)
+        diary.rest()
+        clock.advance(10)
+        cluster.settle()
+        restarts_are_over()
+        assert diary.rest() == []
+        mesh.slice(gpus=1).fail.broadcast()  # and it is watched as ever
+        clock_advanced_until(clock, diary, 4)
+
+
+def clock_advanced_until(clock: VirtualClock, diary: Diary, seconds: float) -> None:
+    """A restart that is due within so many seconds of its failure, whenever that is noticed."""
+    diary.until("cleanup", 1)
+    cleaned = threading.Event()
+    while not cleaned.is_set():
+        clock.advance(seconds)
+        if any(thread.name == "monarch-restart" for thread in threading.enumerate()):
+            cleaned.set()
+    until_restarted(diary, 0, 1)
+
+
+def test_a_mesh_that_is_stopped_before_its_time_is_not_restarted(diary: Diary) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn_under(RestartPolicy(backoff=2), diary)
+        ended = cluster.expect("ActorEnded")
+        mesh.slice(gpus=0).fail.broadcast()
+        ended.wait()
+        mesh.stop().get(TIMEOUT)
+        diary.rest()
+        clock.advance(10)
+        cluster.settle()
+        restarts_are_over()
+        assert diary.rest() == []
+
+
+# --- failures of and during restarts
+
+
+@kinds
+def test_a_restart_that_fails_is_tried_again(cluster: InProcessCluster, diary: Diary, kind: type) -> None:
+    mesh = spawn_under(RestartPolicy(max_restarts=3), diary, kind)
+    tries = iter(["no room", "no room", ""])
+
+    def init(actor: Worker) -> None:
+        if why := next(tries):
+            raise OSError(why)
+
+    diary.hooks["init"] = init
+    mesh.slice(gpus=1).fail.broadcast()
+    events = until_restarted(diary, 1)
+    assert [event[0] for event in events] == ["cleanup", "init", "init", "init", "restarted"]
+    assert "no room" in do(mesh.slice(gpus=1), lambda actor: actor.failure.report())
+    assert "limit" in fail(cluster, mesh.slice(gpus=1)).event  # each try counted
+
+
+@kinds
+@pytest.mark.parametrize("hook", ["init", "restarted"])
+def test_a_restart_that_always_fails_ends_at_the_limit(
+    cluster: InProcessCluster, diary: Diary, kind: type, hook: str
+) -> None:
+    mesh = spawn_under(RestartPolicy(max_restarts=3), diary, kind)
+
+    def broken(*_: Any) -> None:
+        raise OSError("no room at all")
+
+    diary.hooks[hook] = broken
+    failure = fail(cluster, mesh.slice(gpus=1))
+    assert "no room at all" in failure.report() and "3 restarts" in failure.report()
+    assert [event[0] for event in diary.rest() if event[0] == "init"] == ["init"] * 3
+    assert mesh.slice(gpus=0).called.call_one().get(TIMEOUT) == "first"
+
+
+def test_what_fails_while_it_is_stopped_for_a_restart_is_told_to_nobody(
+    cluster: InProcessCluster, diary: Diary
+) -> None:
+    mesh = spawn_under(RestartPolicy("all_for_one", max_restarts=1), diary, gpus=3)
+
+    def cleanup(actor: Worker, exc: Any) -> None:
+        raise OSError("trouble while cleaning up")
+
+    diary.hooks["cleanup"] = cleanup
+    mesh.slice(gpus=1).fail.broadcast()
+    until_restarted(diary, 0, 1, 2)
+    assert values(mesh, "called") == ["first"] * 3
+    diary.hooks.clear()
+
+
+def test_another_that_fails_meanwhile_is_restarted_as_well(cluster: InProcessCluster, diary: Diary, gate: Gate) -> None:
+    mesh = spawn_under(RestartPolicy(), diary, gpus=3)
+    diary.hooks["init"] = lambda actor: gate.hook() if actor.rank == 0 else None
+    mesh.slice(gpus=0).fail.broadcast()
+    gate.wait_entered()
+    mesh.slice(gpus=1).fail.broadcast()
+    mesh.slice(gpus=2).fail.broadcast()
+    assert {diary.until("restarted")[-1][1] for _ in range(2)} == {1, 2}
+    gate.opened.set()
+    until_restarted(diary, 0)
+    assert values(mesh, "called") == ["first"] * 3
+
+
+def test_arguments_that_were_not_kept_end_it_at_once(cluster: InProcessCluster, diary: Diary) -> None:
+    with monarch.configured(restart_argument_bytes=5000), RestartPolicy("all_for_one"):
+        mesh = this_host().spawn_procs({"gpus": 2}).spawn("w", Worker, Local(diary), extra=b"x" * 6000)
+    values(mesh, "add", 1)
+    diary.rest()
+    failure = fail(cluster, mesh.slice(gpus=1))
+    assert "it was not restarted: the constructor arguments of w-" in failure.report()
+    assert "restart_argument_bytes" in failure.event
+    assert diary.rest() == [("cleanup", 1)]  # the other one was left alone
+    assert mesh.slice(gpus=0).add.call_one(2).get(TIMEOUT) == 2
+
+
+# --- who else is concerned
+
+
+@kinds
+def test_casts_to_a_rank_that_is_down_harm_nobody(diary: Diary, kind: type) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        mesh = spawn_under(RestartPolicy(backoff=10), diary, kind)
+        sender = spawn(Diary(), kind, procs=this_host().spawn_procs())
+
+        def cast(actor: Worker, mesh: Any, text: str) -> None:
+            mesh.add.broadcast(text)
+
+        do(sender, cast, mesh, "before")
+        ended = cluster.expect("ActorEnded")
+        mesh.slice(gpus=1).fail.broadcast()
+        ended.wait()
+        bounced = [cluster.expect("Bounced", target=cluster.address_of(who)) for who in ("client", sender)]
+        mesh.add.broadcast("lost")
+        do(sender, cast, mesh, "lost")
+        for one in bounced:
+            one.wait()
+        clock.advance(10)
+        until_restarted(diary, 1)
+        cluster.settle()
+        do(sender, cast, mesh, "after")
+        assert do(sender, lambda actor, mesh: values(mesh, "all"), mesh)[1] == ["after"]
+        assert do(sender, lambda actor: actor.name) == "first"  # it lives, and so does the program
+
+
+@kinds
+def test_casts_to_a_rank_that_is_stopped_for_another_harm_nobody(
+    cluster: InProcessCluster, diary: Diary, gate: Gate, kind: type
+) -> None:
+    mesh = spawn_under(RestartPolicy("all_for_one"), diary, kind)
+    sender = spawn(Diary(), kind, procs=this_host().spawn_procs())
+    diary.hooks["cleanup"] = lambda actor, exc: gate.hook() if actor.rank == 0 else None
+    mesh.slice(gpus=1).fail.broadcast()
+    gate.wait_entered()
+    bounced = [cluster.expect("Bounced", target=cluster.address_of(who)) for who in ("client", sender)]
+    mesh.slice(gpus=0).add.broadcast("lost")
+    do(sender, lambda actor, mesh: mesh.slice(gpus=0).add.broadcast("lost"), mesh)
+    for one in bounced:
+        one.wait()
+    gate.opened.set()
+    until_restarted(diary, 0, 1)
+    assert values(mesh, "all") == [[], []]
+    assert do(sender, lambda actor: actor.name) == "first"
+
+
+def test_a_cast_to_a_mesh_that_was_stopped_is_an_error_as_ever(cluster: InProcessCluster, diary: Diary) -> None:
+    mesh = spawn_under(RestartPolicy(), diary)
+    sender = spawn(Diary(), procs=this_host().spawn_procs())
+    do(sender, lambda actor, mesh: mesh.add.broadcast(1), mesh)
+    mesh.stop().get(TIMEOUT)
+    do(sender, lambda actor, mesh: mesh.add.broadcast(2), mesh)
+    assert "undeliverable message" in cluster.next_failure().report()
+
+
+def test_an_owner_is_restarted_with_what_it_owns(cluster: InProcessCluster, diary: Diary) -> None:
+    """Nested: the child's policy has enough, its owner fails with that, and the owner's policy makes both anew."""
+    children = Diary()
+
+    class Nest(Worker):
+        def __init__(self, diary: Shared, children: Shared) -> None:
+            super().__init__(diary)
+            with RestartPolicy(max_restarts=1):
+                self.child = this_host().spawn_procs({"gpus": 2}).spawn("child", Worker, children)
+
+        @endpoint
+        def get_child(self) -> Any:
+            return self.child
+
+    with RestartPolicy(max_restarts=1):
+        nest = this_host().spawn_procs().spawn("nest", Nest, Local(diary), Local(children))
+    for life in range(2):
+        child = nest.get_child.call_one().get(TIMEOUT)
+        values(child, "called")
+        children.rest()
+        child.slice(gpus=0).fail.broadcast("small trouble")
+        until_restarted(children, 0)
+        child.slice(gpus=1).fail.broadcast("large trouble")
+        if not life:
+            until_restarted(diary, 0)
+    failure = cluster.next_failure()
+    assert failure.mesh_name.startswith("nest-") and "large trouble" in failure.report()
+    assert "did not handle" in failure.event and "1 restarts" in failure.event
+
+
+def test_a_policy_in_an_async_actor_holds_for_the_block_only(cluster: InProcessCluster, diary: Diary) -> None:
+    children = Diary()
+    owner = spawn(diary, AsyncOwner, procs=this_host().spawn_procs(), name="owner")
+    diary.hooks["supervise"] = lambda actor, failure: True
+
+    async def own(actor: Worker) -> Any:
+        procs = this_host().spawn_procs({"gpus": 2})
+        with RestartPolicy():
+            actor.kept = procs.spawn("kept", Worker, Local(children))
+            await actor.kept.called.call()
+        actor.lost = procs.spawn("lost", Worker, Local(Diary()))
+        return actor.kept, actor.lost
+
+    kept, lost = do(owner, own)
+    values(lost, "called")
+    children.rest()
+    kept.slice(gpus=0).fail.broadcast()
+    until_restarted(children, 0)
+    lost.slice(gpus=0).fail.broadcast()
+    ((_, failure),) = diary.until("supervise")
+    assert failure.mesh_name.startswith("lost-")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from monarch._mesh import roster as rosters
-from monarch._mesh.roster import (
+from monarch._mesh.effects import (
     Arm,
     Disarm,
     Done,
@@ -29,11 +29,11 @@ from monarch._mesh.roster import (
     MeshEnded,
     Prepare,
     Refuse,
-    Roster,
     Send,
     Signal,
     Start,
 )
+from monarch._mesh.roster import Roster
 from monarch._wire.message import (
     VERSION,
     Answer,
@@ -371,6 +371,37 @@ SCENARIOS = {
         > lost m.0#0
         > census
         C <- port 3 m.0
+    """,
+    "a process closes its descriptors and runs on": """
+        > spawn m 1
+        open m.0#0
+        launch m.0#0
+        > runs m.0#0 100
+        C <- started m.0#0 pid 1000
+        > lost m.0#0
+        > watch W m.0#0
+        > wait 1.9
+        > wait 0.1
+        SIGKILL 100
+        > exit 100 -9
+        gone m.0#0
+        C <- ended m.0#0 code -9: closed its connection to the host agent and ran on for 2 s; it was killed
+        W <- ended m.0#0 code -9: closed its connection to the host agent and ran on for 2 s; it was killed
+        mesh m gone
+    """,
+    "a process takes long to end after its connection": """
+        > spawn m 1
+        open m.0#0
+        launch m.0#0
+        > runs m.0#0 100
+        C <- started m.0#0 pid 1000
+        > lost m.0#0
+        > wait 2
+        SIGKILL 100
+        > exit 100 -6
+        gone m.0#0
+        C <- ended m.0#0 code -6
+        mesh m gone
     """,
     "somebody from elsewhere says hello": """
         > hello x.0#0
@@ -1221,6 +1252,7 @@ lock, or the process does not get the processor
         > frozen 100
         m.0#0 <- ping
         > frozen 100
+        m.0#0 <- ping
         > pong m.0#0
         > wait 5
         m.0#0 <- ping

@@ -553,3 +553,55 @@ def test_a_mesh_failure_is_what_supervise_gets() -> None:
     assert (unknown.mesh_name, unknown.crashed_ranks, unknown.event) == ("<none>", [], "lost")
     with pytest.raises(TypeError, match=r"send its report\(\)"):
         pickle.dumps(failure)
+
+
+# --- two meshes on the same processes, and their owners
+
+HAPPENED = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["fails", "stops"]), st.sampled_from(["m1", "m2"]), st.integers(0, 2)),
+        st.tuples(st.just("dies"), st.sampled_from(["p0", "p1", "p2"]), st.sampled_from([-9, 0, 3])),
+        st.tuples(st.just("is stopped"), st.sampled_from(["m1", "m2"]), st.just(0)),
+    ),
+    max_size=10,
+)
+
+
+@given(HAPPENED)
+def test_the_first_end_of_a_rank_is_what_counts(happened: list[tuple[str, str, int]]) -> None:
+    """Its owner is told if that end was a failure and the mesh was not stopped before; a caller hears of that end."""
+    ledger = Ledger()
+    for key in ("m1", "m2"):
+        ledger.add(Mesh(key, key, ["p0", "p1", "p2"]), f"owner of {key}")
+    first: dict[tuple[str, int], str] = {}
+    expected: list[tuple[str, int]] = []
+    whole: set[str] = set()
+    told: list[tuple[str, int]] = []
+    for kind, subject, number in happened:
+        if kind == "is stopped":
+            ledger.mesh_stopped(subject, "enough")
+            whole.add(subject)
+            continue
+        effects: list[Notify | Gone] = []
+        if kind == "dies":
+            ends = {(key, int(subject[1])): supervision.describe_exit(ended(subject, number)) for key in ("m1", "m2")}
+            effects += ledger.process_ended(ended(subject, number))
+        else:
+            ends = {(subject, number): f"{subject}[{number}] {kind}"}
+            report = ends[subject, number]
+            effects += ledger.actor_ended(Failure(report, subject, subject, [number], stopped=kind == "stops"))
+        for rank, text in ends.items():
+            if rank not in first:
+                first[rank] = text
+                if rank[0] not in whole and (kind == "fails" or (kind == "dies" and number != 0)):
+                    expected.append(rank)
+        for effect in effects:
+            assert isinstance(effect, Notify) and effect.owner == f"owner of {effect.failure.mesh_name}"
+            told += [(effect.failure.mesh_name, rank) for rank in effect.failure.crashed_ranks]
+    assert sorted(told) == sorted(expected)
+    for key, rank in itertools.product(("m1", "m2"), range(3)):
+        why = ledger.check(key, [rank])
+        if (key, rank) in first:
+            assert why is not None and first[key, rank] in why.report
+        else:
+            assert (why is not None) is (key in whole)

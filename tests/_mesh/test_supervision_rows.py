@@ -1754,7 +1754,6 @@ def test_processes_end_with_the_actor_that_spawned_them(cluster: InProcessCluste
         if end == "abort":
             cluster.next_failure()
         fails(owner.ping.call_one(), "enough")
-        fails(child.ping.call(), "stopped")
         owner.stop().get(TIMEOUT)
         fails(child.ping.call(), "stopped")
         assert address not in cluster.statistics()

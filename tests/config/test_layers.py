@@ -163,6 +163,18 @@ def test_restoring_reads_the_environment_again_and_replaces_what_was_taken_over(
     assert child.get("folder") == ""
 
 
+def test_a_snapshot_tells_what_its_process_has_whatever_is_set_here() -> None:
+    client = layers(LINES_KEPT="5", FOLDER="/tmp")
+    client.set({"lines": 6, "patience": "7s"})
+    here = layers(LINES_KEPT="8", NICS="9")
+    here.set({"patience": "10s"})
+    told = client.snapshot()
+    names = ("lines", "patience", "folder", "nics")
+    assert [here.told(told, name) for name in names] == [client.get(name) for name in names] == [6, 7.0, "/tmp", None]
+    with pytest.raises(ValueError, match="invalid configuration key"):
+        here.told({"client": {"linse": "1"}}, "linse")
+
+
 def test_a_snapshot_with_an_unknown_setting_is_refused_and_changes_nothing() -> None:
     child = layers()
     with pytest.raises(ValueError, match="invalid configuration key: `newer`"):

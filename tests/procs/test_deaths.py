@@ -312,7 +312,7 @@ def test_what_has_left_its_process_dies_with_the_client(scripts: Any, tmp_path: 
         import monarch.actor
         from monarch.actor import Actor, endpoint, this_host
 
-        monarch.actor.unhandled_fault_hook = print
+        monarch.actor.unhandled_fault_hook = lambda failure: None
 
         class Parent(Actor):
             @endpoint
@@ -417,7 +417,7 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
     assert left == {}
     _, err = program.communicate("go on\n", timeout=TIMEOUT)
     assert program.returncode == 0, err
-    assert list(Path(scripts.runtime).rglob("*/*/*")) == []
+    assert list(Path(scripts.runtime).rglob("*")) == []
 
 
 def test_a_program_whose_host_agent_is_killed_says_so_and_ends(scripts: Any) -> None:
@@ -457,50 +457,50 @@ FORK_SERVERS = """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["the one with torch", "the first", "both"])
+@pytest.mark.parametrize("which", ["loaded", "servers - loaded", "servers"])
 def test_processes_with_torch_are_started_when_a_fork_server_is_killed(scripts: Any, which: str) -> None:
     pytest.importorskip("torch")
     scripts.run(
-        f"""
-        import torch
-        {FORK_SERVERS}
-        def has_torch(pid):
-            with open(f"/proc/{{pid}}/maps") as file:
-                return "libtorch" in file.read()
+        "    import torch\n"
+        + FORK_SERVERS
+        + f"""
+    def has_torch(pid):
+        with open(f"/proc/{{pid}}/maps") as file:
+            return "libtorch" in file.read()
 
-        assert before.loaded.call().get(timeout=60).values() == [True, True]
-        servers = fork_servers()
-        loaded = {{pid for pid in servers if has_torch(pid)}}
-        assert len(servers) == 2 and len(loaded) == 1, (servers, loaded)
-        chosen = {{"the one with torch": loaded, "the first": servers - loaded, "both": servers}}[{which!r}]
-        for pid in chosen:
-            kill(pid)
-        after = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A)
-        assert len(after.pid.call().get(timeout=60).values()) == 2
-        assert len(before.pid.call().get(timeout=30).values()) == 2
-        """,
+    assert before.loaded.call().get(timeout=60).values() == [True, True]
+    servers = fork_servers()
+    loaded = {{pid for pid in servers if has_torch(pid)}}
+    assert len(servers) == 2 and len(loaded) == 1, (servers, loaded)
+    for pid in {which}:
+        kill(pid)
+    after = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A)
+    assert len(after.pid.call().get(timeout=60).values()) == 2
+    assert len(before.pid.call().get(timeout=30).values()) == 2
+    """
     )
 
 
-def test_processes_asked_of_a_fork_server_that_dies_meanwhile_are_started_or_said_to_have_failed(scripts: Any) -> None:
+def test_processes_asked_of_a_fork_server_that_dies_before_it_forks_them_are_said_to_have_failed(scripts: Any) -> None:
     scripts.run(
         FORK_SERVERS
         + """
     import monarch.actor
     monarch.actor.unhandled_fault_hook = lambda failure: None
     (server,) = fork_servers()
+    spare = this_host().spawn_procs()
+    spare.initialized.get(timeout=30)
     os.kill(server, signal.SIGSTOP)
-    other = this_host().spawn_procs({"gpus": 2})
-    mesh = other.spawn("b", A)
-    LATER
+    mesh = this_host().spawn_procs({"gpus": 2}).spawn("b", A)
+    spare.stop().get(timeout=30)  # the agent does one thing after the other, so it has asked for the processes
     kill(server)
     try:
         mesh.pid.call().get(timeout=30)
     except SupervisionError as exc:
         assert "the fork server ended" in str(exc), exc
     else:
-        raise SystemExit("it was asked to fork them")
+        raise SystemExit("no error")
     after = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
     assert len(after.pid.call().get(timeout=30).values()) == 2
-    """.replace("LATER", "procs.slice(gpus=0).spawn('c', A).pid.call_one().get(timeout=30)")
+    """
     )

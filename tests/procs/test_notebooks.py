@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import textwrap
 from collections.abc import Iterator
@@ -38,6 +39,10 @@ SET_UP = """
         def pid(self): return os.getpid()
         @endpoint
         def fail(self): raise RuntimeError("on purpose")
+        @endpoint
+        def fail_when_told(self, path):
+            open(path).read()
+            raise RuntimeError("on purpose")
 
     class Sleeper(Actor):
         @endpoint
@@ -70,7 +75,9 @@ class Shown:
         self.out = _stream(outputs, "stdout")
         self.err = _stream(outputs, "stderr")
         self.value = "".join(o.data["text/plain"] for o in outputs if o.output_type == "execute_result")
-        self.error = "".join(o.ename for o in outputs if o.output_type == "error")
+        errors = [o for o in outputs if o.output_type == "error"]
+        self.error = "".join(o.ename for o in errors)
+        self.trace = "".join(re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(o.traceback)) for o in errors)
 
     def __repr__(self) -> str:
         return f"<out {self.out!r}, err {self.err!r}, value {self.value!r}, error {self.error!r}>"
@@ -193,18 +200,157 @@ def test_a_get_that_blocks_is_interrupted(notebook: Notebook, aside: str) -> Non
     assert (shown.value, shown.error) == ("'goes on'", "")
 
 
-def test_a_failure_that_nobody_handles_ends_the_cell_and_not_the_kernel(notebook: Notebook) -> None:
-    shown = notebook.run(
-        """
-        doomed = procs.spawn("doomed", Talker)
-        doomed.slice(gpus=0).fail.broadcast()
-        sleeper.sleep.call().get()
+# --- failures that nobody handles
+
+REPORT = "RuntimeError: on purpose"
+HEADING = "Unhandled monarch error on the root actor"
+HOOK = """
+    from monarch._mesh.faults import faults
+    import monarch.actor
+
+    told = threading.Semaphore(0)
+    def hook(failure):
+        told.release()
+        sys.exit(1)
+    monarch.actor.unhandled_fault_hook = hook
+
+    def wait_for_fault():
+        told.acquire()
+        faults.drain(30)
+"""
+
+
+@pytest.fixture
+def doomed(notebook: Notebook) -> Notebook:
+    """`doomed` fails when told; `wait_for_fault()` waits until that has been dealt with."""
+    notebook.run(HOOK)
+    assert notebook.run('doomed = procs.spawn("doomed", Talker)').error == ""
+    return notebook
+
+
+def goes_on(notebook: Notebook) -> None:
+    """The kernel lives, sync and async cells work, and nothing is left over."""
+    for source in ("one.say.call_one('goes on').get();", "await one.say.call_one('goes on');"):
+        shown = notebook.run(source)
+        assert (shown.out, shown.err, shown.error) == ("goes on\n", "", "")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "sleeper.sleep.call().get()",
+        "threading.Event().wait()",
+        "await sleeper.sleep.call()",
+        "await asyncio.sleep(60)",
+        "await asyncio.gather(asyncio.sleep(60), sleeper.sleep.call())",
+        "await asyncio.create_task(asyncio.sleep(60))",
+        "await asyncio.sleep(0); sleeper.sleep.call().get()",
+        "async with asyncio.TaskGroup() as group: group.create_task(asyncio.sleep(60))",
+        "async with asyncio.timeout(60): await asyncio.sleep(60)",
+    ],
+)
+def test_a_failure_ends_the_cell_and_not_the_kernel(doomed: Notebook, source: str) -> None:
+    shown = doomed.run(
+        f"""
+        import asyncio
+        try:
+            doomed.slice(gpus=0).fail.broadcast()
+            {source}
+        finally:
+            print("finally ran")
         """
     )
+    assert shown.error == "UnhandledFaultError" and shown.out == "finally ran\n"
+    assert shown.trace.count(REPORT) == 1 and HEADING not in shown.err
+    goes_on(doomed)
+
+
+def test_a_failure_that_the_cell_catches_is_shown_on_stderr(doomed: Notebook) -> None:
+    for source in ("threading.Event().wait()", "await asyncio.sleep(60)"):
+        shown = doomed.run(
+            f"""
+            import asyncio
+            doomed = procs.spawn("doomed", Talker)
+            try:
+                doomed.slice(gpus=0).fail.broadcast()
+                {source}
+            except BaseException as exc:
+                print(type(exc).__name__)
+            """
+        )
+        assert shown.out == ("CancelledError\n" if "await" in source else "UnhandledFaultError\n")
+        assert shown.error == "" and shown.err.count(HEADING) == 1 and shown.err.count(REPORT) == 1
+        goes_on(doomed)
+
+
+def test_of_two_failures_at_once_one_ends_the_cell_and_both_are_shown(doomed: Notebook) -> None:
+    for source in ("threading.Event().wait()", "await asyncio.sleep(60)"):
+        shown = doomed.run(
+            f"""
+            import asyncio
+            doomed = procs.spawn("doomed", Talker)
+            try:
+                doomed.fail.broadcast()
+                {source}
+            finally:
+                wait_for_fault()
+                wait_for_fault()
+                print("finally ran")
+            """
+        )
+        assert shown.error == "UnhandledFaultError" and shown.out == "finally ran\n"
+        assert shown.trace.count(REPORT) == 1 and shown.err.count(REPORT) == 1
+        goes_on(doomed)
+
+
+def test_a_failure_while_the_traceback_of_another_is_made_is_shown_beside_it(doomed: Notebook) -> None:
+    for source in ("threading.Event().wait()", "await asyncio.sleep(60)"):
+        doomed.run(
+            """
+            doomed = procs.spawn("doomed", Talker)
+            tracebacks = get_ipython().InteractiveTB
+            def structured_traceback(*args, before=type(tracebacks).structured_traceback, **kwargs):
+                del tracebacks.structured_traceback
+                wait_for_fault()
+                doomed.slice(gpus=1).fail.broadcast()
+                wait_for_fault()
+                return before(tracebacks, *args, **kwargs)
+            tracebacks.structured_traceback = structured_traceback
+            """
+        )
+        shown = doomed.run(f"import asyncio; doomed.slice(gpus=0).fail.broadcast()\n{source}")
+        assert shown.error == "UnhandledFaultError"
+        assert shown.trace.count(REPORT) == 1 and shown.err.count(REPORT) == 1
+        goes_on(doomed)
+
+
+def test_a_failure_between_two_cells_is_shown_and_interrupts_nobody(doomed: Notebook, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    cell = doomed.run(
+        f"""
+        doomed.slice(gpus=0).fail_when_told.broadcast({str(tmp_path / "go")!r})
+        get_ipython().kernel.get_parent()["header"]["msg_id"]
+        """
+    )
+
+    async def parent_of_report() -> str:
+        (tmp_path / "go").write_text("now")
+        while True:
+            message = await doomed.kernel.get_iopub_msg(timeout=TIMEOUT)
+            if message["msg_type"] == "stream" and HEADING in message["content"]["text"]:
+                assert message["content"]["text"].count(REPORT) == 1
+                return str(message["parent_header"]["msg_id"])
+
+    assert repr(run_sync(parent_of_report)()) == cell.value
+    goes_on(doomed)
+
+
+def test_ctrl_c_after_a_failure_is_ctrl_c(doomed: Notebook) -> None:
+    shown = doomed.run("doomed.slice(gpus=0).fail.broadcast()\nthreading.Event().wait()")
     assert shown.error == "UnhandledFaultError"
-    assert "on purpose" in shown.err
-    shown = notebook.run("await one.say.call_one('goes on')")
-    assert (shown.value, shown.error) == ("'goes on'", "")
+    shown = doomed.run("interrupt_when_blocked()\nsleeper.sleep.call().get()")
+    assert (shown.error, shown.err) == ("KeyboardInterrupt", "")
+    goes_on(doomed)
 
 
 def test_streaming_says_which_process_wrote_a_line(notebook: Notebook) -> None:
@@ -250,3 +396,35 @@ def test_in_plain_ipython_a_cell_ends_with_all_its_output(scripts: Any) -> None:
         env={"IPYTHONDIR": "ipython"},
     )
     assert done.stdout.splitlines() == ["first", "end of the first cell", "second", "end of the second cell"]
+
+
+def test_in_plain_ipython_a_failure_ends_the_cell(scripts: Any) -> None:
+    done = scripts.run(
+        """
+        from IPython.core.interactiveshell import InteractiveShell
+
+        shell = InteractiveShell.instance()
+        shell.colors = "nocolor"
+        shell.run_cell('''
+        import asyncio, time
+        from monarch.actor import Actor, endpoint, this_host
+        class A(Actor):
+            @endpoint
+            def fail(self): raise RuntimeError("on purpose")
+        procs = this_host().spawn_procs()
+        ''')
+        for source in (
+            "time.sleep(60)",
+            "await asyncio.sleep(60)",
+            "asyncio.run(asyncio.sleep(60))",
+            "await asyncio.sleep(0); time.sleep(60)",
+        ):
+            result = shell.run_cell(f"procs.spawn('a', A).fail.broadcast()\\n{source}")
+            assert "on purpose" in str(result.error_in_exec)
+            print(type(result.error_in_exec).__name__)
+            assert shell.run_cell("await asyncio.sleep(0); 1").result == 1
+        """,
+        env={"IPYTHONDIR": "ipython"},
+    )
+    assert done.stdout.splitlines().count("UnhandledFaultError") == 4
+    assert done.stdout.count("RuntimeError: on purpose") == 4 and HEADING not in done.stderr

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,12 @@ def graph_with(edges: int) -> WaitGraph:
             return graph
 
 
+def is_stopped(pid: int) -> bool:
+    """Every thread of the process; they stop one after the other."""
+    stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 @pytest.mark.parametrize("cls", [Plain, Looped])
 def test_an_actor_that_waits_for_itself(quick: ProcMesh, cls: type) -> None:
     a = quick.spawn("a", cls).slice(gpus=1)
@@ -163,6 +170,8 @@ def test_a_stopped_process_is_silent_and_the_others_answer(spawn_procs: Any) -> 
     release = receiver.recv().get(TIMEOUT)
     os.kill(pids[1], signal.SIGSTOP)
     try:
+        while not is_stopped(pids[1]):
+            pass
         graph = wait_graph(0.5).get(TIMEOUT)
         while len(graph.silent) > 1:  # a busy machine, on which others were slow as well
             graph = wait_graph(0.5).get(TIMEOUT)

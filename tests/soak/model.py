@@ -43,6 +43,7 @@ _REFUSALS = (  # what operations may be refused with, and restarts may end with
     "ended before it was ready",
     "stopped:",
     "was restarted after this message was sent",
+    "does not exist in the process at",
 )
 
 
@@ -167,7 +168,7 @@ class Known:
             if struck in restarts and id(struck) in self.done:
                 yield struck.at, self.done[id(struck)]
             else:
-                yield struck.at, self._restarted_after(restarts, struck.at)
+                yield struck.at, self._restarted_after(restarts, self.done.get(id(struck), _EVER))
         for _, at in self.failures(who):
             yield -1, self._restarted_after(restarts, at)
 

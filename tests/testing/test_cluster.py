@@ -105,6 +105,21 @@ def test_controllers_belong_to_their_cluster() -> None:
             assert first.pid.call_one().get(TIMEOUT) == os.getpid()
 
 
+class AsksForAController(Actor):
+    @endpoint
+    def ask(self) -> str:
+        controller: Any = get_or_spawn_controller("one", Worker).get(TIMEOUT)
+        controller.pid.call_one().get(TIMEOUT)
+        return str(controller._mesh_name)
+
+
+def test_an_actor_may_be_the_first_to_ask_for_a_controller(cluster: InProcessCluster) -> None:
+    asking: Any = this_host().spawn_procs({"gpus": 3}).spawn("asking", AsksForAController)
+    names = set(asking.ask.call().get(TIMEOUT).values())
+    mine: Any = get_or_spawn_controller("one", Worker).get(TIMEOUT)
+    assert names == {mine._mesh_name}
+
+
 def test_a_cluster_is_entered_once() -> None:
     with InProcessCluster() as cluster, pytest.raises(RuntimeError, match="and this one is in use"):
         cluster.__enter__()
