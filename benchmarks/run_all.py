@@ -8,7 +8,18 @@ import sys
 from _contender import BENCHMARKS
 from _harness import parse
 
-QUESTIONS = ("install_size", "import_time", "memory", "call", "pipelining", "broadcast", "spawn", "death", "echo")
+QUESTIONS = (
+    "install_size",
+    "import_time",
+    "memory",
+    "call",
+    "pipelining",
+    "broadcast",
+    "spawn",
+    "death",
+    "restart",
+    "echo",
+)
 
 
 def run_all(arguments: list[str]) -> int:

@@ -297,5 +297,39 @@ def death(params: Params) -> Samples:
     return {"noticed": taken[params["warmup"] :]}
 
 
+def restart(params: Params) -> Samples:
+    """A child is killed and waited for, another is forked and answers through a pipe (with torch, which the parent has
+    imported)."""
+    if params.get("torch"):
+        import torch  # noqa: F401
+
+    def fork() -> int:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.write(write, b"x")
+            signal.pause()
+            os._exit(1)
+        os.close(write)
+        os.read(read, 1)
+        os.close(read)
+        return pid
+
+    children = [fork() for _ in range(params["procs"])]
+
+    def run() -> float:
+        index = random.randrange(len(children))
+        start = time.perf_counter()
+        os.kill(children[index], signal.SIGKILL)
+        os.waitpid(children[index], 0)
+        children[index] = fork()
+        return time.perf_counter() - start
+
+    taken = [run() for _ in range(params["warmup"] + params["count"])]
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    return {"answered": taken[params["warmup"] :]}
+
+
 if __name__ == "__main__":
-    main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, death)})
+    main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, death, restart)})

@@ -4,6 +4,7 @@ alone.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import signal
@@ -168,8 +169,34 @@ def death(params: Params) -> Samples:
     return {"noticed": [run() for _ in range(params["slow"] if slow else params["count"])]}
 
 
+def restart(params: Params) -> Samples:
+    """One process of a mesh under a policy is killed; until a call to its rank is answered by the next one."""
+    from monarch.actor import RestartPolicy  # ours alone has it
+
+    logging.disable()  # each restart is a warning
+    procs = this_host().spawn_procs({"procs": params["procs"]})
+    with RestartPolicy(max_restarts=10**6):
+        mesh: Any = procs.spawn("echo", actor_class(params))
+    mesh.echo.call(1).get()
+
+    def run() -> float:
+        one = mesh.slice(procs=random.randrange(params["procs"]))
+        pid = one.pid.call_one().get()
+        start = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        while True:
+            try:
+                if one.pid.call_one().get() != pid:
+                    return time.perf_counter() - start
+            except RuntimeError:  # it is down
+                time.sleep(0.001)
+
+    taken = [run() for _ in range(params["warmup"] + params["count"])]
+    return {"answered": taken[params["warmup"] :]}
+
+
 if __name__ == "__main__":
     try:
-        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death)})
+        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death, restart)})
     finally:
         shutdown_context().get()

@@ -151,8 +151,28 @@ def death(params: Params) -> Samples:
     return {"noticed": taken[params["warmup"] :]}
 
 
+def restart(params: Params) -> Samples:
+    """One actor's process is killed; until a call, which Ray sends again by itself, is answered by the next one."""
+    start()
+    cls = actor_class(params).options(max_restarts=-1, max_task_retries=-1)
+    handles = [cls.remote() for _ in range(params["procs"])]
+    ray.get([handle.echo.remote(1) for handle in handles])
+
+    def run() -> float:
+        one = random.choice(handles)
+        pid = ray.get(one.pid.remote())
+        begin = time.perf_counter()
+        os.kill(pid, signal.SIGKILL)
+        while ray.get(one.pid.remote()) == pid:
+            pass
+        return time.perf_counter() - begin
+
+    taken = [run() for _ in range(params["warmup"] + params["count"])]
+    return {"answered": taken[params["warmup"] :]}
+
+
 if __name__ == "__main__":
     try:
-        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death)})
+        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death, restart)})
     finally:
         ray.shutdown()

@@ -88,7 +88,7 @@ class Client:
         proc.use_agent(connection)
         connection.start()
         loop.start()
-        faults.listen()
+        faults.start()
 
     def warm_up(self) -> None:
         """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
@@ -209,6 +209,7 @@ class Client:
                 "shutdown_context() ran in this process: the client is closed and cannot be started again"
             )
         )
+        faults.stop(1.0)
         remove_directory(self.directory)
 
 
@@ -298,7 +299,10 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
         else:
             slot.set(None)
 
-    start_thread(run, "monarch-shutdown")
+    try:
+        start_thread(run, "monarch-shutdown")
+    except RuntimeError:  # Python 3.12 starts no thread at exit
+        run()
     return _closed
 
 

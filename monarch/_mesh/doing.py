@@ -25,10 +25,11 @@ from monarch._runtime.proc import Proc
 from monarch._runtime.replies import shown
 from monarch._runtime.stacks import Line
 from monarch._runtime.waiting import Wait
+from monarch._wire.message import Call
 
 _RANKS = 64  # unanswered ranks an edge names; it counts them all
 _QUEUED = 10_000  # messages of a mailbox among which one is looked for
-_TASKS = 10_000  # tasks of a process above which nothing is said of those of one message
+_TASKS = 2_000  # tasks of an actor above which nothing is said of those of one message
 
 
 class WaitEdge(msgspec.Struct, frozen=True):
@@ -114,12 +115,18 @@ def jobs_of(instance: Instance) -> list[Job]:
     return found + [Job(instance, delivery, task) for task, delivery in list(instance.concurrent.items())]
 
 
-def _job_of(wait: Wait) -> Job | None:
-    """The message on whose behalf it waits."""
-    running = wait.running
-    if running is None or running.call is None:
-        return None
-    return next((job for job in jobs_of(running.instance) if job.delivery.call is running.call), None)
+class Jobs:
+    """The messages that the actors of a process handle now, to be looked up by waits."""
+
+    def __init__(self, proc: Proc) -> None:
+        self.all = [job for instance in list(proc.actors.values()) for job in jobs_of(instance)]
+        self._by_call = {id(job.delivery.call): job for job in self.all}
+
+    def of(self, wait: Wait) -> Job | None:
+        """The message on whose behalf it waits."""
+        call = None if wait.running is None else wait.running.call
+        job = self._by_call.get(id(call))
+        return job if job is not None and job.delivery.call is call else None
 
 
 # --- lines of the program
@@ -132,11 +139,10 @@ def lines_of_job(job: Job, frames: dict[int, FrameType]) -> list[Line]:
     return stacks.of_task(job.task)
 
 
-def _lines_of_wait(wait: Wait, frames: dict[int, FrameType]) -> list[Line]:
+def _lines_of_wait(wait: Wait, job: Job | None, frames: dict[int, FrameType]) -> list[Line]:
     lines = stacks.of_thread(frames.get(wait.ident)) if wait.task is None else stacks.of_task(wait.task)
-    if not lines:  # a task or thread of asyncio's own, as under gather: what awaits that one
-        job = _job_of(wait)
-        lines = [] if job is None else lines_of_job(job, frames)
+    if not lines and job is not None:  # a task or thread of asyncio's own, as under gather: what awaits that one
+        lines = lines_of_job(job, frames)
     return lines
 
 
@@ -159,12 +165,12 @@ def display(instance: Instance | None) -> str:
     return getattr(instance.behaviour, "display", instance.name)
 
 
-def edge_of(proc: Proc, wait: Wait, frames: dict[int, FrameType]) -> WaitEdge:
+def edge_of(proc: Proc, wait: Wait, jobs: Jobs, frames: dict[int, FrameType]) -> WaitEdge:
     """A wait as people see it."""
     running, target = wait.running, wait.entry.target
     assert target is not None
     instance = root_of(proc) if running is None else running.instance
-    job = _job_of(wait)
+    job = jobs.of(wait)
     unanswered = wait.entry.unanswered()
     named = unanswered[:_RANKS]
     return WaitEdge(
@@ -179,7 +185,7 @@ def edge_of(proc: Proc, wait: Wait, frames: dict[int, FrameType]) -> WaitEdge:
         len(unanswered),
         max(0.0, proc.loop.now() - wait.since),
         wait.limited,
-        *_innermost(_lines_of_wait(wait, frames)),
+        *_innermost(_lines_of_wait(wait, job, frames)),
     )
 
 
@@ -201,7 +207,48 @@ def handler_of(job: Job, frames: dict[int, FrameType]) -> RunningHandler:
 # --- who cannot go on
 
 
-def is_bound(wait: Wait) -> bool:
+class Helpers:
+    """On behalf of which messages the event loops of actors have timers and tasks. Looks at each loop once."""
+
+    def __init__(self) -> None:
+        self._timers: dict[int, set[Current | None]] = {}
+        self._tasks: dict[int, dict[Current | None, list[Any]]] = {}
+        self._crowded: set[int] = set()
+
+    def has(self, job: Job, running: Current) -> bool:
+        """Whether there are timers for the message, or tasks beside the one that handles it. True as well when there are too
+        many tasks to look at."""
+        loop = job.task.get_loop()
+        if id(loop) not in self._timers:
+            self._look_at(loop)
+        if id(loop) in self._crowded or running in self._timers[id(loop)]:
+            return True
+        own = (job.task, job.instance.task)
+        return any(task not in own for task in self._tasks[id(loop)].get(running, ()))
+
+    def _look_at(self, loop: Any) -> None:
+        # asyncio's own list: who set a timer is nowhere else to be had.
+        timers = [handle for handle in list(loop._scheduled) if not handle._cancelled]
+        self._timers[id(loop)] = {handle._context.get(current) for handle in timers}
+        tasks = sys.modules["asyncio"].all_tasks(loop)
+        if len(tasks) > _TASKS:
+            self._crowded.add(id(loop))
+            return
+        made = self._tasks[id(loop)] = {}
+        for task in tasks:
+            for running in _messages_of(task):
+                made.setdefault(running, []).append(task)
+
+
+def _messages_of(task: Any) -> list[Current | None]:
+    """On behalf of which message a task was made. Before Python 3.12 its context can only be had from the garbage collector,
+    with those of its callbacks."""
+    if sys.version_info >= (3, 12):
+        return [task.get_context().get(current)]
+    return [found.get(current) for found in gc.get_referents(task) if type(found) is contextvars.Context]
+
+
+def is_bound(wait: Wait, helpers: Helpers) -> bool:
     """Whether nothing but its answer ends this wait, and the message it belongs to does not end before it does.
 
     Cautious: False where it cannot be seen. A thread of an actor that blocks does nothing else. A task may be cancelled: it
@@ -216,53 +263,35 @@ def is_bound(wait: Wait) -> bool:
     instance = running.instance
     if wait.task is None:
         return wait.ident == instance.thread_ident
-    job = _job_of(wait)
-    return job is not None and job.task is wait.task and not instance.stopping and not _has_helpers(job, running)
-
-
-def _has_helpers(job: Job, running: Current) -> bool:
-    """Whether the loop of an actor has timers or further tasks that were made on behalf of a message."""
-    loop = job.task.get_loop()
-    for handle in list(loop._scheduled):  # asyncio's own list: who set a timer is nowhere else to be had
-        if not handle._cancelled and handle._context.get(current) is running:
-            return True
-    tasks = sys.modules["asyncio"].all_tasks(loop)
-    if len(tasks) > _TASKS:
-        return True
-    own = (job.task, job.instance.task)
-    return any(task not in own and running in _messages_of(task) for task in tasks)
-
-
-def _messages_of(task: Any) -> list[Current | None]:
-    """On behalf of which message a task was made. Before Python 3.12 its context can only be had from the garbage collector,
-    with those of its callbacks."""
-    if sys.version_info >= (3, 12):
-        return [task.get_context().get(current)]
-    return [found.get(current) for found in gc.get_referents(task) if type(found) is contextvars.Context]
+    handled = instance.current if wait.task is instance.task else instance.concurrent.get(wait.task)
+    if handled is None or handled.call is not running.call or instance.stopping:
+        return False
+    return not helpers.has(Job(instance, handled, wait.task), running)
 
 
 def blockers(proc: Proc, key: str, port: int, back: str) -> list[Wait]:
     """The waits that keep actor `key` from answering the message whose answer goes to `port` of `back`; [] when there is
     none, it was answered, or that cannot be seen."""
     instance = proc.actors.get(key)
-    if instance is None:
+    waits = [] if instance is None else proc.waits.standing(instance)
+    if instance is None or not waits:
         return []
-    waits = [(wait, wait.running) for wait in proc.waits.standing() if wait.running is not None]
-    waits = [(wait, running) for wait, running in waits if running.instance is instance and wait.stands]
-    if not waits:
-        return []
-    jobs = jobs_of(instance)
     serial = instance.current
-    job = next((job for job in jobs if _is_meant(job.delivery, port, back)), None)
+    job = next((job for job in jobs_of(instance) if _is_meant(job.delivery, port, back)), None)
     if job is None and not _is_queued(instance, port, back):
         return []
     if job is not None and job.explicit:
         return []
-    blocking = [wait for wait, _ in waits if wait.task is None and wait.ident == instance.thread_ident]
+    blocking = [wait for wait in waits if wait.task is None and wait.ident == instance.thread_ident]
     if not blocking:  # the thread is free: it is held up by waits of its own, or of the message before it
         handled = serial if job is None else job.delivery
-        blocking = [wait for wait, running in waits if handled is not None and running.call is handled.call]
-    return [wait for wait in blocking if is_bound(wait)]  # asked last: what stands now stood all the while
+        blocking = [wait for wait in waits if handled is not None and _call_of(wait) is handled.call]
+    helpers = Helpers()
+    return [wait for wait in blocking if is_bound(wait, helpers)]  # asked last: what stands now stood all the while
+
+
+def _call_of(wait: Wait) -> Call | None:
+    return None if wait.running is None else wait.running.call
 
 
 def _is_meant(delivery: Delivery, port: int, back: str) -> bool:

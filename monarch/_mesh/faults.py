@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._errors import UnhandledFaultError
 from monarch._mesh import plugins
 from monarch._mesh.supervision import MeshFailure
-from monarch._runtime.future import running_loop
+from monarch._runtime.future import Slot, running_loop
 from monarch._runtime.loop import start_thread
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ class Faults:
 
     def __init__(self) -> None:
         self.front: Front | None = None
-        self._queue: queue.SimpleQueue[MeshFailure | Fault | None] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # of `_thread`; a signal may come while the main thread holds it
+        self._queue: queue.SimpleQueue[MeshFailure | Fault | Slot | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+        self._stopped = False
         self._pending: Fault | None = None  # set by our thread, taken by the main thread
         self._raised = Raised()
         self.ending = False  # an UnhandledFaultError ends the program: nothing more is raised
@@ -129,18 +129,27 @@ class Faults:
             except ValueError:  # an interpreter embedded in a program that keeps signals to itself
                 pass
 
+    def start(self) -> None:
+        """Once there is a client. (Not at the first failure: Python 3.12 starts no thread at exit.)"""
+        self.listen()
+        self._thread = start_thread(self._run, "monarch-fault")
+
+    def stop(self, timeout: float) -> None:
+        """When the client is closed. A thread that waits for ever would keep alive what the program's end is to free."""
+        self._stopped = True
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout)
+
     def report(self, failure: MeshFailure) -> None:
         """A failure nobody supervised. Never blocks; each is handled after the one before it."""
-        with self._lock:
-            self._queue.put(failure)
-            if self._thread is None:
-                self._thread = start_thread(self._run, "monarch-fault")
+        self._queue.put(failure)
 
-    def drain(self, timeout: float) -> None:
-        """Waits until what was reported so far has been shown and is settled, at most `timeout` seconds."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout)
+    def drain(self, timeout: float) -> bool:
+        """Waits until what was reported so far has been shown and is settled; False if it takes over `timeout` seconds."""
+        settled = Slot()
+        self._queue.put(settled)
+        return settled.wait(timeout)
 
     def over(self) -> None:
         """A fault that was raised before is over; the next one is another matter."""
@@ -149,27 +158,22 @@ class Faults:
     # --- our thread
 
     def _run(self) -> None:
-        """Ends when there is nothing left to do: a thread that waits keeps alive at exit what the program left behind."""
-        while True:
+        waiting: list[Slot] = []
+        while not self._stopped:
+            pending = self._pending is not None
+            while waiting and not pending and self._queue.empty():
+                waiting.pop().set()
             try:
-                item = self._queue.get(timeout=0 if self._pending is None else _AGAIN)
+                item = self._queue.get(timeout=_AGAIN if pending else None)
             except queue.Empty:
-                if self._pending is not None:
-                    self._remind()
-                elif self._ends():
-                    return
+                self._remind()
                 continue
-            if isinstance(item, Fault):
+            if isinstance(item, Slot):
+                waiting.append(item)
+            elif isinstance(item, Fault):
                 self._show(item)
             elif item is not None:
                 self._ask(item)
-
-    def _ends(self) -> bool:
-        with self._lock:
-            if not self._queue.empty():
-                return False
-            self._thread = None
-            return True
 
     def _ask(self, failure: MeshFailure) -> None:
         """Asks `monarch.actor.unhandled_fault_hook`; what it raises makes the failure the main thread's."""

@@ -223,13 +223,13 @@ class OwnedProcs:
             self._running.difference_update(living)
             incarnations = dict(self._incarnations)
         proc = self.layer.proc
+        for host, wanted in asked.items():  # before they are told, so that their agent knows why they end
+            self._ask(host, wanted, [incarnations[rank] for rank in wanted])
         for rank in living:
             try:
                 proc.post(self.spec.addresses[rank], StopProc("restarted by its owner"))
             except PeerEnded:
                 continue
-        for host, wanted in asked.items():
-            self._ask(host, wanted, [incarnations[rank] for rank in wanted])
         if self._stopping is not None:  # meanwhile: these may have come behind the order to stop
             self._order_stop("its owner has stopped it", 0)
         return All(slots)

@@ -14,13 +14,14 @@ They are in the wait graph all the same.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
 
 from monarch._errors import DeadlockError
-from monarch._mesh.doing import Job, blockers, display, edge_of, is_bound, jobs_of, lines_of_job
+from monarch._mesh.doing import Helpers, Job, Jobs, blockers, display, edge_of, is_bound, lines_of_job
 from monarch._runtime import stacks
 from monarch._runtime.deadlock import Blocked, Broken, Detector, Send
 from monarch._runtime.instance import Delivery
@@ -35,6 +36,7 @@ from monarch.config import settings
 
 _IDLE = 60.0  # seconds until the settings are read again when both are off
 _SHARE = 100  # the time between two sweeps is at least so many times that of one: they take no more than a hundredth
+_SHOWN = 10  # waits named in what is logged of one endpoint
 _REPORTED = 100  # endpoints logged in one sweep; the rest in the next
 
 logger = logging.getLogger("monarch")
@@ -106,21 +108,19 @@ class Sweep:
             if wait.running is not None and now - wait.since >= after and not wait.limited:
                 found[wait.number] = wait
         due = sorted((number, wait.since) for number, wait in found.items())
-        self._send(self._detector.sweep(due, lambda number: self._blocked(found[number]), now, after))
+        helpers = Helpers()
 
-    def _blocked(self, wait: Wait) -> Blocked | None:
-        running, entry = wait.running, wait.entry
-        if running is None or entry.target is None or not is_bound(wait):
-            return None
-        addresses = entry.target.addresses
-        targets = [addresses[rank] for rank in entry.unanswered()]
-        return Blocked(wait.number, running.instance.unique, wait.since, entry.target.key, entry.number, targets)
+        def look(number: int) -> Blocked | None:
+            wait = found[number]
+            return _blocked(wait) if is_bound(wait, helpers) else None
+
+        self._send(self._detector.sweep(due, look, now, after))
 
     def _on_chase(self, connection: Connection, chase: Chase, frame: Frame) -> None:
         proc = self._proc
         waits = {wait.number: wait for wait in blockers(proc, chase.key, chase.port, chase.back)}
-        blocked = [found for wait in waits.values() if (found := self._blocked(wait)) is not None]
-        effects = self._detector.chased(chase, blocked, proc.loop.now(), settings.get("deadlock_after") or float("inf"))
+        after = settings.get("deadlock_after") or math.inf
+        effects = self._detector.chased(chase, map(_blocked, waits.values()), proc.loop.now(), after)
         for effect in effects:
             if isinstance(effect, Broken):
                 _break(waits[effect.number], effect.path)
@@ -142,7 +142,7 @@ class Sweep:
     def _describe(self, blocked: Blocked) -> str:
         for wait in self._proc.waits.standing():
             if wait.number == blocked.number:
-                return str(edge_of(self._proc, wait, stacks.frames()))
+                return str(edge_of(self._proc, wait, Jobs(self._proc), stacks.frames()))
         return f"{blocked.who} (its wait has just ended)"
 
     # --- endpoints that run long
@@ -152,33 +152,41 @@ class Sweep:
         if not after:
             return
         limit = self._proc.loop.now() - after
-        jobs = [job for actor in list(self._proc.actors.values()) for job in jobs_of(actor)]
-        slow = [job for job in jobs if job.delivery.started <= limit]
+        jobs = Jobs(self._proc)
+        slow = [job for job in jobs.all if job.delivery.started <= limit]
         self._told.intersection_update(job.delivery for job in slow)
         fresh = [job for job in slow if job.delivery not in self._told][:_REPORTED]
         if fresh:
             self._told.update(job.delivery for job in fresh)
-            frames = stacks.frames()
-            reports = [(self._report(job, frames), lines_of_job(job, frames)) for job in fresh]
+            frames, waits = stacks.frames(), self._proc.waits.standing()
+            reports = [(self._report(job, jobs, waits, frames), lines_of_job(job, frames)) for job in fresh]
             start_thread(_log, "monarch-slow-handler", reports)  # handlers of logs are user code, and files are read
 
-    def _report(self, job: Job, frames: dict[int, FrameType]) -> str:
+    def _report(self, job: Job, jobs: Jobs, waits: Sequence[Wait], frames: dict[int, FrameType]) -> str:
         proc, call = self._proc, job.delivery.call
         ran = proc.loop.now() - job.delivery.started
         text = (
             f"endpoint {call.method}() of {display(job.instance)} (rank {job.instance.rank}) has been running for "
             f"{ran:.1f} s (setting slow_handler_after); this is said once for each message"
         )
-        for wait in proc.waits.standing():
-            if wait.running is not None and wait.running.call is call:
-                text += f"\n{edge_of(proc, wait, frames)}"
-        return text
+        own = [wait for wait in waits if wait.running is not None and wait.running.call is call]
+        text += "".join(f"\n{edge_of(proc, wait, jobs, frames)}" for wait in own[:_SHOWN])
+        return text + (f"\n(and {len(own) - _SHOWN} waits more)" if len(own) > _SHOWN else "")
 
 
 def _log(reports: Sequence[tuple[str, list[stacks.Line]]]) -> None:
     for text, lines in reports:
         stack = stacks.formatted(lines)
         logger.warning("%s%s", text, f"\nStack (most recent call last):\n{stack}" if stack else "")
+
+
+def _blocked(wait: Wait) -> Blocked:
+    """A wait for actors, made by one, as the detector takes it."""
+    running, entry = wait.running, wait.entry
+    assert running is not None and entry.target is not None
+    addresses = entry.target.addresses
+    targets = [addresses[rank] for rank in entry.unanswered()]
+    return Blocked(wait.number, running.instance.unique, wait.since, entry.target.key, entry.number, targets)
 
 
 def _period(waiting: bool) -> float:

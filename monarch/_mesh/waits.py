@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from monarch._mesh.doing import RunningHandler, WaitEdge, edge_of, handler_of, jobs_of
+from monarch._mesh.doing import Jobs, RunningHandler, WaitEdge, edge_of, handler_of
 from monarch._runtime import stacks
 from monarch._runtime.context import here
 from monarch._runtime.future import Future, check_timeout, make_future
@@ -217,9 +217,8 @@ def _on_ask(proc: Proc, connection: Connection, ask: AskWaits, frame: Frame) -> 
 
 def _report(proc: Proc) -> Report:
     frames = stacks.frames()
-    waits = proc.waits.standing()
-    jobs = [job for instance in list(proc.actors.values()) for job in jobs_of(instance)]
-    left_out = max(0, len(waits) - _MOST) + max(0, len(jobs) - _MOST)
-    edges = [edge_of(proc, wait, frames) for wait in waits[:_MOST]]
-    handlers = [handler_of(job, frames) for job in jobs[:_MOST]]
+    waits, jobs = proc.waits.standing(), Jobs(proc)
+    left_out = max(0, len(waits) - _MOST) + max(0, len(jobs.all) - _MOST)
+    edges = [edge_of(proc, wait, jobs, frames) for wait in waits[:_MOST]]
+    handlers = [handler_of(job, frames) for job in jobs.all[:_MOST]]
     return Report(edges, handlers, left_out, dict(proc.suspected))

@@ -10,10 +10,11 @@ import logging
 import math
 import sys
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator
+from threading import get_ident
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._runtime.context import Current, current
@@ -108,12 +109,12 @@ class Source:
         """Blocks this thread until ready; False after `timeout` seconds."""
         if self.ready:
             return True
-        ident = threading.get_ident()
+        ident = get_ident()
         if ident in io_threads:
             raise WouldBlockRuntime("a blocking wait on the runtime's own I/O thread, which brings what it waits for")
         lock = threading.Lock()
         lock.acquire()
-        now = (ident, None, time.monotonic(), timeout is not None, current.get())
+        now = (ident, None, monotonic(), timeout is not None, current.get())
 
         def wake(note: Note = now) -> None:
             try:
@@ -133,7 +134,7 @@ class Source:
             return
         waiter = loop.create_future()
         task = sys.modules["asyncio"].current_task
-        now = (threading.get_ident(), task(loop), time.monotonic(), False, current.get())
+        now = (get_ident(), task(loop), monotonic(), False, current.get())
 
         def wake(note: Note = now) -> None:
             try:

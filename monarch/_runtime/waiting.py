@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from monarch._runtime.future import Note, Source
@@ -17,6 +17,7 @@ from monarch._runtime.replies import Entry, Ports
 
 if TYPE_CHECKING:
     from monarch._runtime.context import Current
+    from monarch._runtime.instance import Instance
 
 
 class Wait:
@@ -67,11 +68,20 @@ class Waits:
         """Whether any answer of an actor is still to come, and so may be waited for."""
         return any(entry.target is not None for entry in self._ports.entries())
 
-    def standing(self) -> list[Wait]:
-        """Any thread: every wait there is now."""
-        entries = [entry for entry in self._ports.entries() if entry.target is not None]
-        found = [(entry, source, *noted) for entry in entries for source in entry.sources() for noted in source.noted()]
-        return [Wait(waker, note, source, entry, *self._mark(waker, note)) for entry, source, waker, note in found]
+    def standing(self, instance: Instance | None = None) -> list[Wait]:
+        """Any thread: every wait there is now, on behalf of messages to `instance` only if given."""
+        found: list[Wait] = []
+        for entry in self._ports.entries():
+            if entry.target is not None:
+                for source in entry.sources():
+                    found += self._of(source, entry, instance)
+        return found
+
+    def _of(self, source: Source, entry: Entry, instance: Instance | None) -> Iterator[Wait]:
+        for waker, note in source.noted():
+            running = note[4]
+            if instance is None or (running is not None and running.instance is instance):
+                yield Wait(waker, note, source, entry, *self._mark(waker, note))
 
     def _mark(self, waker: Callable[[], Any], note: Note) -> tuple[float, int]:
         """Since when that one waits, and its number; kept where it ends with the wait."""

@@ -24,6 +24,7 @@ from monarch._mesh.endpoint import (
     send,
 )
 from monarch._runtime.context import Current, current
+from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.replies import Ports, Queue, Target
 from monarch._wire.message import Call, Failure
 
@@ -125,6 +126,7 @@ class FakeProc:
     def __init__(self) -> None:
         self.ports = Ports()
         self.closed = None
+        self.incarnations = Incarnations()
         self.mesh = SimpleNamespace(check=lambda key, receivers: None)
         self.sent: list[tuple[str, Call]] = []
         self.full = ""
@@ -173,11 +175,13 @@ def on_mesh(count: int = 3, name: str = "plus") -> Endpoint[Any, Any]:
 
 
 def test_every_rank_gets_its_message(proc: Any) -> None:
-    on_mesh().call(1)
+    future = on_mesh().call(1)
     assert [(address, call.to, call.method, call.rank) for address, call in proc.sent] == [
         (f"unix:/h/m.{rank}", "key", "plus", rank) for rank in range(3)
     ]
     assert len({call.port for _, call in proc.sent}) == 1 and len(proc.ports) == 1
+    del future
+    assert len(proc.ports) == 0  # nobody will observe it
 
 
 def test_nobody_waits_for_a_broadcast(proc: Any) -> None:

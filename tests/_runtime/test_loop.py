@@ -135,6 +135,53 @@ def test_cancelled_timers_do_not_pile_up() -> None:
         assert sum(not entry[2].cancelled for entry in loop._timers) == len(kept)
 
 
+# --- what is seldom due
+
+
+def test_rare_calls_run_on_the_loops_thread_in_the_order_of_their_times(loop: Loop) -> None:
+    seen: list[tuple[str, bool]] = []
+    done = threading.Event()
+
+    def note(what: str) -> None:
+        seen.append((what, loop.in_loop()))
+
+    loop.call_rarely(0.02, done.set)
+    loop.call_rarely(0.01, lambda: note("second"))
+    loop.call_rarely(0.0, lambda: note("first"))
+    loop.call_rarely(0.0, lambda: note("cancelled")).cancel()
+    loop.call_rarely(3600.0, lambda: note("much later"))
+    assert done.wait(TIMEOUT)
+    assert seen == [("first", True), ("second", True)]
+
+
+def test_a_rare_call_earlier_than_those_before_it_is_not_late(loop: Loop) -> None:
+    done = threading.Event()
+    loop.call_rarely(3600.0, lambda: None)
+    loop.call_rarely(0.01, done.set)
+    assert done.wait(TIMEOUT)
+
+
+def test_rare_calls_leave_the_loop_asleep() -> None:
+    loop = Loop("by hand")
+    loop.call_rarely(3600.0, lambda: None)
+    assert loop.next_timer() is None and loop._timeout() is None
+    thread = loop._rare_thread
+    assert thread is not None and thread.is_alive()
+    loop.stop()
+    loop.run()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+
+
+def test_in_virtual_time_a_rare_call_is_one_like_any_other() -> None:
+    clock = Clock()
+    loop = Loop("by hand", clock, virtual=True)
+    loop.call_rarely(5.0, lambda: None)
+    assert loop.next_timer() == 105.0 and loop._rare_thread is None
+    loop.stop()
+    loop.run()
+
+
 def test_descriptors(loop: Loop) -> None:
     reading, writing = os.pipe()
     got: list[bytes] = []

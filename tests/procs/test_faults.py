@@ -598,13 +598,13 @@ def test_while_the_traceback_is_printed_another_is_only_reported(programs: Any) 
         before = sys.excepthook
 
         def excepthook(*exc):
+            hook.wait()
             a.slice(gpus=1).fail.broadcast("the second")
             hook.wait()
             before(*exc)
 
         sys.excepthook = excepthook
         a.slice(gpus=0).fail.broadcast("the first")
-        hook.wait()
         time.sleep(30)
         """
     )
@@ -801,6 +801,21 @@ def test_in_a_child_of_multiprocessing(programs: Any, method: str) -> None:
     )
     ended_well(done, "finally ran", "1")
     assert done.stderr.count(HEADING) == 1 and done.stderr.count(ERROR) == 1
+
+
+@pytest.mark.parametrize("wait", ["time.sleep(30)", "asyncio.run(asyncio.sleep(30))"])
+def test_files_are_written_to_their_end(programs: Any, scripts: Any, wait: str) -> None:
+    done = programs.run(
+        f"""
+        a = spawn()
+        file = open("written", "w")
+        file.write("to its end")
+        a.slice(gpus=0).fail.broadcast()
+        {wait}
+        """
+    )
+    assert done.returncode == -signal.SIGINT
+    assert (scripts.folder / "written").read_text() == "to its end"
 
 
 def test_under_pytest(programs: Any, scripts: Any) -> None:

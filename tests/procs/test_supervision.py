@@ -33,22 +33,22 @@ from monarch.config import configured
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
-SOON = 5
 
 
 class Node(Actor):
-    """Owns nodes below it, each in a process of its own; writes to a journal that all share."""
+    """Owns nodes below it, each in a process of its own. Writes of its cleanup to a journal that all share, and sends what
+    it is told to a port of the test."""
 
-    def __init__(self, journal: str, name: str, below: list[str], handles: bool) -> None:
+    def __init__(self, journal: str, told: Port[Any], name: str, below: list[str], handles: bool) -> None:
         self.journal = journal
+        self.told = told
         self.name = name
         self.handles = handles
-        self.told = Channel[str].open()
         self.kids: dict[str, Any] = {}
         if below:
             first, *rest = below
             for letter in first:
-                args = (journal, name + letter, rest, handles)
+                args = (journal, told, name + letter, rest, handles)
                 self.kids[letter] = this_host().spawn_procs().spawn("node", type(self), *args)
 
     def write(self, what: str) -> None:
@@ -64,20 +64,20 @@ class Node(Actor):
         return os.getpid()
 
     @endpoint
-    def next_told(self) -> str:
-        return self.told[1].recv().get(TIMEOUT)
-
-    @endpoint
     def end(self, how: str) -> str:
         getattr(context().actor_instance, how)("as asked")
         return "replied"
+
+    @endpoint
+    def exit(self) -> None:
+        os._exit(0)
 
     @endpoint
     def fail(self) -> None:
         raise ValueError("as asked")
 
     def __supervise__(self, failure: MeshFailure) -> bool:
-        self.told[0].send(failure.report())
+        self.told.send((self.name, failure.report()))
         return self.handles
 
     def __cleanup__(self, exc: Exception | None) -> None:
@@ -86,11 +86,11 @@ class Node(Actor):
 
 class AsyncNode(Node):
     @endpoint
-    async def next_told(self) -> str:
-        return await self.told[1].recv()
+    async def pid(self) -> int:
+        return os.getpid()
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
-        self.told[0].send(failure.report())
+        self.told.send((self.name, failure.report()))
         return self.handles
 
     async def __cleanup__(self, exc: Exception | None) -> None:
@@ -102,7 +102,8 @@ class Tree:
 
     def __init__(self, procs: ProcMesh, kind: type[Node], journal: Path, handles: bool) -> None:
         self.journal = journal
-        self.root: Any = procs.spawn("node", kind, str(journal), "r", ["ab", "xy"], handles)
+        port, self._told = Channel[Any].open()
+        self.root: Any = procs.spawn("node", kind, str(journal), port, "r", ["ab", "xy"], handles)
         self.a = self._kid(self.root, "a")
         self.b = self._kid(self.root, "b")
         self.nodes = {"r": self.root, "ra": self.a, "rb": self.b}
@@ -116,6 +117,10 @@ class Tree:
 
     def below(self, name: str) -> list[int]:
         return [pid for other, pid in self.pids.items() if other.startswith(name) and other != name]
+
+    def next_told(self) -> tuple[str, str]:
+        """Who was asked next about a failure, and its report."""
+        return self._told.recv().get(timeout=TIMEOUT)  # type: ignore[no-any-return]
 
     def lines(self) -> list[str]:
         return self.journal.read_text().splitlines() if self.journal.exists() else []
@@ -145,7 +150,7 @@ def test_a_stop_goes_down_the_tree_and_its_processes_end(proc: ProcMesh, kind: A
     tree.root.stop("the end").get(timeout=TIMEOUT)
     assert sorted(tree.lines()) == [f"{name} cleanup None" for name in sorted(tree.nodes)]
     children_first(tree.lines())
-    assert ending.survivors(SOON) == {}
+    assert ending.survivors(TIMEOUT) == {}
 
 
 @pytest.mark.parametrize("how", ["killed", "raised"])
@@ -178,19 +183,21 @@ def test_a_failure_nobody_handles_climbs_and_takes_all_with_it(
         "rbx cleanup None",
         "rby cleanup None",
     ]
-    assert ending.survivors(SOON) == {}
+    assert ending.survivors(TIMEOUT) == {}
     assert faults.rest() == []
 
 
 def test_a_failure_that_is_handled_goes_no_further(proc: ProcMesh, kind: Any, journal: Path, watch: Any) -> None:
     tree = Tree(proc, kind, journal, handles=True)
     os.kill(tree.pids["rax"], signal.SIGKILL)
-    assert "Killed(sig=9)" in tree.a.next_told.call_one().get(timeout=TIMEOUT)
+    who, report = tree.next_told()
+    assert who == "ra" and "Killed(sig=9)" in report
     tree.b.end.call_one("abort").get(timeout=TIMEOUT)
-    assert "actor explicitly aborted due to: as asked" in tree.root.next_told.call_one().get(timeout=TIMEOUT)
+    who, report = tree.next_told()
+    assert who == "r" and "actor explicitly aborted due to: as asked" in report
     for name in ("r", "ra", "ray"):
         assert tree.nodes[name].pid.call_one().get(timeout=TIMEOUT) == tree.pids[name]
-    assert watch(tree.below("rb")).survivors(SOON) == {}
+    assert watch(tree.below("rb")).survivors(TIMEOUT) == {}
     assert sorted(tree.lines()) == ["rb cleanup Aborted", "rbx cleanup None", "rby cleanup None"]
     tree.root.stop().get(timeout=TIMEOUT)
 
@@ -200,8 +207,9 @@ def test_what_a_killed_owner_owned_ends_with_it(proc: ProcMesh, kind: Any, journ
     tree = Tree(proc, kind, journal, handles=True)
     ending = watch(tree.below("ra"))
     os.kill(tree.pids["ra"], signal.SIGKILL)
-    assert "Killed(sig=9)" in tree.root.next_told.call_one().get(timeout=TIMEOUT)
-    assert ending.survivors(SOON) == {}
+    who, report = tree.next_told()
+    assert who == "r" and "Killed(sig=9)" in report
+    assert ending.survivors(TIMEOUT) == {}
     with pytest.raises(SupervisionError):
         tree.nodes["rax"].pid.call_one().get(timeout=TIMEOUT)
     assert tree.nodes["rbx"].pid.call_one().get(timeout=TIMEOUT) == tree.pids["rbx"]
@@ -209,20 +217,19 @@ def test_what_a_killed_owner_owned_ends_with_it(proc: ProcMesh, kind: Any, journ
 
 
 @pytest.mark.parametrize("how", ["stop", "exit"])
-def test_ordinary_ends_are_not_told(proc: ProcMesh, kind: Any, journal: Path, watch: Any, how: str) -> None:
+def test_ordinary_ends_are_not_told(proc: ProcMesh, kind: Any, journal: Path, how: str) -> None:
     tree = Tree(proc, kind, journal, handles=True)
     node = tree.nodes["rax"]
     if how == "stop":
         node.end.call_one("stop").get(timeout=TIMEOUT)
     else:
-        os.kill(tree.pids["rax"], signal.SIGTERM)  # which is what stops a process in order
-        assert watch([tree.pids["rax"]]).survivors(SOON) == {}
+        with pytest.raises(SupervisionError, match="stopped: process exited cleanly"):
+            node.exit.call_one().get(timeout=TIMEOUT)
     with pytest.raises(SupervisionError):
         node.pid.call_one().get(timeout=TIMEOUT)
-    tree.b.end.call_one("abort").get(timeout=TIMEOUT)
-    assert "<root>" in tree.root.next_told.call_one().get(timeout=TIMEOUT)
     os.kill(tree.pids["ray"], signal.SIGKILL)
-    assert f"pid {tree.pids['ray']}" in tree.a.next_told.call_one().get(timeout=TIMEOUT)  # the first it was told of
+    who, report = tree.next_told()  # the first that anybody was told
+    assert who == "ra" and f"pid {tree.pids['ray']}" in report
     tree.root.stop().get(timeout=TIMEOUT)
 
 
@@ -414,7 +421,7 @@ def test_a_cleanup_that_hangs_holds_up_neither_stop_nor_the_report_nor_its_proce
         assert "as asked" in faults.next().report()
         assert procs.spawn("fresh", Worker).pid.call_one().get(timeout=TIMEOUT) == pid
         procs.stop().get(timeout=TIMEOUT)
-    assert watch([pid]).survivors(SOON) == {}
+    assert watch([pid]).survivors(TIMEOUT) == {}
     assert faults.rest() == []
 
 
