@@ -57,7 +57,7 @@ class Served:
         layer.name = spec.name
         if spec.gated:
             layer.close_gate()
-        proc.receivers[StopProc] = lambda connection, stop, frame: self.stop(stop.reason)
+        proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         proc.agent_lost = _agent_lost
         set_home(proc)
         transport.listen(listening)
@@ -66,6 +66,10 @@ class Served:
         agent.start()
         proc.use_agent(agent)
         loop.start()
+
+    def _on_stop(self, stop: StopProc) -> None:
+        if stop.incarnation in (None, self.proc.incarnation):
+            self.stop(stop.reason)
 
     def stop(self, reason: str) -> None:
         if not self._reason:

@@ -21,7 +21,8 @@ from monarch._errors import ClientClosedError
 from monarch._mesh import logprefix, plugins, singletons
 from monarch._mesh.controller import MeshLayer
 from monarch._mesh.faults import faults
-from monarch._mesh.host_mesh import launch_spec, preloads
+from monarch._mesh.host_mesh import launch_spec
+from monarch._mesh.preload import preloads
 from monarch._mesh.rundir import make_directory, remove_directory
 from monarch._runtime.context import home, set_home, set_root, start_client_with
 from monarch._runtime.future import Future, Slot, done_future, make_future

@@ -235,6 +235,13 @@ class MeshLayer:
 
     def _on_spawn(self, connection: Connection, spawn: Spawn, frame: Frame) -> None:
         rank, view = spawn.rank, spawn.view
+        incarnation = max(spawn.incarnation, first_in(self.proc.incarnation))
+        if spawn.incarnation and spawn.incarnation < incarnation:
+            self._refuse_spawn(connection, spawn)
+            return
+        there = self.proc.actors.get(spawn.key)
+        if there is not None and there.incarnation >= incarnation and there.owner == spawn.owner:
+            return  # a repeat
         instance = Instance(
             self.proc,
             key=spawn.key,
@@ -243,7 +250,7 @@ class MeshLayer:
             view=view,
             owner=spawn.owner,
             owner_proc=spawn.owner_proc,
-            incarnation=max(spawn.incarnation, first_in(self.proc.incarnation)),
+            incarnation=incarnation,
             replaced=spawn.failure,
             passing=spawn.restarts,
         )
@@ -279,6 +286,15 @@ class MeshLayer:
             self._gated.append((instance, start))
         else:
             start()
+
+    def _refuse_spawn(self, connection: Connection, spawn: Spawn) -> None:
+        """It was meant for the process that this one took the place of."""
+        if spawn.port:
+            text = f"rank {spawn.rank} of {spawn.name} was not constructed: its process was replaced meanwhile"
+            failure = Failure(text, spawn.key, spawn.name, [spawn.rank], text, stopped=True)
+            self.proc.answer(
+                connection.remote, Answer(spawn.port, spawn.index, message.FAILED), message.encode(failure), ()
+            )
 
     # --- the gate: no actor before the mesh's bootstrap function has run
 
@@ -437,6 +453,9 @@ class MeshLayer:
         with self.lock:
             effects = self.ledger.process_ended(ended)
         self._tell(effects)
+        for instance in list(self.proc.actors.values()):  # nobody is left whom their failures could be told
+            if instance.owner_proc == ended.address:
+                self.stop_instance(instance, "the process of its owner has ended")
 
     def lost_process(self, key: str, ranks: Sequence[int], ended: ProcEnded) -> None:
         """The process of a rank that is being restarted has ended again, which word may not have come here."""

@@ -11,6 +11,7 @@ import msgspec
 
 from monarch._mesh import replacements
 from monarch._mesh.owned import OwnedProcs
+from monarch._mesh.preload import preloads
 from monarch._mesh.proc_mesh import ProcMesh, ProcSpec, announce
 from monarch._mesh.setup import SetupActor
 from monarch._runtime.context import here
@@ -285,19 +286,6 @@ def launch_spec(name: str, env: Mapping[str, str | None], executable: str, *, ga
         preload=preloads(),
         gated=gated,
     )
-
-
-_PRELOADABLE = ("numpy", "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
-
-
-def preloads() -> list[str]:
-    """The modules that a fork server should import: those of a known few that this program has imported."""
-    wanted = str(settings.get("preload"))
-    if wanted == "none":
-        return []
-    if wanted != "auto":
-        return [name.strip() for name in wanted.split(",") if name.strip()]
-    return [name for name in _PRELOADABLE if name in sys.modules]
 
 
 def host_mesh_of(host: str, executable: str = "") -> HostMesh:

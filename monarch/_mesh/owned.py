@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._mesh import supervision
+from monarch._mesh.preload import refreshed
 from monarch._runtime.future import All, Done, Slot, Source
 from monarch._runtime.replies import Entry, Raw
 from monarch._wire import message
@@ -227,7 +228,7 @@ class OwnedProcs:
             self._ask(host, wanted, [incarnations[rank] for rank in wanted])
         for rank in living:
             try:
-                proc.post(self.spec.addresses[rank], StopProc("restarted by its owner"))
+                proc.post(self.spec.addresses[rank], StopProc("restarted by its owner", incarnations[rank] - 1))
             except PeerEnded:
                 continue
         if self._stopping is not None:  # meanwhile: these may have come behind the order to stop
@@ -247,7 +248,7 @@ class OwnedProcs:
             settings.get("process_exit_timeout"),
         )
         try:
-            proc.post(agent_at(spec.hosts[host]), ask, self._launches[host])
+            proc.post(agent_at(spec.hosts[host]), ask, refreshed(self._launches[host]))
         except PeerEnded as exc:
             for rank in ranks:
                 self.on_ended(rank, ProcEnded(spec.addresses[rank], 0, 1, False, [], f"its host is gone: {exc}", 2**31))

@@ -293,6 +293,11 @@ class Restarter:
         except PeerEnded as exc:
             layer.lost_process(spec.key, [rank], exc.why)
             raise _no_process(owned, rank, exc.why) from None
+        if process_of(proc.incarnations.of(spec.key, rank, address)) > process_of(incarnation):
+            # The process was replaced just now, and the new one refuses this spawn.
+            ended = ProcEnded(address, 0, 0, True, [], incarnation=process_of(incarnation), replaced=True)
+            layer.lost_process(spec.key, [rank], ended)
+            raise _no_process(owned, rank, ended)
         proc.incarnations.actor_restarted(spec.key, rank, incarnation)  # not before: calls must not overtake the spawn
         if self._is_stopped(owned):  # meanwhile: this one came behind the order to stop
             proc.post(address, StopActor(spec.key, "its mesh was stopped", 0, rank))
@@ -343,9 +348,10 @@ def _asked(owned: OwnedActors, rank: int) -> Failure:
 
 def _no_process(owned: OwnedActors, rank: int, ended: ProcEnded) -> CannotRestart:
     spec = owned.spec
+    how = "was replaced meanwhile" if ended.replaced else f"has ended ({supervision.describe_exit(ended)})"
+    advice = "try again" if ended.replaced else "restart that first, with procs.restart(failed=True)"
     return CannotRestart(
-        f"rank {rank} of {spec.mesh_name} cannot be restarted, because its process {spec.addresses[rank]} has ended "
-        f"({supervision.describe_exit(ended)}): restart that first, with procs.restart(failed=True)"
+        f"rank {rank} of {spec.mesh_name} cannot be restarted, because its process {spec.addresses[rank]} {how}: {advice}"
     )
 
 

@@ -1,14 +1,15 @@
 """Looks from time to time at what the actors of a process do: logs endpoints that run long, and breaks circles of waits.
 
-One timer a process, on the I/O thread. In a process with actors it looks twice in `deadlock_after` while answers are still
-to come, else four times in `slow_handler_after`; in others never. Calls pay for it with the note that a blocked thread leaves
-(see `_runtime.waiting`).
+One timer a process; what it does runs on the I/O thread. In a process with actors it looks twice in `deadlock_after` while
+answers are still to come, else four times in `slow_handler_after`; in others never. Calls pay for it with the note that a
+blocked thread leaves (see `_runtime.waiting`).
 
-What is not seen as a circle, because it may end by itself or cannot be seen from outside: waits with a time limit
-(`get(timeout)`, `with_timeout`, a timer of the event loop set by the same message), for the next of several answers of a
-`stream`, under `asyncio.gather`, `asyncio.wait` and task groups, in threads and loops that an endpoint started, for
-endpoints that answer through a port of their own, and for anything but endpoints (messages of a channel, the stop of a mesh).
-They are in the wait graph all the same.
+What is not seen as part of a circle, because it may end by itself or cannot be seen from outside: waits with a time limit
+(`get(timeout)`, `with_timeout`), of a message for which the event loop has a timer or another task (timeouts, `gather`,
+`wait` and task groups of asyncio, background tasks that the endpoint itself began), for the next of several answers of a
+`stream`, in threads and event loops that an endpoint started (`returns_future` and `accumulate` among them), and for
+endpoints that answer through a port. They are in the wait graph all the same. Waits for anything but endpoints (messages of a
+channel, the stop of a mesh, room in a full mailbox) are in neither.
 """
 
 from __future__ import annotations

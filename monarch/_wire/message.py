@@ -389,6 +389,7 @@ class StopProc(_Message, tag=40):
     """Stop your actors, finish, exit. From the owner, or from the agent."""
 
     reason: str
+    incarnation: int | None = None  # of the process that is meant; None: whichever is there
 
 
 class Ping(_Message, tag=41):

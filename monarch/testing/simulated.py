@@ -49,7 +49,7 @@ class SimulatedProc(Proc):
         self.inproc = InprocTransport(network, address, loop, self, self.limits)
         self.transport = self.inproc
         MeshLayer(self)
-        self.receivers[StopProc] = lambda connection, stop, frame: self.stop(stop.reason)
+        self.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         self.inproc.listen()
         agent = self.inproc.dial(agent_of(address))
         agent.send(frames.encode(message.encode(Hello(VERSION, address, pid, incarnation))))
@@ -65,6 +65,10 @@ class SimulatedProc(Proc):
         return super().peer(address)
 
     # --- ordinary ends
+
+    def _on_stop(self, stop: StopProc) -> None:
+        if stop.incarnation in (None, self.incarnation):
+            self.stop(stop.reason)
 
     def stop(self, reason: str) -> None:
         """Stops the actors, then ends with code 0; what hangs is left behind after its timeouts."""

@@ -447,3 +447,37 @@ def test_a_cut_connection_is_dialled_anew(cluster: InProcessCluster) -> None:
     assert actor.add.call_one(1).get(TIMEOUT) == 1
     assert cluster.network.cut(cluster.address_of("client"), cluster.address_of(actor)) == 1
     assert actor.add.call_one(2).get(TIMEOUT) == 2
+
+
+class Orphan(Actor):
+    def __init__(self, ended: Port[str]) -> None:
+        self.ended = ended
+
+    @endpoint
+    def ready(self) -> None:
+        return None
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        self.ended.send(f"{context().actor_instance.name}: {exc}")
+
+
+class Parent(Actor):
+    """Spawns a child on processes that are not its own."""
+
+    @endpoint
+    def beget(self, procs: Any, ended: Port[str]) -> Any:
+        child = procs.spawn("child", Orphan, ended)
+        child.ready.call().get(TIMEOUT)
+        return child
+
+
+def test_actors_end_with_the_process_of_their_owner(cluster: InProcessCluster) -> None:
+    theirs, others = this_host().spawn_procs(), this_host().spawn_procs({"gpus": 2})
+    port, receiver = Channel[str].open()
+    parent: Any = theirs.spawn("parent", Parent)
+    child = parent.beget.call_one(others, port).get(TIMEOUT)
+    cluster.kill(theirs)
+    assert [receiver.recv().get(TIMEOUT) for _ in range(2)] == ["child: None", "child: None"]
+    cluster.next_failure()  # the parent's
+    with pytest.raises(SupervisionError, match="the process of its owner has ended"):
+        child.ready.call().get(TIMEOUT)

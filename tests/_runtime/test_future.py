@@ -471,3 +471,60 @@ def test_asyncio_is_not_loaded_by_programs_that_do_not_use_it() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
     assert module.running_loop() is None
+
+
+# --- who waits, and who no longer does
+
+
+def test_who_waits_is_noted_while_it_lasts() -> None:
+    slot = Observed()
+    future = make_future(slot)
+    thread = start(lambda: future.get(TIMEOUT))
+    assert slot.waited.acquire(timeout=TIMEOUT)
+    ((_waker, (ident, task, _since, limited, running)),) = slot.noted()
+    assert (ident, task, limited, running) == (thread.ident, None, True, None)
+    slot.set()
+    join(thread)
+    assert slot.noted() == []
+
+    async def main() -> None:
+        other = Observed()
+        awaiting = asyncio.ensure_future(make_future(other).as_asyncio())
+        await asyncio.sleep(0)
+        ((_waker, (ident, task, _since, limited, running)),) = other.noted()
+        assert (ident, task, limited, running) == (threading.get_ident(), awaiting, False, None)
+        awaiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await awaiting
+        assert other.noted() == []
+
+    asyncio.run(main())
+
+
+def test_wakers_of_other_sources_are_no_waits() -> None:
+    slot = Slot()
+    All([slot, Then(slot, str)])
+    assert slot._wakers and slot.noted() == []
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_a_source_is_told_when_its_future_is_dropped_without_a_result(observed: bool) -> None:
+    told: list[int] = []
+
+    class Kept(Slot):
+        def abandon(self) -> None:
+            told.append(1)
+
+    slot = Kept()
+    slot.set(1)
+    future = make_future(slot)
+    if observed:
+        assert future.get() == 1
+    del future
+    assert told == ([] if observed else [1])
+
+
+def test_a_future_that_was_never_made_is_dropped_in_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TypeError):
+        Future()
+    assert capfd.readouterr().err == ""

@@ -27,7 +27,7 @@ ACTOR = """
 MORE = """
     ActorMesh SupervisionError EndpointProperty UnhandledFaultError bind_context proc_mesh
     local_proc_mesh register_proc_mesh_spawn_callback unregister_proc_mesh_spawn_callback
-    get_active_proc_meshes
+    get_active_proc_meshes DeadlockError WaitGraph wait_graph
 """.split()
 
 TOP = """

@@ -311,13 +311,15 @@ def meant_for_that_life(known: Known) -> Iterator[str]:
     for who, handled in list(known.handled_by.items()):
         lives = sorted({fact.life for fact in known.born[who]})
         restarts = [struck.at for struck in known.restarts(who)]
+        # What is sent when the process is new and the actor not yet there waits for it.
+        replaced = min((struck.at for struck in known.strikes(who, "kill", "restart") if struck.places), default=_EVER)
         owned = known.spawned[who[0]].owner == CLIENT
         met: dict[str, int] = {}  # sender -> the latest life that handled a message of it
         for fact in handled:
             at = known.sent[fact.sender, fact.number].at
             index = lives.index(fact.life)
             if fact.sender == CLIENT and owned:
-                if not known.spawned[who[0]].group and 0 < index <= len(restarts) and at < restarts[index - 1]:
+                if not known.spawned[who[0]].group and 0 < index <= len(restarts) and at < min(restarts[index - 1], replaced):
                     yield f"{_shown(fact)} was sent before that restart was asked for"
                 earlier = lives[:index]
             else:
@@ -326,6 +328,16 @@ def meant_for_that_life(known: Known) -> Iterator[str]:
                 if at < known.last_sign(who, life):
                     yield f"{_shown(fact)} was sent while {actor(*who)}~{life} lived"
             met[fact.sender] = max(fact.life, met.get(fact.sender, fact.life))
+
+
+def born_once(known: Known) -> Iterator[str]:
+    """Each life of an actor begins once."""
+    if any(struck.what == "repeat" for struck in known.struck):
+        return  # a constructor that raises at once is gone before its repeat comes
+    for who, born in known.born.items():
+        lives = [fact.life for fact in born]
+        if len(set(lives)) < len(lives):
+            yield f"{actor(*who)} was born as {lives}"
 
 
 def the_dead_do_nothing(known: Known) -> Iterator[str]:
@@ -417,6 +429,7 @@ RULES: tuple[Callable[[Known], Iterator[str]], ...] = (
     errors_have_a_cause,
     nothing_is_lost,
     meant_for_that_life,
+    born_once,
     the_dead_do_nothing,
     stopped_is_stopped,
     restarted_is_new,

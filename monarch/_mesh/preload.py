@@ -1,0 +1,29 @@
+"""Which modules a fork server should import before it forks, so that new processes have them already."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from monarch._wire.message import LaunchSpec
+from monarch.config import settings
+
+_PRELOADABLE = ("numpy", "torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
+
+
+def preloads() -> list[str]:
+    """The modules that a fork server should import: those of a known few that this program has imported."""
+    wanted = str(settings.get("preload"))
+    if wanted == "none":
+        return []
+    if wanted != "auto":
+        return [name.strip() for name in wanted.split(",") if name.strip()]
+    return [name for name in _PRELOADABLE if name in sys.modules]
+
+
+def refreshed(launch: bytes) -> bytes:
+    """An encoded LaunchSpec, with what this program has imported by now; all else as it was."""
+    spec = msgspec.msgpack.decode(launch, type=LaunchSpec)
+    spec.preload = preloads()
+    return msgspec.msgpack.encode(spec)
