@@ -54,12 +54,13 @@ _TOGETHER = 10.0  # seconds at most in which a further fault waits for the end o
 class Fault:
     """A failure on its way to the main thread: its report, and the report under its heading, as stderr shows it."""
 
-    __slots__ = ("block", "report", "shown")
+    __slots__ = ("block", "put_off", "report", "shown")
 
     def __init__(self, report: str, block: str) -> None:
         self.report = report
         self.block = block
         self.shown = False
+        self.put_off = False
 
 
 class Front(Protocol):
@@ -241,6 +242,9 @@ class Faults:
         fault, front = self._pending, self.front
         if fault is None or _in_destructor(frame):
             return None
+        if not fault.put_off and _in_wire(frame):
+            fault.put_off = True
+            return None
         if self._disturbs(frame):
             self._put_aside(fault)
             return None
@@ -379,6 +383,12 @@ def _in_destructor(frame: FrameType | None) -> bool:
     """Whether an exception raised here would be printed as "ignored", and lost."""
     finalize = weakref.finalize.__call__.__code__
     return any(each.f_code.co_name == "__del__" or each.f_code is finalize for each in _outwards(frame))
+
+
+def _in_wire(frame: FrameType | None) -> bool:
+    """Whether a message is just being written: half of one on a connection would spoil the rest. It takes no time, unless
+    the other side takes nothing; so this is a reason to come back once."""
+    return any(_module(each).startswith("monarch._wire.") for each in _outwards(frame))
 
 
 def _has_part(exc: BaseException | None, kinds: tuple[type[BaseException], ...]) -> bool:

@@ -1,16 +1,21 @@
-"""When a further fault counts as part of the one before it, and whose handler of SIGINT counts as the program's own."""
+"""When and where a fault is raised, and whose handler of SIGINT counts as the program's own.
+
+Real programs, with real signals, are in tests/procs/test_faults.py.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
 
 from monarch._errors import UnhandledFaultError
-from monarch._mesh.faults import Raised, _has_part, has_own_handler
+from monarch._mesh.faults import Fault, Faults, Raised, _has_part, has_own_handler
 
 
 def test_a_fault_is_over_when_its_exception_is_gone() -> None:
@@ -58,6 +63,37 @@ def test_what_is_raised_while_a_fault_is_handled_belongs_to_it() -> None:
     other = ValueError()
     circle.__context__, other.__context__ = other, circle
     assert not _has_part(circle, kinds)
+
+
+def frame_of(module: str, function: str) -> FrameType:
+    namespace: dict[str, Any] = {"__name__": module, "sys": sys}
+    exec(f"def {function}(): return sys._getframe()", namespace)
+    return namespace[function]()  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    """What was told of a fault that the main thread has not taken yet."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    faults = Faults()
+    faults._pending = Fault("the report", "the block")
+    return faults
+
+
+def test_it_is_raised_where_the_main_thread_is(told: Faults) -> None:
+    assert str(told._error_for(frame_of("program", "work"))) == "the report"
+    assert told._error_for(frame_of("program", "work")) is None  # once
+
+
+def test_it_is_not_raised_where_it_would_be_lost(told: Faults) -> None:
+    for _ in range(3):
+        assert told._error_for(frame_of("program", "__del__")) is None
+    assert told._error_for(frame_of("program", "work")) is not None
+
+
+def test_a_message_may_be_written_to_its_end_first(told: Faults) -> None:
+    assert told._error_for(frame_of("monarch._wire.transport.stream", "send")) is None
+    assert told._error_for(frame_of("monarch._wire.transport.stream", "send")) is not None
 
 
 @pytest.fixture
