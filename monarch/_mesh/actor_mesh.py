@@ -29,7 +29,7 @@ A = TypeVar("A")
 class ActorSpec:
     """What every view of one actor mesh shares. `addresses[r]` is the process of the actor with rank r."""
 
-    __slots__ = ("addresses", "cls", "creator", "key", "name", "proc_mesh")
+    __slots__ = ("addresses", "cls", "creator", "endpoint_restart", "key", "name", "proc_mesh")
 
     def __init__(self, key: str, name: str, cls: type, proc_mesh: ProcMesh, creator: str) -> None:
         self.key = key
@@ -38,6 +38,9 @@ class ActorSpec:
         self.proc_mesh = proc_mesh
         self.creator = creator
         self.addresses: Sequence[str] = proc_mesh._addresses()
+        # Programs from elsewhere may have an endpoint of this name: theirs counts, and ActorMesh.restart(mesh) is ours.
+        restart = inspect.getattr_static(cls, "restart", None)
+        self.endpoint_restart = restart if isinstance(restart, EndpointProperty) else None
 
     def display(self, rank: int) -> str:
         """`<root>.<module.Class name{'gpus': 1/2}>`, as reports name an actor."""
@@ -78,6 +81,8 @@ class ActorMesh(MeshTrait, Generic[A]):
         self._plan = Plan(tuple(shape.labels), tuple(shape.ndslice.sizes), list(shape.ndslice), spec.addresses)
         self._stopping: Source | None = None
         self.__name__ = spec.name
+        if spec.endpoint_restart is not None:
+            self.__dict__["restart"] = Endpoint(self, "restart", spec.endpoint_restart)
 
     # --- shape
 
@@ -186,6 +191,8 @@ class ActorMesh(MeshTrait, Generic[A]):
         `__restarted__` has returned, and raises what stood in the way: SupervisionError when one raised, RuntimeError when a
         process is gone (restart that first: `procs.restart(failed=True)`). Calls sent to the old actors fail and never
         reach the new ones; calls made afterwards, through any view or reference anywhere, reach the new ones.
+
+        Of a class with an endpoint called `restart` that endpoint is `mesh.restart`; this is `ActorMesh.restart(mesh)` then.
 
         NotImplementedError on a reference: only the owner restarts. TypeError for arguments that do not fit `__init__`;
         RuntimeError when the mesh was stopped, or its arguments were too large to be kept (`restart_argument_bytes`).

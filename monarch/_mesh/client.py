@@ -185,6 +185,7 @@ class Client:
         heard_all = Slot()
         proc.agent_lost = lambda reason: heard_all.set()
         faults.drain(1.0)
+        proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):
             proc.mesh.stop_instance(actor, "the client is shutting down")
         for actor in list(proc.actors.values()):

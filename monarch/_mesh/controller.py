@@ -61,6 +61,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("monarch")
 
+
 class MeshLayer:
     """One a Proc, as `proc.mesh`. Its receivers run on the I/O thread."""
 
@@ -352,6 +353,11 @@ class MeshLayer:
         acks.on_ready(_once(lambda: self._forget(spec.key)))
         return acks
 
+    def closing(self, reason: str) -> None:
+        """Everything that actors of this process own is about to be stopped; nobody is told of failures any more."""
+        with self.lock:
+            self.ledger.all_stopped(reason)
+
     def _forget(self, key: str) -> None:
         """The mesh is gone; late callers learn so from its processes."""
         with self.lock:
@@ -550,7 +556,7 @@ def _once(fn: Callable[[], None]) -> Callable[[], None]:
     return call
 
 
-_RESERVED = ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "restart", "initialized")
+_RESERVED = ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "initialized")
 
 
 def check_class(cls: Any) -> None:

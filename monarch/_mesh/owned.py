@@ -212,7 +212,9 @@ class OwnedProcs:
         asked: dict[int, list[int]] = {}
         with self._lock:
             if self._stopping is not None:
-                return Done(RuntimeError(f"the mesh {self.spec.name!r} was stopped: spawn new processes with spawn_procs()"))
+                return Done(
+                    RuntimeError(f"the mesh {self.spec.name!r} was stopped: spawn new processes with spawn_procs()")
+                )
             for rank in ranks:
                 slot = self._restarting.get(rank)
                 if slot is None:

@@ -220,6 +220,11 @@ class Ledger:
             self.troubled.add(key)
             entry.whole = stopped_failure(entry.mesh.mesh_name, reason, key)
 
+    def all_stopped(self, reason: str) -> None:
+        """Everything is being stopped: what fails on the way is no failure any more."""
+        for key in list(self._entries):
+            self.mesh_stopped(key, reason)
+
     def check(self, key: str, ranks: Iterable[int]) -> Failure | None:
         """Why a call to these ranks cannot succeed; None when nothing is known against it."""
         entry = self._entries.get(key)

@@ -316,6 +316,8 @@ class Proc:
             connection.close("another process has taken its place")
             return False
         self._remember(hello.address, connection)
+        if hello.again:  # perhaps we never heard who was at the other end
+            self._torn.add(hello.address)
         if self.incarnation:
             connection.send(frames.encode(message.encode(Welcome(self.incarnation))))
         if hello.incarnation > peer.incarnation:  # how the one before it ended is on its way to us
@@ -519,13 +521,14 @@ class Proc:
         self._remember(address, connection)
         peer = self._peers.get(address)
         meant = peer.incarnation if peer is not None and peer.aware else -1
-        connection.send(frames.encode(message.encode(Hello(VERSION, self.address, self.pid, self.incarnation, meant))))
+        hello = Hello(VERSION, self.address, self.pid, self.incarnation, meant, peer is not None and peer.torn)
+        connection.send(frames.encode(message.encode(hello)))
         return connection
 
     def _ask_agent(self, peer: Peer) -> None:
         """Its agent tells when the process listens and when it has ended."""
         if peer.broken:
-            self._broken.setdefault(peer.address, self.ports.count())
+            self._broken[peer.address] = self.ports.count()
         if self.closed is None and peer.address != agent_of(peer.address):
             self._post_quietly(agent_of(peer.address), Watch(peer.address, peer.incarnation))
 
@@ -553,8 +556,9 @@ class Proc:
             self.incarnations.process_restarted(address, incarnation)
             peer.revive(incarnation)
             self._welcome_newcomer(peer)
-        elif peer is not None and peer.asking:
-            peer.listening()
+        elif peer is not None:
+            if peer.asking:  # else the other side was faster and has dialled us
+                peer.listening()
             self._fail_broken(peer)
         if incarnation:
             self._post_quietly(agent_of(address), Heard(address, incarnation))
@@ -569,8 +573,7 @@ class Proc:
 
     def _fail_broken(self, peer: Peer) -> None:
         """A connection broke and its process lives: what was under way may be lost, and nobody would ever know."""
-        address = peer.address
-        late, peer.late = peer.late, set()
+        address, late = peer.address, peer.take_late()
         count = self._broken.pop(address, None)
         if count is not None:
             what = f"the connection to {address} broke while the call was under way; it may have run there or not"

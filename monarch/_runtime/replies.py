@@ -358,6 +358,8 @@ class Queue(Entry):
             return
         with self._lock:
             if self._left:
+                if raw[0] in self._seen:
+                    return  # a repeat
                 self._seen.add(raw[0])
                 self._left -= 1
                 if not self._left:

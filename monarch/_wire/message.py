@@ -32,6 +32,7 @@ class Hello(_Message, tag=0):
     pid: int
     incarnation: int = 0  # of the process: how often the one at this address was replaced by a new one
     meant: int = -1  # the incarnation of the other process that the dialler was told of; -1: of none, anyone will do
+    again: bool = False  # a connection to it broke before, on which messages may have been lost
 
 
 class Welcome(_Message, tag=12):
@@ -78,7 +79,9 @@ class Spawn(_Message, tag=3):
     loop: bool  # the class has async endpoints or hooks: it needs an event loop
     setup: bool = False  # this is the mesh's bootstrap actor: it starts before the gate opens
     incarnation: int = 0
-    port: int = 0  # of the owner: answered (as rank `index`) once it is ready, when it takes the place of one that ended
+    port: int = (
+        0  # of the owner: answered (as rank `index`) once it is ready, when it takes the place of one that ended
+    )
     index: int = 0
     failure: Failure | None = None  # then: why that one ended, for `__restarted__`
     restarts: bool = False  # a RestartPolicy puts another in its place should it fail

@@ -50,6 +50,7 @@ class Peer:
         "ended",
         "incarnation",
         "late",
+        "torn",
     )
 
     def __init__(self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None]) -> None:
@@ -61,6 +62,7 @@ class Peer:
         self.asking = False
         self.broken = False  # asking because a connection broke: what was under way on it may be lost
         self.late: set[int] = set()  # ports of messages that a broken connection did not take: nothing of them is lost
+        self.torn = False  # whether a connection to that process ever broke: messages to it may be missing there
         self._lost: Connection | None = None
         self._dial = dial
         self._ask = ask
@@ -141,8 +143,10 @@ class Peer:
             if connection is self._lost:
                 return
             self._lost = connection
+            self.torn = True
             if self.connection is connection:
                 self.connection = None
+                self.late.clear()  # those before were sent on this one
             if self.ended is not None or self.asking:
                 return
             self.asking = self.broken = True
@@ -162,6 +166,12 @@ class Peer:
                 self._send_kept(connection)
                 self.connection = connection
             self._changed.notify_all()
+
+    def take_late(self) -> set[int]:
+        """The ports of messages that a broken connection did not take and that were sent since, or will be."""
+        with self._lock:
+            late, self.late = self.late, set()
+        return late
 
     def _send_kept(self, connection: Connection) -> None:
         """Before others see the connection: what was kept goes first."""
@@ -191,6 +201,7 @@ class Peer:
         with self._lock:
             self.incarnation = incarnation
             self.aware = True
+            self.torn = False
             self.ended = None
             self._kept = []
             self._kept_bytes = 0

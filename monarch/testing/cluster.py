@@ -143,6 +143,7 @@ class InProcessCluster:
         proc = self._proc
         try:
             self.network.calm()
+            proc.mesh.closing("the cluster is closing")
             own = [proc.mesh.stop_instance(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
             proc.post(agent_at(self._host), Shutdown(settings.get("process_exit_timeout")))

@@ -19,6 +19,7 @@ import monarch
 from monarch.actor import (
     Actor,
     ActorError,
+    ActorMesh,
     MeshFailure,
     RestartPolicy,
     SupervisionError,
@@ -1270,6 +1271,65 @@ def test_a_restart_that_always_fails_ends_at_the_limit(
     assert mesh.slice(gpus=0).called.call_one().get(TIMEOUT) == "first"
 
 
+def test_an_actor_that_fails_faster_than_its_restart_goes_on(
+    cluster: InProcessCluster, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Word of its failure is here before the thread that sent the spawn does anything else."""
+    mesh = spawn_under(RestartPolicy(max_restarts=3), diary)
+    layer = cluster._proc.mesh
+    post_spawn = layer.post_spawn
+
+    def slow(*args: Any) -> None:
+        ended = cluster.expect("ActorEnded")
+        post_spawn(*args)
+        if "init" in diary.hooks:
+            ended.wait()
+
+    def broken(actor: Worker) -> None:
+        if len(tries) == 2:
+            del diary.hooks["init"]
+        tries.append(actor)
+        raise OSError("no room")
+
+    tries: list[Worker] = []
+    diary.hooks["init"] = broken
+    monkeypatch.setattr(layer, "post_spawn", slow)
+    mesh.slice(gpus=1).fail.broadcast()
+    assert "no room" in cluster.next_failure().report()  # all three tries failed
+    assert len(tries) == 3
+    mesh.restart(failed=True).get(TIMEOUT)
+    assert values(mesh, "called") == ["first"] * 2
+
+
+def test_a_restart_does_not_overtake_the_first_spawn(
+    cluster: InProcessCluster, diary: Diary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first rank fails, and all are to be restarted, before the last one was spawned at all."""
+    layer = cluster._proc.mesh
+    post_spawn = layer.post_spawn
+    tries = iter([True])
+
+    def slow(owned: Any, rank: int, incarnation: int, *rest: Any) -> None:
+        ended = cluster.expect("ActorEnded")
+        post_spawn(owned, rank, incarnation, *rest)
+        if rank == 0 and not incarnation:
+            ended.wait()
+
+    def broken(actor: Worker) -> None:
+        if actor.rank == 0 and next(tries, False):
+            raise OSError("no room")
+
+    diary.hooks["init"] = broken
+    procs = this_host().spawn_procs({"gpus": 2})
+    procs.initialized.get(TIMEOUT)
+    monkeypatch.setattr(layer, "post_spawn", slow)
+    with RestartPolicy("all_for_one"):
+        mesh = procs.spawn("w", Worker, Local(diary))
+    until_restarted(cluster, diary, 0, 1)
+    assert values(mesh, "add", 1) == [1, 1]
+    assert sorted(event[:2] for event in diary.rest()) == []
+
+
 def test_what_fails_while_it_is_stopped_for_a_restart_is_told_to_nobody(
     cluster: InProcessCluster, diary: Diary
 ) -> None:
@@ -1953,3 +2013,23 @@ def test_processes_that_are_stopped_are_not_restarted_by_a_policy(cluster: InPro
     restarts_are_over()
     assert sorted(diary.rest()) == [("cleanup", 0), ("cleanup", 1)]
     assert cluster._agent.living == {}
+
+
+class Service(Actor):
+    """Of a program that knows of no restarts of ours."""
+
+    def __init__(self) -> None:
+        self.restarts = 0
+
+    @endpoint
+    def restart(self, by: int) -> int:
+        self.restarts += by
+        return self.restarts
+
+
+def test_an_endpoint_called_restart_is_the_classs_own(cluster: InProcessCluster) -> None:
+    service: Any = this_host().spawn_procs({"gpus": 2}).spawn("service", Service)
+    assert service.restart.call(2).get(TIMEOUT).values() == [2, 2]
+    assert service.slice(gpus=1).restart.call_one(1).get(TIMEOUT) == 3
+    ActorMesh.restart(service, gpus=1).get(TIMEOUT)
+    assert service.restart.call(1).get(TIMEOUT).values() == [3, 1]

@@ -605,3 +605,11 @@ def test_the_first_end_of_a_rank_is_what_counts(happened: list[tuple[str, str, i
             assert why is not None and first[key, rank] in why.report
         else:
             assert (why is not None) is (key in whole)
+
+
+def test_when_everything_is_stopped_no_failure_is_told() -> None:
+    ledger = ledger_with(Mesh(), Mesh("k2"))
+    ledger.all_stopped("the program ends")
+    assert feed(ledger, failed(0), ended("p1")) == []
+    failure = ledger.check("k2", [0])
+    assert failure is not None and failure.stopped and "the program ends" in failure.report

@@ -629,8 +629,9 @@ def test_from_an_actor(cluster: InProcessCluster) -> None:
         return await wait_graph()
 
     graphs = [a.do.call_one(Local(lambda: wait_graph().get())).get(TIMEOUT), b.do.call_one(Local(awaited)).get(TIMEOUT)]
-    for graph in graphs:
-        assert [handler.endpoint for handler in graph.handlers] == ["do"]
+    for name, graph in zip(("Plain", "Looped"), graphs, strict=True):
+        # The one that answered before may not have noted yet that it is done.
+        assert [handler.endpoint for handler in graph.handlers if f".{name} " in handler.who] == ["do"]
         assert graph.silent == {}
 
 
@@ -742,7 +743,7 @@ def test_an_endpoint_that_runs_long_is_logged_once(
     assert logged() == []
     clock.advance(1000.0)
     assert len(logged()) == 2
-    text = next(text for text in logged() if text.startswith("endpoint do() of <root>.") and " a{" in text)
+    text = next(text for text in logged() if "endpoint do() of <root>." in text and " a{" in text)
     assert "(rank 0) has been running for " in text and "slow_handler_after" in text
     assert "waits for b.do(), rank(s) 0, for " in text
     assert "Stack (most recent call last):" in text and f'  File "{__file__}", line ' in text

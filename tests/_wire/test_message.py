@@ -74,7 +74,7 @@ def test_messages_arrive_as_they_were(cls: type, data: st.DataObject) -> None:
 
 def test_tags_are_what_older_processes_know() -> None:
     """Tags are never reused: what two versions say to each other before Hello must not be misunderstood."""
-    assert encode(Hello(1, "a", 2)) == msgspec.msgpack.encode([0, 1, "a", 2, 0, -1])
+    assert encode(Hello(1, "a", 2)) == msgspec.msgpack.encode([0, 1, "a", 2, 0, -1, False])
     assert encode(Answer(5, 1, 0)) == msgspec.msgpack.encode([6, 5, 1, 0, ""])
 
 

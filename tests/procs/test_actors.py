@@ -212,7 +212,7 @@ def test_a_missing_constructor_argument_is_named(proc: ProcMesh) -> None:
         proc.spawn("needs", Needs)
 
 
-RESERVED = ["slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "restart", "initialized"]
+RESERVED = ["slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "initialized"]
 FREE = ["get", "name", "call", "send", "rank", "id", "items", "values", "keys", "shutdown", "spawn", "logger"]
 
 

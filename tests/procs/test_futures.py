@@ -274,7 +274,7 @@ def test_futures_have_neither_done_nor_callbacks(actor: Any) -> None:
 def test_ctrl_c_interrupts_a_waiting_get(scripts: Any) -> None:
     scripts.run(
         """
-        import signal, threading
+        import os, signal, threading
         from monarch.actor import Channel
 
         port, receiver = Channel.open()
@@ -284,7 +284,7 @@ def test_ctrl_c_interrupts_a_waiting_get(scripts: Any) -> None:
         except TimeoutError:
             pass
         try:
-            threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+            threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
             waiting.get(timeout=30)
         except KeyboardInterrupt:
             pass

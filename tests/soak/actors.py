@@ -130,11 +130,11 @@ def note_failure(history: History, owner: str, failure: MeshFailure) -> None:
 def send(history: History, sender: str, place: str, cast: Cast, target: Any) -> list[Any]:
     """Sends and returns the Futures that were kept: one for each answer."""
     ranks = tuple(range(len(target))) if cast.rank is None else (cast.rank,)
-    history.note(Sent(sender, place, cast.number, cast.mesh, ranks, cast.adverb, cast.method, cast.deadline))
     called = getattr(target, cast.method)
     if cast.deadline is not None:
         called = called.with_timeout(cast.deadline)
-    made = getattr(called, cast.adverb)(sender, cast.number)
+    with history.sending(Sent(sender, place, cast.number, cast.mesh, ranks, cast.adverb, cast.method, cast.deadline)):
+        made = getattr(called, cast.adverb)(sender, cast.number)
     if cast.adverb == BROADCAST or not cast.kept:
         return []
     return list(made) if cast.adverb == STREAM else [made]

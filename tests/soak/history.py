@@ -7,10 +7,12 @@ is a bound on the time of the event.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 Actor = tuple[str, int]  # (mesh, rank)
+NEVER = 2**62  # later than everything in a history
 
 
 @dataclass
@@ -69,6 +71,7 @@ class Sent(Fact):
     adverb: str
     method: str
     deadline: float | None = None
+    left: int = field(default=NEVER, init=False)  # by which place in the history it had been sent
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,13 @@ class History:
             fact.at = len(self._facts)
             self._facts.append(fact)
             self._changed.notify_all()
+
+    @contextmanager
+    def sending(self, sent: Sent) -> Iterator[None]:
+        """Around the sending of a message."""
+        self.note(sent)
+        yield
+        sent.left = len(self._facts)
 
     def facts(self) -> Sequence[Fact]:
         with self._changed:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tests.soak.history import (
+    NEVER,
     Actor,
     Born,
     Ended,
@@ -145,7 +146,7 @@ class Known:
         """When that life was certainly still there."""
         born = next((fact.at for fact in self.born[who] if fact.life == life), 0)
         # A thread of a process that was killed may note what it did a little later.
-        until = min((struck.at for struck in self.strikes(who, "kill", "stop", "restart") if struck.at > born), default=_EVER)
+        until = min((struck.at for struck in self.strikes(who, "kill", "stop", "restart") if struck.at > born), default=NEVER)
         signs = [*self.born[who], *self.handled_by[who], *self.ended[who]]
         return max((fact.at for fact in signs if fact.life == life and fact.at < until), default=-1)
 
@@ -159,7 +160,7 @@ class Known:
         if isinstance(spawned.owner, tuple):
             found += self.troubles(spawned.owner)
         if family or isinstance(spawned.owner, tuple):
-            return [(begin, _EVER) for begin, _ in found]
+            return [(begin, NEVER) for begin, _ in found]
         return found
 
     def _own_troubles(self, who: Actor) -> Iterator[tuple[int, int]]:
@@ -168,27 +169,24 @@ class Known:
             if struck in restarts and id(struck) in self.done:
                 yield struck.at, self.done[id(struck)]
             else:
-                yield struck.at, self._restarted_after(restarts, self.done.get(id(struck), _EVER))
+                yield struck.at, self._restarted_after(restarts, self.done.get(id(struck), NEVER))
         for _, at in self.failures(who):
             yield -1, self._restarted_after(restarts, at)
 
     def _restarted_after(self, restarts: Sequence[Struck], at: int) -> int:
         ends = [self.done[id(struck)] for struck in restarts if struck.at > at and id(struck) in self.done]
-        return min(ends, default=_EVER)
+        return min(ends, default=NEVER)
 
     def excuses(self, sent: Sent, heard_at: int) -> bool:
         """Whether anything happened for which a message may have failed."""
         for rank in sent.ranks:
             for struck in self.cuts(sent.place, self.place((sent.mesh, rank))):
-                if struck.at < heard_at and self.done.get(id(struck), _EVER) > sent.at:
+                if struck.at < heard_at and self.done.get(id(struck), NEVER) > sent.at:
                     return True
         involved = [(sent.mesh, rank) for rank in sent.ranks]
         if sent.sender != CLIENT:
             involved.append(_actor_of(sent.sender))
         return any(begin < heard_at and over > sent.at for who in involved for begin, over in self.troubles(who))
-
-
-_EVER = 2**62
 
 
 def _grouped(facts: Sequence[F], key: Callable[[F], K]) -> dict[K, list[F]]:
@@ -312,11 +310,11 @@ def meant_for_that_life(known: Known) -> Iterator[str]:
         lives = sorted({fact.life for fact in known.born[who]})
         restarts = [struck.at for struck in known.restarts(who)]
         # What is sent when the process is new and the actor not yet there waits for it.
-        replaced = min((struck.at for struck in known.strikes(who, "kill", "restart") if struck.places), default=_EVER)
+        replaced = min((struck.at for struck in known.strikes(who, "kill", "restart") if struck.places), default=NEVER)
         owned = known.spawned[who[0]].owner == CLIENT
         met: dict[str, int] = {}  # sender -> the latest life that handled a message of it
         for fact in handled:
-            at = known.sent[fact.sender, fact.number].at
+            at = known.sent[fact.sender, fact.number].left
             index = lives.index(fact.life)
             if fact.sender == CLIENT and owned:
                 if not known.spawned[who[0]].group and 0 < index <= len(restarts) and at < min(restarts[index - 1], replaced):
@@ -346,7 +344,7 @@ def the_dead_do_nothing(known: Known) -> Iterator[str]:
         ends = {fact.life: fact.at for fact in known.ended[who]}
         births = {fact.life: fact.at for fact in known.born[who]}
         for fact in handled:
-            if not births.get(fact.life, _EVER) < fact.at < ends.get(fact.life, _EVER):
+            if not births.get(fact.life, NEVER) < fact.at < ends.get(fact.life, NEVER):
                 yield f"{_shown(fact)}, which lived from {births.get(fact.life)} to {ends.get(fact.life)}"
             if known.is_deadly(fact):
                 ends[fact.life] = fact.at

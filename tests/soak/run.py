@@ -112,7 +112,7 @@ class _Runner:
         self._answers: list[tuple[Cast, Any]] = []
         self._ends: list[tuple[str, Any, Struck]] = []  # of stops and restarts: what, its Future, what it is the end of
         self._delays = 0.0  # seconds that frames under way may take at most
-        self._needs_time = any(isinstance(operation, (Lose, Cut, RestartProcs)) for operation in program.operations)
+        self._needs_time = any(map(_needs_time, program.operations))
         self._doing = "the beginning"
 
     def run(self) -> list[str]:
@@ -196,8 +196,8 @@ class _Runner:
         self._join()
         self._announce(Spawned(name, spawn.owner, places, "", spawn.broken))
         mesh, rank = spawn.owner
-        self.history.note(Sent(CLIENT, CLIENT, spawn.number, mesh, (rank,), CALL_ONE, "adopt"))
-        made = owner.adopt.call_one(CLIENT, spawn.number, spawn, view, places)
+        with self.history.sending(Sent(CLIENT, CLIENT, spawn.number, mesh, (rank,), CALL_ONE, "adopt")):
+            made = owner.adopt.call_one(CLIENT, spawn.number, spawn, view, places)
         try:
             self._meshes[name] = self._wait(made, f"{spawn}")
         except Exception as exc:
@@ -209,15 +209,15 @@ class _Runner:
             self._answers += [(cast, future) for future in send(self.history, CLIENT, CLIENT, cast, target)]
             return
         via, (mesh, rank) = self._view(*cast.via), cast.via
-        self.history.note(Sent(CLIENT, CLIENT, cast.number, mesh, (rank,), CALL_ONE, "relay"))
-        asked = via.relay.call_one(CLIENT, cast, target)
+        with self.history.sending(Sent(CLIENT, CLIENT, cast.number, mesh, (rank,), CALL_ONE, "relay")):
+            asked = via.relay.call_one(CLIENT, cast, target)
         if cast.kept:
             self._answers.append((cast, asked))
 
     def _hold(self, hold: Hold) -> None:
         view = self._view(hold.mesh, hold.rank)
-        self.history.note(Sent(CLIENT, CLIENT, hold.number, hold.mesh, (hold.rank,), BROADCAST, "hold"))
-        view.hold.broadcast(CLIENT, hold.number, self._gate(hold.number))
+        with self.history.sending(Sent(CLIENT, CLIENT, hold.number, hold.mesh, (hold.rank,), BROADCAST, "hold")):
+            view.hold.broadcast(CLIENT, hold.number, self._gate(hold.number))
 
     def _gate(self, number: int) -> Local[threading.Event]:
         return self._gates.setdefault(number, Local(threading.Event()))
@@ -333,14 +333,15 @@ class _Runner:
         """Its value or exception; Hang when neither comes. Where the runtime may wait for its own time limits, they pass
         when nothing has come for a while."""
         while True:
-            left = self._until - time.monotonic()
+            left = max(0.0, self._until - time.monotonic())
+            patience = min(left, _QUIET) if self._needs_time else left
             try:
-                return future.get(max(0.0, min(left, _QUIET) if self._needs_time else left))
+                return future.get(patience)
             except TimeoutError:
                 if "pending" not in repr(future):
                     raise
-                if left <= 0.0:
-                    raise Hang(f"no answer to {what}") from None
+            if patience == left:
+                raise Hang(f"no answer to {what}")
             self._clock.advance(_LIMIT)
 
     def _open_gates(self) -> None:
@@ -417,6 +418,12 @@ class _Runner:
         stacks = "\n".join(f"{t.name}:\n{_stack(frames.get(t.ident or 0))}" for t in threading.enumerate())
         statistics = "\n".join(f"  {key}: {value}" for key, value in self._cluster.statistics().items())
         return f"{statistics}\nthreads:\n{stacks}"
+
+
+def _needs_time(operation: Operation) -> bool:
+    """Whether something may end only at a time limit of the runtime: actors that nobody constructs in a new process, notes that
+    are lost with a connection."""
+    return isinstance(operation, (Lose, Cut, RestartProcs)) or (isinstance(operation, Spawn) and bool(operation.policy))
 
 
 def _shown_port(entry: Any) -> str:
