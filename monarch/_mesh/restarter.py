@@ -140,9 +140,11 @@ class Restarter:
 
     def _pause(self, seconds: float) -> None:
         """Until the time is over, or this process is closed."""
-        over = Acks([""])
-        self._layer.proc.ports.add(over)
-        self._layer.proc.loop.call_later(seconds, lambda: over.done(0))
+        proc, over = self._layer.proc, Acks([""])
+        proc.ports.add(over)
+        proc.loop.call_later(seconds, lambda: over.done(0))
+        if proc.closed is not None:  # just now, so that nobody will give it up
+            over.done(0)
         over.wait(None)
 
     def _abandon(self, meshes: Meshes) -> None:

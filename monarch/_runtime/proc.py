@@ -486,11 +486,12 @@ class Proc:
             waiting = self._unknown.pop(instance.key, [])
             self._unknown_count -= len(waiting)
         for delivery in waiting:
-            if delivery.call.seq == 1:
+            torn = delivery.source in self._torn
+            if delivery.call.seq == 1 or torn:
                 self._note_sender(delivery.source, delivery.call)
-            elif delivery.source in self._torn:
-                self._take_up(delivery.source, delivery.call, instance)
             instance.deliver(delivery)
+            if torn:  # what came before or after it may have been lost with the connection
+                instance.path_lost(delivery.call.sender)
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
         with self._lock:

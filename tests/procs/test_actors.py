@@ -978,6 +978,7 @@ def test_an_actor_that_stops_itself_replies_first(proc: ProcMesh, journal: Path)
     assert mesh.end.call_one("stop", "work is done").get(timeout=TIMEOUT) == "replied"
     with pytest.raises(SupervisionError, match="stopped: work is done"):
         mesh.get.call_one().get(timeout=TIMEOUT)
+    mesh.stop().get(timeout=TIMEOUT)  # callers are told before its cleanup runs, this one after
     assert journal.read_text().splitlines() == ["me init", "me cleanup None"]
 
 

@@ -47,7 +47,7 @@ from tests.soak.program import (
     process,
 )
 
-PATIENCE = 5.0  # real seconds for a whole program; what is not there by then never comes
+PATIENCE = 20.0  # real seconds for a whole program; what is not there by then never comes
 _QUIET = 0.1  # real seconds
 _LIMIT = 1.0  # virtual seconds of the runtime's own limits that programs run into
 _ROLL_CALL = 1_000_000  # its messages are numbered from here

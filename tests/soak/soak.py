@@ -1,0 +1,54 @@
+"""Many seeds, and the report of one that failed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator
+
+from tests.soak.generate import generate
+from tests.soak.program import Program
+from tests.soak.run import run
+from tests.soak.shrink import shrink
+
+BUDGET = 60.0  # seconds for cutting a program down
+_ATTEMPTS = 3  # runs of a smaller program before it counts as one that works: the races differ
+_PATIENCE = 5.0  # seconds that one of these runs may take
+
+
+def check(seed: int, budget: float = BUDGET) -> str:
+    """Runs the program of a seed; "" or the report of what was wrong."""
+    program = generate(seed)
+    wrong = run(program)
+    return report(program, wrong, budget) if wrong else ""
+
+
+def many(seeds: Iterable[int], jobs: int | None = None) -> Iterator[tuple[int, str]]:
+    """(seed, report) of each, as they come, several at a time in processes of their own."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap_unordered(_checked, seeds, chunksize=10)
+
+
+def _checked(seed: int) -> tuple[int, str]:
+    return seed, check(seed)
+
+
+def report(program: Program, wrong: list[str], budget: float) -> str:
+    """For people. Cuts the program down for `budget` seconds; 0 leaves it as it is."""
+    text = f"seed {program.seed}:\n{program}\n\nwhat was wrong:\n" + "\n".join(wrong)
+    if not budget:
+        return text
+    until = time.monotonic() + budget
+    small = shrink(program, lambda smaller: time.monotonic() < until and _fails_again(smaller, until))
+    if len(small.operations) == len(program.operations):
+        return f"{text}\n\n(no smaller program failed; the races may be rare: python -m tests.soak {program.seed} --times 100)"
+    return f"{text}\n\nthe same with fewer operations:\n{small}"
+
+
+def _fails_again(program: Program, until: float) -> bool:
+    for _ in range(_ATTEMPTS):
+        if time.monotonic() > until:
+            return False
+        if run(program, _PATIENCE):
+            return True
+    return False

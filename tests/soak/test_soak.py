@@ -1,0 +1,20 @@
+"""A fixed range of seeds; `make soak SEEDS=10000` runs more. How to replay one: see the package."""
+
+from __future__ import annotations
+
+import pytest
+
+from monarch.testing import check_leaks
+from tests.soak.soak import check
+
+SEEDS = 1200
+_CHUNK = 40
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, _CHUNK))
+def test_programs_keep_every_promise(first: int) -> None:
+    with check_leaks():
+        for seed in range(first, first + _CHUNK):
+            wrong = check(seed)
+            if wrong:
+                pytest.fail(wrong, pytrace=False)
