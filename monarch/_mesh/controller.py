@@ -170,18 +170,23 @@ class MeshLayer:
         return ActorMesh(spec, shape, owned=True)
 
     def _spawn_one(self, owned: OwnedActors, rank: int) -> list[Notify | Gone]:
-        """The first spawn of a rank; what is to be told when its process has ended."""
-        spec = owned.spec
-        incarnation = self.proc.incarnations.of(spec.key, rank, spec.addresses[rank])
-        if incarnation:
-            owned.incarnations[rank] = incarnation
-            with self.lock:
-                self.ledger.restarted(spec.key, rank, incarnation)
-        try:
-            self.post_spawn(owned, rank, incarnation)
-        except PeerEnded as exc:
-            with self.lock:
-                return self.ledger.process_ended(exc.why)
+        """The first spawn of a rank; what is to be told when its process has ended.
+
+        Sent again when the process was replaced meanwhile: where the first went is not known, and repeats do no harm.
+        """
+        spec, known = owned.spec, self.proc.incarnations
+        incarnation = -1
+        while incarnation != (latest := known.of(spec.key, rank, spec.addresses[rank])):
+            incarnation = latest
+            if incarnation:
+                owned.incarnations[rank] = incarnation
+                with self.lock:
+                    self.ledger.restarted(spec.key, rank, incarnation)
+            try:
+                self.post_spawn(owned, rank, incarnation)
+            except PeerEnded as exc:
+                with self.lock:
+                    return self.ledger.process_ended(exc.why)
         return []
 
     def make(self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any) -> Making:

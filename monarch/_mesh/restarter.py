@@ -302,7 +302,10 @@ class Restarter:
             raise _no_process(owned, rank, ended)
         proc.incarnations.actor_restarted(spec.key, rank, incarnation)  # not before: calls must not overtake the spawn
         if self._is_stopped(owned):  # meanwhile: this one came behind the order to stop
-            proc.post(address, StopActor(spec.key, "its mesh was stopped", 0, rank))
+            try:
+                proc.post(address, StopActor(spec.key, "its mesh was stopped", 0, rank))
+            except PeerEnded:
+                pass
             raise _was_stopped(owned)
 
     def _next_incarnation(self, owned: OwnedActors, rank: int) -> int:

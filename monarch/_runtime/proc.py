@@ -50,7 +50,7 @@ from monarch._wire.message import (
     Welcome,
 )
 from monarch._wire.peer import Peer, PeerEnded
-from monarch._wire.transport.base import Connection
+from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
 
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
@@ -303,7 +303,7 @@ class Proc:
         if hello.version != VERSION:
             reason = f"protocol version {hello.version} meets version {VERSION}: all processes need one monarch version"
             self.errors.append(reason)
-            connection.send(frames.encode(message.encode(Bye(reason))))
+            _send_first(connection, Bye(reason))
             connection.close(reason)
             return False
         if 0 <= hello.meant < self.incarnation:  # it hears from its agent how that one ended
@@ -319,7 +319,7 @@ class Proc:
         if hello.again:  # perhaps we never heard who was at the other end
             self._torn.add(hello.address)
         if self.incarnation:
-            connection.send(frames.encode(message.encode(Welcome(self.incarnation))))
+            _send_first(connection, Welcome(self.incarnation))
         if hello.incarnation > peer.incarnation:  # how the one before it ended is on its way to us
             self._newcomers[hello.address] = (connection, [])
             self._post_quietly(agent_of(hello.address), Watch(hello.address, peer.incarnation))
@@ -457,6 +457,8 @@ class Proc:
             self.refuse(delivery, tombstone)
 
     def _give_up(self, key: str) -> None:
+        if self.closed is not None:
+            return
         with self._lock:
             deliveries = self._unknown.pop(key, [])
             self._unknown_count -= len(deliveries)
@@ -686,6 +688,14 @@ class Proc:
                 os.close(fd)
             except OSError:
                 pass
+
+
+def _send_first(connection: Connection, msg: Any) -> None:
+    """Unless it has broken already, which is told like any other loss."""
+    try:
+        connection.send(frames.encode(message.encode(msg)))
+    except ConnectionLost:
+        pass
 
 
 class _Here:

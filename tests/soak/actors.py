@@ -54,6 +54,12 @@ class Plain(Actor):
         return receipt
 
     @endpoint
+    def leave(self, sender: str, number: int) -> Receipt:
+        receipt = self.handled(sender, number, "leave")
+        context().actor_instance.stop("on purpose")
+        return receipt
+
+    @endpoint
     def exit(self, sender: str, number: int) -> None:
         self.handled(sender, number, "exit")
         raise SystemExit(1)

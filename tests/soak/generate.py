@@ -20,6 +20,7 @@ from tests.soak.program import (
     CLIENT,
     EXIT,
     FAIL,
+    LEAVE,
     STREAM,
     WORK,
     Advance,
@@ -27,6 +28,7 @@ from tests.soak.program import (
     Cast,
     Cut,
     Disturb,
+    Freeze,
     Hold,
     Join,
     Kill,
@@ -89,6 +91,7 @@ class _Author:
             self._hold: 2,
             self._open: 2,
             self._kill: 1.5,
+            self._freeze: 1,
             self._stop_actors: 1,
             self._stop_procs: 0.5,
             self._restart_actors: 2,
@@ -141,7 +144,8 @@ class _Author:
             return None
         policy = None
         if rng.random() < 0.25:
-            policy = Policy(rng.choice(("one_for_one", "all_for_one", "rest_for_one")), rng.choice((0, 1, 3)))
+            strategy = rng.choice(("one_for_one", "all_for_one", "rest_for_one"))
+            policy = Policy(strategy, rng.choice((0, 1, 3)), rng.choice((0.0, 0.0, 0.1)))
         spawn = self._spawn_on(*self._any_procs(), tuple(f"m{len(self._meshes) + i}" for i in range(count)), policy)
         self._owned += spawn.meshes
         return spawn
@@ -151,7 +155,12 @@ class _Author:
         return owner and self._spawn_on(*self._any_procs(), (f"m{len(self._meshes)}",), None, owner)
 
     def _spawn_on(
-        self, procs: str, _rank: int, names: tuple[str, ...], policy: Policy | None, owner: tuple[str, int] | None = None
+        self,
+        procs: str,
+        _rank: int,
+        names: tuple[str, ...],
+        policy: Policy | None,
+        owner: tuple[str, int] | None = None,
     ) -> Spawn:
         rng, size = self._rng, self._procs[procs]
         first = rng.randrange(size) if rng.random() < 0.3 else 0
@@ -174,7 +183,7 @@ class _Author:
         whole = rng.random() < 0.6
         adverbs = [CALL, CHOOSE, STREAM, BROADCAST, BROADCAST]
         adverb = rng.choice(adverbs if whole and self._meshes[mesh] > 1 else [*adverbs, CALL_ONE, CALL_ONE])
-        method = rng.choice((FAIL, FAIL, ABORT, EXIT)) if rng.random() < self._deadly else WORK
+        method = rng.choice((FAIL, FAIL, ABORT, EXIT, LEAVE)) if rng.random() < self._deadly else WORK
         deadline = rng.choice((0.05, 0.5, 2.0)) if adverb != BROADCAST and rng.random() < 0.2 else None
         kept = rng.random() < 0.9
         return Cast(self._next_number(), mesh, None if whole else rank, adverb, method, deadline, via, kept)
@@ -202,6 +211,9 @@ class _Author:
     def _kill(self) -> Kill:
         return Kill(*self._any_procs())
 
+    def _freeze(self) -> Freeze:
+        return Freeze(*self._any_procs())
+
     def _stop_actors(self) -> StopActors:
         return StopActors(self._rng.choice(self._owned))
 
@@ -210,11 +222,12 @@ class _Author:
 
     def _restart_actors(self) -> RestartActors:
         mesh = self._rng.choice(self._owned)
-        return RestartActors(mesh, self._rng.choice((None, self._rng.randrange(self._meshes[mesh]))))
+        rank = self._rng.choice((None, self._rng.randrange(self._meshes[mesh])))
+        return RestartActors(mesh, rank, self._rng.random() < 0.3)
 
-    def _restart_procs(self) -> RestartProcs | None:
+    def _restart_procs(self) -> RestartProcs:
         procs, rank = self._any_procs()
-        return RestartProcs(procs, self._rng.choice((None, rank)))
+        return RestartProcs(procs, self._rng.choice((None, rank)), self._rng.random() < 0.5)
 
     # --- the network, and time
 
@@ -241,7 +254,9 @@ class _Author:
 
     def _cut(self) -> Cut:
         rng = self._rng
-        return Cut(self._any_place(), process(*self._any_procs()), tuple(self._work() for _ in range(rng.randint(0, 4))))
+        return Cut(
+            self._any_place(), process(*self._any_procs()), tuple(self._work() for _ in range(rng.randint(0, 4)))
+        )
 
     def _advance(self) -> Advance:
         return Advance(self._rng.choice((0.01, 0.1, 0.5)))

@@ -96,8 +96,8 @@ class Heard(Fact):
 
 @dataclass
 class Struck(Fact):
-    """The client is about to do something to these processes and actors: "kill", "stop" or "restart" them, "cut" the
-    connection between two, "repeat" frames."""
+    """The client is about to do something to these processes and actors: "kill", "stop", "restart" them or "revive" those of
+    them that have failed, "cut" the connection between two, "repeat" frames."""
 
     what: str
     actors: tuple[Actor, ...] = ()

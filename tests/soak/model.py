@@ -26,7 +26,7 @@ from tests.soak.history import (
     Struck,
     Told,
 )
-from tests.soak.program import ABORT, BROADCAST, CALL, CHOOSE, CLIENT, EXIT, FAIL, actor
+from tests.soak.program import ABORT, BROADCAST, CALL, CHOOSE, CLIENT, EXIT, FAIL, LEAVE, actor
 
 F = TypeVar("F", bound=Fact)
 K = TypeVar("K")
@@ -48,16 +48,19 @@ _REFUSALS = (  # what operations may be refused with, and restarts may end with
 )
 
 
+_ENDS = ("kill", "stop", "restart", "revive")  # what the client does to actors and processes by which they end
+
+
 def broken_rules(facts: Sequence[Fact]) -> list[str]:
     """Every way in which a history breaks a rule, under the rule's promise."""
     known = Known(facts)
     return [f"{(rule.__doc__ or '').strip()}\n    but {how}" for rule in RULES for how in rule(known)]
 
 
-def untold(facts: Sequence[Fact]) -> list[str]:
-    """Actors of whose end the client is still to be told, as far as the history says."""
+def owed(facts: Sequence[Fact]) -> list[str]:
+    """Actors of whose end the client is still to be told, or that their policy is still to restart."""
     known = Known(facts)
-    return [actor(*who) for who in known.certain_deaths() if not known.reports[who]]
+    return [actor(*who) for who in [*known.untold(), *known.not_restarted()]]
 
 
 class Known:
@@ -94,10 +97,14 @@ class Known:
     def strikes(self, who: Actor, *kinds: str) -> list[Struck]:
         """What the client did to an actor or its process."""
         place = self.place(who)
-        return [struck for struck in self.struck if struck.what in kinds and (who in struck.actors or place in struck.places)]
+        return [
+            struck
+            for struck in self.struck
+            if struck.what in kinds and (who in struck.actors or place in struck.places)
+        ]
 
     def restarts(self, who: Actor) -> list[Struck]:
-        return [struck for struck in self.strikes(who, "restart") if who in struck.actors]
+        return [struck for struck in self.strikes(who, "restart") if struck.actors]
 
     def cuts(self, one: str, other: str) -> list[Struck]:
         return [struck for struck in self.struck if struck.what == "cut" and {one, other} == set(struck.places)]
@@ -106,6 +113,9 @@ class Known:
 
     def is_deadly(self, handled: Handled) -> bool:
         """Whether the actor ended with that message."""
+        return handled.method == LEAVE or self._is_failure(handled)
+
+    def _is_failure(self, handled: Handled) -> bool:
         if handled.method == FAIL:
             return self.sent[handled.sender, handled.number].adverb == BROADCAST
         return handled.method in (ABORT, EXIT)
@@ -113,30 +123,50 @@ class Known:
     def failures(self, who: Actor) -> list[tuple[int, int]]:
         """(life, place in the history) of each time that an actor failed by itself."""
         found = [(fact.life, fact.at) for fact in self.ended[who] if fact.failed]
-        found += [(fact.life, fact.at) for fact in self.handled_by[who] if self.is_deadly(fact)]
+        found += [(fact.life, fact.at) for fact in self.handled_by[who] if self._is_failure(fact)]
         return found + [(fact.life, fact.at) for fact in self.born[who] if who[1] in self.spawned[who[0]].broken]
+
+    def killed_lives(self, who: Actor) -> list[int]:
+        """The life that each kill of its process met."""
+        kills = [struck for struck in self.strikes(who, "kill") if id(struck) in self.done]
+        return [max((born.life for born in self.born[who] if born.at < kill.at), default=0) for kill in kills]
 
     def dead_lives(self, who: Actor) -> int:
         """How many lives of an actor ended other than by being stopped, at most."""
-        lives = {life for life, _ in self.failures(who)}
-        kills = [struck for struck in self.strikes(who, "kill") if id(struck) in self.done]
-        for kill in kills:
-            lives.add(max((born.life for born in self.born[who] if born.at < kill.at), default=0))
-        unborn = len(kills) if self.strikes(who, "restart") or self.spawned[who[0]].group else 0
-        return len(lives) + unborn
+        kills = self.killed_lives(who)
+        unborn = len(kills) if self.strikes(who, "restart", "revive") or self.spawned[who[0]].group else 0
+        return len({*kills, *(life for life, _ in self.failures(who))}) + unborn
 
-    def certain_deaths(self) -> list[Actor]:
-        """Actors of the client that have failed, and of which it must have been told."""
-        return [who for who in self.actors() if self._is_certain(who)]
+    def untold(self) -> list[Actor]:
+        """Actors of the client that have certainly failed, and of which it was not told."""
+        return [who for who in self.actors() if self._has_certainly_failed(who) and not self.reports[who]]
 
-    def _is_certain(self, who: Actor) -> bool:
+    def _has_certainly_failed(self, who: Actor) -> bool:
         spawned = self.spawned[who[0]]
-        if spawned.owner != CLIENT or spawned.group or self.strikes(who, "stop", "restart"):
+        if spawned.owner != CLIENT or spawned.group or self.strikes(who, "stop", "restart", "revive"):
             return False
         kills = [struck for struck in self.strikes(who, "kill") if id(struck) in self.done]
         if any(kill.at > spawned.at or not self._may_be_replaced(self.place(who)) for kill in kills):
             return True
         return not self.cuts(CLIENT, self.place(who)) and any(at < self.over for _, at in self.failures(who))
+
+    def not_restarted(self) -> list[Actor]:
+        """Actors under a policy that have failed, and nothing came of it."""
+        return [who for who in self.actors() if self.spawned[who[0]].group and self._waits_for_policy(who)]
+
+    def _waits_for_policy(self, who: Actor) -> bool:
+        family = self._family(who)
+        if any(self.reports[other] or self.strikes(other, "stop", "restart", "revive") for other in family):
+            return False
+        if any(self.cuts(CLIENT, self.place(other)) for other in family):
+            return False
+        dead = [*self.killed_lives(who), *(life for life, at in self.failures(who) if at < self.over)]
+        return max(dead, default=-1) >= max((born.life for born in self.born[who]), default=0)
+
+    def _family(self, who: Actor) -> list[Actor]:
+        """The actors that a policy may restart because of one another."""
+        group = self.spawned[who[0]].group
+        return [other for other in self.actors() if group and self.spawned[other[0]].group == group]
 
     def _may_be_replaced(self, place: str) -> bool:
         """Whether a policy may start another process there."""
@@ -146,7 +176,7 @@ class Known:
         """When that life was certainly still there."""
         born = next((fact.at for fact in self.born[who] if fact.life == life), 0)
         # A thread of a process that was killed may note what it did a little later.
-        until = min((struck.at for struck in self.strikes(who, "kill", "stop", "restart") if struck.at > born), default=NEVER)
+        until = min((struck.at for struck in self.strikes(who, *_ENDS) if struck.at > born), default=NEVER)
         signs = [*self.born[who], *self.handled_by[who], *self.ended[who]]
         return max((fact.at for fact in signs if fact.life == life and fact.at < until), default=-1)
 
@@ -155,7 +185,7 @@ class Known:
     def troubles(self, who: Actor) -> list[tuple[int, int]]:
         """Stretches of the history in which messages to an actor may fail; -1 is a beginning that is not known."""
         spawned = self.spawned[who[0]]
-        family = [other for other in self.actors() if spawned.group and self.spawned[other[0]].group == spawned.group]
+        family = self._family(who)
         found = [stretch for other in family or [who] for stretch in self._own_troubles(other)]
         if isinstance(spawned.owner, tuple):
             found += self.troubles(spawned.owner)
@@ -165,12 +195,13 @@ class Known:
 
     def _own_troubles(self, who: Actor) -> Iterator[tuple[int, int]]:
         restarts = self.restarts(who)
-        for struck in self.strikes(who, "kill", "stop", "restart"):
+        for struck in self.strikes(who, *_ENDS):
             if struck in restarts and id(struck) in self.done:
                 yield struck.at, self.done[id(struck)]
             else:
                 yield struck.at, self._restarted_after(restarts, self.done.get(id(struck), NEVER))
-        for _, at in self.failures(who):
+        leaves = [fact.at for fact in self.handled_by[who] if fact.method == LEAVE]
+        for at in [*leaves, *(at for _, at in self.failures(who))]:
             yield -1, self._restarted_after(restarts, at)
 
     def _restarted_after(self, restarts: Sequence[Struck], at: int) -> int:
@@ -197,7 +228,7 @@ def _grouped(facts: Sequence[F], key: Callable[[F], K]) -> dict[K, list[F]]:
 
 
 def _actor_of(sender: str) -> Actor:
-    """"m0[1]~0" -> ("m0", 1)"""
+    """ "m0[1]~0" -> ("m0", 1)"""
     mesh, _, rest = sender.partition("[")
     return mesh, int(rest.partition("]")[0])
 
@@ -278,7 +309,9 @@ def nothing_is_lost(known: Known) -> Iterator[str]:
             same = later & (before | {0})
             if not same or known.handled[sender, fact.number, who] or known.cuts(fact.place, place):
                 continue
-            if fact.adverb == CHOOSE or (fact.adverb != BROADCAST and any(known.troubles((fact.mesh, rank)) for rank in fact.ranks)):
+            if fact.adverb == CHOOSE or (
+                fact.adverb != BROADCAST and any(known.troubles((fact.mesh, rank)) for rank in fact.ranks)
+            ):
                 continue
             yield f"{fact} was not handled by {actor(*who)}, of which {sorted(answered)} were answered"
 
@@ -308,16 +341,22 @@ def meant_for_that_life(known: Known) -> Iterator[str]:
     """A message sent to an actor that has ended never reaches the one that takes its place."""
     for who, handled in list(known.handled_by.items()):
         lives = sorted({fact.life for fact in known.born[who]})
-        restarts = [struck.at for struck in known.restarts(who)]
+        restarts = [struck.at for struck in known.strikes(who, "restart", "revive") if struck.actors]
         # What is sent when the process is new and the actor not yet there waits for it.
-        replaced = min((struck.at for struck in known.strikes(who, "kill", "restart") if struck.places), default=NEVER)
+        replaced = min(
+            (struck.at for struck in known.strikes(who, "kill", "restart", "revive") if struck.places), default=NEVER
+        )
         owned = known.spawned[who[0]].owner == CLIENT
         met: dict[str, int] = {}  # sender -> the latest life that handled a message of it
         for fact in handled:
             at = known.sent[fact.sender, fact.number].left
             index = lives.index(fact.life)
             if fact.sender == CLIENT and owned:
-                if not known.spawned[who[0]].group and 0 < index <= len(restarts) and at < min(restarts[index - 1], replaced):
+                if (
+                    not known.spawned[who[0]].group
+                    and 0 < index <= len(restarts)
+                    and at < min(restarts[index - 1], replaced)
+                ):
                     yield f"{_shown(fact)} was sent before that restart was asked for"
                 earlier = lives[:index]
             else:
@@ -358,7 +397,7 @@ def stopped_is_stopped(known: Known) -> Iterator[str]:
         stopped = struck.actors or [who for who in known.actors() if known.place(who) in struck.places]
         for who in stopped:
             facts = [*known.handled_by[who], *known.reports[who]]
-            if known.strikes(who, "kill") or known.restarts(who):
+            if known.strikes(who, "kill", "restart", "revive"):
                 continue
             for fact in facts:
                 if fact.at > known.done[id(struck)]:
@@ -386,11 +425,12 @@ def told_at_most_once(known: Known) -> Iterator[str]:
             yield f"{actor(*who)} ended at most {most} times, and was reported {len(told)} times:\n{reports}"
 
 
-def told_of_certain_deaths(known: Known) -> Iterator[str]:
-    """The owner of a mesh is told of every actor that failed or whose process was killed."""
-    for who in known.certain_deaths():
-        if not known.reports[who]:
-            yield f"it was not told of {actor(*who)}"
+def ends_have_consequences(known: Known) -> Iterator[str]:
+    """The owner of a mesh is told of every actor that failed or whose process was killed, unless a policy restarts it."""
+    for who in known.untold():
+        yield f"it was not told of {actor(*who)}"
+    for who in known.not_restarted():
+        yield f"{actor(*who)} was neither restarted nor reported"
 
 
 def bounced_is_lost(known: Known) -> Iterator[str]:
@@ -432,7 +472,7 @@ RULES: tuple[Callable[[Known], Iterator[str]], ...] = (
     stopped_is_stopped,
     restarted_is_new,
     told_at_most_once,
-    told_of_certain_deaths,
+    ends_have_consequences,
     bounced_is_lost,
     refusals_are_documented,
 )

@@ -13,7 +13,7 @@ CLIENT, AGENT, ANY = "client", "agent", "*"
 
 # Adverbs, and methods of the actors (see `actors`).
 CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST = "call", "call_one", "choose", "stream", "broadcast"
-WORK, FAIL, ABORT, EXIT = "work", "fail", "abort", "exit"
+WORK, FAIL, ABORT, EXIT, LEAVE = "work", "fail", "abort", "exit", "leave"
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class SpawnProcs:
 class Policy:
     strategy: str
     max_restarts: int
+    backoff: float
 
     def __str__(self) -> str:
-        return f"RestartPolicy({self.strategy!r}, max_restarts={self.max_restarts})"
+        return f"RestartPolicy({self.strategy!r}, max_restarts={self.max_restarts}, backoff={self.backoff})"
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,17 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Freeze:
+    """As by SIGSTOP, until the next Join."""
+
+    procs: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"cluster.stop_process({self.procs}, {self.rank})"
+
+
+@dataclass(frozen=True)
 class StopActors:
     mesh: str
 
@@ -129,20 +141,26 @@ class StopProcs:
 
 @dataclass(frozen=True)
 class RestartActors:
+    """Of one rank or all, perhaps only what has failed."""
+
     mesh: str
     rank: int | None
+    failed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.mesh}.restart({'' if self.rank is None else f'gpus={self.rank}'})"
+        return f"{self.mesh}.restart({_selection(self.rank, self.failed)})"
 
 
 @dataclass(frozen=True)
 class RestartProcs:
+    """Of one rank or all, perhaps only what has failed."""
+
     procs: str
     rank: int | None
+    failed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.procs}.restart({'' if self.rank is None else f'gpus={self.rank}'})"
+        return f"{self.procs}.restart({_selection(self.rank, self.failed)})"
 
 
 @dataclass(frozen=True)
@@ -208,15 +226,15 @@ class Advance:
 
 @dataclass(frozen=True)
 class Join:
-    """Opens every gate, calms the network, lets delays pass, and waits for every Future."""
+    """Opens every gate, lets every process run, calms the network, lets delays pass, and waits for every Future."""
 
     def __str__(self) -> str:
         return "join()"
 
 
 Operation = (
-    SpawnProcs | Spawn | Cast | Hold | Open | Kill | StopActors | StopProcs | RestartActors | RestartProcs | Disturb | Calm
-    | Lose | Cut | Advance | Join
+    SpawnProcs | Spawn | Cast | Hold | Open | Kill | Freeze | StopActors | StopProcs | RestartActors | RestartProcs | Disturb
+    | Calm | Lose | Cut | Advance | Join
 )  # fmt: skip
 
 
@@ -230,6 +248,10 @@ class Program:
 
     def __str__(self) -> str:
         return "\n".join(f"  {index:3}  {operation}" for index, operation in enumerate(self.operations))
+
+
+def _selection(rank: int | None, failed: bool) -> str:
+    return ", ".join((["failed=True"] if failed else []) + ([] if rank is None else [f"gpus={rank}"]))
 
 
 def actor(mesh: str, rank: int) -> str:

@@ -31,6 +31,7 @@ from tests.soak.program import (
     Cast,
     Cut,
     Disturb,
+    Freeze,
     Hold,
     Join,
     Kill,
@@ -88,7 +89,9 @@ def _threads_left(before: set[threading.Thread]) -> list[str]:
         thread.join(5.0)
     frames = sys._current_frames()
     return [
-        f"thread {thread.name} is left:\n{_stack(frames.get(thread.ident or 0))}" for thread in left if thread.is_alive()
+        f"thread {thread.name} is left:\n{_stack(frames.get(thread.ident or 0))}"
+        for thread in left
+        if thread.is_alive()
     ]
 
 
@@ -109,6 +112,7 @@ class _Runner:
         self._spawned: dict[str, Spawned] = {}
         self._owned: list[str] = []  # meshes that the client spawned
         self._gates: dict[int, Local[threading.Event]] = {}
+        self._frozen: list[Freeze] = []
         self._answers: list[tuple[Cast, Any]] = []
         self._ends: list[tuple[str, Any, Struck]] = []  # of stops and restarts: what, its Future, what it is the end of
         self._delays = 0.0  # seconds that frames under way may take at most
@@ -150,6 +154,9 @@ class _Runner:
                     self._gate(operation.number).value.set()
                 case Kill():
                     self._kill(operation)
+                case Freeze():
+                    self._cluster.stop_process(self._find(self._procs, operation.procs), operation.rank)
+                    self._frozen.append(operation)
                 case StopActors() | StopProcs() | RestartActors() | RestartProcs():
                     self._end(operation)
                 case Disturb():
@@ -176,10 +183,11 @@ class _Runner:
         if spawn.owner is not None:
             self._adopt(spawn, view, places)
             return
-        group = spawn.meshes[0] if spawn.policy is not None else ""
+        policy = spawn.policy
+        group = spawn.meshes[0] if policy is not None else ""
         with ExitStack() as block:
-            if spawn.policy is not None:
-                block.enter_context(RestartPolicy(spawn.policy.strategy, spawn.policy.max_restarts))
+            if policy is not None:
+                block.enter_context(RestartPolicy(policy.strategy, policy.max_restarts, backoff=policy.backoff))
             for name in spawn.meshes:
                 self._announce(Spawned(name, CLIENT, places, group, spawn.broken))
                 self._meshes[name] = spawn_on(self._shared, spawn, name, view, places)
@@ -231,20 +239,20 @@ class _Runner:
 
     def _end(self, operation: StopActors | StopProcs | RestartActors | RestartProcs) -> None:
         """Begins to stop or restart; how that ends is seen in the next Join."""
+        restart = isinstance(operation, (RestartActors, RestartProcs))
+        rank, failed = (operation.rank, operation.failed) if restart else (None, False)
+        what = "revive" if failed else "restart" if restart else "stop"
         if isinstance(operation, (StopProcs, RestartProcs)):
             mesh = self._find(self._procs, operation.procs)
-            places = [process(operation.procs, rank) for rank in range(len(mesh))]
-            rank = operation.rank if isinstance(operation, RestartProcs) else None
-            where = {"places": tuple(places if rank is None else places[rank : rank + 1])}
+            ranks = range(len(mesh)) if rank is None else [rank]
+            struck = Struck(what, places=tuple(process(operation.procs, rank) for rank in ranks))
         else:
             mesh = self._find(self._meshes, operation.mesh)
-            actors = [(operation.mesh, rank) for rank in range(len(mesh))]
-            rank = operation.rank if isinstance(operation, RestartActors) else None
-            where = {"actors": tuple(actors if rank is None else actors[rank : rank + 1])}
-        stop = isinstance(operation, (StopActors, StopProcs))
-        struck = Struck("stop" if stop else "restart", **where)
+            ranks = range(len(mesh)) if rank is None else [rank]
+            struck = Struck(what, actors=tuple((operation.mesh, rank) for rank in ranks))
         self.history.note(struck)
-        future = mesh.stop() if stop else mesh.restart(**({} if rank is None else {"gpus": rank}))
+        selected = {} if rank is None else {"gpus": rank}
+        future = mesh.restart(failed=failed, **selected) if restart else mesh.stop()
         self._ends.append((str(operation), future, struck))
 
     # --- the network
@@ -311,6 +319,7 @@ class _Runner:
 
     def _join(self) -> None:
         self._open_gates()
+        self._let_run()
         self._cluster.network.calm()
         self._clock.advance(self._delays)
         self._delays = 0.0
@@ -348,13 +357,21 @@ class _Runner:
         for gate in self._gates.values():
             gate.value.set()
 
+    def _let_run(self) -> None:
+        frozen, self._frozen = self._frozen, []
+        for freeze in frozen:
+            try:
+                self._cluster.continue_process(self._procs[freeze.procs], freeze.rank)
+            except ValueError:  # it was killed
+                pass
+
     # --- the end
 
     def _finish(self) -> list[str]:
         self._doing = "the end"
         self._join()
         self._call_the_roll()
-        self._hear_of_every_death()
+        self._see_what_follows()
         self.history.note(Over())
         self._stop_everything()
         return self._residue()
@@ -366,10 +383,12 @@ class _Runner:
                 self._cast(Cast(next(numbers), name, rank, CALL_ONE))
         self._join()
 
-    def _hear_of_every_death(self) -> None:
-        left = max(0.0, self._until - time.monotonic())
-        if not self.history.wait_for(lambda facts: not model.untold(facts), left):
-            raise Hang(f"nobody was told of the end of {model.untold(self.history.facts())}")
+    def _see_what_follows(self) -> None:
+        """Until the client was told of every failure, or a policy has restarted who failed."""
+        while not self.history.wait_for(lambda facts: not model.owed(facts), _QUIET if self._needs_time else PATIENCE):
+            if time.monotonic() > self._until:
+                raise Hang(f"nobody was told of the end of {model.owed(self.history.facts())}, nor was it restarted")
+            self._clock.advance(_LIMIT)
 
     def _stop_everything(self) -> None:
         for name in self._owned:
