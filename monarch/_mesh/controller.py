@@ -85,6 +85,7 @@ class MeshLayer:
         proc.process_suspected = self._on_suspected
         proc.actor_failed = self._on_actor_failed
         proc.bounced = self._on_bounced
+        proc.connection_broke = self._on_connection_broke
         receivers: dict[type, Any] = {
             Spawn: self._on_spawn,
             StopActor: self._on_stop_actor,
@@ -155,6 +156,9 @@ class MeshLayer:
             self.actors[spec.key] = owned
             if group is not None:
                 group.add(spec.key, len(spec.addresses))
+            for rank, address in enumerate(spec.addresses if proc.incarnations else ()):
+                if incarnation := proc.incarnations.of(spec.key, rank, address):
+                    self._expect(owned, rank, incarnation)
         owner.owned[spec.key] = owned
         effects: list[Notify | Gone] = []
         try:
@@ -175,19 +179,43 @@ class MeshLayer:
         Sent again when the process was replaced meanwhile: where the first went is not known, and repeats do no harm.
         """
         spec, known = owned.spec, self.proc.incarnations
-        incarnation = -1
-        while incarnation != (latest := known.of(spec.key, rank, spec.addresses[rank])):
-            incarnation = latest
-            if incarnation:
-                owned.incarnations[rank] = incarnation
-                with self.lock:
-                    self.ledger.restarted(spec.key, rank, incarnation)
+        while True:
+            incarnation = owned.incarnations.get(rank, 0)
             try:
                 self.post_spawn(owned, rank, incarnation)
             except PeerEnded as exc:
                 with self.lock:
                     return self.ledger.process_ended(exc.why)
-        return []
+            latest = known.of(spec.key, rank, spec.addresses[rank])
+            if latest == incarnation:
+                return []
+            with self.lock:
+                self._expect(owned, rank, latest)
+
+    def _expect(self, owned: OwnedActors, rank: int, incarnation: int) -> None:
+        """The next actor of that rank is of that incarnation."""
+        owned.incarnations[rank] = incarnation
+        self.ledger.restarted(owned.spec.key, rank, incarnation)
+
+    def _on_connection_broke(self, address: str) -> None:
+        """Spawns may have been lost with it. Repeats do no harm."""
+        for owned in list(self.actors.values()):
+            for rank, there in enumerate(owned.spec.addresses):
+                if there == address:
+                    self._spawn_again(owned, rank)
+
+    def _spawn_again(self, owned: OwnedActors, rank: int) -> None:
+        key, incarnation = owned.spec.key, owned.incarnations.get(rank, 0)
+        with self.lock:
+            if self.ledger.check(key, [rank]) is not None:
+                return  # it has ended, or is being stopped
+        try:
+            if owned.making(rank).body is not None:  # else it was too large to be kept
+                self.post_spawn(owned, rank, incarnation, failure=owned.replaced.get(rank))
+            if self.restarter.is_stopped(owned):  # meanwhile: this one may have come behind the order to stop
+                self.proc.post(owned.spec.addresses[rank], StopActor(key, "its mesh was stopped", 0, rank))
+        except PeerEnded:
+            pass
 
     def make(self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any) -> Making:
         """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
@@ -242,12 +270,12 @@ class MeshLayer:
     def _on_spawn(self, connection: Connection, spawn: Spawn, frame: Frame) -> None:
         rank, view = spawn.rank, spawn.view
         incarnation = max(spawn.incarnation, first_in(self.proc.incarnation))
-        if spawn.incarnation and spawn.incarnation < incarnation:
-            self._refuse_spawn(connection, spawn)
+        if spawn.incarnation and spawn.incarnation < incarnation:  # it was meant for the process before this one
+            text = f"rank {rank} of {spawn.name} was not constructed: its process was replaced meanwhile"
+            self._refuse_spawn(connection, spawn, Failure(text, spawn.key, spawn.name, [rank], text, stopped=True))
             return
-        there = self.proc.actors.get(spawn.key)
-        if there is not None and there.incarnation >= incarnation and there.owner == spawn.owner:
-            return  # a repeat
+        if self._is_repeat(connection, spawn, incarnation):
+            return
         instance = Instance(
             self.proc,
             key=spawn.key,
@@ -293,14 +321,26 @@ class MeshLayer:
         else:
             start()
 
-    def _refuse_spawn(self, connection: Connection, spawn: Spawn) -> None:
-        """It was meant for the process that this one took the place of."""
+    def _is_repeat(self, connection: Connection, spawn: Spawn, incarnation: int) -> bool:
+        """Whether that actor is here already, or was: then whoever waits for it is answered. (Those known by their name may
+        come again.)"""
+        if spawn.key == spawn.name:
+            return False
+        there, end = self.proc.actors.get(spawn.key), self.proc.end_of(spawn.key)
+        last = there.incarnation if there is not None else -1 if end is None else end.incarnation
+        if last < incarnation:
+            return False
+        if spawn.port and there is not None:
+            self.restarter.announce(there, spawn, connection.remote)
+            end = there.end
+        if spawn.port and end is not None:
+            self._refuse_spawn(connection, spawn, end)
+        return True
+
+    def _refuse_spawn(self, connection: Connection, spawn: Spawn, failure: Failure) -> None:
         if spawn.port:
-            text = f"rank {spawn.rank} of {spawn.name} was not constructed: its process was replaced meanwhile"
-            failure = Failure(text, spawn.key, spawn.name, [spawn.rank], text, stopped=True)
-            self.proc.answer(
-                connection.remote, Answer(spawn.port, spawn.index, message.FAILED), message.encode(failure), ()
-            )
+            answer = Answer(spawn.port, spawn.index, message.FAILED)
+            self.proc.answer(connection.remote, answer, message.encode(failure), ())
 
     # --- the gate: no actor before the mesh's bootstrap function has run
 
@@ -348,13 +388,13 @@ class MeshLayer:
         """Begins to stop an owned mesh; ready when every actor's cleanup has run or its process is gone."""
         with self.lock:
             self.ledger.mesh_stopped(spec.key, reason)
-        acks = Acks(spec.addresses)
-        number = self.proc.ports.add(acks)
-        for rank, address in enumerate(spec.addresses):
-            try:
-                self.proc.post(address, StopActor(spec.key, reason, number, rank))
-            except PeerEnded:
-                acks.done(rank)
+
+        def ask(port: int, rank: int) -> None:
+            self.proc.post(spec.addresses[rank], StopActor(spec.key, reason, port, rank))
+
+        acks = Acks(spec.addresses, ask)
+        self.proc.ports.add(acks)
+        acks.ask(range(len(spec.addresses)))
         acks.on_ready(_once(lambda: self._forget(spec.key)))
         return acks
 

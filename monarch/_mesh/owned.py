@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._mesh import supervision
@@ -12,7 +12,7 @@ from monarch._runtime.future import All, Done, Slot, Source
 from monarch._runtime.replies import Entry, Raw
 from monarch._wire import message
 from monarch._wire.address import agent_at
-from monarch._wire.message import ProcEnded, ProcStarted, StopProc, StopProcs
+from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -25,16 +25,29 @@ if TYPE_CHECKING:
 
 
 class Acks(Entry):
-    """Ready when every address has answered or its process has ended. Never fails."""
+    """Ready when every address has answered or its process has ended. Never fails.
 
-    __slots__ = ("_left", "_lock")
+    `ask(port, rank)` asks the process at `addresses[rank]` for its answer, and once more when the connection to it broke; it
+    may raise PeerEnded. Without it, nobody is asked again.
+    """
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    __slots__ = ("_ask", "_left", "_lock")
+
+    def __init__(self, addresses: Sequence[str], ask: Callable[[int, int], None] | None = None) -> None:
         super().__init__(None)
+        self._ask = ask
         self._lock = threading.Lock()
         self._left = dict(enumerate(addresses))
         if not addresses:
             self.settle()
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            try:
+                assert self._ask is not None
+                self._ask(self.number, rank)
+            except PeerEnded:
+                self.done(rank)
 
     def receive(self, raw: Raw) -> None:
         self.done(raw[0])
@@ -47,12 +60,20 @@ class Acks(Entry):
             self.close()
             self.settle()
 
-    def waits_for(self, address: str) -> bool:
+    def _ranks_at(self, address: str) -> list[int]:
         with self._lock:
-            ranks = [rank for rank, there in self._left.items() if there == address]
-        for rank in ranks:
+            return [rank for rank, there in self._left.items() if there == address]
+
+    def waits_for(self, address: str) -> bool:
+        for rank in self._ranks_at(address):
             self.done(rank)
         return False
+
+    def connection_broke(self, address: str, failure: Failure) -> None:
+        if self._ask is not None:
+            self.ask(self._ranks_at(address))
+        else:
+            self.waits_for(address)
 
     def give_up(self, error: BaseException) -> None:
         if not self.ready:
@@ -102,6 +123,7 @@ class OwnedActors:
         self.group = group
         self.creator: Any = None
         self.incarnations: dict[int, int] = {}  # of ranks that are not the first
+        self.replaced: dict[int, Failure] = {}  # why those before them ended
         self.spawned = Slot()  # every rank's first spawn was sent: what takes their place must not overtake them
         self._making = making
         self._remade: dict[int, Making] = {}  # ranks that were restarted with other arguments

@@ -109,7 +109,7 @@ class Restarter:
             if self._is_down(first, failure.crashed_ranks):  # else it was stopped, or restarted by somebody else
                 meshes, why = self._try(first, meshes, failure)
             self._abandon(meshes)
-        if why and layer.proc.closed is None and not self._is_stopped(first):
+        if why and layer.proc.closed is None and not self.is_stopped(first):
             layer.tell_owner(first.owner, supervision.escalated(failure, f"it was not restarted: {why}"))
 
     def _try(self, first: OwnedActors, meshes: Meshes, failure: MeshFailure) -> tuple[Meshes, str]:
@@ -159,7 +159,7 @@ class Restarter:
             ended = self._layer.ledger.ended_ranks(key)
             return self._layer.ledger.check(key, []) is None and not set(ranks).isdisjoint(ended)
 
-    def _is_stopped(self, owned: OwnedActors) -> bool:
+    def is_stopped(self, owned: OwnedActors) -> bool:
         """Whether its owner has stopped the mesh, or is stopping it."""
         layer, key = self._layer, owned.spec.key
         with layer.lock:
@@ -235,14 +235,14 @@ class Restarter:
         living = [(owned, r) for key, (owned, ranks) in meshes.items() for r in ranks if r not in ended[key]]
         if not living:
             return
-        acks = Acks([owned.spec.addresses[rank] for owned, rank in living])
-        number = layer.proc.ports.add(acks)
-        for index, (owned, rank) in enumerate(living):
-            stop = StopActor(owned.spec.key, _ASKED, number, index, True)
-            try:
-                layer.proc.post(owned.spec.addresses[rank], stop)
-            except PeerEnded:
-                acks.done(index)
+
+        def ask(port: int, index: int) -> None:
+            owned, rank = living[index]
+            layer.proc.post(owned.spec.addresses[rank], StopActor(owned.spec.key, _ASKED, port, index, True))
+
+        acks = Acks([owned.spec.addresses[rank] for owned, rank in living], ask)
+        layer.proc.ports.add(acks)
+        acks.ask(range(len(living)))
         acks.wait(None)
         with layer.lock:
             for owned, rank in living:  # should nobody take their place after all
@@ -290,6 +290,7 @@ class Restarter:
         if not goes_on:
             raise _was_stopped(owned)
         owned.incarnations[rank] = incarnation
+        owned.replaced[rank] = failure
         try:
             layer.post_spawn(owned, rank, incarnation, number, index, failure)
         except PeerEnded as exc:
@@ -301,7 +302,7 @@ class Restarter:
             layer.lost_process(spec.key, [rank], ended)
             raise _no_process(owned, rank, ended)
         proc.incarnations.actor_restarted(spec.key, rank, incarnation)  # not before: calls must not overtake the spawn
-        if self._is_stopped(owned):  # meanwhile: this one came behind the order to stop
+        if self.is_stopped(owned):  # meanwhile: this one came behind the order to stop
             try:
                 proc.post(address, StopActor(spec.key, "its mesh was stopped", 0, rank))
             except PeerEnded:

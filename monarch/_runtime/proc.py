@@ -56,6 +56,7 @@ from monarch.config import settings
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
 _MISSED = 10_000  # actors remembered that were sent messages and never came
 _ENDED_PEERS = 10_000  # ended processes remembered
+_TOLD = 1_000  # failures remembered, to tell them again when the connection to their owner broke
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
 # (connection or stand-in with `remote`, message, frame)
@@ -89,6 +90,7 @@ class Proc:
         self.process_suspected: Callable[[Suspected], None] = _ignore
         self.actor_failed: Callable[[ActorEnded], None] = _ignore
         self.bounced: Callable[[Bounced], None] = _ignore
+        self.connection_broke: Callable[[str], None] = _ignore  # to a process that lives
         self.agent_lost: Callable[[str], None] = _ignore
         self.transport: Transport | None = None
         self.root_name = ""
@@ -109,6 +111,7 @@ class Proc:
         self._connections: dict[str, list[Connection]] = {}
         self._newcomers: dict[str, tuple[Connection, list[Frame]]] = {}  # at addresses whose last process we still know
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
+        self._told: deque[tuple[str, ActorEnded]] = deque(maxlen=_TOLD)  # (process of the owner, failure)
         self._lock = threading.Lock()
         self._paused: set[tuple[str, str]] = set()
         self._resumed = threading.Condition()
@@ -499,7 +502,9 @@ class Proc:
         with self._lock:
             if self.actors.get(instance.key) is instance:  # else it was given up on, and another has taken its place
                 del self.actors[instance.key]
-                self._tombstones[instance.key] = instance.end or failure or Failure("ended", stopped=True)
+                end = instance.end or failure or Failure("ended", stopped=True)
+                end.incarnation = instance.incarnation
+                self._tombstones[instance.key] = end
                 if len(self._tombstones) > _TOMBSTONES:
                     self._tombstones.popitem(last=False)
         self.ports.actor_ended(instance)
@@ -507,7 +512,9 @@ class Proc:
             for address in (self.address, *self.connected()):
                 self._post_quietly(address, SenderEnded(instance.unique))
         if failure is not None and instance.owner_proc:
-            self._post_quietly(instance.owner_proc, ActorEnded(instance.owner, failure))
+            ended = ActorEnded(instance.owner, failure)
+            self._told.append((instance.owner_proc, ended))
+            self._post_quietly(instance.owner_proc, ended)
 
     def end_of(self, key: str) -> Failure | None:
         """Why actor `key` of this process takes no more messages; None while it does, or when it was never here."""
@@ -581,6 +588,10 @@ class Proc:
         if count is not None:
             what = f"the connection to {address} broke while the call was under way; it may have run there or not"
             self.ports.connection_broke(address, range(count), late, Failure(what))
+            for owner_proc, ended in list(self._told):
+                if owner_proc == address:
+                    self._post_quietly(address, ended)
+            self.connection_broke(address)
 
     def on_process_ended(self, ended: ProcEnded) -> None:
         """The agent's word: that process is gone. Whoever waits for it is told, then the mesh layer."""

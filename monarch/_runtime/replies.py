@@ -151,11 +151,10 @@ class Ports:
         return next(self._numbers)
 
     def connection_broke(self, address: str, ports: range, late: Container[int], failure: Failure) -> None:
-        """Fails whatever waits at these ports for an answer from that process, but for those in `late`."""
+        """Tells whatever waits at these ports for an answer from that process, but for those in `late`."""
         for entry in list(self._entries.values()):
-            risky = entry.number in ports and entry.number not in late
-            if risky and entry.target is not None and entry.waits_for(address):
-                entry.fail(failure)
+            if entry.number in ports and entry.number not in late:
+                entry.connection_broke(address, failure)
 
     def close_all(self, failure: Failure) -> None:
         for entry in list(self._entries.values()):
@@ -198,6 +197,11 @@ class Entry(Source):
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
         return (self,)
+
+    def connection_broke(self, address: str, failure: Failure) -> None:
+        """That process lives, and what was under way to it or from it may be lost."""
+        if self.target is not None and self.waits_for(address):
+            self.fail(failure)
 
     def unanswered(self) -> list[int]:
         """Ranks of the addressed view that have not answered."""

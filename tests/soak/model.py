@@ -148,7 +148,7 @@ class Known:
         kills = [struck for struck in self.strikes(who, "kill") if id(struck) in self.done]
         if any(kill.at > spawned.at or not self._may_be_replaced(self.place(who)) for kill in kills):
             return True
-        return not self.cuts(CLIENT, self.place(who)) and any(at < self.over for _, at in self.failures(who))
+        return any(at < self.over for _, at in self.failures(who))
 
     def not_restarted(self) -> list[Actor]:
         """Actors under a policy that have failed, and nothing came of it."""
@@ -157,8 +157,6 @@ class Known:
     def _waits_for_policy(self, who: Actor) -> bool:
         family = self._family(who)
         if any(self.reports[other] or self.strikes(other, "stop", "restart", "revive") for other in family):
-            return False
-        if any(self.cuts(CLIENT, self.place(other)) for other in family):
             return False
         dead = [*self.killed_lives(who), *(life for life, at in self.failures(who) if at < self.over)]
         return max(dead, default=-1) >= max((born.life for born in self.born[who]), default=0)
@@ -397,8 +395,8 @@ def stopped_is_stopped(known: Known) -> Iterator[str]:
         stopped = struck.actors or [who for who in known.actors() if known.place(who) in struck.places]
         for who in stopped:
             facts = [*known.handled_by[who], *known.reports[who]]
-            if known.strikes(who, "kill", "restart", "revive"):
-                continue
+            if known.strikes(who, "kill", "restart", "revive") or known.spawned[who[0]].group:
+                continue  # threads of killed processes may end later; a policy gives up later
             for fact in facts:
                 if fact.at > known.done[id(struck)]:
                     yield f"{struck} was done at {known.done[id(struck)]}, and then {fact}"

@@ -204,8 +204,7 @@ class Lose:
 
 @dataclass(frozen=True)
 class Cut:
-    """Everything of before has its answer (a Join). Then the connection between two processes is cut while `casts` are
-    under way."""
+    """The connection between two processes is cut while `casts`, and whatever else, are under way."""
 
     source: str
     target: str
@@ -213,7 +212,7 @@ class Cut:
 
     def __str__(self) -> str:
         casts = "; ".join(map(str, self.casts))
-        return f"join(); {casts}; network.cut({self.source!r}, {self.target!r})"
+        return f"{casts}{'; ' if casts else ''}network.cut({self.source!r}, {self.target!r})"
 
 
 @dataclass(frozen=True)

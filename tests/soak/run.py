@@ -300,7 +300,6 @@ class _Runner:
     def _cut(self, cut: Cut) -> None:
         if cut.source == cut.target:
             return
-        self._join()
         here, there = self._address(cut.source), self._address(cut.target)
         with self._struck_by_cut(cut.source, cut.target):
             for cast in cut.casts:

@@ -284,7 +284,10 @@ class _Path:
         """On the far end's loop: whatever may arrive by now."""
         far = self.far
         while self.waiting and not far.lost and not self.network.held(self.source, self.target):
-            due, data = self.waiting[0]
+            try:
+                due, data = self.waiting[0]
+            except IndexError:  # another thread has cut the connection just now
+                return
             wait = due - far.loop.now()
             if wait > 0:
                 far.loop.call_later(wait, self.deliver)
