@@ -387,9 +387,15 @@ class InprocConnection:
     def cut(self, reason: str) -> None:
         """Any thread: both ends are lost now, with all that is under way."""
         other = self.out.far
-        self._lose(reason, say=False)
-        other._lose(reason, say=False)
+        first, second = sorted((self, other), key=id)
+        with first._lock, second._lock:  # at once, as the kernel does: neither end sends into what the other has lost
+            fresh = [end for end in (self, other) if not end.lost]
+            for end in fresh:
+                end.lost, end._reason = True, reason
         self.out.clear()
+        self.into.clear()
+        for end in fresh:
+            end._tell_loss()
 
     def _lose(self, reason: str, say: bool) -> None:
         with self._lock:
@@ -402,6 +408,10 @@ class InprocConnection:
             else:
                 self.out.clear()
         self.into.clear()
+        self._tell_loss()
+
+    def _tell_loss(self) -> None:
+        reason = self._reason
         with self.out.room:
             self.out.room.notify_all()
         if self.loop.in_loop():
