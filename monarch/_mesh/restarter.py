@@ -270,7 +270,7 @@ class Restarter:
     def _construct(self, owned: OwnedActors, ranks: Sequence[int], failure: Failure) -> Source:
         """Sends the spawns; ready when the new actors are."""
         layer, spec = self._layer, owned.spec
-        target = Target(f"restart of {spec.name}", [spec.addresses[rank] for rank in ranks], spec.failure_of)
+        target = Target(f"{spec.name}.__init__", [spec.addresses[rank] for rank in ranks], spec.failure_of)
         entry = Gather(target, len(ranks), _nothing)
         number = layer.proc.ports.add(entry)
         for index, rank in enumerate(ranks):

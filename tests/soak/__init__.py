@@ -1,9 +1,10 @@
 """Random programs against a simple model: ring 2 of the tests of failures.
 
-A seed makes a program (`generate`): some 20 operations on 1 to 70 simulated processes, among them spawns, calls of every kind,
-actors that call each other, kills, failures, stops, restarts with and without a policy, and a network that delays, holds back,
-repeats and loses frames and whose connections break. `run` carries it out on an InProcessCluster in virtual time, where every
-actor notes what it handles; `model` holds rules over these notes that must hold however the threads and processes raced.
+A seed makes a program (`generate`): some 20 operations on 1 to 70 simulated processes, among them spawns, calls of every
+kind, actors that call each other, kills, failures, stops, restarts with and without a policy, and a network that delays,
+holds back, repeats and loses frames and whose connections break. `run` carries it out on an InProcessCluster in virtual
+time, where every actor notes what it handles; `model` holds rules over these notes that must hold however the threads and
+processes raced.
 
 A test that fails names its seed and prints the program, cut down to the operations that matter, and the promise it broke:
 
@@ -12,6 +13,6 @@ A test that fails names its seed and prints the program, cut down to the operati
     python -m tests.soak 1234 --shrink         cut down
     python -m tests.soak --seeds 10000         seeds 0 to 9999, on all cores (also: make soak SEEDS=10000)
 
-To add an operation: a dataclass in `program`, a maker in `generate`, a case in `run`, and what it excuses in `model`. To add a
-promise: a generator of its violations in `model.RULES`, and a history that breaks it in `test_model`.
+To add an operation: a dataclass in `program`, a maker in `generate`, a case in `run`, and what it excuses in `model`. To add
+a promise: a generator of its violations in `model.RULES`.
 """

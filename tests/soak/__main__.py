@@ -7,8 +7,8 @@ import sys
 import time
 
 from tests.soak.generate import generate
-from tests.soak.soak import BUDGET, many, report
 from tests.soak.run import run
+from tests.soak.soak import BUDGET, many, report
 
 
 def main() -> int:

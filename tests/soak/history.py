@@ -22,7 +22,7 @@ class Fact:
 
 @dataclass
 class Spawned(Fact):
-    """`places[r]` is the process of rank r; `owner` "client" or an actor; `group` names the block of a policy, "" for none."""
+    """`places[r]` is the process of rank r; `owner` "client" or an actor; `group` the block of a policy, "" for none."""
 
     mesh: str
     owner: str | Actor

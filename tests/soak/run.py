@@ -439,8 +439,8 @@ class _Runner:
 
 
 def _needs_time(operation: Operation) -> bool:
-    """Whether something may end only at a time limit of the runtime: actors that nobody constructs in a new process, notes that
-    are lost with a connection."""
+    """Whether something may end only at a time limit of the runtime: actors that nobody constructs in a new process, notes
+    that are lost with a connection."""
     return isinstance(operation, (Lose, Cut, RestartProcs)) or (isinstance(operation, Spawn) and bool(operation.policy))
 
 

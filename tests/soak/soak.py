@@ -41,7 +41,7 @@ def report(program: Program, wrong: list[str], budget: float) -> str:
     until = time.monotonic() + budget
     small = shrink(program, lambda smaller: time.monotonic() < until and _fails_again(smaller, until))
     if len(small.operations) == len(program.operations):
-        return f"{text}\n\n(no smaller program failed; the races may be rare: python -m tests.soak {program.seed} --times 100)"
+        return f"{text}\n\n(no smaller program failed; races are rare: python -m tests.soak {program.seed} --times 99)"
     return f"{text}\n\nthe same with fewer operations:\n{small}"
 
 
