@@ -22,7 +22,7 @@ from monarch._mesh.supervision import Gone, Ledger, MeshFailure, Notify
 from monarch._mesh.sweep import Sweep
 from monarch._runtime.context import current, root, root_of
 from monarch._runtime.driver import Supervise, abandon, run
-from monarch._runtime.future import Source
+from monarch._runtime.future import Source, once
 from monarch._runtime.incarnations import first_in
 from monarch._runtime.instance import Instance, Leave
 from monarch._runtime.loop import start_thread
@@ -305,7 +305,7 @@ class MeshLayer:
             f"{spawn.name}-{spawn.key}",
         )
         if spawn.setup:
-            instance.ended.on_ready(_once(lambda: self._setup_ended(instance)))
+            instance.ended.on_ready(once(lambda: self._setup_ended(instance)))
         label = "event-loop" if spawn.loop else "driver"
 
         def start() -> None:
@@ -395,7 +395,7 @@ class MeshLayer:
         acks = Acks(spec.addresses, ask)
         self.proc.ports.add(acks)
         acks.ask(range(len(spec.addresses)))
-        acks.on_ready(_once(lambda: self._forget(spec.key)))
+        acks.on_ready(once(lambda: self._forget(spec.key)))
         return acks
 
     def closing(self, reason: str) -> None:
@@ -438,7 +438,7 @@ class MeshLayer:
             answer()
             return
         instance.making_room = stop.replaced
-        self.stop_instance(instance, stop.reason).on_ready(_once(answer))
+        self.stop_instance(instance, stop.reason).on_ready(once(answer))
 
     def stop_instance(self, instance: Instance, reason: str) -> Source:
         """Any thread: asks an actor to stop; given up on after `stop_actor_timeout` and its cleanup's time."""
@@ -589,16 +589,6 @@ def _check_owner(owner: Instance) -> None:
 
 def _no_fault(failure: MeshFailure) -> None:
     return None
-
-
-def _once(fn: Callable[[], None]) -> Callable[[], None]:
-    lock = threading.Lock()
-
-    def call() -> None:
-        if lock.acquire(False):
-            fn()
-
-    return call
 
 
 _RESERVED = ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "initialized")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import SupervisionError
@@ -18,7 +18,7 @@ from monarch._mesh.owned import Acks, Making, OwnedActors
 from monarch._mesh.restarts import Children, Group, Round
 from monarch._mesh.supervision import MeshFailure
 from monarch._runtime.context import Current, current
-from monarch._runtime.future import All, Slot, Source
+from monarch._runtime.future import All, Slot, Source, once
 from monarch._runtime.incarnations import process_of
 from monarch._runtime.instance import Instance
 from monarch._runtime.loop import start_thread
@@ -336,9 +336,9 @@ class Restarter:
         def ready() -> None:
             if waiting in instance.open_ports:
                 instance.open_ports.discard(waiting)
-                All(list[Source](notes)).on_ready(_once(answer))
+                All(list[Source](notes)).on_ready(once(answer))
 
-        instance.ready.on_ready(_once(ready))
+        instance.ready.on_ready(once(ready))
 
 
 _ASKED = "restarted by its owner"
@@ -379,13 +379,3 @@ _NONE = codec.encode_value(None)[0]
 
 def _nothing(_values: Any) -> None:
     return None
-
-
-def _once(fn: Callable[[], None]) -> Callable[[], None]:
-    lock = threading.Lock()
-
-    def call() -> None:
-        if lock.acquire(False):
-            fn()
-
-    return call

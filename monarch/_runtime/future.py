@@ -155,6 +155,17 @@ def _finish(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
+def once(fn: Callable[[], None]) -> Callable[[], None]:
+    """For `on_ready`, which may call more than once: `fn` runs the first time only."""
+    lock = threading.Lock()
+
+    def call() -> None:
+        if lock.acquire(False):
+            fn()
+
+    return call
+
+
 class Done(Source):
     """A result that is there already, or an exception."""
 

@@ -187,6 +187,7 @@ class Instance:
                 if not self._reorder.knows(call.sender):
                     for delivery in self._reorder.lost(call.sender):
                         self.mailbox.put(delivery)
+                if not self._reorder.knows(call.sender):
                     self._reorder.skip(call.sender)
 
     def path_lost(self, sender: str) -> None:

@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_ANY = -1
-
 Receiver = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarted one
 
 
@@ -81,6 +79,8 @@ class Reorder(Generic[T]):
     Holds only messages that overtook another; `held` counts them. A number seen before is a repeat and is dropped.
     """
 
+    # _expected: the next number of a sender; -n where any from n on will do, because those before may never come.
+
     __slots__ = ("_expected", "_held", "held")
 
     def __init__(self) -> None:
@@ -90,12 +90,12 @@ class Reorder(Generic[T]):
 
     def accept(self, sender: str, number: int, item: T) -> Sequence[T]:
         expected = self._expected.get(sender, 1)
-        if number == expected or expected == _ANY:
+        if number == expected or 0 < -expected <= number:
             self._expected[sender] = number + 1
             if sender not in self._held:
                 return (item,)
             return self._release(sender, number + 1, [item])
-        if number > expected:
+        if 0 < expected < number:
             waiting = self._held.setdefault(sender, {})
             if number not in waiting:
                 waiting[number] = item
@@ -129,12 +129,12 @@ class Reorder(Generic[T]):
         waiting = self._held.pop(sender, {})
         self.held -= len(waiting)
         if sender in self._expected or waiting:
-            self._expected[sender] = _ANY
+            self._expected[sender] = -max(abs(self._expected.get(sender, 1)), *(number + 1 for number in waiting), 1)
         return [waiting[number] for number in sorted(waiting)]
 
     def skip(self, sender: str) -> None:
         """The first messages of `sender` will not come: takes the next number as it comes. For a sender not known yet."""
-        self._expected[sender] = _ANY
+        self._expected[sender] = -1
 
     def forget(self, sender: str) -> list[T]:
         """`sender` has ended; its state is dropped. Returns what was held."""

@@ -490,13 +490,13 @@ class Proc:
             self._tombstones.pop(instance.key, None)
             waiting = self._unknown.pop(instance.key, [])
             self._unknown_count -= len(waiting)
+        torn = [delivery for delivery in waiting if delivery.source in self._torn]
         for delivery in waiting:
-            torn = delivery.source in self._torn
-            if delivery.call.seq == 1 or torn:
+            if delivery.call.seq == 1 or delivery in torn:
                 self._note_sender(delivery.source, delivery.call)
             instance.deliver(delivery)
-            if torn:  # what came before or after it may have been lost with the connection
-                instance.path_lost(delivery.call.sender)
+        for delivery in torn:  # what came before or after it may have been lost with a connection
+            instance.path_lost(delivery.call.sender)
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
         with self._lock:
