@@ -109,7 +109,8 @@ class Proc:
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
         self._torn: set[str] = set()  # processes that a connection to broke although they live
         self._connections: dict[str, list[Connection]] = {}
-        self._newcomers: dict[str, tuple[Connection, list[Frame]]] = {}  # at addresses whose last process we still know
+        # New processes at addresses whose last one we still know: their connection, incarnation, and what they sent.
+        self._newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
         self._told: deque[tuple[str, ActorEnded]] = deque(maxlen=_TOLD)  # (process of the owner, failure)
         self._lock = threading.Lock()
@@ -324,7 +325,7 @@ class Proc:
         if self.incarnation:
             _send_first(connection, Welcome(self.incarnation))
         if hello.incarnation > peer.incarnation:  # how the one before it ended is on its way to us
-            self._newcomers[hello.address] = (connection, [])
+            self._newcomers[hello.address] = (connection, hello.incarnation, [])
             self._post_quietly(agent_of(hello.address), Watch(hello.address, peer.incarnation))
         else:
             peer.adopt(connection)
@@ -335,7 +336,7 @@ class Proc:
         newcomer = self._newcomers.get(connection.remote)
         if newcomer is None or newcomer[0] is not connection:
             return False
-        newcomer[1].append(frame)
+        newcomer[2].append(frame)
         return True
 
     def _on_call(self, call: Call, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
@@ -574,9 +575,10 @@ class Proc:
             self._post_quietly(agent_of(address), Heard(address, incarnation))
 
     def _welcome_newcomer(self, peer: Peer) -> None:
-        newcomer = self._newcomers.pop(peer.address, None)
-        if newcomer is not None:
-            connection, early = newcomer
+        newcomer = self._newcomers.get(peer.address)
+        if newcomer is not None and newcomer[1] <= peer.incarnation:
+            del self._newcomers[peer.address]
+            connection, _, early = newcomer
             if not connection.lost:
                 peer.adopt(connection)
             self.connection_received(connection, early)
@@ -648,6 +650,7 @@ class Proc:
             peer.incarnation = welcome.incarnation
             peer.aware = True
             self.incarnations.process_restarted(remote, welcome.incarnation)
+            self._welcome_newcomer(peer)  # it has dialled us at the same time
 
     def _on_restarted(self, remote: str, restarted: Restarted) -> None:
         """An actor was restarted in its process: calls mean the new one from now on."""
