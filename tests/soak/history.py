@@ -71,7 +71,7 @@ class Sent(Fact):
     adverb: str
     method: str
     deadline: float | None = None
-    left: int = field(default=NEVER, init=False)  # by which place in the history it had been sent
+    left: int = field(default=NEVER, init=False)  # it had been sent before the fact at this place
 
 
 @dataclass(frozen=True)

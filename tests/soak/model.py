@@ -170,6 +170,9 @@ class Known:
         """Whether a policy may start another process there."""
         return any(spawned.group and place in spawned.places for spawned in self.spawned.values())
 
+    def lives(self, who: Actor) -> list[int]:
+        return sorted({fact.life for fact in self.born[who]})
+
     def last_sign(self, who: Actor, life: int) -> int:
         """When that life was certainly still there."""
         born = next((fact.at for fact in self.born[who] if fact.life == life), 0)
@@ -338,31 +341,31 @@ def _answered_by_life(known: Known, sender: str, who: Actor) -> dict[int, int]:
 def meant_for_that_life(known: Known) -> Iterator[str]:
     """A message sent to an actor that has ended never reaches the one that takes its place."""
     for who, handled in list(known.handled_by.items()):
-        lives = sorted({fact.life for fact in known.born[who]})
-        restarts = [struck.at for struck in known.strikes(who, "restart", "revive") if struck.actors]
-        # What is sent when the process is new and the actor not yet there waits for it.
-        replaced = min(
-            (struck.at for struck in known.strikes(who, "kill", "restart", "revive") if struck.places), default=NEVER
-        )
-        owned = known.spawned[who[0]].owner == CLIENT
         met: dict[str, int] = {}  # sender -> the latest life that handled a message of it
         for fact in handled:
-            at = known.sent[fact.sender, fact.number].left
-            index = lives.index(fact.life)
-            if fact.sender == CLIENT and owned:
-                if (
-                    not known.spawned[who[0]].group
-                    and 0 < index <= len(restarts)
-                    and at < min(restarts[index - 1], replaced)
-                ):
+            left = known.sent[fact.sender, fact.number].left
+            if fact.sender == CLIENT and known.spawned[who[0]].owner == CLIENT:
+                earlier = [life for life in known.lives(who) if life < fact.life]
+                if left <= _restart_asked_for(known, fact):
                     yield f"{_shown(fact)} was sent before that restart was asked for"
-                earlier = lives[:index]
-            else:
-                earlier = [met[fact.sender]] if met.get(fact.sender, fact.life) < fact.life else []
+            else:  # one that never met the life before means whoever is there
+                earlier = [life for life in [met.get(fact.sender, fact.life)] if life < fact.life]
             for life in earlier:
-                if at < known.last_sign(who, life):
+                if left <= known.last_sign(who, life):
                     yield f"{_shown(fact)} was sent while {actor(*who)}~{life} lived"
             met[fact.sender] = max(fact.life, met.get(fact.sender, fact.life))
+
+
+def _restart_asked_for(known: Known, fact: Handled) -> int:
+    """When, at the earliest, the client asked for the restart of which that life came; -1 when that cannot be said."""
+    who, index = fact.actor, known.lives(fact.actor).index(fact.life)
+    strikes = known.strikes(who, "restart", "revive")
+    restarts = [struck.at for struck in strikes if struck.actors]
+    if known.spawned[who[0]].group or not 0 < index <= len(restarts):
+        return -1
+    # What is sent when the process is new and the actor not yet there waits for it.
+    replaced = [struck.at for struck in known.strikes(who, "kill", "restart", "revive") if struck.places]
+    return min([restarts[index - 1], *replaced])
 
 
 def born_once(known: Known) -> Iterator[str]:
@@ -456,7 +459,9 @@ def _shown(fact: Handled) -> str:
     return f"{actor(*fact.actor)}~{fact.life} handled {fact.number} of {fact.sender} (at {fact.at})"
 
 
-RULES: tuple[Callable[[Known], Iterator[str]], ...] = (
+Rule = Callable[[Known], Iterator[str]]
+
+RULES: tuple[Rule, ...] = (
     in_order,
     at_most_once,
     answered_is_handled,
