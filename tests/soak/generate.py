@@ -69,6 +69,7 @@ class _Author:
         self._gates: list[int] = []
         self._number = 0
         self._deadly = rng.choice((0.0, 0.05, 0.3))  # share of casts that end an actor, or raise
+        self._relayed = rng.choice((0.1, 0.3, 0.7))  # share of casts that actors send
         self._operations: list[Operation] = []
 
     def write(self, seed: int) -> Program:
@@ -174,7 +175,7 @@ class _Author:
 
     def _cast(self) -> Cast:
         rng = self._rng
-        via = self._any_actor() if rng.random() < 0.3 else None
+        via = self._any_actor() if rng.random() < self._relayed else None
         target = self._any_actor(via[0] if via is not None else "")
         if target is None:
             via, target = None, self._any_actor()
@@ -232,13 +233,13 @@ class _Author:
     # --- the network, and time
 
     def _disturb(self) -> Disturb:
-        rng = self._rng
-        source, target = rng.choice(((ANY, self._any_place()), (self._any_place(), ANY), (CLIENT, self._any_place())))
-        what = rng.randrange(4)
-        if what == 0:
+        rng, place = self._rng, self._any_place()
+        source, target = rng.choice(((ANY, place), (place, ANY), (CLIENT, place)))
+        what = rng.choice(("hold", "repeat", "repeat", "delay", "delay"))
+        if what == "hold":
             return Disturb(source, target, hold=True)
-        if what == 1:
-            return Disturb(source, target, duplicate=rng.choice((0.3, 1.0)))
+        if what == "repeat":
+            return Disturb(*rng.choice(((source, target), (ANY, ANY))), duplicate=rng.choice((0.3, 1.0)))
         if rng.random() < 0.2:
             source, target = rng.choice(((AGENT, CLIENT), (CLIENT, AGENT), (ANY, AGENT), (AGENT, ANY)))
         least = rng.uniform(0.0, _LONGEST_DELAY / 2)
