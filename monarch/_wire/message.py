@@ -401,11 +401,50 @@ class Ping(_Message, tag=41):
     token: int
 
 
+# --- between hosts ------------------------------------------------------------------------------------------
+
+
+class Envelope(_Message, tag=50):
+    """A message from a process of one host to one of another; `head` is that message's own, body and buffers are the frame's.
+
+    Processes give it to the agent of their host, which passes the frame on as it is. See `routes`.
+    """
+
+    to: str
+    source: str
+    head: bytes
+
+
+class LinkHello(_Message, tag=51):
+    """First frame on a connection of a link, both ways, the dialler's first. See `link`."""
+
+    version: int
+    host: str  # address prefix that the sender's host goes by; the acceptor repeats `reached`
+    agent: str  # unique id of the sender's process: another one at the same address is another host
+    link: str  # unique id of the link, chosen by the dialler; the acceptor repeats it
+    reached: str  # the address that the dialler dialled: the acceptor's host goes by it from now on
+    received: int  # data frames of this link that the sender has received so far
+    resume: bool  # whether the sender has had a connection of this link before
+
+
+class Beat(_Message, tag=52):
+    """A sign of life on a link, and how many data frames its sender has received so far."""
+
+    received: int
+
+
+class HostEnded(_Message, tag=53):
+    """From an agent: that host cannot be reached any more, and counts as ended with everything on it."""
+
+    host: str
+    why: str
+
+
 Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
     | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
     | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
-    | Flushed | StopProc | Ping
+    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
