@@ -24,7 +24,7 @@ from monarch._runtime.replies import Ports
 from monarch._runtime.waiting import Waits
 from monarch._wire import frame as frames
 from monarch._wire import message
-from monarch._wire.address import agent_of, host_of
+from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import (
     FAILED,
@@ -35,9 +35,11 @@ from monarch._wire.message import (
     Bounced,
     Bye,
     Call,
+    Envelope,
     Failure,
     Heard,
     Hello,
+    HostEnded,
     Listening,
     Pause,
     Ping,
@@ -50,6 +52,7 @@ from monarch._wire.message import (
     Welcome,
 )
 from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.relay import Relay, addressed, enclose, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
 
@@ -57,6 +60,7 @@ _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older 
 _MISSED = 10_000  # actors remembered that were sent messages and never came
 _ENDED_PEERS = 10_000  # ended processes remembered
 _TOLD = 1_000  # failures remembered, to tell them again when the connection to their owner broke
+_NEWEST = 2**31  # an incarnation of a process that none surpasses
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
 # (connection or stand-in with `remote`, message, frame)
@@ -91,6 +95,7 @@ class Proc:
         self.actor_failed: Callable[[ActorEnded], None] = _ignore
         self.bounced: Callable[[Bounced], None] = _ignore
         self.connection_broke: Callable[[str], None] = _ignore  # to a process that lives
+        self.addresses_on: Callable[[str], Sequence[str]] = _none  # processes of a host that the mesh layer knows of
         self.agent_lost: Callable[[str], None] = _ignore
         self.transport: Transport | None = None
         self.root_name = ""
@@ -109,6 +114,7 @@ class Proc:
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
         self._torn: set[str] = set()  # processes that a connection to broke although they live
         self._connections: dict[str, list[Connection]] = {}
+        self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         # New processes at addresses whose last one we still know: their connection, incarnation, and what they sent.
         self._newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
@@ -143,8 +149,9 @@ class Proc:
         if peer is None:
             if self.closed is not None:
                 raise self.closed
+            source = "" if host_of(address) == self.host else self.address
             with self._lock:
-                peer = self._peers.setdefault(address, Peer(address, self._dial, self._ask_agent))
+                peer = self._peers.setdefault(address, Peer(address, self._dial, self._ask_agent, source))
         return peer
 
     def post(
@@ -154,16 +161,23 @@ class Proc:
         peer = self._peers.get(address)
         if peer is not None and not buffers and not lazy and len(body) < frames.SMALL:
             connection = peer.connection
-            if connection is not None and connection.send_small(frames.encode_small(message.encode(msg), body)):
-                return
+            if connection is not None:
+                head = message.encode(msg)
+                if connection.route:
+                    head = enclose(connection.route, head)
+                if connection.send_small(frames.encode_small(head, body)):
+                    return
         if address == self.address:
             self._receive_here(msg, body, buffers)
             return
-        pieces = frames.encode(message.encode(msg), body, buffers, self.frame_limit)
+        if peer is None:
+            peer = self.peer(address)
+        head = message.encode(msg)
+        pieces = frames.encode(enclose(peer.route, head) if peer.route else head, body, buffers, self.frame_limit)
         size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
         wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
         port = msg.port if type(msg) is Call else 0
-        (peer or self.peer(address)).send(pieces, wait, lazy if size < _WAIT_FROM else 0.0, port)
+        peer.send(pieces, wait, lazy if size < _WAIT_FROM else 0.0, port)
 
     def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> None:
         """Raises MessageTooLargeError when a message of this size cannot be sent."""
@@ -244,30 +258,32 @@ class Proc:
     # --- receiving, on the I/O thread
 
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:
-        remote = connection.remote
         if self.closed is not None:
             return  # on its way when we closed: whoever waits for it here was told, its sender sees the connection end
         for frame in received:
             try:
                 msg = message.decode(frame.head)
-                kind = type(msg)
-                if not remote:
+                if not connection.remote:
                     if not self._on_hello(connection, msg):
                         return
-                    remote = connection.remote
-                elif self._newcomers and self._early(connection, frame):
-                    continue
-                elif kind is Call:
-                    self._on_call(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
-                elif kind is Answer:
-                    self._on_answer(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
                 else:
-                    self._on_other(connection, msg, frame)
+                    self._on_message(connection, msg, frame)
             except msgspec.DecodeError as exc:
                 connection.close(f"it sent a message that is none of ours: {exc}")
                 return
             except Exception as exc:  # one message's trouble must not cost those behind it
                 self.loop.on_error(exc)
+
+    def _on_message(self, connection: Connection, msg: Any, frame: Frame) -> None:
+        kind = type(msg)
+        if self._newcomers and self._early(connection, frame):
+            return
+        if kind is Call:
+            self._on_call(msg, frame.body, frame.buffers, connection.remote)
+        elif kind is Answer:
+            self._on_answer(msg, frame.body, frame.buffers, connection.remote)
+        else:
+            self._on_other(connection, msg, frame)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         remote = connection.remote
@@ -329,7 +345,25 @@ class Proc:
             self._post_quietly(agent_of(hello.address), Watch(hello.address, peer.incarnation))
         else:
             peer.adopt(connection)
+            if peer.route and not peer.watched:  # nobody else would tell of its end
+                peer.watched = True
+                self._post_quietly(agent_of(hello.address), Watch(hello.address, peer.incarnation))
         return True
+
+    def _on_envelope(self, envelope: Envelope, frame: Frame) -> None:
+        """A process of another host, or the agent there, speaks to us."""
+        if envelope.meant not in (-1, self.incarnation):
+            return  # for the process before this one, which has ended: its sender is being told
+        source = envelope.source
+        msg = message.decode(envelope.head)
+        relay = self._relays.get(source)
+        if type(msg) is Hello:
+            relay = self._relays[source] = Relay(self._agent, route(source, self.address, msg.incarnation))
+            self._on_hello(relay, msg)
+        elif relay is None and name_of(source) == AGENT:
+            relay = self._relays[source] = Relay(self._agent, route(source, self.address), source)
+        if relay is not None and not relay.lost and type(msg) is not Hello:
+            self._on_message(relay, msg, Frame(envelope.head, frame.body, frame.buffers))
 
     def _early(self, connection: Connection, frame: Frame) -> bool:
         """Keeps what a new process sends until its agent has told us what became of the one before it."""
@@ -374,12 +408,16 @@ class Proc:
 
     def _on_other(self, connection: Connection, msg: Any, frame: Frame) -> None:
         kind = type(msg)
-        if kind is ActorEnded:
+        if kind is Envelope:
+            self._on_envelope(msg, frame)
+        elif kind is ActorEnded:
             self.actor_failed(msg)
         elif kind is Bounced:
             self.bounced(msg)
         elif kind is ProcEnded:
             self.on_process_ended(msg)
+        elif kind is HostEnded:
+            self.host_ended(msg.host, msg.why)
         elif kind is Listening:
             self.on_listening(msg)
         elif kind is Ping:
@@ -528,18 +566,38 @@ class Proc:
         assert self.transport is not None
         if self.closed is not None:
             raise self.closed
-        connection = self.transport.dial(address)
-        self._remember(address, connection)
         peer = self._peers.get(address)
+        if peer is not None and peer.route:
+            connection: Connection = self._relay(peer)
+            if name_of(address) == AGENT:
+                return connection
+        else:
+            connection = self.transport.dial(address)
+        self._remember(address, connection)
         meant = peer.incarnation if peer is not None and peer.aware else -1
         hello = Hello(VERSION, self.address, self.pid, self.incarnation, meant, peer is not None and peer.torn)
-        connection.send(frames.encode(message.encode(hello)))
+        connection.send(frames.encode(addressed(connection, message.encode(hello))))
         return connection
+
+    def _relay(self, peer: Peer) -> Relay:
+        """The way to a process of another host. OSError until its agent has said that it can be reached."""
+        if not peer.listens and name_of(peer.address) != AGENT:
+            raise ConnectionRefusedError(111, "its agent has to be asked first", peer.address)
+        relay = Relay(self._agent, peer.route, peer.address)
+        known = self._relays.get(peer.address)
+        if known is None or known.lost:
+            self._relays[peer.address] = relay
+        return relay
+
+    def _agent(self) -> Connection | None:
+        peer = self._peers.get(agent_of(self.address))
+        return None if peer is None else peer.connection
 
     def _ask_agent(self, peer: Peer) -> None:
         """Its agent tells when the process listens and when it has ended."""
         if peer.broken:
             self._broken[peer.address] = self.ports.count()
+        peer.watched = True
         if self.closed is None and peer.address != agent_of(peer.address):
             self._post_quietly(agent_of(peer.address), Watch(peer.address, peer.incarnation))
 
@@ -552,14 +610,16 @@ class Proc:
         return [address for address, peer in self.known_processes() if peer.connection is not None]
 
     def known_processes(self) -> list[tuple[str, Peer]]:
-        """Every process this one has spoken to, its agent excepted."""
-        agent = agent_of(self.address)
-        return [(address, peer) for address, peer in list(self._peers.items()) if address != agent]
+        """Every process this one has spoken to, agents excepted."""
+        return [(address, peer) for address, peer in list(self._peers.items()) if name_of(address) != AGENT]
 
     def on_listening(self, listening: Listening) -> None:
         """The agent's word: a process can be reached there; perhaps a new one in the place of one that ended."""
         address, incarnation = listening.address, listening.incarnation
         peer = self._peers.get(address)
+        if peer is not None and peer.route and not peer.aware and incarnation > peer.incarnation:
+            peer.incarnation = incarnation  # the first that we hear of it
+            self.incarnations.process_restarted(address, incarnation)
         if peer is not None and incarnation > peer.incarnation:
             if peer.ended is None:
                 detail = "was replaced by a new process"
@@ -608,6 +668,10 @@ class Proc:
         for connection in list(self._connections.get(address, ())):
             if newcomer is None or newcomer[0] is not connection:
                 connection.finish("the process has ended")
+        with self._lock:
+            left = [connection for connection in self._connections.pop(address, ()) if not connection.lost]
+            if left:
+                self._connections[address] = left
         self._lose_paths(address)
         self._senders.pop(address, None)
         self._torn.discard(address)
@@ -622,6 +686,18 @@ class Proc:
             self._resumed.notify_all()
         self.ports.process_ended(ended)
         self.process_ended(ended)
+
+    def host_ended(self, host: str, why: str) -> None:
+        """That host is gone, or cannot be reached any more: as if everything on it had ended."""
+        agent = agent_at(host)
+        known = {address for address, _ in self.known_processes() if host_of(address) == host}
+        for address in sorted(known.union(self.addresses_on(host))):
+            self.on_process_ended(ProcEnded(address, 0, 1, False, [], why, _NEWEST))
+        if agent in self._peers:
+            self.on_process_ended(ProcEnded(agent, 0, 1, False, [], why))
+            if agent != agent_of(self.address):  # another may be reached there one day
+                self._peers.pop(agent, None)
+                self._relays.pop(agent, None)
 
     def _forget_peer(self, address: str) -> None:
         peer = self._peers.get(address)
@@ -707,7 +783,7 @@ class Proc:
 def _send_first(connection: Connection, msg: Any) -> None:
     """Unless it has broken already, which is told like any other loss."""
     try:
-        connection.send(frames.encode(message.encode(msg)))
+        connection.send(frames.encode(addressed(connection, message.encode(msg))))
     except ConnectionLost:
         pass
 
@@ -721,6 +797,10 @@ class _Here:
 
 def _ignore(_event: Any) -> None:
     return None
+
+
+def _none(_host: str) -> Sequence[str]:
+    return ()
 
 
 _all: weakref.WeakSet[Proc] = weakref.WeakSet()

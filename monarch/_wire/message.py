@@ -412,6 +412,7 @@ class Envelope(_Message, tag=50):
 
     to: str
     source: str
+    meant: int  # the incarnation of the process that is meant; -1: the sender knows of none, anyone will do
     head: bytes
 
 

@@ -9,6 +9,9 @@ breaks only with its process).
 
 A process that has ended may be replaced by another at the same address: the peer is then `revived`, with the next
 incarnation. What was sent to the one before it is never sent to the new one.
+
+A process of another host is `far`: frames to it are enclosed (see `relay`), and its agent is asked before the first of them
+is sent, because nobody else would tell of its end.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._wire.frame import Buffer
+from monarch._wire.relay import ANYONE, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 
 
@@ -31,7 +35,7 @@ class PeerEnded(ConnectionError):
 
 class Peer:
     """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the
-    agent.
+    agent. `source`: our own address, for a process that is far.
     """
 
     __slots__ = (
@@ -42,6 +46,7 @@ class Peer:
         "_kept_bytes",
         "_lock",
         "_lost",
+        "_source",
         "address",
         "asking",
         "aware",
@@ -50,11 +55,20 @@ class Peer:
         "ended",
         "incarnation",
         "late",
+        "listens",
+        "route",
         "torn",
+        "watched",
     )
 
-    def __init__(self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None]) -> None:
+    def __init__(
+        self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None], source: str = ""
+    ) -> None:
         self.address = address
+        self.route = route(address, source) if source else b""  # see `Connection.route`
+        self.watched = False  # whether its agent was asked to tell of its end
+        self.listens = False  # whether its agent said that it can be reached
+        self._source = source
         self.connection: Connection | None = None
         self.ended: Any = None
         self.incarnation = 0  # of the process there, as far as known
@@ -132,6 +146,7 @@ class Peer:
         """The other side dialled us: use its connection when we have none."""
         with self._lock:
             self.aware = True
+            self._mean()
             if self.connection is None and self.ended is None:
                 self._send_kept(connection)
                 self.connection = connection
@@ -155,7 +170,8 @@ class Peer:
     def listening(self) -> None:
         """The agent says the process can be reached."""
         with self._lock:
-            self.aware = True
+            self.aware = self.listens = True
+            self._mean()
             self.asking = self.broken = False
             if self.connection is None and self._kept and self.ended is None:
                 try:
@@ -166,6 +182,11 @@ class Peer:
                 self._send_kept(connection)
                 self.connection = connection
             self._changed.notify_all()
+
+    def _mean(self) -> None:
+        """From now on frames are for the present incarnation, and no other may take them."""
+        if self._source:
+            self.route = route(self.address, self._source, self.incarnation if self.aware else ANYONE)
 
     def take_late(self) -> set[int]:
         """The ports of messages that a broken connection did not take and that were sent since, or will be."""
@@ -190,7 +211,7 @@ class Peer:
             self._kept = []
             self._kept_bytes = 0
             self.late = set()
-            self.asking = self.broken = False
+            self.asking = self.broken = self.listens = self.watched = False
             connection, self.connection = self.connection, None
             self._changed.notify_all()
         if connection is not None:
@@ -200,7 +221,8 @@ class Peer:
         """The agent says that a new process listens in the place of the one that has ended."""
         with self._lock:
             self.incarnation = incarnation
-            self.aware = True
+            self.aware = self.listens = self.watched = True
+            self._mean()
             self.torn = False
             self.ended = None
             self._kept = []

@@ -28,6 +28,20 @@ class ConnectionLost(ConnectionError):
     """The other end is gone, or this end was closed; the text says which."""
 
 
+class DialFailed(ConnectionError):
+    """No connection came of an attempt to dial; the text says why and what to do.
+
+    `refused`: somebody answered and said no (nobody listens at that port, or the handshake failed); otherwise there was
+    no answer at all. `final`: trying again does not help until somebody changes something (another secret, another
+    version, no host of ours).
+    """
+
+    def __init__(self, text: str, refused: bool = False, final: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
+        self.final = final
+
+
 class Connection(Protocol):
     """An ordered stream of frames to one other process.
 
@@ -40,6 +54,7 @@ class Connection(Protocol):
 
     remote: str
     pid: int
+    route: bytes  # not empty: every head must be enclosed in an Envelope that begins so (see `relay`)
 
     @property
     def queued(self) -> int: ...

@@ -316,6 +316,7 @@ class InprocConnection:
 
     def __init__(self, transport: InprocTransport, remote: str) -> None:
         self.remote = remote
+        self.route = b""
         self.pid = 0
         self.transport = transport
         self.loop = transport.loop

@@ -32,6 +32,7 @@ class StreamConnection:
     ) -> None:
         sock.setblocking(False)
         self.remote = ""
+        self.route = b""
         self.pid = 0
         self._sock = sock
         self._fd = sock.fileno()

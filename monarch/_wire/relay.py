@@ -1,0 +1,84 @@
+"""A process of another host, as a connection: its frames go through the agent of this host, inside Envelopes.
+
+Nothing is lost on the way while both hosts live and reach each other (links between agents see to that), so a Relay
+ends only with the process at its other end, or with that host.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from monarch._wire.frame import Buffer
+from monarch._wire.transport.base import Connection, ConnectionLost
+
+_ENVELOPE = b"\x95\x32"  # msgpack: an array of five, the first of which is the tag of message.Envelope
+_HEAD = struct.Struct(">BI")  # msgpack: bytes of that length follow
+_BIN32 = 0xC6
+
+
+ANYONE = -1
+
+
+def route(to: str, source: str, meant: int = ANYONE) -> bytes:
+    """What every Envelope from `source` to `to` begins with; `meant` is the incarnation of the process at `to`."""
+    encode = msgspec.msgpack.encode
+    return b"".join((_ENVELOPE, encode(to), encode(source), encode(meant)))
+
+
+def enclose(route: bytes, head: bytes) -> bytes:
+    """The encoded Envelope around an encoded message."""
+    return b"".join((route, _HEAD.pack(_BIN32, len(head)), head))
+
+
+def addressed(connection: Connection, head: bytes) -> bytes:
+    """An encoded message as it goes over that connection."""
+    return enclose(connection.route, head) if connection.route else head
+
+
+class Relay:
+    """See the module, and `base.Connection`. `agent` is the connection to this host's agent; what is sent must be enclosed
+    (`route` is not empty, which says so). It is lost when this side says so."""
+
+    __slots__ = ("_agent", "lost", "pid", "remote", "route")
+
+    def __init__(self, agent: Callable[[], Connection | None], route: bytes, remote: str = "") -> None:
+        self._agent = agent
+        self.route = route
+        self.remote = remote
+        self.pid = 0
+        self.lost = False
+
+    def __repr__(self) -> str:
+        return f"<Relay to {self.remote or '?'}{' (lost)' if self.lost else ''}>"
+
+    def _way(self) -> Connection:
+        connection = None if self.lost else self._agent()
+        if connection is None:
+            raise ConnectionLost("the process at the other end, or the agent of this host, has ended")
+        return connection
+
+    @property
+    def queued(self) -> int:
+        connection = self._agent()
+        return 0 if connection is None else connection.queued
+
+    def send_small(self, frame: bytes) -> bool:
+        connection = None if self.lost else self._agent()
+        return connection is not None and connection.send_small(frame)
+
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
+        self._way().send(pieces, wait, lazy)
+
+    def wait_room(self, timeout: float) -> bool:
+        connection = self._agent()
+        return connection is None or connection.wait_room(timeout)
+
+    def close(self, reason: str) -> None:
+        """Nothing is sent here any more. The other end is not told: its own agent knows how it is with this process."""
+        self.lost = True
+
+    def finish(self, reason: str) -> None:
+        self.lost = True
