@@ -8,7 +8,8 @@
     │   ├── ForkedClientError         a process forked from a client used the client's links
     │   ├── DeadlockError             actors wait for each other in a circle
     │   ├── SpawnError                processes could not be started; says which limit or program
-    │   └── BackpressureTimeout       a receiver took nothing for message_delivery_timeout
+    │   ├── BackpressureTimeout       a receiver took nothing for message_delivery_timeout
+    │   └── WorkspaceError            sync_workspace could not make the hosts' files like the local ones
     ├── TypeError
     │   └── NotSendableError          an argument or result that cannot cross a process
     └── ValueError
@@ -114,6 +115,13 @@ class SpawnError(RuntimeError):
 
 class BackpressureTimeout(RuntimeError):
     """A receiver took nothing for `message_delivery_timeout`, and the bounded queue towards it is full."""
+
+
+class WorkspaceError(RuntimeError):
+    """`sync_workspace` failed: the text names hosts, paths, the cause and what to do.
+
+    What was written stays, each file whole; the next sync goes on from there.
+    """
 
 
 class NotSendableError(TypeError):

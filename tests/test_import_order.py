@@ -4,8 +4,8 @@
 
 The trunk, from _errors to actor, imports only from its left. A branch stands on the door, as a user's program
 does: it imports monarch.actor, monarch.config, monarch._errors and its own files; job also the branches,
-tools also job. monarch.testing is the trunk's own test-kit and imports the trunk. `monarch/__init__.py` is in
-front of all: it loads names when they are touched and imports nothing before.
+tools also job, `__main__` also tools. monarch.testing is the trunk's own test-kit and imports the trunk.
+`monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
 TRUNK = ("_errors", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
 DOOR = ("_errors", "config", "actor")
-LATE = ("job", "tools")
+LATE = ("job", "tools", "__main__")
 ROOT = ""  # monarch/__init__.py itself
 
 

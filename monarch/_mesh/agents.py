@@ -1,6 +1,7 @@
-"""The host agent: starts the processes of a host, tells whoever asks when they end, and ends with its client.
+"""The host agent: starts the processes of a host, tells whoever asks when they end, carries frames to other hosts and back.
 
-Single-threaded, runs no user code, unpickles nothing. It is a subreaper, so every process that descends from it and loses
+A client's own agent ends with the client; a worker's ends when it is shut down, or with the process that started it.
+Single-threaded but for the looking up of host names, runs no user code, unpickles nothing. It is a subreaper, so every process that descends from it and loses
 its parent comes to it, and none is left when it goes. What is told to whom is decided by its Roster; here is what touches
 the operating system.
 """
@@ -17,7 +18,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch._mesh import launch, zygote
+from monarch._mesh import agent_start, launch, zygote
+from monarch._mesh.agent_start import AgentOptions, Credentials
 from monarch._mesh.effects import Start
 from monarch._mesh.forkservers import ForkServers
 from monarch._mesh.launch import CannotLaunch
@@ -26,17 +28,26 @@ from monarch._mesh.outputs import MeshOutput, Outputs, ProcOutput
 from monarch._mesh.roster import ABANDONED_GRACE
 from monarch._mesh.rundir import remove_directory
 from monarch._mesh.steward import Steward
+from monarch._mesh.host_links import HostLinks, Listening
+from monarch._mesh.routes import Link
 from monarch._runtime.loop import Loop
-from monarch._wire.address import AGENT
+from monarch._wire.address import AGENT, CLIENT, name_of
 from monarch._wire.frame import Frame
 from monarch._wire.message import (
+    VALUE,
+    Answer,
+    Attach,
+    AttachedHost,
     Command,
     Flush,
     Flushed,
     LaunchSpec,
+    LinkHello,
     LogOption,
+    Output,
     Preload,
     ProcEnded,
+    Trust,
 )
 from monarch._wire.transport import unix
 from monarch._wire.transport.base import Connection
@@ -54,43 +65,88 @@ class Prepared:
 
 
 class HostAgent(Steward):
-    """`host` is the address prefix; `client` the socket to the client that started us."""
+    """`sock` leads to the process that started us (see AgentOptions); `first` to the first zygote."""
 
-    def __init__(self, directory: str, client: socket.socket, first: socket.socket) -> None:
-        super().__init__(f"unix:{directory}", Loop("monarch-agent"))
-        self.directory = directory
+    def __init__(
+        self, options: AgentOptions, loop: Loop, listening: Listening, sock: socket.socket, first: socket.socket
+    ) -> None:
+        super().__init__(listening.prefix or f"unix:{options.directory}", loop)
+        self.directory = directory = options.directory
         self.servers = ForkServers(first, self.loop, self)
-        self.outputs = Outputs(self.loop, lambda output: self.send(self.client, output))
+        self.outputs = Outputs(self.loop, lambda mesh, output: self._to_client(mesh.client, output))
         self._meshes: dict[str, MeshOutput] = {}
         self._prepared: dict[tuple[str, int], Prepared] = {}
         self._running: dict[tuple[str, int], ProcOutput] = {}
         self._memory = OutOfMemory()
         self._wake_read, self._wake_write = socket.socketpair()
         limits = (int(settings.get("outgoing_queue_bytes")), int(settings.get("codec_max_frame_length")))
-        self.transport = unix.UnixTransport(self.loop, self, lambda: limits)
+        self.transport = unix.UnixTransport(directory, self.loop, self, lambda: limits)
         self.transport.listen(unix.listen(os.path.join(directory, AGENT)))
-        self.client = self.transport.connect(client, f"{self.host}/client")
+        self.hostname = socket.gethostname()
+        self.pushed: dict[str, str] = {}  # environment for processes that other hosts ask for
+        self.links = HostLinks(self.host, options, loop, self.routes, listening)
+        self.routes.gateway = options.gateway
+        self._starter = sock
+        self.client: Connection | None = None
+        if not options.worker:
+            self.client = self.transport.connect(sock, f"{self.host}/{CLIENT}")
+            self.routes.joined(CLIENT, self.client)
         self.receivers[Flush] = lambda connection, flush, frame: self._on_flush(connection, flush)
         self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(option)
         self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
+        self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
+        self.receivers[Trust] = lambda connection, trust, frame: self._on_trust(trust, frame)
 
     def run(self) -> None:
-        """Serves until the client is gone and every process with it."""
+        """Serves until whoever started us is gone and every process with it."""
         self._wake_write.setblocking(False)
         self._wake_read.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, lambda *_: self.loop.call_soon(lambda: self.shutdown(ABANDONED_GRACE)))
         self.loop.add(self._wake_read.fileno(), self._on_signal)
-        self.client.start()
+        if self.client is not None:
+            self.client.start()  # type: ignore[attr-defined]
+        else:
+            self.loop.add(self._starter.fileno(), lambda mask: self._on_starter_gone())
         self.loop.run()
         for sock in (self._wake_read, self._wake_write):
             sock.close()
+
+    def _on_starter_gone(self) -> None:
+        self.loop.remove(self._starter.fileno())
+        self.shutdown(ABANDONED_GRACE)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         super().connection_lost(connection, reason)
         if connection is self.client:
             self.shutdown(ABANDONED_GRACE)
+
+    # --- other hosts
+
+    def begin_link(self, host: str) -> Link:
+        return self.links.dial(host)
+
+    def take_link(self, hello: LinkHello) -> Link:
+        return self.links.take(hello)
+
+    def _on_attach(self, connection: Connection, attach: Attach) -> None:
+        """A client will use this host: processes that other hosts ask for get this environment."""
+        self.pushed = dict(attach.env)
+        settings.restore(msgspec.msgpack.decode(attach.config))
+        facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0], bool(os.environ.get("WORKSPACE_DIR")))
+        self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
+
+    def _on_trust(self, trust: Trust, frame: Frame) -> None:
+        credentials = msgspec.msgpack.decode(frame.body, type=Credentials)
+        for host in trust.hosts:
+            self.links.trust(host, credentials)
+
+    def _to_client(self, client: str, output: Output) -> None:
+        if self.client is not None and client in ("", self.client.remote):
+            self.send(self.client, output)
+        elif client:
+            self._to_far(client, output)
 
     # --- starting
 
@@ -100,16 +156,24 @@ class HostAgent(Steward):
             launch.check_room(len(starts), len(self.roster) - len(starts))
             commands = [launch.command_for(start.spec, start.place, self.servers.alive) for start in starts]
             for start in starts:
-                listening.append(unix.listen(unix.path_of(start.address)))
+                listening.append(unix.listen(self._path_of(start.address)))
         except (CannotLaunch, OSError) as exc:
             for start, sock in zip(starts, listening, strict=False):
                 sock.close()
-                _unlink(unix.path_of(start.address))
+                _unlink(self._path_of(start.address))
             self.act(self.roster.refused(self.loop.now(), starts, _why(exc)))
             return
         for start, command, sock in zip(starts, commands, listening, strict=True):
             self._prepared[start.key] = Prepared(command, sock)
         self.act(self.roster.prepared(self.loop.now(), starts))
+
+    def _path_of(self, address: str) -> str:
+        return os.path.join(self.directory, name_of(address))
+
+    def settle(self, spec: LaunchSpec) -> None:
+        spec.folder = self.directory
+        if spec.afar:
+            launch.settle_here(spec, {**os.environ, **self.pushed})
 
     def launch(self, starts: Sequence[Start]) -> None:
         """All of one mesh, with one spec."""
@@ -159,12 +223,13 @@ class HostAgent(Steward):
         mesh = self._meshes.get(start.mesh)
         if mesh is None:
             spec = start.spec
-            mesh = self._meshes[start.mesh] = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank)
+            mesh = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank, spec.client)
+            self._meshes[start.mesh] = mesh
         output = self._running[start.key] = ProcOutput(mesh, start.rank)
         return self.outputs.open(output)
 
     def _on_preload(self, frame: Frame) -> None:
-        self.servers.serving(msgspec.msgpack.decode(frame.body, type=LaunchSpec))
+        self.servers.serving(self.decode_spec(frame))
 
     def forked(self, address: str, incarnation: int, pid: int) -> None:
         self.act(self.roster.pid_known(self.loop.now(), address, incarnation, pid))
@@ -213,7 +278,8 @@ class HostAgent(Steward):
         if output is not None:
             self.outputs.close(output)
             ended.tail.extend(output.tail)
-        _unlink(unix.path_of(ended.address))
+        _unlink(self._path_of(ended.address))
+        ended.hostname = self.hostname
 
     def mesh_ended(self, mesh: str) -> None:
         output = self._meshes.pop(mesh, None)
@@ -235,13 +301,16 @@ class HostAgent(Steward):
     # --- the end
 
     def finish(self) -> None:
+        self.routes.close("it was shut down")
+        self.links.close()
         self.servers.close()
         self.outputs.flush()
         self._memory.close()
         _kill_descendants()
         remove_directory(self.directory)
         self.transport.close()
-        self.client.close("the agent has ended")
+        if self.client is not None:
+            self.client.close("the agent has ended")
         self.loop.stop()
 
 
@@ -302,20 +371,29 @@ def _kill_descendants() -> None:
 
 
 def main() -> None:
-    """`main()` in a fresh interpreter: argv is (runtime folder, descriptor of the client's socket)."""
-    directory, descriptor = sys.argv[1:3]
+    """`main()` in a fresh interpreter: argv is the descriptor of the socket of whoever starts us, where the options wait."""
+    descriptor = int(sys.argv[1])
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    sock, _pid = _first_zygote(int(descriptor))
+    first, _pid = _first_zygote(descriptor)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    client = socket.socket(fileno=int(descriptor))
-    agent = HostAgent(directory, client, sock)
-    agent.run()
+    sock = socket.socket(fileno=descriptor)
+    options = agent_start.read_options(sock)
+    loop = Loop("monarch-agent")
+    try:
+        listening = Listening(options, loop)
+    except (OSError, ValueError) as exc:
+        agent_start.write(sock, agent_start.Listening(error=_why(exc)))
+        remove_directory(options.directory)
+        return
+    if options.listen:
+        agent_start.write(sock, agent_start.Listening(listening.prefix))
+    HostAgent(options, loop, listening, sock, first).run()
 
 
 def _first_zygote(descriptor: int) -> tuple[socket.socket, int]:

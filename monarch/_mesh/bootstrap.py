@@ -31,7 +31,7 @@ from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
 from monarch._wire import message
-from monarch._wire.address import agent_of
+from monarch._wire.address import AGENT, agent_of
 from monarch._wire.message import Hello, LaunchSpec, StopProc
 from monarch._wire.transport import unix
 from monarch.config import settings
@@ -50,7 +50,8 @@ class Served:
         loop = Loop()
         proc = self.proc = Proc(address, loop)
         proc.incarnation = incarnation
-        transport = unix.UnixTransport(loop, proc, proc.limits)
+        proc.client = spec.client
+        transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
         proc.transport = transport
         layer = MeshLayer(proc)
         layer.executable = spec.executable
@@ -61,7 +62,7 @@ class Served:
         proc.agent_lost = _agent_lost
         set_home(proc)
         transport.listen(listening)
-        agent = transport.connect(unix.dial(agent_of(address)), agent_of(address))
+        agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
         agent.start()
         proc.use_agent(agent)

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from monarch._errors import ClientClosedError
-from monarch._mesh import logprefix, plugins, singletons
+from monarch._mesh import agent_start, logprefix, plugins, singletons, transports
+from monarch._mesh.agent_start import AgentOptions
 from monarch._mesh.controller import MeshLayer
 from monarch._mesh.faults import faults
 from monarch._mesh.host_mesh import launch_spec
@@ -29,18 +28,14 @@ from monarch._runtime.future import Future, Slot, done_future, make_future
 from monarch._runtime.instance import Instance
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
-from monarch._wire.address import agent_at, agent_of
-from monarch._wire.message import Failure, Flush, Flushed, Output, Preload, ProcEnded, Shutdown, encode_extent
+from monarch._wire.address import agent_at, agent_of, host_of
+from monarch._wire.message import Failure, Flush, Flushed, Output, Preload, Shutdown, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
 from monarch.config import settings
 
-if TYPE_CHECKING:
-    import subprocess
-
 ROOT = "root"
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
-_NEWEST = 2**31  # an incarnation of a process that none surpasses
 _AGENT_ENDS = 0.5  # seconds until the end of an agent that has closed its connection is known
 _OUTPUT_KEPT = 100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
 
@@ -55,13 +50,11 @@ class Client:
     def __init__(self) -> None:
         self.directory = make_directory()
         try:
-            ours, theirs = socket.socketpair()
-            self.agent = _start_agent(self.directory, theirs)
-            theirs.close()
+            self.agent, ours, prefix = agent_start.start(_options(self.directory))
             loop = Loop()
-            host = f"unix:{self.directory}"
+            host = prefix or f"unix:{self.directory}"
             proc = self.proc = Proc(f"{host}/client", loop)
-            transport = unix.UnixTransport(loop, proc, proc.limits)
+            transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
             proc.transport = transport
             listening = unix.listen(os.path.join(self.directory, "client"))
         except BaseException:
@@ -156,14 +149,13 @@ class Client:
         proc = self.proc
         if proc.closed is not None:
             return
-        agent = agent_of(proc.address)
         detail = f"the host agent (pid {self.agent.pid}) {self._how_agent_ended()}, and its processes with it"
         error = ClientClosedError(f"{detail}; this client cannot go on")
-        addresses = {address for address, _ in proc.known_processes()}
+        hosts = {host_of(address) for address, _ in proc.known_processes()} | {proc.host}
         for mesh in list(self.layer.procs.values()):
-            addresses.update(mesh.spec.addresses)
-        for address in (*sorted(addresses), agent):
-            proc.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, _NEWEST))
+            hosts.update(mesh.spec.hosts)
+        for host in sorted(hosts):  # the others cannot be reached without it
+            proc.host_ended(host, detail)
         proc.closed = error
         proc.ports.close_all(Failure(str(error)))
         remove_directory(self.directory)
@@ -222,19 +214,14 @@ def show(number: int, text: str) -> None:
     stream.flush()
 
 
-def _start_agent(directory: str, sock: socket.socket) -> subprocess.Popen[bytes]:
-    import subprocess  # slow to import; used when a client starts
+def _options(directory: str) -> AgentOptions:
+    """What the agent of this machine is to do, after `enable_transport` and `attach`."""
+    options = AgentOptions(directory, transports.listens_at(), gateway=transports.gateway())
+    if options.listen:
+        from monarch._mesh.credentials import own_credentials  # for the few programs that need it
 
-    # The agent imports the package from where this process has it, whatever the working directory holds.
-    root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    code = f"import sys; sys.path.insert(0, {root!r}); from monarch._mesh.agents import main; main()"
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -X, -W, -O: as multiprocessing does
-    return subprocess.Popen(
-        [sys.executable, *flags, "-P", "-c", code, directory, str(sock.fileno())],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(sock.fileno(),),
-        start_new_session=True,
-    )
+        options.credentials = own_credentials()
+    return options
 
 
 def start() -> Proc:

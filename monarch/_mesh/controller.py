@@ -31,7 +31,7 @@ from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire import codec, message
-from monarch._wire.address import agent_at, name_of, split_proc_name
+from monarch._wire.address import AGENT, agent_at, host_of, name_of, split_proc_name
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.message import (
@@ -86,6 +86,7 @@ class MeshLayer:
         proc.actor_failed = self._on_actor_failed
         proc.bounced = self._on_bounced
         proc.connection_broke = self._on_connection_broke
+        proc.addresses_on = self._addresses_on
         receivers: dict[type, Any] = {
             Spawn: self._on_spawn,
             StopActor: self._on_stop_actor,
@@ -430,11 +431,20 @@ class MeshLayer:
     def _on_stop_actor(self, connection: Connection, stop: StopActor, frame: Frame) -> None:
         instance = self.proc.actors.get(stop.key)
         back = connection.remote
+        meant = stop.incarnation or first_in(self.proc.incarnation)
 
         def answer() -> None:
             self.proc.answer(back, Answer(stop.port, stop.rank, VALUE), b"", ())
 
         if instance is None:
+            if stop.replaced:  # its spawn may have been lost with a connection, and be sent again behind this
+                shown = f"{stop.key} (not constructed yet)"
+                end = supervision.stopped_failure(shown, stop.reason, stop.key)
+                end.incarnation, end.passing = meant, True
+                self.proc.never_comes(stop.key, end)
+            answer()
+            return
+        if stop.replaced and meant < instance.incarnation:  # a repeat: the one it was for made room for this one
             answer()
             return
         instance.making_room = stop.replaced
@@ -477,7 +487,7 @@ class MeshLayer:
         owner.owned[spec.uid] = owned
         view = encode_extent(tuple(spec.labels), tuple(spec.sizes))
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
-            ask = message.SpawnProcs(spec.uid, spec.name, index * per_host, per_host, view, self.proc.address)
+            ask = message.SpawnProcs(spec.uid, spec.name, index * per_host, per_host, view, self.proc.address, host)
             self.proc.post(agent_at(host), ask, launch)
         if owner.end is not None:  # meanwhile, in another thread
             owned.stop("its owner ended")
@@ -507,6 +517,13 @@ class MeshLayer:
         for instance in list(self.proc.actors.values()):  # nobody is left whom their failures could be told
             if instance.owner_proc == ended.address:
                 self.stop_instance(instance, "the process of its owner has ended")
+
+    def _addresses_on(self, host: str) -> list[str]:
+        """Processes of that host with meshes that are owned here."""
+        with self.lock:
+            meshes = [*(owned.spec.addresses for owned in self.procs.values())]
+            meshes += [list(owned.spec.addresses) for owned in self.actors.values()]
+        return [address for addresses in meshes for address in addresses if host_of(address) == host]
 
     def lost_process(self, key: str, ranks: Sequence[int], ended: ProcEnded) -> None:
         """The process of a rank that is being restarted has ended again, which word may not have come here."""

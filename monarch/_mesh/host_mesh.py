@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -15,7 +15,7 @@ from monarch._mesh.preload import preloads
 from monarch._mesh.proc_mesh import ProcMesh, ProcSpec, announce
 from monarch._mesh.setup import SetupActor
 from monarch._runtime.context import here
-from monarch._runtime.future import All, Done, Future, Source, detach, make_future
+from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
@@ -76,11 +76,17 @@ class HostMesh(MeshTrait):
     stream_logs = False
     is_fake_in_process = False
 
-    def __init__(self, hosts: Sequence[str], shape: Shape, executable: str = "", owned: bool = False) -> None:
-        self._hosts = tuple(hosts)
+    def __init__(
+        self, hosts: Sequence[str], shape: Shape, executable: str = "", session: Session | None = None
+    ) -> None:
+        self._given = hosts
         self._shape = shape
         self._executable = executable
-        self._owned = owned
+        self._session = session  # of the mesh that owns its hosts
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        return tuple(self._given)
 
     # --- shape
 
@@ -97,7 +103,7 @@ class HostMesh(MeshTrait):
         return self._shape.region
 
     def _new_with_shape(self, shape: Shape) -> HostMesh:
-        return self if shape == self._shape else HostMesh(self._hosts, shape, self._executable)
+        return self if shape == self._shape else HostMesh(self._given, shape, self._executable)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -116,7 +122,7 @@ class HostMesh(MeshTrait):
 
     def with_python_executable(self, path: str) -> HostMesh:
         """The same hosts, whose processes run under the interpreter at `path`; `this_host()` in them inherits it."""
-        return HostMesh(self._hosts, self._shape, os.fspath(path))
+        return HostMesh(self._given, self._shape, os.fspath(path), self._session)
 
     def spawn_procs(
         self,
@@ -141,6 +147,8 @@ class HostMesh(MeshTrait):
         (no such program, too many processes) is raised by `initialized`, and calls on its actors say it too.
         """
         sizes = dict(per_host or {})
+        if self._session is not None:
+            self._session.check()
         self._check_sizes(sizes)
         extent = self.extent
         labels = [*extent.labels, *sizes]
@@ -152,19 +160,23 @@ class HostMesh(MeshTrait):
         hosts = [self._hosts[rank] for rank in self._shape.ndslice]
         spec = ProcSpec(new_id(), name or "anon", hosts, labels, whole, self._executable)
         layer = here().mesh
-        commands = self._commands(bootstrap_command, Extent(labels, whole), len(spec.addresses))
+        commands = _commands(bootstrap_command, Extent(labels, whole), len(spec.addresses))
         replaced = replacements.active()
         gated = bootstrap is not None or bool(replaced)
-        launch = launch_spec(spec.name, env or {}, self._executable, gated=gated)
-        launch.binds = binds
         launches = []
-        for index in range(len(hosts)):
-            launch.commands = commands[index * count : (index + 1) * count] if commands else None
+        for index, host in enumerate(hosts):
+            afar = host != here().host
+            launch = launch_spec(spec.name, env or {}, self._executable, gated=gated, afar=afar)
+            launch.binds = binds
+            own = commands[index * count : (index + 1) * count]
+            launch.commands = [_told(command, afar) for command in own] if own else None
             launches.append(msgspec.msgpack.encode(launch))
         owned = layer.spawn_procs(spec, launches, count)
+        if self._session is not None:
+            self._session.spawned(owned)
         shape = Shape(labels, NDSlice.new_row_major(whole))
         mesh = ProcMesh(spec, shape, owned, owned.started)
-        mesh._forwards_logs = launch.forward_logs
+        mesh._forwards_logs = bool(settings.get("enable_log_forwarding"))
         if gated:
             mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned)
         layer.remember(mesh)
@@ -210,35 +222,37 @@ class HostMesh(MeshTrait):
                 raise ValueError(f"unknown proc_bind keys {unknown} (known: {', '.join(_BINDINGS)})")
         return [{key: str(value) for key, value in bind.items()} for bind in binds]
 
-    def _commands(
-        self, given: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent, count: int
-    ) -> list[Command | None] | None:
-        if given is None:
-            return None
-        commands: list[Command | None] = []
-        for rank in range(count):
-            command = given if isinstance(given, BootstrapCommand) else given(Point(rank, extent))
-            if not isinstance(command, BootstrapCommand):
-                raise TypeError(f"bootstrap_command must give a BootstrapCommand, got {type(command).__name__}")
-            base = dict(os.environ) if command.inherit_env else {}
-            commands.append(Command(command.program, command.arg0, list(command.args), changed(base, command.env)))
-        return commands
-
     # --- life
 
     @property
     def initialized(self) -> Future[bool]:
-        return make_future(Done(True))
+        """True once every host is attached; raises what stood in the way. RuntimeError after `shutdown`."""
+        if self._session is None:
+            return make_future(Done(True))
+        self._session.check()
+        return make_future(Then(self._session.attached, lambda _value: True))
 
     def shutdown(self) -> Future[None]:
-        """Stops every process on the hosts and the hosts' own. RuntimeError on a reference, which `this_host()` is."""
-        raise RuntimeError(f"cannot shut down {_REFERENCE}")
+        """Stops every process on the hosts; then their worker loops end. Begins at once; the Future says when it is done.
+
+        RuntimeError on a reference, which `this_host()` is, and slices and meshes that were sent; and when it was shut down
+        already. Afterwards every use of the mesh raises RuntimeError.
+        """
+        if self._session is None:
+            raise RuntimeError(f"cannot shut down {_REFERENCE}")
+        return make_future(self._session.shutdown())
 
     def stop(self) -> Future[None]:
-        """Stops the processes spawned through this mesh. RuntimeError on a reference, which `this_host()` is."""
-        raise RuntimeError(f"cannot stop {_REFERENCE}")
+        """Stops the processes that were spawned through this mesh. The worker loops go on and can be attached again, as a new
+        mesh; this one cannot spawn any more. Begins at once; the Future says when it is done. RuntimeError on a reference.
+        """
+        if self._session is None:
+            raise RuntimeError(f"cannot stop {_REFERENCE}")
+        return make_future(self._session.stop())
 
     async def __aenter__(self) -> HostMesh:
+        if self._session is not None:
+            self._session.check()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -254,6 +268,50 @@ class HostMesh(MeshTrait):
         return HostMesh, (self._hosts, self._shape, self._executable)
 
 
+class Session(Protocol):
+    """What it takes to own hosts: see `attach`."""
+
+    @property
+    def attached(self) -> Source: ...
+
+    def check(self) -> None:
+        """RuntimeError when they were stopped or shut down."""
+        ...
+
+    def spawned(self, owned: OwnedProcs) -> None: ...
+    def stop(self) -> Source: ...
+    def shutdown(self) -> Source: ...
+
+
+def _commands(
+    given: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent, count: int
+) -> list[BootstrapCommand]:
+    """One for each rank, or none."""
+    if given is None:
+        return []
+    commands = [given if isinstance(given, BootstrapCommand) else given(Point(rank, extent)) for rank in range(count)]
+    for command in commands:
+        if not isinstance(command, BootstrapCommand):
+            raise TypeError(f"bootstrap_command must give a BootstrapCommand, got {type(command).__name__}")
+    return commands
+
+
+def _told(command: BootstrapCommand, afar: bool) -> Command:
+    """As it goes to the agent; that of another host knows the environment there."""
+    args = list(command.args)
+    if afar:
+        return Command(command.program, command.arg0, args, *_changes(command.env)[:1], command.inherit_env,
+                       _changes(command.env)[1])  # fmt: skip
+    base = dict(os.environ) if command.inherit_env else {}
+    return Command(command.program, command.arg0, args, changed(base, command.env))
+
+
+def _changes(env: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
+    """(what is set, what is removed)."""
+    given = {key: str(value) for key, value in env.items() if value is not None}
+    return given, [key for key, value in env.items() if value is None]
+
+
 def changed(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
     """`env` with `changes` over it; None removes."""
     result = dict(env)
@@ -265,8 +323,10 @@ def changed(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[s
     return result
 
 
-def launch_spec(name: str, env: Mapping[str, str | None], executable: str, *, gated: bool) -> LaunchSpec:
-    """What processes spawned from here and now inherit."""
+def launch_spec(
+    name: str, env: Mapping[str, str | None], executable: str, *, gated: bool, afar: bool = False
+) -> LaunchSpec:
+    """What processes spawned from here and now inherit; those of another host (`afar`) its environment and not ours."""
     try:
         cwd = os.getcwd()
     except FileNotFoundError:
@@ -274,9 +334,10 @@ def launch_spec(name: str, env: Mapping[str, str | None], executable: str, *, ga
     paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
+    given, removed = _changes(env)
     return LaunchSpec(
         name=name,
-        env=changed(os.environ, env),
+        env=given if afar else changed(os.environ, env),
         cwd=cwd,
         path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
@@ -285,6 +346,9 @@ def launch_spec(name: str, env: Mapping[str, str | None], executable: str, *, ga
         prefix_with_rank=settings.get("prefix_with_rank"),
         preload=preloads(),
         gated=gated,
+        client=here().client,
+        afar=afar,
+        removed=removed if afar else [],
     )
 
 

@@ -20,8 +20,9 @@ _AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
 class MeshOutput:
     """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`."""
 
-    def __init__(self, name: str, forward: bool, with_rank: bool) -> None:
+    def __init__(self, name: str, forward: bool, with_rank: bool, client: str = "") -> None:
         self.name = name
+        self.client = client  # address of the client that sees it
         self.forward = forward  # to the client, rather than to the terminal it shares with us
         self.with_rank = with_rank
         self.stream = False
@@ -51,9 +52,9 @@ class _Pipe:
 
 
 class Outputs:
-    """`send` takes what goes to the client."""
+    """`send` takes what goes to a mesh's client."""
 
-    def __init__(self, loop: Loop, send: Callable[[Output], None]) -> None:
+    def __init__(self, loop: Loop, send: Callable[[MeshOutput, Output], None]) -> None:
         self._loop = loop
         self._send = send
         self._echo = {1: logs.Echo(1), 2: logs.Echo(2)}
@@ -104,7 +105,7 @@ class Outputs:
             for stream, aggregator in mesh.aggregators.items():
                 text = aggregator.take(logs.clock(), mesh.with_rank)
                 if text:
-                    self._send(Output(stream, text))
+                    self._send(mesh, Output(stream, text))
 
     def set_option(self, mesh: MeshOutput, stream: bool, window: float) -> None:
         """What was written until now is shown as it would have been."""
@@ -150,7 +151,7 @@ class Outputs:
         elif not mesh.stream:
             text = pipe.text.decode(data)
             if text:
-                self._send(Output(pipe.stream, text))
+                self._send(mesh, Output(pipe.stream, text))
         self._take_lines(output, pipe, pipe.lines.feed(data))
 
     def _take_lines(self, output: ProcOutput, pipe: _Pipe, lines: list[str]) -> None:
@@ -164,7 +165,7 @@ class Outputs:
             return
         host, proc = socket.gethostname(), f"{mesh.name}-{output.rank}"
         shown = (logs.prefixed(host, proc, output.rank, line, mesh.with_rank) + "\n" for line in lines)
-        self._send(Output(pipe.stream, "".join(shown)))
+        self._send(mesh, Output(pipe.stream, "".join(shown)))
 
     def _gather(self, mesh: MeshOutput, stream: int, rank: int, lines: list[str]) -> None:
         """Folds lines into the window of their stream; the first of a window sets the clock."""
@@ -174,14 +175,14 @@ class Outputs:
             fresh = aggregator.due(now) is None
             aggregator.add(rank, line, now)
             if fresh:
-                self._loop.call_later(mesh.window, lambda: self._window_ends(stream, aggregator, mesh.with_rank))
-            self._window_ends(stream, aggregator, mesh.with_rank)
+                self._loop.call_later(mesh.window, lambda: self._window_ends(mesh, stream, aggregator))
+            self._window_ends(mesh, stream, aggregator)
 
-    def _window_ends(self, stream: int, aggregator: logs.Aggregator, with_rank: bool) -> None:
+    def _window_ends(self, mesh: MeshOutput, stream: int, aggregator: logs.Aggregator) -> None:
         """Shows what was gathered if it is time: a window shown early has begun anew, with its own clock."""
         due = aggregator.due(self._loop.now())
         if due is not None and due <= self._loop.now():
-            self._send(Output(stream, aggregator.take(logs.clock(), with_rank)))
+            self._send(mesh, Output(stream, aggregator.take(logs.clock(), mesh.with_rank)))
 
     def _echo_later(self) -> None:
         """The terminal takes no more for now: tries again, and reads on from the processes then."""

@@ -270,6 +270,7 @@ class OwnedProcs:
             incarnations,
             proc.address,
             settings.get("process_exit_timeout"),
+            spec.hosts[host],
         )
         try:
             proc.post(agent_at(spec.hosts[host]), ask, refreshed(self._launches[host]))

@@ -238,7 +238,8 @@ class Restarter:
 
         def ask(port: int, index: int) -> None:
             owned, rank = living[index]
-            layer.proc.post(owned.spec.addresses[rank], StopActor(owned.spec.key, _ASKED, port, index, True))
+            stop = StopActor(owned.spec.key, _ASKED, port, index, True, owned.incarnations.get(rank, 0))
+            layer.proc.post(owned.spec.addresses[rank], stop)
 
         acks = Acks([owned.spec.addresses[rank] for owned, rank in living], ask)
         layer.proc.ports.add(acks)

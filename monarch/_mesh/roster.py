@@ -38,7 +38,7 @@ from monarch._mesh.effects import (
     Start,
 )
 from monarch._mesh.life import NEVER, Life
-from monarch._wire.address import proc_address
+from monarch._wire.address import CLIENT, host_of, name_of, proc_address
 from monarch._wire.message import (
     VALUE,
     Answer,
@@ -80,7 +80,7 @@ _BEAT = ("beat",)
 class _Mesh:
     def __init__(self, uid: str, owner: str, connection: Connection) -> None:
         self.uid = uid
-        self.owner = owner
+        self.owner = owner  # address of a process, of this host or another
         self.connection = connection
         self.stopping = ""  # why; its processes are not replaced any more
         self.processes: dict[int, _Process] = {}
@@ -122,7 +122,6 @@ class Roster:
 
     def __init__(self, host: str, patience: float) -> None:
         self._host = host
-        self._client = f"{host}/client"
         self._patience = patience
         self._meshes: dict[str, _Mesh] = {}
         self._processes: dict[str, _Process] = {}
@@ -200,7 +199,7 @@ class Roster:
     def _start(
         self, ask: SpawnProcs | RestartProcs, rank: int, incarnation: int, spec: LaunchSpec, limits: Limits
     ) -> Start:
-        address = proc_address(self._host, ask.mesh, rank)
+        address = proc_address(ask.host or self._host, ask.mesh, rank)
         return Start(ask.mesh, ask.name, rank, rank - ask.first, address, incarnation, spec, limits)
 
     def _replace(self, process: _Process, start: Start, connection: Connection, grace: float) -> None:
@@ -462,11 +461,33 @@ class Roster:
         if process.successor is not None:
             self._begin(mesh, [process.successor])
         self._end_if_empty(mesh)
-        for owned in [other for other in self._meshes.values() if other.owner == start.address]:
-            self._stop_mesh(owned, "the process that spawned it has ended", ABANDONED_GRACE)
+        self._orphan(start.address)
         if not self._by_connection:
             self._no_beat()
         self._check_done()
+
+    def _orphan(self, owner: str) -> None:
+        """Nothing outlives its owner."""
+        for owned in [other for other in self._meshes.values() if other.owner == owner]:
+            self._stop_mesh(owned, "the process that spawned it has ended", ABANDONED_GRACE)
+
+    def owner_ended(self, now: float, address: str) -> list[Effect]:
+        """A process of another host has ended: what it spawned here ends too."""
+        self._now = now
+        self._orphan(address)
+        return self._take()
+
+    def host_ended(self, now: float, host: str, why: str) -> list[Effect]:
+        """Another host cannot be reached any more: what its processes spawned here ends, nobody would."""
+        self._now = now
+        for owned in [other for other in self._meshes.values() if host_of(other.owner) == host]:
+            self._stop_mesh(owned, f"the host of the process that spawned it is gone: {why}", ABANDONED_GRACE)
+        return self._take()
+
+    def awaited(self, address: str) -> bool:
+        """Whether a process is to come to that address that has not said hello yet."""
+        process = self._processes.get(address)
+        return process is not None and process.connection is None and not process.lost
 
     def _tell_end(self, mesh: _Mesh, ended: ProcEnded, last: bool = True) -> None:
         """Whoever watches; they stay watchers for as long as another process may take its place. `last` of its mesh's
@@ -513,7 +534,7 @@ class Roster:
             if not known[1]:
                 self._watch(address, connection)
             self._send(connection, known[0])
-        elif process is None and address == self._client:
+        elif process is None and name_of(address) == CLIENT:
             self._send(connection, Listening(address))
         else:
             self._wait(address, connection, watch.incarnation)
@@ -571,8 +592,8 @@ class Roster:
 
     def _forget_watchers(self, mesh: str) -> None:
         """Of the mesh's processes that have ended: no others follow."""
-        first = proc_address(self._host, mesh, 0)[:-1]
-        for address in [address for address in self._watchers if address.startswith(first)]:
+        first = proc_address("", mesh, 0)[1:-1]
+        for address in [address for address in self._watchers if name_of(address).startswith(first)]:
             if address not in self._processes:
                 del self._watchers[address]
                 if address in self._ended:

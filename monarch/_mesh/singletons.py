@@ -13,7 +13,6 @@ from monarch._mesh.supervision import MeshFailure
 from monarch._runtime.context import Current, current, here, root_of
 from monarch._runtime.future import Future
 from monarch._runtime.proc import Proc
-from monarch._wire.address import host_of
 
 T = TypeVar("T")
 KEY = "controllers"
@@ -62,7 +61,7 @@ def _controllers() -> Any:
     with _making:
         known = _made.get(proc.address)
         if known is None:
-            client = f"{host_of(proc.address)}/client"
+            client = proc.client
             if proc.address == client:
                 known = _spawn(proc)
             else:

@@ -1,4 +1,5 @@
-"""What every host agent does: gives messages, timers and ends to the Roster, and carries out what it wants done.
+"""What every host agent does: gives messages, timers and ends to the Roster, and carries out what it wants done; passes on
+what goes to other hosts.
 
 How a process starts, is signalled and cleaned up after is left to the agent: of real processes in `agents`, of simulated
 ones in `monarch.testing.simulated`. Everything here runs on the agent's loop.
@@ -28,26 +29,34 @@ from monarch._mesh.effects import (
     Start,
 )
 from monarch._mesh.roster import Roster
+from monarch._mesh.routes import Link, Routes
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
 from monarch._wire import message
+from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Frame
+from monarch._wire.ids import new_id
 from monarch._wire.message import (
     VERSION,
     Bye,
     Census,
+    Envelope,
     Heard,
     Hello,
     LaunchSpec,
+    LinkHello,
+    Listening,
     Pong,
     ProcEnded,
     RestartProcs,
     Shutdown,
     SpawnProcs,
     StopProcs,
+    Suspected,
     Watch,
 )
 from monarch._wire.peer import PeerEnded
+from monarch._wire.relay import Relay, addressed, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
 
@@ -62,19 +71,24 @@ class Steward:
         self.host = host
         self.loop = loop
         self.roster = Roster(host, settings.get("host_spawn_ready_timeout"))
+        self.routes = Routes(self, host, new_id(), int(settings.get("outgoing_queue_bytes")))
+        self._far: dict[tuple[str, str], Relay] = {}  # by who speaks to us from another host, and as whom
         self._timers: dict[tuple[Any, ...], Timer] = {}
         self._effects: deque[Effect] = deque()
         self._acting = False
         roster, now = self.roster, loop.now
         self.receivers: dict[type, Receiver] = {
-            SpawnProcs: lambda c, m, f: self.act(roster.spawn(now(), c, m, *_launch(f))),
-            RestartProcs: lambda c, m, f: self.act(roster.restart(now(), c, m, *_launch(f))),
+            SpawnProcs: lambda c, m, f: self.act(roster.spawn(now(), c, m, *self._launch(f))),
+            RestartProcs: lambda c, m, f: self.act(roster.restart(now(), c, m, *self._launch(f))),
             StopProcs: lambda c, m, f: self.act(roster.stop(now(), c, m)),
             Watch: lambda c, m, f: self.act(roster.watch(now(), c, m)),
             Heard: lambda c, m, f: self.act(roster.heard(now(), c, m)),
             Census: lambda c, m, f: self.act(roster.census(now(), c, m)),
             Shutdown: lambda c, m, f: self.shutdown(m.grace),
             Pong: lambda c, m, f: self.act(roster.pong(now(), c, m.token)),
+            Envelope: lambda c, m, f: self.routes.pass_on(m, f, c),
+            ProcEnded: lambda c, m, f: self._on_far_ended(m),
+            Listening: lambda c, m, f: None,  # a process of another host lives; we asked to hear of its end
         }
 
     # --- what an agent supplies
@@ -99,6 +113,16 @@ class Steward:
 
     def finish(self) -> None:
         """After a shutdown, when no process is left."""
+        raise NotImplementedError
+
+    def settle(self, spec: LaunchSpec) -> None:
+        """Fits what a process is to start with to this host."""
+
+    def begin_link(self, host: str) -> Link:
+        """See `routes.Station`."""
+        raise NotImplementedError
+
+    def take_link(self, hello: LinkHello) -> Link:
         raise NotImplementedError
 
     # --- events
@@ -126,10 +150,58 @@ class Steward:
         connection.remote = hello.address
         connection.pid = hello.pid
         self.act(self.roster.hello(self.loop.now(), connection, hello))
+        if not connection.lost:
+            self.routes.joined(name_of(hello.address), connection)
         return not connection.lost
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
+        self.routes.left(connection)
         self.act(self.roster.connection_lost(self.loop.now(), connection))
+
+    # --- other hosts
+
+    def receive(self, envelope: Envelope, frame: Frame) -> None:
+        """A process of another host, or the agent there, speaks to this agent, by one of the names of this host."""
+        connection = self._far_connection(envelope.source, envelope.to)
+        msg = message.decode(envelope.head)
+        receiver = self.receivers.get(type(msg))
+        if receiver is not None:
+            receiver(connection, msg, Frame(envelope.head, frame.body, frame.buffers))
+
+    def _far_connection(self, source: str, us: str) -> Relay:
+        known = self._far.get((source, us))
+        if known is None:
+            known = self._far[source, us] = self._relay(source, us)
+            if name_of(source) != AGENT:  # its end is the end of what it spawned here
+                self.send(self._relay(agent_of(source), us), Watch(source))
+        return known
+
+    def _on_far_ended(self, ended: ProcEnded) -> None:
+        for key in [key for key in self._far if key[0] == ended.address]:
+            self._drop_far(key)
+        self.act(self.roster.owner_ended(self.loop.now(), ended.address))
+
+    def _drop_far(self, key: tuple[str, str]) -> None:
+        connection = self._far.pop(key)
+        connection.lost = True
+        self.act(self.roster.connection_lost(self.loop.now(), connection))
+
+    def host_lost(self, host: str, why: str) -> None:
+        for key in [key for key in self._far if host_of(key[0]) == host]:
+            self._drop_far(key)
+        self.act(self.roster.host_ended(self.loop.now(), host, why))
+
+    def host_suspected(self, host: str, why: str) -> None:
+        """Whoever is here should know why answers from there do not come."""
+        limit = settings.get("channel_reconnect_timeout")
+        for connection in self.routes.processes():
+            self.send(connection, Suspected(agent_at(host), 0, why, limit))
+
+    def link_received(self, link: Link, msg: Any, frame: Frame) -> None:
+        return None
+
+    def awaited(self, address: str) -> bool:
+        return self.roster.awaited(address)
 
     # --- effects
 
@@ -158,6 +230,7 @@ class Steward:
                 self.send_signal(pid, number)
             case Ended(ended):
                 self.release(ended)
+                self.routes.gone(name_of(ended.address))
             case MeshEnded(mesh):
                 self.mesh_ended(mesh)
             case Arm(key, delay):
@@ -172,9 +245,30 @@ class Steward:
 
     def send(self, connection: Connection, msg: Any, body: bytes = b"") -> None:
         try:
-            connection.send(frames.encode(message.encode(msg), body))
+            connection.send(frames.encode(addressed(connection, message.encode(msg)), body))
         except (ConnectionLost, PeerEnded):
             pass
+
+    def _to_far(self, address: str, msg: Any) -> None:
+        """To a process of another host, or its agent."""
+        self.send(self._relay(address, agent_at(self.host)), msg)
+
+    def _relay(self, address: str, us: str) -> Relay:
+        host = host_of(address)
+        return Relay(lambda: self.routes.way_to(host), route(address, us), address)
+
+    def decode_spec(self, frame: Frame) -> LaunchSpec:
+        """What the message's body says of the processes to start."""
+        spec = msgspec.msgpack.decode(frame.body, type=LaunchSpec)
+        self.settle(spec)
+        return spec
+
+    def _launch(self, frame: Frame) -> tuple[LaunchSpec, Limits]:
+        """The settings are those of the client whose mesh it is, not ours."""
+        spec = self.decode_spec(frame)
+        told = msgspec.msgpack.decode(spec.config)
+        names = ("host_spawn_ready_timeout", "suspect_after", "suspect_timeout")
+        return spec, Limits(*(settings.told(told, name) for name in names))
 
     def _refuse(self, connection: Connection, why: str) -> None:
         self.send(connection, Bye(why))
@@ -190,9 +284,3 @@ class Steward:
         self.act(self.roster.fired(self.loop.now(), key))
 
 
-def _launch(frame: Frame) -> tuple[LaunchSpec, Limits]:
-    """What the message's body says of the processes. The settings are those of the client whose mesh it is, not ours."""
-    spec = msgspec.msgpack.decode(frame.body, type=LaunchSpec)
-    told = msgspec.msgpack.decode(spec.config)
-    names = ("host_spawn_ready_timeout", "suspect_after", "suspect_timeout")
-    return spec, Limits(*(settings.told(told, name) for name in names))

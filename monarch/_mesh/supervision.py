@@ -7,7 +7,6 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -266,9 +265,9 @@ def describe_exit(ended: ProcEnded) -> str:
 
 
 def _whereabouts(ended: ProcEnded) -> str:
-    """`pid 7 on node3, at unix:...`: processes reached by a Unix socket are on this host; a pid is not always known."""
+    """`pid 7 on node3, at unix:...`; neither is always known."""
     pid = f"pid {ended.pid}" if ended.pid else ""
-    host = f"on {socket.gethostname()}" if ended.address.startswith("unix:") else ""
+    host = f"on {ended.hostname}" if ended.hostname else ""
     return ", ".join(filter(None, (f"{pid} {host}".strip(), f"at {ended.address}")))
 
 

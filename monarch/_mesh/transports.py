@@ -1,4 +1,6 @@
-"""`enable_transport`: how hosts are to talk to each other. Processes of one host use Unix sockets whatever it says."""
+"""`enable_transport`, `attach`: how other hosts reach this program, and this program them. Processes of one host use Unix
+sockets whatever they say.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ _SHORT = {
     "tls": ChannelTransport.Tls,
 }
 _enabled: BindSpec | None = None
+_gateway = ""
 
 
 def enable_transport(transport: ChannelTransport | BindSpec | str) -> None:
@@ -39,3 +42,48 @@ def enable_transport(transport: ChannelTransport | BindSpec | str) -> None:
         )
     configure(default_transport=spec)
     _enabled = spec
+
+
+def attach(address: str) -> None:
+    """Sends everything to other hosts through the worker that listens at `address` (`ipc://path`, `tcp://host:port`), as is
+    needed where only that one can be reached. `this_host()` still is this machine.
+
+    To be called before this program first uses the runtime: RuntimeError afterwards. The same address again is a no-op; another
+    one raises RuntimeError. ValueError for what is no address of a worker.
+    """
+    global _gateway
+    from monarch._wire.host_address import parse_dial  # for the few programs that need it
+
+    prefix = parse_dial(address).prefix
+    if prefix == _gateway:
+        return
+    if _gateway:
+        raise RuntimeError(f"this program is attached through {_gateway} already, and cannot be through {prefix} as well")
+    if home() is not None:
+        raise RuntimeError(
+            "the client was initialized without a remote attachment: call attach() before any other use of monarch"
+        )
+    _gateway = prefix
+
+
+def gateway() -> str:
+    """The prefix given to `attach`, or ""."""
+    return _gateway
+
+
+_ANY = {
+    ChannelTransport.TcpWithHostname: "tcp://*:0",
+    ChannelTransport.TcpWithLocalhost: "tcp://127.0.0.1:0",
+    ChannelTransport.Tls: "tls://*:0",
+    ChannelTransport.MetaTlsWithHostname: "tls://*:0",
+    ChannelTransport.MetaTlsWithIpV6: "tls://*:0",
+}
+
+
+def listens_at() -> str:
+    """Where the agent of this machine is to listen, by the setting `default_transport`; "" nowhere: other hosts reach it over the
+    connections that it makes itself."""
+    spec = BindSpec(settings.get("default_transport"))
+    if spec.address is not None and spec.transport is not ChannelTransport.Local:
+        return spec.address
+    return _ANY.get(spec.transport, "")

@@ -118,7 +118,7 @@ class _Survey(Entry):
         proc = self._proc
         proc.ports.add(self)
         self.timer = proc.loop.call_later(self._timeout, self._settle)
-        self._ask([proc.address, f"{proc.host}/client", *proc.connected()])
+        self._ask([proc.address, proc.client, *proc.connected()])
         heard = _Heard(self._on_census)
         try:
             proc.post(self._census, Census(proc.ports.add(heard)))

@@ -153,9 +153,10 @@ class Loop:
         self._handlers[fd] = on_event
         self._epoll.register(fd, select.EPOLLIN)
 
-    def want_write(self, fd: int, on: bool) -> None:
+    def want_write(self, fd: int, on: bool, read: bool = True) -> None:
+        """Whether `fd` being writable counts as an event too; without `read` being readable does not."""
         try:
-            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT if on else select.EPOLLIN)
+            self._epoll.modify(fd, (select.EPOLLIN if read else 0) | (select.EPOLLOUT if on else 0))
         except (OSError, ValueError):  # removed just now by the loop's thread, or the loop has ended
             pass
 

@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from monarch._wire.message import Stamp
+
 T = TypeVar("T")
 
 Receiver = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarted one
@@ -48,29 +50,44 @@ class Numbering:
             if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
                 counters.pop(known, None)
 
-    def next_many(self, mesh: Hashable, ranks: Sequence[int]) -> int | list[tuple[int, int]]:
+    def next_many(self, mesh: Hashable, ranks: Sequence[Receiver]) -> Stamp:
         """Numbers of one message to many ranks: one number when all stand at the same count, else runs (number, length)."""
         numbers = [self.next(mesh, rank) for rank in ranks]
-        if not numbers or min(numbers) == max(numbers):
-            return numbers[0] if numbers else 0
-        runs: list[tuple[int, int]] = []
-        for number in numbers:
-            if runs and runs[-1][0] == number:
-                runs[-1] = (number, runs[-1][1] + 1)
-            else:
-                runs.append((number, 1))
-        return runs
+        return compress(numbers)
 
     def forget(self, mesh: Hashable) -> None:
         """No more messages go to `mesh`: it has ended."""
         self._counts.pop(mesh, None)
 
 
-def expand(stamp: int | list[tuple[int, int]], count: int) -> list[int]:
-    """The numbers of `next_many`, one a receiver."""
+def compress(numbers: Sequence[int]) -> Stamp:
+    """Numbers, one a receiver, as they travel: one when all are the same (0 of none), else runs (number, length)."""
+    if not numbers or min(numbers) == max(numbers):
+        return numbers[0] if numbers else 0
+    return [(number, len(list(run))) for number, run in itertools.groupby(numbers)]
+
+
+def expand(stamp: Stamp, count: int) -> list[int]:
+    """The numbers that `compress` was given, one a receiver."""
     if isinstance(stamp, int):
         return [stamp] * count
     return [number for number, length in stamp for _ in range(length)]
+
+
+def cut(stamp: Stamp, start: int, stop: int) -> Stamp:
+    """The stamp of receivers `start` to `stop` (exclusive) of those the stamp is for."""
+    if isinstance(stamp, int):
+        return stamp if start < stop else 0
+    runs: list[tuple[int, int]] = []
+    position = 0
+    for number, length in stamp:
+        inside = min(position + length, stop) - max(position, start)
+        if inside > 0:
+            runs.append((number, inside))
+        position += length
+        if position >= stop:
+            break
+    return runs[0][0] if len(runs) == 1 else runs or 0
 
 
 class Reorder(Generic[T]):

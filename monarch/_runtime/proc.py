@@ -24,7 +24,7 @@ from monarch._runtime.replies import Ports
 from monarch._runtime.waiting import Waits
 from monarch._wire import frame as frames
 from monarch._wire import message
-from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
+from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import (
     FAILED,
@@ -81,6 +81,7 @@ class Proc:
     def __init__(self, address: str, loop: Loop) -> None:
         self.address = address
         self.host = host_of(address)
+        self.client = f"{self.host}/{CLIENT}"  # the root client of the program
         self.pid = os.getpid()
         self.loop = loop
         self.ports = Ports()
@@ -543,9 +544,7 @@ class Proc:
                 del self.actors[instance.key]
                 end = instance.end or failure or Failure("ended", stopped=True)
                 end.incarnation = instance.incarnation
-                self._tombstones[instance.key] = end
-                if len(self._tombstones) > _TOMBSTONES:
-                    self._tombstones.popitem(last=False)
+                self._bury(instance.key, end)
         self.ports.actor_ended(instance)
         if instance.numbering:
             for address in (self.address, *self.connected()):
@@ -554,6 +553,26 @@ class Proc:
             ended = ActorEnded(instance.owner, failure)
             self._told.append((instance.owner_proc, ended))
             self._post_quietly(instance.owner_proc, ended)
+
+    def never_comes(self, key: str, end: Failure) -> None:
+        """An actor was stopped before it came, that of incarnation `end.incarnation`: what waits for it is refused, and what
+        is sent to it until another takes its place."""
+        with self._lock:
+            known = self._tombstones.get(key)
+            if key in self.actors or (known is not None and known.incarnation >= end.incarnation):
+                return
+            self._bury(key, end)
+            waiting = self._unknown.pop(key, [])
+            self._unknown_count -= len(waiting)
+        for delivery in waiting:
+            self._note_sender(delivery.source, delivery.call)  # told of it, should another take its place
+            self.refuse(delivery, end)
+
+    def _bury(self, key: str, end: Failure) -> None:
+        """With the lock."""
+        self._tombstones[key] = end
+        if len(self._tombstones) > _TOMBSTONES:
+            self._tombstones.popitem(last=False)
 
     def end_of(self, key: str) -> Failure | None:
         """Why actor `key` of this process takes no more messages; None while it does, or when it was never here."""

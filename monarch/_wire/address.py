@@ -12,6 +12,7 @@ from a mesh's uid, a mesh of any size is one uid and its hosts, and references c
 from __future__ import annotations
 
 AGENT = "agent"
+CLIENT = "client"
 SCHEMES = ("unix", "inproc")
 
 
@@ -43,6 +44,11 @@ def split_proc_name(name: str) -> tuple[str, int] | None:
     """(mesh uid, rank) of a process's name; None for names that belong to no mesh (`client`, `agent`)."""
     mesh, dot, rank = name.rpartition(".")
     return (mesh, int(rank)) if dot and rank.isdigit() else None
+
+
+def is_dialable(host: str) -> bool:
+    """Whether others can connect to the host of that prefix; a client's own machine usually has no address."""
+    return not host.startswith("unix:")
 
 
 def parse(address: str) -> tuple[str, str]:

@@ -44,7 +44,7 @@ class Frame:
         self.buffers = buffers
 
 
-def encode(head: bytes, body: bytes = b"", buffers: Sequence[memoryview] = (), limit: int = 0) -> list[Buffer]:
+def encode(head: bytes, body: Buffer = b"", buffers: Sequence[memoryview] = (), limit: int = 0) -> list[Buffer]:
     """The pieces of one frame, to be written in order; `body` and `buffers` are not copied.
 
     Raises MessageTooLargeError when body and buffers exceed `limit` bytes (0: no limit).
@@ -64,7 +64,7 @@ def encode(head: bytes, body: bytes = b"", buffers: Sequence[memoryview] = (), l
     return [prefix, body, *buffers]
 
 
-def encode_small(head: bytes, body: bytes) -> bytes:
+def encode_small(head: bytes, body: Buffer) -> bytes:
     """One frame without out-of-band buffers, as one piece: for bodies under `SMALL` bytes, cheaper to write than three."""
     return b"".join((PREFIX.pack(len(head), len(body), 0), head, body))
 

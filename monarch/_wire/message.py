@@ -105,6 +105,7 @@ class StopActor(_Message, tag=4):
     port: int
     rank: int
     replaced: bool = False  # another takes its place: messages that nobody waits for are lost, and that harms nobody
+    incarnation: int = 0  # of the one that is replaced: a later one goes on, and it is not constructed after this
 
 
 class Probe(_Message, tag=5):
@@ -215,6 +216,7 @@ class SpawnProcs(_Message, tag=20):
     count: int
     extent: bytes
     owner: str  # address of the owning process: they do not outlive it
+    host: str = ""  # the address prefix by which the owner knows this host; "" is the host's own
 
 
 class RestartProcs(_Message, tag=27):
@@ -233,6 +235,7 @@ class RestartProcs(_Message, tag=27):
     incarnations: list[int]
     owner: str
     grace: float
+    host: str = ""
 
 
 class LaunchSpec(msgspec.Struct):
@@ -250,6 +253,10 @@ class LaunchSpec(msgspec.Struct):
     gated: bool  # spawns wait until the mesh's bootstrap function has run
     commands: list[Command | None] | None = None  # a rank: exec this instead of forking
     binds: list[dict[str, str]] | None = None  # a rank: numactl / taskset arguments
+    client: str = ""  # address of the root client
+    afar: bool = False  # of another host: `env` holds changes only, `cwd` and `path` count where they exist
+    removed: list[str] = []  # afar: environment variables to remove
+    folder: str = ""  # of the host's sockets; known to its agent
 
 
 class Command(msgspec.Struct):
@@ -257,6 +264,8 @@ class Command(msgspec.Struct):
     arg0: str | None
     args: list[str]
     env: dict[str, str]
+    inherit: bool = False  # afar: `env` holds changes only
+    removed: list[str] = []
 
 
 class StopProcs(_Message, tag=21):
@@ -358,6 +367,7 @@ class ProcEnded(_Message, tag=33):
     detail: str = ""
     incarnation: int = 0
     replaced: bool = False  # it was asked to end because another is to take its place
+    hostname: str = ""
 
 
 class ProcsStopped(_Message, tag=34):
@@ -434,6 +444,30 @@ class Beat(_Message, tag=52):
     received: int
 
 
+class Trust(_Message, tag=54):
+    """From a client to its own agent: how to prove itself to these hosts; payload: `Credentials`, msgpack."""
+
+    hosts: list[str]
+
+
+class Attach(_Message, tag=55):
+    """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
+
+    config: bytes  # the client's settings
+    env: dict[str, str]  # for the processes that are started there from now on
+    port: int
+    rank: int
+
+
+class AttachedHost(msgspec.Struct):
+    """What a host says of itself when a client attaches."""
+
+    hostname: str
+    pid: int
+    python: str
+    workspace: bool  # whether WORKSPACE_DIR says where its files go
+
+
 class HostEnded(_Message, tag=53):
     """From an agent: that host cannot be reached any more, and counts as ended with everything on it."""
 
@@ -441,11 +475,114 @@ class HostEnded(_Message, tag=53):
     why: str
 
 
+# --- casts over a tree --------------------------------------------------------------------------------------
+
+# Numbers of a cast, one a position: one for all where they are the same, else runs (number, length). See `ordering`.
+Stamp = int | list[tuple[int, int]]
+
+
+class PlanHost(_Message):
+    """Receivers on one host: `names[i]` is a process's name in it, `indices[i]` the receiver's rank in the view."""
+
+    host: str
+    names: list[str]
+    indices: list[int]
+
+
+class CastPlan(_Message, tag=60):
+    """Who is meant by the casts that name this number. From a sender to the agent of its host, and from agent to agent.
+
+    The order of the hosts is the tree: with `serve`, the first is the one this is sent to, and the rest is cut into at most
+    `width` parts of nearly equal size, whose first host passes on to the others (see `tree`). Positions count the receivers
+    in that order, so a part is a contiguous range of them. The number is its sender's choice, above those it chose before.
+    """
+
+    number: int
+    width: int
+    serve: bool
+    hosts: list[PlanHost]
+
+
+class ForgetPlan(_Message, tag=61):
+    """No more casts name this plan."""
+
+    number: int
+
+
+class Cast(_Message, tag=63):
+    """A Call for every position of a plan; body and buffers of the frame are the call's.
+
+    `number` counts the casts of one agent to another from 1; it is 0 from a sender to the agent of its host. Without `skip`
+    it is delivered as Call, with it as Skip. `again`: the agent of that host has had it and ended, so it may be a repeat.
+    """
+
+    plan: int
+    number: int
+    source: str  # address of the sending process
+    to: str
+    sender: str
+    method: str
+    port: int
+    back: str  # "": the source
+    view: bytes
+    adverb: int
+    seqs: Stamp
+    incarnations: Stamp
+    # Seconds that an answer may wait for others to travel with; below 0: answers do not come up the tree. When they do,
+    # the port is this cast's alone and takes one answer from each receiver.
+    gather: float = -1.0
+    skip: bool = False
+    again: str = ""
+
+
+class PlanUnknown(_Message, tag=62):
+    """The cast names a plan that this agent does not have: it and the frame's body and buffers go back to whoever sent it,
+    who registers the plan and sends it again."""
+
+    cast: Cast
+
+
+class Answers(_Message, tag=64):
+    """Answers of several receivers to one port; the frame's body is their bodies one after the other, of `sizes` bytes.
+
+    An answer with buffers, or above 64 KiB, comes alone. `gone`: ranks that will not answer, of which the caller is told by
+    others (their process or host has ended).
+    """
+
+    back: str
+    port: int
+    ranks: list[int]
+    kinds: list[int]
+    sizes: list[int]
+    gone: list[int] = []
+
+
+class Delivered(_Message, tag=65):
+    """Casts up to `number` that nobody answers have reached every receiver below this agent."""
+
+    number: int
+
+
+class Unwanted(_Message, tag=66):
+    """Nobody waits for answers to that port any more."""
+
+    back: str
+    port: int
+
+
+class Skip(_Message, tag=67):
+    """To an actor: messages of `sender` may have been lost with a host on their way; do not wait for them."""
+
+    to: str
+    sender: str
+
+
 Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
     | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
     | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
-    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded
+    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | Trust | Attach
+    | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | Unwanted | Skip
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

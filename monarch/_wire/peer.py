@@ -119,8 +119,7 @@ class Peer:
                 connection.send(pieces, wait, lazy)
                 return
             except ConnectionLost:
-                self.late.add(port)
-                self.lost(connection)
+                self.lost(connection, port)
 
     def _connect_or_keep(self, pieces: Sequence[Buffer], port: int) -> Connection | None:
         ask = False
@@ -152,16 +151,20 @@ class Peer:
                 self.connection = connection
                 self._changed.notify_all()
 
-    def lost(self, connection: Connection) -> None:
-        """The connection broke; asks the agent what became of the process."""
+    def lost(self, connection: Connection, port: int | None = None) -> None:
+        """The connection broke; asks the agent what became of the process. `port`: of a message that it did not take."""
         with self._lock:
             if connection is self._lost:
+                if port is not None:
+                    self.late.add(port)
                 return
             self._lost = connection
             self.torn = True
             if self.connection is connection:
                 self.connection = None
                 self.late.clear()  # those before were sent on this one
+            if port is not None:
+                self.late.add(port)
             if self.ended is not None or self.asking:
                 return
             self.asking = self.broken = True

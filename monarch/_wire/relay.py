@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -38,13 +39,23 @@ def addressed(connection: Connection, head: bytes) -> bytes:
     return enclose(connection.route, head) if connection.route else head
 
 
+class Way(Protocol):
+    """What a Relay needs of the connection it uses."""
+
+    @property
+    def queued(self) -> int: ...
+    def send_small(self, frame: bytes) -> bool: ...
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None: ...
+    def wait_room(self, timeout: float) -> bool: ...
+
+
 class Relay:
     """See the module, and `base.Connection`. `agent` is the connection to this host's agent; what is sent must be enclosed
     (`route` is not empty, which says so). It is lost when this side says so."""
 
     __slots__ = ("_agent", "lost", "pid", "remote", "route")
 
-    def __init__(self, agent: Callable[[], Connection | None], route: bytes, remote: str = "") -> None:
+    def __init__(self, agent: Callable[[], Way | None], route: bytes, remote: str = "") -> None:
         self._agent = agent
         self.route = route
         self.remote = remote
@@ -54,7 +65,7 @@ class Relay:
     def __repr__(self) -> str:
         return f"<Relay to {self.remote or '?'}{' (lost)' if self.lost else ''}>"
 
-    def _way(self) -> Connection:
+    def _way(self) -> Way:
         connection = None if self.lost else self._agent()
         if connection is None:
             raise ConnectionLost("the process at the other end, or the agent of this host, has ended")

@@ -5,6 +5,9 @@ Programs and the other branches of the package import from here; what stands beh
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from monarch._errors import (
     ActorError,
     BackpressureTimeout,
@@ -49,7 +52,7 @@ from monarch._mesh.proc_mesh import (
 from monarch._mesh.restarts import RestartPolicy
 from monarch._mesh.singletons import get_or_spawn_controller
 from monarch._mesh.supervision import MeshFailure
-from monarch._mesh.transports import enable_transport
+from monarch._mesh.transports import attach, enable_transport
 from monarch._mesh.value_mesh import ValueMesh
 from monarch._mesh.waits import WaitGraph, wait_graph
 from monarch._runtime.future import Future, WouldBlockRuntime
@@ -60,6 +63,14 @@ from monarch._shape.extent import Extent, Point
 from monarch._wire.ids import ActorAddr, ProcId, Uid
 from monarch.actor import config
 from monarch.config.transport import ChannelTransport
+
+if TYPE_CHECKING:
+    from monarch._mesh.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.worker import (
+        run_worker_loop_forever,
+        run_worker_loop_until_shutdown,
+        start_worker_loop_forever,
+    )
 
 __all__ = [
     "Accumulator",
@@ -100,6 +111,8 @@ __all__ = [
     "WaitGraph",
     "WouldBlockRuntime",
     "as_endpoint",
+    "attach",
+    "attach_to_workers",
     "bind_context",
     "concurrent_endpoint",
     "config",
@@ -113,13 +126,17 @@ __all__ = [
     "get_active_proc_meshes",
     "get_meter",
     "get_or_spawn_controller",
+    "hosts_from_config",
     "local_proc_mesh",
     "proc_mesh",
     "register_proc_mesh_spawn_callback",
     "returns_future",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
     "span",
+    "start_worker_loop_forever",
     "this_host",
     "this_proc",
     "traced",
@@ -127,3 +144,24 @@ __all__ = [
     "unregister_proc_mesh_spawn_callback",
     "wait_graph",
 ]
+
+# Loaded on first touch: programs of one host do not need them.
+_LATER = {
+    "attach_to_workers": "monarch._mesh.attach",
+    "hosts_from_config": "monarch._mesh.attach",
+    "run_worker_loop_forever": "monarch._mesh.worker",
+    "run_worker_loop_until_shutdown": "monarch._mesh.worker",
+    "start_worker_loop_forever": "monarch._mesh.worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _LATER.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

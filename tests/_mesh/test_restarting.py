@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import monarch
+from monarch._wire.message import StopActor
 from monarch.actor import (
     Actor,
     ActorError,
@@ -789,6 +790,94 @@ def test_what_waits_in_the_mailbox_of_an_actor_that_is_restarted_is_refused(diar
     held.get(TIMEOUT)  # what it was doing, it finished
     restart.get(TIMEOUT)
     assert mesh.all.call_one().get(TIMEOUT) == []
+
+
+@pytest.fixture
+def orders(cluster: InProcessCluster, monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[StopActor]:
+    """What the client has sent of orders to stop, once it is sent."""
+    proc, sent = cluster._proc, queue.SimpleQueue[StopActor]()
+    post = proc.post
+
+    def noting(address: str, msg: Any, *rest: Any) -> None:
+        post(address, msg, *rest)
+        if type(msg) is StopActor:
+            sent.put(msg)
+
+    monkeypatch.setattr(proc, "post", noting)
+    return sent
+
+
+def test_a_first_spawn_that_was_lost_is_not_made_up_for_behind_the_order_to_make_room(
+    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor]
+) -> None:
+    """The connection broke with the spawn, and the restart asked again first: two would live side by side."""
+    network, procs = cluster.network, this_host().spawn_procs()
+    here, there = cluster.address_of("client"), cluster.address_of(spawn(Diary(), procs=procs))
+    with network.hold(here, there):
+        mesh = procs.spawn("w", Worker, Local(diary))
+        restart = mesh.restart()
+        orders.get(timeout=TIMEOUT)
+        assert network.cut(here, there) == 1
+    restart.get(TIMEOUT)
+    assert mesh.called.call_one().get(TIMEOUT) == "first"
+    assert diary.rest() == [("init", 0, "first"), ("restarted", 0)]
+
+
+def test_nor_is_the_spawn_of_an_earlier_restart(
+    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network, layer, mesh = cluster.network, cluster._proc.mesh, spawn(diary, procs=this_host().spawn_procs())
+    here, there = cluster.address_of("client"), cluster.address_of(mesh)
+    post_spawn, holds = layer.post_spawn, []
+    spawned = threading.Event()
+
+    def holding(*args: Any, **kwargs: Any) -> None:
+        if not holds:
+            holds.append(network.hold(here, there))
+        post_spawn(*args, **kwargs)
+        spawned.set()
+
+    monkeypatch.setattr(layer, "post_spawn", holding)
+    first = mesh.restart()
+    assert spawned.wait(TIMEOUT)
+    second = mesh.restart()
+    assert [orders.get(timeout=TIMEOUT).incarnation for _ in range(2)] == [0, 1]
+    assert network.cut(here, there) == 1
+    holds[0].end()
+    with pytest.raises(SupervisionError, match="the connection to"):
+        first.get(TIMEOUT)
+    second.get(TIMEOUT)
+    assert mesh.called.call_one().get(TIMEOUT) == "first"
+    assert diary.rest() == [("cleanup", 0), ("init", 0, "first"), ("restarted", 0)]
+
+
+def test_what_waited_for_an_actor_that_never_came_does_not_reach_the_one_in_its_place(
+    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor]
+) -> None:
+    network, procs = cluster.network, this_host().spawn_procs()
+    here, there = cluster.address_of("client"), cluster.address_of(spawn(Diary(), procs=procs))
+    with network.hold(cluster.address_of("agent"), here):  # that its process lives: until then, what is sent is kept
+        with network.hold(here, there):
+            mesh = procs.spawn("w", Worker, Local(diary))
+            assert network.cut(here, there) == 1
+        waiting = mesh.add.call_one(1)
+        restart = mesh.restart()
+        orders.get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError, match="stopped: restarted by its owner"):
+        waiting.get(TIMEOUT)
+    restart.get(TIMEOUT)
+    assert mesh.all.call_one().get(TIMEOUT) == []
+
+
+def test_an_order_to_make_room_that_comes_again_leaves_the_next_alone(
+    cluster: InProcessCluster, diary: Diary, orders: queue.SimpleQueue[StopActor]
+) -> None:
+    mesh = spawn(diary, procs=this_host().spawn_procs())
+    mesh.restart().get(TIMEOUT)
+    assert diary.rest() == [("cleanup", 0), ("init", 0, "first"), ("restarted", 0)]
+    cluster._proc.post(cluster.address_of(mesh), orders.get(timeout=TIMEOUT))
+    assert mesh.called.call_one().get(TIMEOUT) == "first"
+    assert diary.rest() == []
 
 
 @kinds

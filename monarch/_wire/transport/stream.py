@@ -10,12 +10,12 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
 
 from monarch._wire.frame import Buffer, Decoder, FrameError
-from monarch._wire.transport.base import ConnectionLost, Handler, Reactor
+from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket
 
 READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
 
@@ -28,18 +28,20 @@ class StreamConnection:
     """See `base.Connection`. Bound: `limit` bytes queued before `wait_room` waits; a single frame may pass it."""
 
     def __init__(
-        self, sock: socket.socket, loop: Reactor, handler: Handler, *, limit: int, frame_limit: int = 0
+        self, sock: StreamSocket, loop: Reactor, handler: Handler, *, limit: int, frame_limit: int = 0
     ) -> None:
         sock.setblocking(False)
         self.remote = ""
         self.route = b""
         self.pid = 0
         self._sock = sock
+        self._pending: Callable[[], bool] | None = getattr(sock, "pending", None)
         self._fd = sock.fileno()
         self._loop = loop
         self._handler = handler
         self._limit = limit
         self._decoder = Decoder(frame_limit)
+        self.reads = 0  # grows whenever bytes arrive, also those of a frame that is not complete yet
         self._lock = threading.Lock()
         self._out: deque[Buffer] = deque()
         self.queued = 0
@@ -47,12 +49,14 @@ class StreamConnection:
         self._room: threading.Condition | None = None
         self._lost = False
         self._reason = ""
+        self._reading = True
         self._lazy = False  # the queue holds frames only because their senders were in no hurry
         self._last_lazy = 0.0
 
     def start(self) -> None:
         """Begins to read. Call once `remote` and the owner are ready for events."""
         self._loop.add(self._fd, self._on_event)
+        self._read_rest()
 
     @property
     def lost(self) -> bool:
@@ -165,7 +169,7 @@ class StreamConnection:
             self._out.append(owned)
             self.queued += len(owned)
         if first and not self._lost:
-            self._loop.want_write(self._fd, True)
+            self._loop.want_write(self._fd, True, self._reading)
 
     def _take_deferred(self) -> None:
         while self._deferred:
@@ -193,16 +197,30 @@ class StreamConnection:
 
     # --- the I/O thread
 
+    def pause_reading(self) -> None:
+        """On the I/O thread: takes nothing more until `resume_reading`, so that the other end has to wait."""
+        self._set_reading(False)
+
+    def resume_reading(self) -> None:
+        self._set_reading(True)
+
+    def _set_reading(self, on: bool) -> None:
+        with self._lock:
+            if not self._lost and self._reading != on:
+                self._reading = on
+                self._loop.want_write(self._fd, bool(self._out), on)
+                self._read_rest()
+
     def _on_event(self, mask: int) -> None:
         if mask & (READ | ERROR):
-            self._readable()
+            self._readable(final=bool(mask & ERROR))  # the other end is gone: nothing is left to wait for
         if mask & WRITE and not self._lost:
             self._writable()
 
-    def _readable(self) -> None:
+    def _readable(self, final: bool = False) -> None:
         budget = _BYTES_A_TURN
         decoder, recv_into = self._decoder, self._sock.recv_into
-        while budget > 0 and not self._lost:
+        while budget > 0 and not self._lost and (self._reading or final):
             buffer = decoder.get_buffer()
             try:
                 count = recv_into(buffer)
@@ -214,6 +232,7 @@ class StreamConnection:
             if not count:
                 self._lose("the other process closed the connection")
                 return
+            self.reads += 1
             try:
                 frames = decoder.received(count)
             except FrameError as exc:
@@ -224,6 +243,12 @@ class StreamConnection:
             if count < len(buffer):
                 return
             budget -= count
+        self._read_rest()
+
+    def _read_rest(self) -> None:
+        """Comes back for bytes that the socket holds itself: the kernel does not tell of them."""
+        if self._pending is not None and self._reading and not self._lost and self._pending():
+            self._loop.call_soon(self._readable)
 
     def _writable(self) -> None:
         if not self._lock.acquire(False):
@@ -232,7 +257,7 @@ class StreamConnection:
             self._lazy = False
             self._write_queue()
             if not self._out and not self._lost:
-                self._loop.want_write(self._fd, False)
+                self._loop.want_write(self._fd, False, self._reading)
         finally:
             self._lock.release()
         self._tell_room()
@@ -277,7 +302,7 @@ class StreamConnection:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         while not self._lost and poll.poll(0):
-            self._readable()
+            self._readable(final=True)
         self._lose(reason)
 
     def _lose(self, reason: str) -> None:

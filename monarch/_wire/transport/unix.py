@@ -11,16 +11,13 @@ import socket
 import struct
 from collections.abc import Callable
 
+from monarch._wire.address import name_of
 from monarch._wire.transport.base import Handler, Reactor
 from monarch._wire.transport.stream import StreamConnection
 
 PATH_LIMIT = 107  # bytes the kernel takes for a socket's path
 _BACKLOG = 4096
 _BUFFER = 1 << 20  # kernel buffer of a connection: fewer wake-ups for large payloads
-
-
-def path_of(address: str) -> str:
-    return address.removeprefix("unix:")
 
 
 def listen(path: str) -> socket.socket:
@@ -41,11 +38,11 @@ def listen(path: str) -> socket.socket:
     return sock
 
 
-def dial(address: str) -> socket.socket:
+def dial(path: str) -> socket.socket:
     """A connected socket. FileNotFoundError or ConnectionRefusedError when nobody listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        sock.connect(path_of(address))
+        sock.connect(path)
         tune(sock)
     except BaseException:
         sock.close()
@@ -96,16 +93,18 @@ class Listener:
 
 
 class UnixTransport:
-    """Dials and accepts for one process. `limits` gives (bytes queued before senders wait, largest frame)."""
+    """Dials and accepts for one process of a host whose sockets lie in `folder`, by the names in their addresses. `limits` gives
+    (bytes queued before senders wait, largest frame)."""
 
-    def __init__(self, loop: Reactor, handler: Handler, limits: Callable[[], tuple[int, int]]) -> None:
+    def __init__(self, folder: str, loop: Reactor, handler: Handler, limits: Callable[[], tuple[int, int]]) -> None:
+        self._folder = folder
         self._loop = loop
         self._handler = handler
         self._limits = limits
         self._listener: Listener | None = None
 
     def dial(self, address: str) -> StreamConnection:
-        connection = self.connect(dial(address), address)
+        connection = self.connect(dial(f"{self._folder}/{name_of(address)}"), address)
         connection.start()
         return connection
 

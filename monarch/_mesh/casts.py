@@ -1,0 +1,999 @@
+"""One agent's part in casts over a tree of agents, and in the answers that come up it. Pure: events in, effects out.
+
+    sender ──► agent of its host (the root) ──► at most `width` agents ──► ... and each to the receivers of its own host
+
+Each method is an event and takes the time as `now`, in seconds; it returns what is to be done, in that order. Upstream is
+where a plan or cast came from: the connection of a process of this host, or the prefix of another agent's host. The shape
+is that of `tree`: what is below a host in a plan never changes, only who is above it.
+
+Rules:
+1. Nothing is reordered: what comes on one path goes on in the same order on each path below.
+2. Casts that want their answers up the tree are gatherings, known by (process that holds the port, port), the same at every
+   agent. One gives each answer once, when all below have answered or `gather` seconds after the first it holds.
+3. When the host of a child ends, its part without it is adopted: cut as the child had cut it, and what it had not answered
+   or confirmed is sent to the grandchildren, marked `again`. Who knows the gathering gives its answers once more, to the new
+   parent; receivers drop what they have had by its number (`ordering.Reorder`).
+4. Casts without a gathering are confirmed by each child once they are through to all below it, and kept until then.
+5. Whose process or host has ended counts as done (`gone`); the caller is told of such ends by others.
+
+Bounds, and what happens beyond: an upstream's plans, and ours at a child: 4,096, the least recently used is forgotten and
+registered anew when needed. Gatherings: 65,536, further calls are delivered but answered with a Failure. Answers held to
+travel together: 1 MiB a gathering, then they go. Kept for a child: 1,000 casts without a gathering, 16 MiB of bodies and none
+above 1 MiB with a gathering. Without its body a call fails when the child's host ends; a cast that is given up leaves a gap
+then, of which the receivers are told (Skip); the last 1,000 (sender, mesh, part) of such are remembered a child. Answers that
+were given: 1,000 finished gatherings and 16 MiB in all, none above 1 MiB; who asks for one that is not kept gets a Failure.
+The last ports of 10,000 processes are remembered to know that; beyond them, whoever asks again for what is not known gets
+one too. An agent whose parent's host has ended waits `patience` seconds for whoever takes its place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from monarch._mesh import tree
+from monarch._mesh.effects import Arm, Disarm
+from monarch._runtime.ordering import cut, expand
+from monarch._wire.address import name_of
+from monarch._wire.frame import Buffer
+from monarch._wire.message import (
+    FAILED,
+    Answer,
+    Answers,
+    Call,
+    Cast,
+    CastPlan,
+    Delivered,
+    Failure,
+    ForgetPlan,
+    PlanHost,
+    PlanUnknown,
+    Skip,
+    Unwanted,
+    encode,
+)
+
+PLANS_KEPT = 4096  # of one upstream; at one child
+SENDER_PLANS = 256  # a process has at most this many registered with the agent of its host
+GATHERINGS = 65_536
+ALONE = 64 * 1024  # bytes of an answer's body from which it travels alone, at once
+HELD_BYTES = 1024 * 1024  # of one gathering
+KEPT_CASTS = 1000  # for one child, without a gathering
+KEPT_BYTES = 16 * 1024 * 1024  # for one child
+BODY_KEPT = 1024 * 1024  # the largest kept of a call; of an answer
+GIVEN_UP = 1000
+GIVEN_GATHERINGS = 1000
+GIVEN_BYTES = 16 * 1024 * 1024
+EVICTED = 10_000
+CONFIRM_CASTS = 64  # confirmed together at the latest
+CONFIRM_DELAY = 0.05
+CALL_HOLD = 0.01  # `gather` of a call
+STREAM_HOLD = 0.0  # `gather` of a stream: the end of this turn
+PATIENCE = 300.0
+
+Upstream: TypeAlias = Hashable  # a key; only whoever carries out effects knows more
+Key: TypeAlias = tuple[str, int]  # of a gathering: address of the process that holds the port, port
+
+
+class Deliver(NamedTuple):
+    """Hand it to the process of this host, as a message of `source`. If that process has ended, call `process_ended`."""
+
+    address: str
+    message: Call | Skip
+    body: Buffer
+    buffers: Sequence[Buffer]
+    source: str
+
+
+class Pass(NamedTuple):
+    """To the agent of that host. If the host has ended or cannot be reached, call `host_ended`, then or later."""
+
+    host: str
+    message: CastPlan | ForgetPlan | Cast | Unwanted
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
+
+
+class Up(NamedTuple):
+    """To whoever sent us the cast; it may be gone."""
+
+    upstream: Upstream
+    message: Answers | Delivered | PlanUnknown
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
+
+
+class Straight(NamedTuple):
+    """No gathering wants this answer: send it to the process at `address` as any other message."""
+
+    address: str
+    message: Answer
+    body: Buffer
+    buffers: Sequence[Buffer]
+
+
+Effect: TypeAlias = Deliver | Pass | Up | Straight | Arm | Disarm
+
+
+class Counts(NamedTuple):
+    """How much of everything there is. All but `finished` are 0 when nothing is under way and no plan is registered."""
+
+    plans: int  # of upstreams
+    registered: int  # at children
+    gatherings: int
+    unconfirmed: int  # casts of upstreams
+    kept: int  # for children
+    kept_bytes: int
+    given_up: int
+    timers: int
+    finished: int  # gatherings whose answers are remembered
+
+
+class _Record(NamedTuple):
+    """One answer."""
+
+    rank: int
+    kind: int
+    body: Buffer
+    buffers: Sequence[Buffer]
+
+    @property
+    def size(self) -> int:
+        return _size(self.body, self.buffers)
+
+    @property
+    def alone(self) -> bool:
+        return bool(self.buffers) or len(self.body) > ALONE
+
+
+class _Plan:
+    """One as an upstream registered it: its receivers here, and the parts that go to children."""
+
+    __slots__ = ("forgotten", "here", "parts", "prefix", "width")
+
+    def __init__(self, plan: CastPlan) -> None:
+        self.width = plan.width
+        self.forgotten = False
+        own, rest = (plan.hosts[:1], plan.hosts[1:]) if plan.serve else ([], plan.hosts)
+        self.prefix = own[0].host if own else ""
+        # (process name, rank in the view); they have the first positions
+        self.here = list(zip(own[0].names, own[0].indices, strict=True)) if own else []
+        self.parts = _parts(self, rest, len(self.here))
+
+
+class _Part:
+    """A child's host and those below it. Positions `start` to `stop` of whatever it is a part of."""
+
+    __slots__ = ("_below", "host", "hosts", "plan", "ranks", "start", "stop")
+
+    def __init__(self, plan: _Plan, hosts: Sequence[PlanHost], start: int) -> None:
+        self.plan = plan
+        self.hosts = hosts
+        self.host = hosts[0].host
+        self.ranks = frozenset(index for host in hosts for index in host.indices)
+        self.start = start
+        self.stop = start + sum(len(host.names) for host in hosts)
+        self._below: list[_Part] | None = None
+
+    def below(self) -> list[_Part]:
+        """The parts of the child's own children."""
+        if self._below is None:
+            self._below = _parts(self.plan, self.hosts[1:], len(self.hosts[0].names))
+        return self._below
+
+    def known(self) -> Iterable[_Part]:
+        """This one, and those that were adopted."""
+        yield self
+        for part in self._below or ():
+            yield from part.known()
+
+
+def _parts(plan: _Plan, hosts: Sequence[PlanHost], start: int) -> list[_Part]:
+    parts = []
+    for places in tree.split(len(hosts), plan.width):
+        part = _Part(plan, hosts[places.start : places.stop], start)
+        parts.append(part)
+        start = part.stop
+    return parts
+
+
+class _Above:
+    """An upstream: its plans, and which of its casts are not through yet."""
+
+    __slots__ = ("confirmed", "key", "last", "open", "plans", "there")
+
+    def __init__(self, key: Upstream) -> None:
+        self.key = key
+        self.there = True
+        self.plans: OrderedDict[int, _Plan] = OrderedDict()
+        self.last = 0
+        self.open: dict[int, None] = {}
+        self.confirmed = 0
+
+    def through(self) -> int:
+        """All up to this number are through."""
+        return next(iter(self.open)) - 1 if self.open else self.last
+
+
+class _Passing:
+    """A cast without a gathering: through once no branch is left."""
+
+    __slots__ = ("above", "branches", "number")
+
+    def __init__(self, above: _Above | None, number: int) -> None:
+        self.above = above
+        self.number = number
+        self.branches = 0
+
+
+class _Given:
+    """The answers that a gathering has given. `key`, `sender` and `seqs` tell which cast it was."""
+
+    __slots__ = ("done", "gone", "key", "lost", "records", "sender", "seqs", "size")
+
+    def __init__(self, key: Key, cast: Cast) -> None:
+        self.key = key
+        self.sender = cast.sender
+        self.seqs = cast.seqs
+        self.records: list[_Record] = []
+        self.size = 0
+        self.lost: list[int] = []  # ranks whose answers are not kept
+        self.gone: list[int] = []
+        self.done = False
+
+    def same(self, cast: Cast) -> bool:
+        return self.sender == cast.sender and self.seqs == cast.seqs
+
+
+class _Gathering:
+    """A cast whose answers come up the tree: who has not answered, and what is held."""
+
+    __slots__ = (
+        "above",
+        "armed",
+        "branches",
+        "given",
+        "gone",
+        "held",
+        "held_size",
+        "hold",
+        "key",
+        "mine",
+        "orphaned",
+        "root",
+    )
+
+    def __init__(self, above: _Above, key: Key, cast: Cast) -> None:
+        self.above: _Above | None = above
+        self.key = key
+        self.hold = cast.gather
+        self.root = cast.number == 0
+        self.given = _Given(key, cast)
+        self.mine: dict[int, str] = {}  # rank -> process name
+        self.branches: dict[str, _Branch] = {}  # by the child's host
+        self.held: list[_Record] = []
+        self.held_size = 0
+        self.gone: list[int] = []
+        self.armed = False
+        self.orphaned = 0.0  # since when, without `above`
+
+    @property
+    def timer(self) -> tuple[str, str, int]:
+        return "hold", *self.key
+
+
+class _Branch:
+    """A cast as it went to a child, kept until that has answered or confirmed it."""
+
+    __slots__ = ("body", "buffers", "cast", "owner", "part", "pending", "size", "whole")
+
+    def __init__(
+        self,
+        owner: _Gathering | _Passing,
+        part: _Part,
+        cast: Cast,
+        body: Buffer,
+        buffers: Sequence[Buffer],
+        pending: set[int],
+    ) -> None:
+        self.owner = owner
+        self.part = part
+        self.cast = cast
+        self.body = body
+        self.buffers = buffers
+        self.size = _size(body, buffers)
+        self.whole = True  # the body is kept
+        self.pending = pending  # ranks of a gathering that have not answered
+
+    @property
+    def gap(self) -> tuple[str, str, _Part]:
+        """What its receivers are told to skip if it is lost."""
+        return self.cast.sender, self.cast.to, self.part
+
+    def drop_body(self) -> None:
+        self.whole, self.size, self.body, self.buffers = False, 0, b"", ()
+
+
+class _Child:
+    """An agent we pass on to, and what is kept for it."""
+
+    __slots__ = ("bodies", "given_up", "host", "kept", "last", "last_plan", "loose", "registered", "size")
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.last = 0
+        self.last_plan = 0
+        self.registered: OrderedDict[_Part, int] = OrderedDict()
+        self.kept: dict[int, _Branch] = {}
+        self.loose: dict[int, _Branch] = {}  # those without a gathering
+        self.bodies: dict[int, _Branch] = {}  # those whose body takes memory
+        self.size = 0
+        # (sender, mesh, part) -> the last number of a cast that is not kept and not confirmed
+        self.given_up: OrderedDict[tuple[str, str, _Part], int] = OrderedDict()
+
+    def keep(self, branch: _Branch) -> None:
+        number = branch.cast.number
+        self.kept[number] = branch
+        if isinstance(branch.owner, _Passing):
+            self.loose[number] = branch
+        elif branch.size > BODY_KEPT:
+            branch.drop_body()
+        if branch.size:
+            self.bodies[number] = branch
+            self.size += branch.size
+
+    def release(self, branch: _Branch) -> None:
+        number = branch.cast.number
+        if self.kept.pop(number, None) is not None:
+            self.loose.pop(number, None)
+            if self.bodies.pop(number, None) is not None:
+                self.size -= branch.size
+
+    def give_up(self, branch: _Branch) -> None:
+        """Over a bound: should this child's host end, the receivers below it are told of a gap."""
+        self.release(branch)
+        self.given_up[branch.gap] = branch.cast.number
+        self.given_up.move_to_end(branch.gap)
+        if len(self.given_up) > GIVEN_UP:
+            self.given_up.popitem(last=False)
+
+    def drop_body(self, branch: _Branch) -> None:
+        """Over a bound: should this child's host end, the call fails."""
+        del self.bodies[branch.cast.number]
+        self.size -= branch.size
+        branch.drop_body()
+
+
+class _Memory:
+    """The answers that gatherings have given, within bounds, and what is known of those that are not kept any more."""
+
+    def __init__(self) -> None:
+        self.done: OrderedDict[Key, _Given] = OrderedDict()
+        self._sized: OrderedDict[Key, _Given] = OrderedDict()  # that take memory; oldest first
+        self._size = 0
+        self._evicted: OrderedDict[str, int] = OrderedDict()  # process -> highest port of a finished gathering
+        self._forgot = False  # some of those, too
+
+    def add(self, given: _Given, records: Iterable[_Record], gone: Iterable[int]) -> None:
+        given.gone += gone
+        for record in records:
+            if record.size > BODY_KEPT:
+                given.lost.append(record.rank)
+                continue
+            given.records.append(record)
+            given.size += record.size
+            self._size += record.size
+        if given.size:
+            self._sized[given.key] = given
+        while self._size > GIVEN_BYTES:
+            self._lose(next(iter(self._sized.values())))
+
+    def finish(self, given: _Given) -> None:
+        given.done = True
+        self.done[given.key] = given
+        while len(self.done) > GIVEN_GATHERINGS:
+            self._evict(next(iter(self.done.values())))
+
+    def used(self, given: _Given) -> None:
+        """Of use just now; others go before it."""
+        self.done.move_to_end(given.key)
+        if given.key in self._sized:
+            self._sized.move_to_end(given.key)
+
+    def forget(self, given: _Given) -> None:
+        if self.done.get(given.key) is given:
+            del self.done[given.key]
+        self._release(given)
+
+    def may_have_answered(self, key: Key) -> bool:
+        """Whether a gathering that is not known may have finished here."""
+        back, port = key
+        highest = self._evicted.get(back)
+        return self._forgot if highest is None else port <= highest
+
+    def _lose(self, given: _Given) -> None:
+        if given.done:
+            self._evict(given)
+            return
+        given.lost += [record.rank for record in given.records]
+        self._release(given)
+
+    def _evict(self, given: _Given) -> None:
+        self.forget(given)
+        back, port = given.key
+        self._evicted[back] = max(port, self._evicted.get(back, 0))
+        self._evicted.move_to_end(back)
+        if len(self._evicted) > EVICTED:
+            self._evicted.popitem(last=False)
+            self._forgot = True
+
+    def _release(self, given: _Given) -> None:
+        if self._sized.get(given.key) is given:
+            del self._sized[given.key]
+            self._size -= given.size
+        given.records, given.size = [], 0
+
+
+class Casts:
+    """See the module. `patience`: longer than it takes any two agents to agree that a host has ended."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._above: dict[Upstream, _Above] = {}
+        self._children: dict[str, _Child] = {}  # one a host, until that ends: its numbers go on
+        self._gatherings: dict[Key, _Gathering] = {}
+        self._memory = _Memory()
+        self._armed: set[tuple[Any, ...]] = set()
+        self._effects: list[Effect] = []
+
+    def counts(self) -> Counts:
+        children = self._children.values()
+        return Counts(
+            plans=sum(len(above.plans) for above in self._above.values()),
+            registered=sum(len(child.registered) for child in children),
+            gatherings=len(self._gatherings),
+            unconfirmed=sum(len(above.open) for above in self._above.values()),
+            kept=sum(len(child.kept) for child in children),
+            kept_bytes=sum(child.size for child in children),
+            given_up=sum(len(child.given_up) for child in children),
+            timers=len(self._armed),
+            finished=len(self._memory.done),
+        )
+
+    # --- events: from above
+
+    def plan(self, now: float, upstream: Upstream, plan: CastPlan) -> list[Effect]:
+        """A plan was registered; in place of one with its number."""
+        above = self._upstream(upstream)
+        before = above.plans.pop(plan.number, None)
+        if before is not None:
+            self._forget(before)
+        above.plans[plan.number] = _Plan(plan)
+        if len(above.plans) > PLANS_KEPT:
+            self._forget(above.plans.popitem(last=False)[1])
+        return self._take()
+
+    def forget(self, now: float, upstream: Upstream, forget: ForgetPlan) -> list[Effect]:
+        """No more casts name that plan."""
+        above = self._above.get(upstream)
+        plan = above.plans.pop(forget.number, None) if above is not None else None
+        if plan is not None:
+            self._forget(plan)
+        return self._take()
+
+    def cast(
+        self, now: float, upstream: Upstream, cast: Cast, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A cast came down: it is delivered here and passed on."""
+        above = self._upstream(upstream)
+        plan = above.plans.get(cast.plan)
+        if plan is None:
+            self._effects.append(Up(upstream, PlanUnknown(cast), body, buffers))
+        elif not self._gather(above, plan, cast, body, buffers):
+            self._distribute(above, plan, cast, body, buffers)
+        return self._take()
+
+    def unwanted(self, now: float, upstream: Upstream, unwanted: Unwanted) -> list[Effect]:
+        """Nobody waits for a gathering's answers any more; those that come still are dropped by the caller's process."""
+        gathering = self._gatherings.get((unwanted.back, unwanted.port))
+        if gathering is not None and gathering.above in (None, self._above.get(upstream)):
+            self._abandon(gathering)
+        return self._take()
+
+    def upstream_gone(self, now: float, upstream: Upstream) -> list[Effect]:
+        """The connection of a process of this host is lost, and with it whoever waits for answers there."""
+        self._upstream_gone(now, upstream)
+        return self._take()
+
+    # --- events: from processes of this host
+
+    def gathers(self, back: str, port: int) -> bool:
+        """Whether answers to that port of the process at `back` go up the tree."""
+        return (back, port) in self._gatherings
+
+    def answer(
+        self, now: float, back: str, answer: Answer, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A process of this host has answered, to a port of the process at `back`. A gathering takes one answer a rank."""
+        key = back, answer.port
+        gathering = self._gatherings.get(key)
+        if gathering is None:
+            if key not in self._memory.done:
+                self._effects.append(Straight(back, answer, body, buffers))
+        elif gathering.mine.pop(answer.rank, None) is not None:
+            self._hold(gathering, _Record(answer.rank, answer.kind, body, buffers))
+            self._settle(gathering)
+        return self._take()
+
+    def process_ended(self, now: float, address: str) -> list[Effect]:
+        """A process of this host has ended; what it has not answered it never will."""
+        name = name_of(address)
+        for gathering in list(self._gatherings.values()):
+            ranks = [rank for rank, there in gathering.mine.items() if there == name]
+            for rank in ranks:
+                del gathering.mine[rank]
+            if ranks:
+                gathering.gone += ranks
+                self._settle(gathering)
+        return self._take()
+
+    # --- events: from below
+
+    def answers(
+        self, now: float, host: str, answers: Answers, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """Answers came up from a child."""
+        gathering = self._gatherings.get((answers.back, answers.port))
+        branch = gathering.branches.get(host) if gathering is not None else None
+        if gathering is None or branch is None:
+            return []
+        pending = branch.pending
+        for record in _records(answers, body, buffers):
+            if record.rank in pending:
+                pending.remove(record.rank)
+                self._hold(gathering, record)
+        for rank in answers.gone:
+            if rank in pending:
+                pending.remove(rank)
+                gathering.gone.append(rank)
+        if not pending:
+            del gathering.branches[host]
+            self._children[host].release(branch)
+        self._settle(gathering)
+        return self._take()
+
+    def delivered(self, now: float, host: str, delivered: Delivered) -> list[Effect]:
+        """A child confirms what is through to all below it."""
+        child = self._children.get(host)
+        if child is not None:
+            while child.loose and next(iter(child.loose)) <= delivered.number:
+                branch = next(iter(child.loose.values()))
+                child.release(branch)
+                self._left(branch)
+            for what in [what for what, number in child.given_up.items() if number <= delivered.number]:
+                del child.given_up[what]
+        return self._take()
+
+    def plan_unknown(
+        self, now: float, host: str, unknown: PlanUnknown, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A child lacks the plan of a cast, which it sent back: it is registered, and the cast sent once more."""
+        child = self._children.get(host)
+        branch = child.kept.get(unknown.cast.number) if child is not None else None
+        if child is not None and branch is not None:
+            child.release(branch)
+            if child.registered.get(branch.part) == unknown.cast.plan:
+                del child.registered[branch.part]
+            self._pass(branch.owner, branch.part, branch.cast, body, buffers, branch.pending)
+            self._left(branch)
+        return self._take()
+
+    def host_ended(self, now: float, host: str) -> list[Effect]:
+        """That host has ended, or cannot be reached any more, which is the same. Harmless when it is told again."""
+        self._upstream_gone(now, host)
+        child = self._children.pop(host, None)
+        if child is not None:
+            gaps = dict.fromkeys(child.given_up)
+            for branch in list(child.kept.values()):
+                if not self._adopt(child, branch):
+                    gaps[branch.gap] = None
+            for gap in gaps:  # last: what is kept and not lost then is handled before its receivers skip anything
+                self._skip(*gap)
+        return self._take()
+
+    # --- timers
+
+    def fired(self, now: float, key: tuple[Any, ...]) -> list[Effect]:
+        """A timer that was armed has run out."""
+        self._armed.discard(key)
+        if key[0] == "hold":
+            gathering = self._gatherings.get(key[1:])
+            if gathering is not None:
+                gathering.armed = False
+                self._flush(gathering)
+        elif key[0] == "confirm":
+            above = self._above.get(key[1])
+            if above is not None:
+                self._confirm(above)
+        else:
+            self._give_up_orphans(now)
+        return self._take()
+
+    # --- down: a cast
+
+    def _gather(self, above: _Above, plan: _Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> bool:
+        """False when its answers do not come up the tree."""
+        if cast.gather < 0 or cast.skip or not cast.port:
+            return False
+        key = cast.back or cast.source, cast.port
+        if self._is_repeat(above, key, cast):
+            return True
+        if len(self._gatherings) >= GATHERINGS:
+            ranks = [rank for _, rank in plan.here] + [rank for part in plan.parts for rank in sorted(part.ranks)]
+            self._send(above, key, [_too_many(rank, cast.method) for rank in ranks], ())
+            return False
+        gathering = self._gatherings[key] = _Gathering(above, key, cast)
+        self._deliver(plan, cast, body, buffers)
+        if cast.again and self._memory.may_have_answered(key):
+            # Those who answered then drop the call, which is a repeat, and say nothing.
+            self._fail(gathering, [rank for _, rank in plan.here], cast.again)
+        else:
+            gathering.mine = {rank: name for name, rank in plan.here}
+        for part in plan.parts:
+            self._pass(gathering, part, _cut_cast(cast, part), body, buffers, set(part.ranks))
+        self._settle(gathering)
+        return True
+
+    def _is_repeat(self, above: _Above, key: Key, cast: Cast) -> bool:
+        """Whether the cast is known here. Whoever took the place of the one above it then is given what it has not."""
+        gathering = self._gatherings.get(key)
+        given = gathering.given if gathering is not None else self._memory.done.get(key)
+        if given is None:
+            return False
+        if not given.same(cast):  # another process at the address of one that has ended
+            if gathering is not None:
+                self._abandon(gathering)
+            self._memory.forget(given)
+            return False
+        if gathering is None:
+            self._memory.used(given)
+        elif cast.again or gathering.above is None:
+            gathering.above = above
+        else:
+            return True  # what a host sent that counts as ended; somebody is in its place already
+        failed = [_lost(rank, cast.again) for rank in given.lost]
+        self._send(above, key, [*given.records, *failed], given.gone)
+        return True
+
+    def _distribute(self, above: _Above, plan: _Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        """A cast without a gathering."""
+        if cast.gather >= 0:
+            cast = msgspec.structs.replace(cast, gather=-1.0)
+        if cast.number:
+            above.last = cast.number
+            above.open[cast.number] = None
+        passing = _Passing(above, cast.number)
+        passing.branches = 1  # until it has left here
+        self._deliver(plan, cast, body, buffers)
+        for part in plan.parts:
+            self._pass(passing, part, _cut_cast(cast, part), body, buffers, set())
+        self._passed(passing)
+
+    def _deliver(self, plan: _Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        count = len(plan.here)
+        seqs = expand(cut(cast.seqs, 0, count), count)
+        incarnations = expand(cut(cast.incarnations, 0, count), count)
+        back = cast.back or cast.source
+        message: Call | Skip
+        for (name, rank), seq, incarnation in zip(plan.here, seqs, incarnations, strict=True):
+            if cast.skip:
+                message = Skip(cast.to, cast.sender)
+            else:
+                message = Call(
+                    cast.to, cast.sender, seq, cast.method, cast.port, back, rank, cast.view, cast.adverb, incarnation
+                )
+            self._effects.append(Deliver(f"{plan.prefix}/{name}", message, body, buffers, cast.source))
+
+    def _pass(
+        self,
+        owner: _Gathering | _Passing,
+        part: _Part,
+        cast: Cast,
+        body: Buffer,
+        buffers: Sequence[Buffer],
+        pending: set[int],
+    ) -> None:
+        """To a child, which may be new. `cast` has the numbers of the part's positions."""
+        child = self._children.get(part.host)
+        if child is None:
+            child = self._children[part.host] = _Child(part.host)
+        number = self._register(child, part)
+        child.last += 1
+        cast = msgspec.structs.replace(cast, plan=number, number=child.last)
+        branch = _Branch(owner, part, cast, body, buffers, pending)
+        if isinstance(owner, _Passing):
+            owner.branches += 1
+        else:
+            owner.branches[part.host] = branch
+        self._effects.append(Pass(part.host, cast, body, buffers))
+        if part.plan.forgotten:
+            self._unregister(part)
+        child.keep(branch)
+        while len(child.loose) > KEPT_CASTS:
+            self._give_up(child, next(iter(child.loose.values())))
+        while child.size > KEPT_BYTES:
+            self._give_up(child, next(iter(child.bodies.values())))
+
+    def _give_up(self, child: _Child, branch: _Branch) -> None:
+        if isinstance(branch.owner, _Passing):
+            child.give_up(branch)
+            self._left(branch)
+        else:
+            child.drop_body(branch)
+
+    def _left(self, branch: _Branch) -> None:
+        """A branch is through, was given up, or others took its place."""
+        if isinstance(branch.owner, _Passing):
+            self._passed(branch.owner)
+
+    def _passed(self, passing: _Passing) -> None:
+        passing.branches -= 1
+        above = passing.above
+        if passing.branches or above is None or not passing.number or not above.there:
+            return
+        del above.open[passing.number]
+        done = above.through() - above.confirmed
+        if done >= CONFIRM_CASTS:
+            self._confirm(above)
+        elif done > 0 and ("confirm", above.key) not in self._armed:
+            self._arm(("confirm", above.key), CONFIRM_DELAY)
+
+    def _confirm(self, above: _Above) -> None:
+        self._disarm(("confirm", above.key))
+        through = above.through()
+        if through > above.confirmed:
+            above.confirmed = through
+            self._effects.append(Up(above.key, Delivered(through)))
+
+    # --- down: plans
+
+    def _register(self, child: _Child, part: _Part) -> int:
+        number = child.registered.get(part)
+        if number is not None:
+            child.registered.move_to_end(part)
+            return number
+        if len(child.registered) >= PLANS_KEPT:
+            self._effects.append(Pass(child.host, ForgetPlan(child.registered.popitem(last=False)[1])))
+        child.last_plan += 1
+        child.registered[part] = child.last_plan
+        plan = CastPlan(child.last_plan, part.plan.width, True, list(part.hosts))
+        self._effects.append(Pass(child.host, plan))
+        return child.last_plan
+
+    def _unregister(self, part: _Part) -> None:
+        child = self._children.get(part.host)
+        number = child.registered.pop(part, None) if child is not None else None
+        if number is not None:
+            self._effects.append(Pass(part.host, ForgetPlan(number)))
+
+    def _forget(self, plan: _Plan) -> None:
+        plan.forgotten = True
+        for top in plan.parts:
+            for part in top.known():
+                self._unregister(part)
+
+    # --- up: answers
+
+    def _hold(self, gathering: _Gathering, record: _Record) -> None:
+        if record.alone:
+            self._give(gathering, [record], [])
+            return
+        gathering.held.append(record)
+        gathering.held_size += len(record.body)
+        if gathering.held_size > HELD_BYTES:
+            self._flush(gathering)
+
+    def _settle(self, gathering: _Gathering) -> None:
+        """After answers came, or ends of those who would have answered."""
+        if not gathering.mine and not gathering.branches:
+            self._flush(gathering)
+            self._end(gathering)
+            if not gathering.root:
+                self._memory.finish(gathering.given)
+        elif not gathering.armed and (gathering.held or gathering.gone):
+            gathering.armed = True
+            self._arm(gathering.timer, gathering.hold)
+
+    def _flush(self, gathering: _Gathering) -> None:
+        records, gone = gathering.held, gathering.gone
+        gathering.held, gathering.held_size, gathering.gone = [], 0, []
+        if records or gone:
+            self._give(gathering, records, gone)
+
+    def _give(self, gathering: _Gathering, records: list[_Record], gone: list[int]) -> None:
+        if gathering.above is not None:
+            self._send(gathering.above, gathering.key, records, () if gathering.root else gone)
+        if not gathering.root:
+            self._memory.add(gathering.given, records, gone)
+
+    def _send(self, above: _Above, key: Key, records: Sequence[_Record], gone: Sequence[int]) -> None:
+        """As few messages as may be."""
+        together: list[_Record] = []
+        size = 0
+        for record in records:
+            if record.alone:
+                self._send_together(above, key, [record])
+                continue
+            if size > HELD_BYTES:
+                self._send_together(above, key, together)
+                together, size = [], 0
+            together.append(record)
+            size += len(record.body)
+        if together or gone:
+            self._send_together(above, key, together, gone)
+
+    def _send_together(self, above: _Above, key: Key, records: Sequence[_Record], gone: Sequence[int] = ()) -> None:
+        ranks, kinds, bodies = [], [], []
+        for record in records:
+            ranks.append(record.rank)
+            kinds.append(record.kind)
+            bodies.append(record.body)
+        answers = Answers(*key, ranks, kinds, [len(body) for body in bodies], list(gone))
+        body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+        self._effects.append(Up(above.key, answers, body, records[0].buffers if len(records) == 1 else ()))
+
+    def _fail(self, gathering: _Gathering, ranks: Iterable[int], host: str) -> None:
+        for rank in ranks:
+            self._hold(gathering, _lost(rank, host))
+
+    # --- ends
+
+    def _end(self, gathering: _Gathering) -> None:
+        del self._gatherings[gathering.key]
+        self._disarm(gathering.timer)
+
+    def _abandon(self, gathering: _Gathering) -> None:
+        """Its answers are not wanted any more, here and below."""
+        self._end(gathering)
+        self._memory.forget(gathering.given)
+        for host, branch in gathering.branches.items():
+            self._children[host].release(branch)
+            self._effects.append(Pass(host, Unwanted(*gathering.key)))
+
+    def _adopt(self, child: _Child, branch: _Branch) -> bool:
+        """The host of the branch's child has ended: its own children are ours now. False when the cast is lost to them."""
+        owner, part = branch.owner, branch.part
+        again = msgspec.structs.replace(branch.cast, again=child.host)
+        whole = branch.whole
+        if isinstance(owner, _Passing):
+            for below in part.below():
+                self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, set())
+            self._left(branch)
+            return True
+        del owner.branches[child.host]
+        gone = branch.pending.intersection(part.hosts[0].indices)
+        owner.gone += sorted(gone)
+        branch.pending -= gone
+        if not whole:
+            self._fail_branch(owner, branch)
+        for below in part.below():
+            pending = branch.pending & below.ranks
+            if pending:
+                self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, pending)
+        self._settle(owner)
+        return whole
+
+    def _fail_branch(self, gathering: _Gathering, branch: _Branch) -> None:
+        """It cannot be sent again: whoever below has not had it never will."""
+        pending, branch.pending = branch.pending, set()
+        for below in branch.part.below():
+            if pending & below.ranks:
+                self._effects.append(Pass(below.host, Unwanted(*gathering.key)))
+        body = encode(
+            Failure(
+                f"the call of {branch.cast.method}() was lost on its way through host {branch.part.host}, which has ended; "
+                f"its arguments were not kept to be sent again (limits: {BODY_KEPT} bytes a call, {KEPT_BYTES} a host). It "
+                f"may have run or not: call again if that does no harm"
+            )
+        )
+        for rank in sorted(pending):
+            self._hold(gathering, _Record(rank, FAILED, body, ()))
+
+    def _skip(self, sender: str, to: str, part: _Part) -> None:
+        """Tells the receivers below a host that has ended of a gap."""
+        skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
+        passing = _Passing(None, 0)
+        for below in part.below():
+            self._pass(passing, below, skip, b"", (), set())
+
+    def _upstream_gone(self, now: float, upstream: Upstream) -> None:
+        above = self._above.pop(upstream, None)
+        if above is None:
+            return
+        above.there = False
+        self._disarm(("confirm", upstream))
+        for plan in above.plans.values():
+            self._forget(plan)
+        for gathering in [known for known in self._gatherings.values() if known.above is above]:
+            if gathering.root:
+                self._abandon(gathering)
+            else:
+                gathering.above, gathering.orphaned = None, now
+                self._arm(("orphans",), self._patience)
+
+    def _give_up_orphans(self, now: float) -> None:
+        """Nobody has taken the parent's place: it was all the way up that hosts ended, or the caller itself."""
+        orphans = [known for known in self._gatherings.values() if known.above is None]
+        for gathering in orphans:
+            if now - gathering.orphaned >= self._patience:
+                self._abandon(gathering)
+        left = [known.orphaned for known in orphans if known.key in self._gatherings]
+        if left:
+            self._arm(("orphans",), max(0.0, min(left) + self._patience - now))
+
+    # --- parts
+
+    def _upstream(self, key: Upstream) -> _Above:
+        above = self._above.get(key)
+        if above is None:
+            above = self._above[key] = _Above(key)
+        return above
+
+    def _arm(self, key: tuple[Any, ...], delay: float) -> None:
+        if key not in self._armed:
+            self._armed.add(key)
+            self._effects.append(Arm(key, delay))
+
+    def _disarm(self, key: tuple[Any, ...]) -> None:
+        if key in self._armed:
+            self._armed.remove(key)
+            self._effects.append(Disarm(key))
+
+    def _take(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def _cut_cast(cast: Cast, part: _Part) -> Cast:
+    """The cast with the numbers of the part's positions."""
+    if type(cast.seqs) is int and type(cast.incarnations) is int:
+        return cast
+    return msgspec.structs.replace(
+        cast,
+        seqs=cut(cast.seqs, part.start, part.stop),
+        incarnations=cut(cast.incarnations, part.start, part.stop),
+    )
+
+
+def _records(answers: Answers, body: Buffer, buffers: Sequence[Buffer]) -> Iterable[_Record]:
+    if len(answers.ranks) == 1:
+        yield _Record(answers.ranks[0], answers.kinds[0], body, buffers)
+        return
+    view = memoryview(body)
+    start = 0
+    for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=False):
+        yield _Record(rank, kind, bytes(view[start : start + size]), ())  # a view would keep the others' bodies alive
+        start += size
+
+
+def _lost(rank: int, host: str) -> _Record:
+    report = (
+        f"the answer was lost with host {host}, which has ended: the call may have run, and its answer is not kept any more "
+        f"below that host (limits: {GIVEN_GATHERINGS} calls and {GIVEN_BYTES} bytes, {BODY_KEPT} an answer)"
+    )
+    return _Record(rank, FAILED, encode(Failure(report)), ())
+
+
+def _too_many(rank: int, method: str) -> _Record:
+    report = (
+        f"more than {GATHERINGS} calls are under way through one host: the call of {method}() is made, and its answer is "
+        f"dropped. Await some of the others first"
+    )
+    return _Record(rank, FAILED, encode(Failure(report)), ())
+
+
+def _size(body: Buffer, buffers: Sequence[Buffer]) -> int:
+    return len(body) + sum(memoryview(buffer).nbytes for buffer in buffers)

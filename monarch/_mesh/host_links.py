@@ -1,0 +1,128 @@
+"""An agent's links to other hosts: who may make one, over which sockets they go."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from monarch._mesh.agent_start import AgentOptions, Credentials
+from monarch._runtime.loop import Loop, start_thread
+from monarch._wire import host_address
+from monarch._wire.auth import Secret
+from monarch._wire.ids import new_id
+from monarch._wire.linked import DialFailed, LinkConnection, limits_from
+from monarch._wire.message import LinkHello
+from monarch._wire.transport import tcp
+from monarch._wire.transport.stream import StreamConnection
+from monarch.config import settings
+
+if TYPE_CHECKING:
+    import ssl
+
+    from monarch._mesh.routes import Routes
+
+
+class Listening:
+    """Where this host listens, from its making on. OSError and ValueError as for TcpListener; `prefix` is its address."""
+
+    def __init__(self, options: AgentOptions, loop: Loop) -> None:
+        self.links: HostLinks | None = None
+        self.prefix = ""
+        self._listener: tcp.TcpListener | None = None
+        if options.listen:
+            address = host_address.parse(options.listen)
+            given = options.credentials
+            self._listener = tcp.TcpListener(
+                address, loop, self._accepted, secret=_secret(given), tls=_context(given, server=True)
+            )
+            self.prefix = self._listener.prefix
+
+    def _accepted(self, accepted: tcp.Accepted) -> None:
+        assert self.links is not None
+        self.links.accepted(accepted)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+
+class HostLinks:
+    """Makes links for `routes`, whose handler they have."""
+
+    def __init__(self, host: str, options: AgentOptions, loop: Loop, routes: Routes, listening: Listening) -> None:
+        self._host = host
+        self._loop = loop
+        self._routes = routes
+        self._own = options.credentials
+        self._trusted: dict[str, Credentials] = {}  # by host, where they are not those of our own
+        self._listening = listening
+        self._rng = random.Random()
+        self._frame_limit = int(settings.get("codec_max_frame_length"))
+        listening.links = self
+
+    def trust(self, host: str, credentials: Credentials) -> None:
+        """From now on these prove us to `host`, and the other way round."""
+        self._trusted[host] = credentials
+
+    def dial(self, host: str) -> LinkConnection:
+        """A link that begins to dial. ValueError when `host` is no address that can be dialled."""
+        address = host_address.parse_dial(host)
+        limits = limits_from(settings)
+
+        def begin(done: Any) -> None:
+            given = self._trusted.get(host, self._own)
+
+            def connected(outcome: Any) -> None:
+                if isinstance(outcome, OSError):
+                    done(DialFailed(str(outcome), getattr(outcome, "refused", False), getattr(outcome, "final", False)))
+                    return
+                connection = self._connection(outcome, link, limits.queue)
+                done(connection)
+                connection.start()
+
+            try:
+                tls = _context(given, server=False)
+                tcp.dial(address, self._loop, connected, secret=_secret(given), tls=tls, start_thread=start_thread)
+            except (OSError, ValueError) as exc:
+                why = str(exc)
+                self._loop.call_soon(lambda: done(DialFailed(why, final=True)))
+
+        link = LinkConnection(
+            self._loop, self._routes, uid=new_id(), host=self._host, agent=self._routes.agent, limits=limits,
+            rng=self._rng, reached=host, dial=begin,
+        )  # fmt: skip
+        link.start()
+        return link
+
+    def take(self, hello: LinkHello) -> LinkConnection:
+        """The other end of a link that was dialled."""
+        limits = limits_from(settings)
+        if not hello.host.startswith(("tcp:", "ipc:")):  # a client: what it has started here must not stay for ever
+            limits = limits._replace(reconnect=settings.get("mesh_orphan_timeout"))
+        return LinkConnection(
+            self._loop, self._routes, uid=hello.link, host=hello.reached, agent=self._routes.agent, limits=limits,
+            rng=self._rng,
+        )  # fmt: skip
+
+    def accepted(self, accepted: tcp.Accepted) -> None:
+        """A connection of somebody who may speak."""
+        queue = int(settings.get("outgoing_queue_bytes"))
+        self._connection(accepted.sock, self._routes.entrance(), queue).start()
+
+    def _connection(self, sock: Any, handler: Any, queue: int) -> StreamConnection:
+        return StreamConnection(sock, self._loop, handler, limit=queue, frame_limit=self._frame_limit)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def _secret(given: Credentials) -> Secret | None:
+    return Secret(given.secret) if given.secret else None
+
+
+def _context(given: Credentials, server: bool) -> ssl.SSLContext | None:
+    if not given.ca:
+        return None
+    from monarch._wire.transport import tls
+
+    return tls.context(given.ca, given.certificate, given.private_key, server=server)

@@ -1,0 +1,351 @@
+"""Which way frames go that cross from host to host. One a host agent, on its loop.
+
+    process ──► its agent ──link──► the other agent ──► process
+
+A host is known by the prefixes under which others have reached it (`names`). To a host that has an address of its own a link is
+dialled with the first frame; one that has none (a client behind a firewall) is reached over the link it has dialled itself, or
+over the gateway through which its frames came.
+
+What is to be handed to a process that has not said hello yet waits for it. Bounds: a link or a process that does not take its
+frames, and what waits for processes to come, hold up to `limit` bytes each; then those who send to it are not read from until
+half of that is gone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from monarch._wire import frame as frames
+from monarch._wire import message
+from monarch._wire.address import AGENT, host_of, is_dialable, name_of
+from monarch._wire.frame import Buffer, Frame
+from monarch._wire.message import VERSION, Bye, Envelope, HostEnded, LinkHello
+from monarch._wire.transport.base import Connection, ConnectionLost, Reactor
+
+_LOOK_AGAIN = 0.005  # seconds until those who were held up are looked at again
+
+
+class Link(Protocol):
+    """A connection that survives its sockets (see `linked`)."""
+
+    remote: str
+
+    @property
+    def queued(self) -> int: ...
+    @property
+    def lost(self) -> bool: ...
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False
+    ) -> None: ...
+    def send_small(self, frame: bytes) -> bool: ...
+    def wait_room(self, timeout: float) -> bool: ...
+    def accept(self, connection: Any, hello: LinkHello) -> None: ...
+    def connection_received(self, connection: Any, received: list[Frame]) -> None: ...
+    def connection_lost(self, connection: Any, reason: str) -> None: ...
+    def close(self, reason: str) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+
+class Station(Protocol):
+    """What an agent supplies."""
+
+    @property
+    def loop(self) -> Reactor: ...
+
+    def begin_link(self, host: str) -> Link:
+        """A link that dials `host` until it is there or given up."""
+        ...
+
+    def take_link(self, hello: LinkHello) -> Link:
+        """The other end of a link that `hello.host` has dialled."""
+        ...
+
+    def receive(self, envelope: Envelope, frame: Frame) -> None:
+        """A message for the agent itself."""
+        ...
+
+    def awaited(self, address: str) -> bool:
+        """Whether a process is to come there that has not said hello."""
+        ...
+
+    def host_lost(self, host: str, why: str) -> None: ...
+    def host_suspected(self, host: str, why: str) -> None: ...
+    def link_received(self, link: Link, msg: Any, frame: Frame) -> None:
+        """Another message of the agent at the other end."""
+        ...
+
+
+class Routes:
+    """See the module. `agent` is the unique id of this process, `limit` bytes; `gateway` the host that is asked to pass on what is
+    for hosts there is no link to, or ""."""
+
+    def __init__(self, station: Station, host: str, agent: str, limit: int) -> None:
+        self.names = {host}
+        self.agent = agent
+        self.gateway = ""
+        self._station = station
+        self._limit = limit
+        self._links: dict[str, Link] = {}  # by host; those behind a gateway share its link
+        self._accepted: dict[str, Link] = {}  # by the link's id
+        self._local: dict[str, Connection] = {}
+        self._early: dict[str, list[list[Buffer]]] = {}  # for processes that are to come
+        self._early_bytes = 0
+        self._held: deque[tuple[Any, Any]] = deque()  # (who is not read from, who does not take)
+        self._looking = False
+
+    def __repr__(self) -> str:
+        return f"<Routes of {sorted(self.names)} ({len(self._links)} hosts, {len(self._local)} processes)>"
+
+    # --- processes of this host
+
+    def joined(self, name: str, connection: Connection) -> None:
+        """A process has said hello."""
+        self._local[name] = connection
+        for pieces in self._early.pop(name, ()):
+            self._early_bytes -= _size(pieces)
+            self._hand(connection, pieces)
+
+    def left(self, connection: Connection) -> None:
+        name = name_of(connection.remote)
+        if self._local.get(name) is connection:
+            del self._local[name]
+
+    def gone(self, name: str) -> None:
+        """The process has ended; if it never said hello, what waits for it is given up. Senders hear of its end."""
+        self._early_bytes -= sum(map(_size, self._early.pop(name, ())))
+
+    def processes(self) -> list[Connection]:
+        return list(self._local.values())
+
+    # --- frames
+
+    def pass_on(self, envelope: Envelope, frame: Frame, origin: Any) -> None:
+        """An Envelope came from `origin`, a process of this host or a link."""
+        host = host_of(envelope.to)
+        if host in self.names:
+            self._deliver(envelope, frame, origin)
+            return
+        link = self.way_to(host)
+        if link is None:
+            self._refuse(origin, host)
+        else:
+            self._give(link, _pieces(frame), origin, owned=True)
+
+    def way_to(self, host: str) -> Link | None:
+        """The link over which `host` is reached; begun if need be. None when there can be none."""
+        link = self._links.get(host)
+        if link is None:
+            if self.gateway and host != self.gateway:
+                link = self.way_to(self.gateway)
+            elif is_dialable(host):
+                link = self._station.begin_link(host)
+            if link is not None:
+                self._links[host] = link
+        return link
+
+    def _refuse(self, origin: Any, host: str) -> None:
+        why = (
+            f"there is no way to the host {host}: it has no address of its own and no connection to this one. Give it one "
+            f"with enable_transport('tcp') before its first use of monarch"
+        )
+        _try_send(origin, HostEnded(host, why))
+
+    def _deliver(self, envelope: Envelope, frame: Frame, origin: Any) -> None:
+        name = name_of(envelope.to)
+        if name == AGENT:
+            self._station.receive(envelope, frame)
+            return
+        connection = self._local.get(name)
+        if connection is not None:
+            self._give(connection, _pieces(frame), origin)
+        elif self._station.awaited(envelope.to):
+            pieces = _pieces(frame)
+            self._early.setdefault(name, []).append(pieces)
+            self._early_bytes += _size(pieces)
+            if self._early_bytes > self._limit:
+                self._hold(origin, None)
+
+    def hand(self, name: str, msg: Any, body: Buffer = b"", buffers: Sequence[Buffer] = ()) -> bool:
+        """A message of the agent's own for a process of this host. False when it is not there."""
+        connection = self._local.get(name)
+        if connection is None:
+            return False
+        self._hand(connection, frames.encode(message.encode(msg), body, [memoryview(buffer) for buffer in buffers]))
+        return True
+
+    def _hand(self, connection: Any, pieces: list[Buffer]) -> None:
+        try:
+            connection.send(pieces)
+        except ConnectionLost:  # its end is told in other ways
+            pass
+
+    def _give(self, target: Any, pieces: list[Buffer], origin: Any, **how: bool) -> None:
+        """To a link (which may keep what is `owned`) or a process; who sends to one that does not take it is held."""
+        try:
+            target.send(pieces, **how)
+        except ConnectionLost:
+            return
+        if target.queued > self._limit:
+            self._hold(origin, target)
+
+    # --- those that do not take their frames
+
+    def _hold(self, origin: Any, target: Any) -> None:
+        """Nothing more is read from `origin` until `target` (None: the processes to come) has room again."""
+        pause: Callable[[], None] | None = getattr(origin, "pause_reading", None)
+        if pause is None or any(held is origin and there is target for held, there in self._held):
+            return
+        pause()
+        self._held.append((origin, target))
+        self._look_later()
+
+    def _look_later(self) -> None:
+        if not self._looking:
+            self._looking = True
+            self._station.loop.call_later(_LOOK_AGAIN, self._look)
+
+    def _look(self) -> None:
+        self._looking = False
+        held, self._held = self._held, deque()
+        for origin, target in held:
+            queued = self._early_bytes if target is None else 0 if target.lost else target.queued
+            if queued > self._limit // 2:
+                self._held.append((origin, target))
+        waiting = [origin for origin, _ in self._held]
+        for origin, _ in held:
+            if not any(origin is other for other in waiting):
+                origin.resume_reading()
+        if self._held:
+            self._look_later()
+
+    def is_held(self, connection: Any) -> bool:
+        """Whether it is not read from, so that its silence says nothing."""
+        return any(origin is connection for origin, _ in self._held)
+
+    # --- links
+
+    def link_suspected(self, link: Any, why: str) -> None:
+        """Nothing gets through to the hosts behind it at present; "": it does again."""
+        for host in [host for host, known in self._links.items() if known is link]:
+            self._station.host_suspected(host, why)
+
+    def entrance(self) -> Entrance:
+        """The handler of a connection that another host's agent has made."""
+        return Entrance(self)
+
+    def link_hello(self, connection: Any, hello: LinkHello) -> Link | None:
+        """The first frame of a connection from another agent. None when it is refused."""
+        if hello.agent == self.agent:
+            self.names.add(hello.reached)
+            self._refuse_link(connection, f"{hello.reached} is this host itself")
+            return None
+        link = self._accepted.get(hello.link)
+        if link is None or link.lost:
+            link = self._station.take_link(hello)
+            self._accepted[hello.link] = link
+        known = self._links.get(hello.host)
+        if known is None or known.lost:
+            self._links[hello.host] = link
+        if hello.reached:
+            self.names.add(hello.reached)
+        link.accept(connection, hello)
+        return None if link.lost else link
+
+    def _refuse_link(self, connection: Any, why: str) -> None:
+        _try_send(connection, Bye(why))
+        connection.close(why)
+
+    def connection_received(self, link: Any, received: list[Frame]) -> None:
+        """Data frames of a link."""
+        for frame in received:
+            msg = message.decode(frame.head)
+            if type(msg) is Envelope:
+                self._learn(host_of(msg.source), link)
+                self.pass_on(msg, frame, link)
+            elif type(msg) is HostEnded:
+                self._host_ended(msg.host, msg.why, link)
+            else:
+                self._station.link_received(link, msg, frame)
+
+    def _learn(self, host: str, link: Link) -> None:
+        """A host that cannot be dialled is reached the way its frames came."""
+        known = self._links.get(host)
+        if known is not link and (known is None or known.lost) and host not in self.names:
+            self._links[host] = link
+
+    def connection_lost(self, link: Any, reason: str) -> None:
+        """A link has ended: all hosts behind it are lost."""
+        for key, accepted in list(self._accepted.items()):
+            if accepted is link:
+                del self._accepted[key]
+        for host in [host for host, known in self._links.items() if known is link]:
+            del self._links[host]
+            self._tell_lost(host, reason)
+
+    def _host_ended(self, host: str, why: str, link: Link) -> None:
+        """The gateway says so."""
+        if self._links.get(host) in (link, None):
+            self._links.pop(host, None)
+            self._tell_lost(host, why)
+
+    def _tell_lost(self, host: str, why: str) -> None:
+        ended = HostEnded(host, why)
+        for connection in self.processes():
+            _try_send(connection, ended)
+        if not is_dialable(host) or self._serves_as_gateway():
+            for link in {id(other): other for other in self._links.values()}.values():
+                _try_send(link, ended)
+        self._station.host_lost(host, why)
+
+    def _serves_as_gateway(self) -> bool:
+        """Whether some host without an address reaches others through this one."""
+        return any(not is_dialable(host) for host in self._links)
+
+    def close(self, reason: str) -> None:
+        for link in {id(link): link for link in [*self._links.values(), *self._accepted.values()]}.values():
+            link.close(reason)
+
+    def links(self) -> dict[str, Link]:
+        return dict(self._links)
+
+
+class Entrance:
+    """Hears the first frame of a connection that was accepted, and is the link's part of it from then on."""
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._link: Link | None = None
+
+    def connection_received(self, connection: Any, received: list[Frame]) -> None:
+        if self._link is None:
+            hello = message.decode(received[0].head)
+            if type(hello) is not LinkHello:
+                self._routes._refuse_link(connection, f"the first frame of a link is a LinkHello (version {VERSION})")
+                return
+            self._link = self._routes.link_hello(connection, hello)
+            received = received[1:]
+        if self._link is not None and received:
+            self._link.connection_received(connection, received)
+
+    def connection_lost(self, connection: Any, reason: str) -> None:
+        if self._link is not None:
+            self._link.connection_lost(connection, reason)
+
+
+def _pieces(frame: Frame) -> list[Buffer]:
+    """The frame as it came, to be sent on."""
+    return frames.encode(bytes(frame.head), frame.body, [memoryview(buffer) for buffer in frame.buffers])
+
+
+def _size(pieces: Sequence[Buffer]) -> int:
+    return sum(map(len, pieces))
+
+
+def _try_send(connection: Any, msg: Any) -> None:
+    try:
+        connection.send(frames.encode(message.encode(msg)))
+    except ConnectionLost:
+        pass

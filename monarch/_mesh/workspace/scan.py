@@ -1,0 +1,48 @@
+"""A directory on this machine -> its manifest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from monarch._mesh.workspace.manifest import FILE, FOLDER, LINK, OTHER, Entry, Manifest, excluded
+
+LIMIT = 1_000_000  # entries of a manifest; some hundred bytes each
+
+
+def scan(root: str) -> Manifest:
+    """Everything below `root` but what is excluded. Links are told of, never followed. A file that is removed meanwhile is
+    left out.
+
+    OSError where a folder cannot be read, and E2BIG for more than a million entries.
+    """
+    found: Manifest = {}
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        with os.scandir(os.path.join(root, folder)) as entries:
+            for entry in entries:
+                if excluded(entry.name):
+                    continue
+                path = f"{folder}/{entry.name}" if folder else entry.name
+                try:
+                    found[path] = _entry(entry)
+                except FileNotFoundError:
+                    continue
+                if len(found) > LIMIT:
+                    raise OSError(errno.E2BIG, f"more than {LIMIT:,} files and folders: sync a part of it", root)
+                if found[path].kind == FOLDER:
+                    waiting.append(path)
+    return found
+
+
+def _entry(entry: os.DirEntry[str]) -> Entry:
+    status = entry.stat(follow_symlinks=False)
+    if stat.S_ISREG(status.st_mode):
+        return Entry(FILE, status.st_size, status.st_mode & 0o777, status.st_mtime_ns)
+    if stat.S_ISDIR(status.st_mode):
+        return Entry(FOLDER, mode=status.st_mode & 0o777)
+    if stat.S_ISLNK(status.st_mode):
+        return Entry(LINK, target=os.readlink(entry.path))
+    return Entry(OTHER)

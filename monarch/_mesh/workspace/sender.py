@@ -1,0 +1,232 @@
+"""What hosts that hold the same are sent: reads the local files, never more than a few pieces of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from monarch._errors import WorkspaceError
+from monarch._mesh.workspace.delta import BLOCK, Older, Piece, block_digest, split
+from monarch._mesh.workspace.manifest import LARGE, Manifest, Plan
+from monarch._mesh.workspace.receiver import NewPath, Problem
+
+IN_FLIGHT = 32 << 20  # bytes sent and not yet written by every host, over all groups
+_BATCH_BYTES = 4 << 20
+_BATCH_FILES = 512
+_PIECE = 32 * BLOCK
+_CALLS = 256  # under way at a time, however few bytes they carry
+
+# (endpoint's name, arguments) -> the answer of each host of the group. Sends at once, before it is awaited.
+Ask = Callable[..., Awaitable[list[Any]]]
+
+
+class Source:
+    """A local directory, read as it will be on the hosts."""
+
+    def __init__(self, root: str, manifest: Manifest) -> None:
+        self.root = root
+        self.manifest = manifest
+
+    def read(self, path: str) -> bytes:
+        """A small file. WorkspaceError when it is not what the manifest says."""
+        with self.open(path) as file:
+            data: bytes = file.read(self.manifest[path].size + 1)
+        self.check_size(path, len(data))
+        return data
+
+    def open(self, path: str) -> Any:
+        try:
+            return open(os.path.join(self.root, path), "rb", buffering=0)
+        except OSError as error:
+            raise WorkspaceError(
+                f"cannot read {os.path.join(self.root, path)} on this machine: {error.strerror}; let this user read it, or "
+                "move it out of the workspace"
+            ) from error
+
+    def check_size(self, path: str, size: int) -> None:
+        if size != self.manifest[path].size:
+            raise WorkspaceError(
+                f"{os.path.join(self.root, path)} changed while it was sent ({self.manifest[path].size} bytes became {size}"
+                "): run sync_workspace again when nothing writes to it"
+            )
+
+
+class Window:
+    """Calls under way, bounded by the bytes they carry: `send` waits for the oldest ones when they are too many."""
+
+    def __init__(self, ask: Ask, limit: int) -> None:
+        self._ask = ask
+        self._limit = limit
+        self._size = 0
+        self._calls: deque[tuple[int, Awaitable[list[Any]]]] = deque()
+
+    async def send(self, size: int, name: str, *args: Any) -> None:
+        """Calls the endpoint; `size` is of its arguments, in bytes."""
+        while self._calls and (self._size + size > self._limit or len(self._calls) == _CALLS):
+            await self._oldest()
+        self._size += size
+        self._calls.append((size, self._ask(name, *args)))
+
+    async def drain(self) -> None:
+        """Every call has been answered. Raises what the first of them met."""
+        while self._calls:
+            await self._oldest()
+
+    async def _oldest(self) -> None:
+        size, call = self._calls.popleft()
+        self._size -= size
+        await call
+
+
+class LargeFile:
+    """A large file on its way. As long as it is equal to the older one from its first byte on, nothing is sent."""
+
+    def __init__(self, window: Window, path: str, older: tuple[int, int] | None) -> None:
+        self._window = window
+        self._path = path
+        self._older = older
+        self._equal = 0
+        self._begun = False
+
+    async def append(self, pieces: Sequence[Piece]) -> None:
+        if not self._begun and len(pieces) == 1 and isinstance(pieces[0], tuple) and pieces[0][0] == self._equal:
+            self._equal += pieces[0][1]
+            return
+        await self._begin()
+        await self._window.send(sum(len(piece) for piece in pieces if isinstance(piece, bytes)), "append", pieces)
+
+    async def _begin(self) -> None:
+        if self._begun:
+            return
+        self._begun = True
+        await self._window.send(0, "new_file", self._path, self._older)
+        if self._equal:
+            await self._window.send(0, "append", [(0, self._equal)])
+
+    async def finish(self, mode: int, mtime_ns: int) -> bool:
+        """False when it was equal to the end, and only its time and mode were set."""
+        if not self._begun and self._older is not None and self._equal == self._older[0]:
+            await self._window.send(0, "touch", [(self._path, mode, mtime_ns)])
+            return False
+        await self._begin()
+        await self._window.send(0, "finish", mode, mtime_ns)
+        return True
+
+
+class Sender:
+    """Makes the hosts behind `ask` hold what `source` does. They hold `found`, all of them."""
+
+    def __init__(self, source: Source, found: Manifest, ask: Ask, in_flight: int) -> None:
+        self._source = source
+        self._found = found
+        self._ask = ask
+        self._window = Window(ask, in_flight)
+        self.written: list[str] = []  # paths of the files whose content changed
+
+    async def run(self, plan: Plan) -> None:
+        await self._ask("make", plan.clear, plan.folders, plan.links)
+        sizes = self._source.manifest
+        changed = [*plan.send, *await self._differing(plan.doubtful)]
+        await self._send_small([path for path in changed if sizes[path].size <= LARGE])
+        for path in changed:
+            if sizes[path].size > LARGE:
+                await self._send_large(path, None)
+        for path in plan.patch:
+            await self._patch(path)
+        await self._window.drain()
+        await self._ask("end", plan.remove, plan.modes)
+
+    async def _differing(self, paths: Sequence[str]) -> list[str]:
+        """Those whose content differs on any host; the others get their times."""
+        differing = []
+        for batch in _chunks(paths, _BATCH_FILES):
+            mine = await asyncio.to_thread(self._digests, batch)
+            answers = await self._ask("digests", batch)
+            same = []
+            for index, path in enumerate(batch):
+                if all(digests[index] == mine[index] for digests in answers):
+                    same.append(self._times(path))
+                else:
+                    differing.append(path)
+            await self._ask("touch", same)
+        return differing
+
+    def _digests(self, paths: Sequence[str]) -> list[bytes]:
+        return [block_digest(self._source.read(path)) for path in paths]
+
+    async def _send_small(self, paths: Sequence[str]) -> None:
+        for batch in self._batches(paths):
+            files = await asyncio.to_thread(self._read, batch)
+            size = sum(len(file.data) for file in files)
+            await self._window.send(size, "write", files)
+        self.written += paths
+
+    def _batches(self, paths: Sequence[str]) -> Iterator[list[str]]:
+        batch: list[str] = []
+        size = 0
+        for path in paths:
+            batch.append(path)
+            size += self._source.manifest[path].size
+            if size >= _BATCH_BYTES or len(batch) == _BATCH_FILES:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _read(self, paths: Iterable[str]) -> list[NewPath]:
+        return [NewPath(*self._times(path), self._source.read(path)) for path in paths]
+
+    def _times(self, path: str) -> tuple[str, int, int]:
+        entry = self._source.manifest[path]
+        return path, entry.mode, entry.mtime_ns
+
+    async def _patch(self, path: str) -> None:
+        """A large file of which the hosts have an older one: only what that one lacks."""
+        answers = await self._ask("blocks", path)
+        # Same time and size, other content: then no range is the same for all of them.
+        same = all(answer == answers[0] for answer in answers)
+        await self._send_large(path, Older(split(answers[0])) if same else None)
+
+    async def _send_large(self, path: str, older: Older | None) -> None:
+        found, mine = self._found.get(path), self._source.manifest[path]
+        there = (found.size, found.mtime_ns) if older is not None and found is not None else None
+        outgoing = LargeFile(self._window, path, there)
+        offset = 0
+        with self._source.open(path) as file:
+            while data := await asyncio.to_thread(_read_piece, file):
+                pieces: list[Piece] = [data]
+                if older is not None:
+                    pieces = await asyncio.to_thread(older.pieces, offset, data)
+                await outgoing.append(pieces)
+                offset += len(data)
+        self._source.check_size(path, offset)
+        if await outgoing.finish(mine.mode, mine.mtime_ns):
+            self.written.append(path)
+
+
+def _read_piece(file: Any) -> bytes:
+    """As much as is there, up to one piece: a raw file may read less than it was asked."""
+    parts = []
+    missing = _PIECE
+    while missing and (data := file.read(missing)):
+        parts.append(data)
+        missing -= len(data)
+    return b"".join(parts)
+
+
+def _chunks(paths: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(paths), size):
+        yield paths[start : start + size]
+
+
+def check(answers: Sequence[Any]) -> list[Any]:
+    """The answers of hosts. WorkspaceError when one of them met a problem."""
+    problems = [answer for answer in answers if isinstance(answer, Problem)]
+    if problems:
+        more = f"\n  and {len(problems) - 3} more hosts" if len(problems) > 3 else ""
+        lines = "".join(f"\n  on {problem.host}: {problem.what}" for problem in problems[:3])
+        raise WorkspaceError(f"the workspace was not synced:{lines}{more}")
+    return list(answers)

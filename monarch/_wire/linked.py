@@ -1,0 +1,474 @@
+"""A link as a Connection: what a `link.Link` wants done, done with real connections, one after the other.
+
+    whoever sends ──► LinkConnection ──► the StreamConnection of today ──► socket
+                         │     ▲
+                       Link  frames: those of the link itself end here, the others go to the handler
+
+Senders write in their own thread, under the link's lock: a frame is kept and handed to the connection in one step, so both
+have the same order. The lock is held for one write that does not wait, so the I/O thread may take it too.
+
+Frames of the link itself are told by their head without decoding it: a head is a msgpack array whose first item is the
+message's tag, so byte 0 is 0x90 + length and byte 1 the tag, both small. They are not for `send`: Bye, LinkHello and Beat
+would not be counted by the other side.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import msgspec
+
+from monarch._wire import frame as frames
+from monarch._wire import message
+from monarch._wire.frame import Buffer, Frame
+from monarch._wire.link import (
+    NEVER,
+    Carry,
+    Close,
+    Dead,
+    Dial,
+    Effect,
+    Link,
+    LinkLimits,
+    Refuse,
+    Send,
+    Suspect,
+)
+from monarch._wire.message import Beat, Bye, LinkHello
+from monarch._wire.transport.base import Connection, ConnectionLost, Handler, Reactor, Timer
+
+_CONTROL = frozenset({1, 51, 52})  # tags of Bye, LinkHello, Beat
+_ACK_BYTES = 4 << 20
+_PIECES_A_WRITE = 512  # when what was kept is sent again
+
+
+class DialFailed(NamedTuple):
+    """Why an attempt came to nothing. `refused`: nobody listens there. `final`: trying again would not help, as when
+    the secret is wrong."""
+
+    text: str
+    refused: bool = False
+    final: bool = False
+
+
+# Begins one attempt, on the I/O thread, and within a time of its own calls `done` there, once.
+Dialler = Callable[[Callable[[Connection | DialFailed], None]], None]
+
+
+class LinkHandler(Handler, Protocol):
+    """Called on the I/O thread, as Handler is; `connection` is the link."""
+
+    def link_suspected(self, link: LinkConnection, why: str) -> None:
+        """Nothing gets through at present: what is sent waits. "": it does again."""
+        ...
+
+
+def limits_from(settings: Any) -> LinkLimits:
+    """The limits that the settings give: `settings` is `monarch.config.settings`, or has a `get` like it."""
+    get = settings.get
+    queue = get("outgoing_queue_bytes")
+    return LinkLimits(
+        ack_every=get("message_ack_every_n_messages"),
+        # The other side's senders wait at a bound like ours: they are to hear of what arrived well before.
+        ack_bytes=max(1, min(_ACK_BYTES, queue // 4)),
+        ack_interval=get("message_ack_time_interval"),
+        heartbeat=get("server_heartbeat_interval"),
+        reconnect=get("channel_reconnect_timeout"),
+        attach=get("mesh_attach_config_timeout"),
+        queue=queue,
+    )
+
+
+class LinkConnection:
+    """See the module, `base.Connection` and `link.Link`.
+
+    `dial` and `reached` (the address it dials) make it the side that dials, from `start` on; the other side gets each of its
+    connections from `accept`. Either way the connection's frames and its loss must come here, as to its Handler.
+
+    `host`: our address prefix; `agent`: unique id of this process; `uid`: of the link. `remote` is the other host's prefix;
+    whoever owns the link may set another text. `lost` means dead: `reason` says why, `orderly` whether one of the two closed
+    it on purpose. A broken connection alone is no loss; see `suspected`.
+
+    Bound: `limits.queue` bytes kept, from which `wait_room` waits; a frame may pass it. Bytes that a socket does not take
+    are queued by its connection, by reference when they are `bytes` and otherwise as a copy.
+    """
+
+    def __init__(
+        self,
+        loop: Reactor,
+        handler: LinkHandler,
+        *,
+        uid: str,
+        host: str,
+        agent: str,
+        limits: LinkLimits,
+        rng: random.Random,
+        reached: str = "",
+        dial: Dialler | None = None,
+    ) -> None:
+        if bool(reached) != (dial is not None):
+            raise ValueError(f"`reached` and `dial` go together: got {reached!r} and {dial!r}")
+        self.remote = reached
+        self.pid = 0
+        self.uid = uid
+        self.reason = ""
+        self.lost = False
+        self.on_up: Callable[[], Any] | None = None  # called on the I/O thread each time a connection is up
+        self.on_room: Callable[[], Any] | None = None  # and when there is room again after `full`
+        self._loop = loop
+        self._handler = handler
+        self._dial = dial
+        self._link = Link(uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached)
+        self._lock = threading.Lock()  # for what `_link` keeps, and so for its events
+        self._carrier: Any = None  # takes data: the link's connection once it is up
+        self._room = threading.Condition()
+        self._was_full = False
+        self._effects: deque[Effect] = deque()
+        self._acting = False
+        self._timer: Timer | None = None
+        self._armed_for = NEVER
+        self._reads = 0
+        self._paused = False
+
+    def __repr__(self) -> str:
+        state = f"dead: {self.reason}" if self.lost else self.suspected or ("up" if self.up else "not up yet")
+        return f"<LinkConnection {self.uid} to {self.remote or '?'} ({state}, {self.queued} bytes kept)>"
+
+    # --- state, any thread
+
+    @property
+    def queued(self) -> int:
+        """Bytes sent that the other side has not said it has."""
+        return self._link.unacknowledged_bytes
+
+    @property
+    def full(self) -> bool:
+        """Senders are to wait: see `wait_room`, or `on_room` on the I/O thread."""
+        if not self._link.full:
+            return False
+        self._was_full = True
+        return self._link.full
+
+    @property
+    def up(self) -> bool:
+        return self._carrier is not None
+
+    @property
+    def suspected(self) -> str:
+        """Why nothing gets through at present, or ""."""
+        return self._link.suspected
+
+    @property
+    def orderly(self) -> bool:
+        dead = self._link.dead
+        return dead is not None and dead.orderly
+
+    # --- sending, any thread
+
+    def send_small(self, frame: bytes) -> bool:
+        if not self._lock.acquire(False):
+            return False
+        try:
+            carrier = self._carrier
+            if carrier is None or not carrier.send_small(frame):
+                return False
+            self._link.keep((frame,), len(frame))
+            return True
+        finally:
+            self._lock.release()
+
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
+        """Returns at once also while there is no connection. `owned`: nobody changes the pieces from now on; else those
+        that are not `bytes` are copied, which is why `wait` means nothing here. ConnectionLost once the link is dead."""
+        if len(pieces) == 1 and type(pieces[0]) is bytes:
+            size = len(pieces[0])
+        else:
+            if not owned:
+                pieces = [piece if type(piece) is bytes else bytes(piece) for piece in pieces]
+            size = _size(pieces)
+        with self._lock:
+            dead = self._link.dead
+            if dead is not None:
+                raise ConnectionLost(dead.why)
+            self._link.keep(pieces, size)
+            carrier = self._carrier
+            if carrier is not None:
+                try:
+                    carrier.send(pieces, False, lazy)
+                except ConnectionLost as exc:
+                    self._drop_carrier(exc)
+
+    def _drop_carrier(self, exc: ConnectionLost) -> None:
+        """Under the lock. A frame is missing on it now, so none may follow."""
+        carrier, why = self._carrier, str(exc)
+        self._carrier = None
+        self._loop.call_soon(lambda: self._give_up(carrier, why))
+
+    def wait_room(self, timeout: float) -> bool:
+        """Waits while `full`. False after `timeout` seconds."""
+        if not self.full or self.lost:
+            return True
+        with self._room:
+            return self._room.wait_for(lambda: self.lost or not self.full, timeout)
+
+    def close(self, reason: str) -> None:
+        """Any thread. Says Bye; what was not received yet is given up. The handler hears `connection_lost` on the I/O
+        thread, and the other side's handler that it was orderly, if the Bye arrives."""
+        self._on_loop(lambda: self._event(self._link.close, reason))
+
+    def finish(self, reason: str) -> None:
+        """On the I/O thread, when the other host has ended: takes what it still sent, then closes."""
+        if self._link.connection is not None:
+            self._link.connection.finish(reason)
+        self._event(self._link.close, reason)
+
+    def _on_loop(self, fn: Callable[[], Any]) -> None:
+        if self._loop.in_loop():
+            fn()
+        else:
+            self._loop.call_soon(fn)
+
+    # --- connections, on the I/O thread
+
+    def start(self) -> None:
+        """Any thread: begins to dial."""
+        if self._dial is None:
+            raise ValueError("this side of the link does not dial")
+        self._on_loop(lambda: self._event(self._link.start))
+
+    def accept(self, connection: Connection, hello: LinkHello) -> None:
+        """A connection for this link, whose first frame was `hello`. One that does not fit gets Bye and is closed."""
+        self.remote = self.remote or hello.host
+        self._event(self._link.accepted, connection, hello)
+
+    def pause_reading(self) -> None:
+        """Takes no more frames until `resume_reading`, neither from this connection nor from the next; some that were read
+        already may still come. Meanwhile the other side's silence says nothing."""
+        self._paused = True
+        self._link.deaf(self._loop.now(), True)
+        self._apply_pause()
+
+    def resume_reading(self) -> None:
+        self._paused = False
+        self._link.deaf(self._loop.now(), False)
+        resume = getattr(self._carrier, "resume_reading", None)
+        if resume is not None:
+            resume()
+        self._arm()
+
+    def _apply_pause(self) -> None:
+        pause = getattr(self._carrier, "pause_reading", None)
+        if pause is not None:
+            pause()
+
+    def _dialled(self, outcome: Connection | DialFailed) -> None:
+        if isinstance(outcome, DialFailed):
+            self._event(self._link.dial_failed, *outcome)
+        else:
+            self._reads = getattr(outcome, "reads", 0)
+            self._event(self._link.dialled, outcome)
+
+    # --- what connections tell, on the I/O thread
+
+    def connection_received(self, connection: Any, received: list[Frame]) -> None:
+        data: list[Frame] = []
+        for frame in received:
+            head = frame.head
+            if len(head) > 1 and head[1] in _CONTROL and head[0] & 0xF0 == 0x90:
+                if data:
+                    self._deliver(connection, data)
+                    data = []
+                self._control(connection, frame)
+            else:
+                data.append(frame)
+        if data:
+            self._deliver(connection, data)
+
+    def _deliver(self, connection: Any, data: list[Frame]) -> None:
+        if connection is not self._link.connection:
+            return
+        if not self._link.up:
+            self._give_up(connection, "it sent data before it said hello")
+            return
+        size = 0
+        for frame in data:
+            size += len(frame.head) + len(frame.body)
+            if frame.buffers:
+                size += _size(frame.buffers)
+        self._reads = getattr(connection, "reads", 0)
+        # Counted first: were it only counted when the handler is done, one that fails would get it a second time.
+        effects = self._link.took(self._loop.now(), connection, len(data), size)
+        if effects:
+            self._act(effects)
+        elif self._link.due() < self._armed_for:
+            self._arm()
+        try:
+            self._handler.connection_received(self, data)
+        except Exception as exc:  # the frames behind these are to be counted
+            self._report(exc)
+
+    def _control(self, connection: Any, frame: Frame) -> None:
+        if connection is not self._link.connection:
+            return
+        self._reads = getattr(connection, "reads", 0)
+        try:
+            msg = message.decode(frame.head)
+        except msgspec.MsgspecError as exc:
+            self._give_up(connection, f"it sent what is no message: {exc}")
+            return
+        match msg:
+            case Beat(received):
+                self._event(self._link.beat, connection, received)
+            case LinkHello():
+                self._event(self._link.greeted, connection, msg)
+            case Bye(reason):
+                self._event(self._link.said_bye, connection, reason)
+
+    def connection_lost(self, connection: Any, reason: str) -> None:
+        # Not at once: the connection may hold its own lock, which a sender wants who holds ours.
+        self._loop.call_soon(lambda: self._event(self._link.broken, connection, reason))
+
+    def _give_up(self, connection: Any, why: str) -> None:
+        """That connection, not the link. It may have told its loss before."""
+        connection.close(why)
+        self._event(self._link.broken, connection, why)
+
+    # --- effects
+
+    def _event(self, event: Callable[..., list[Effect]], *args: Any) -> None:
+        with self._lock:
+            effects = event(self._loop.now(), *args)
+            if self._link.connection is not self._carrier:
+                self._carrier = None
+        self._act(effects)
+
+    def _act(self, effects: Iterable[Effect]) -> None:
+        """Carries them out in order. What comes of one of them is done after those that were wanted before."""
+        self._effects.extend(effects)
+        if self._acting:
+            return
+        self._acting = True
+        while self._effects:
+            try:
+                self._do(self._effects.popleft())
+            except Exception as exc:  # a handler's trouble must not cost the effects behind it
+                self._report(exc)
+        self._acting = False
+        self._arm()
+        self._tell_room()
+
+    def _report(self, exc: Exception) -> None:
+        """To the loop, which has somewhere to say it."""
+        self._loop.call_soon(lambda: _raise(exc))
+
+    def _do(self, effect: Effect) -> None:
+        match effect:
+            case Send(connection, msg):
+                self._tell(connection, msg)
+            case Carry(connection):
+                self._carry(connection)
+            case Dial():
+                self._begin_dial()
+            case Refuse(connection, why):
+                self._tell(connection, Bye(why))
+                connection.close(why)
+            case Close(connection, why):
+                connection.close(why)
+            case Suspect(why):
+                self._handler.link_suspected(self, why)
+            case Dead(why, _):
+                self._die(why)
+
+    def _tell(self, connection: Any, msg: Any) -> None:
+        try:
+            connection.send([frames.encode_small(message.encode(msg), b"")])
+        except ConnectionLost as exc:
+            why = str(exc)
+            self._loop.call_soon(lambda: self._give_up(connection, why))
+
+    def _carry(self, connection: Any) -> None:
+        """What the other side lacks goes out again, and then what is sent."""
+        with self._lock:
+            if self._link.connection is not connection:  # it was lost since that was wanted
+                return
+            self._carrier = connection
+            self._reads = getattr(connection, "reads", 0)
+            try:
+                for pieces in _batches(self._link.kept):
+                    connection.send(pieces)
+            except ConnectionLost as exc:
+                self._drop_carrier(exc)
+        if self._paused:
+            self._apply_pause()
+        if self.on_up is not None:
+            self.on_up()
+
+    def _begin_dial(self) -> None:
+        if self._dial is None or self._link.dead:
+            return
+        try:
+            self._dial(self._dialled)
+        except Exception as exc:
+            self._dialled(DialFailed(f"{type(exc).__name__}: {exc}"))
+
+    def _die(self, why: str) -> None:
+        self.reason, self.lost = why, True
+        with self._room:
+            self._room.notify_all()
+        self._handler.connection_lost(self, why)
+
+    def _tell_room(self) -> None:
+        if not self._was_full or self._link.full:
+            return
+        self._was_full = False
+        with self._room:
+            self._room.notify_all()
+        if self.on_room is not None:
+            self.on_room()
+
+    # --- time
+
+    def _arm(self) -> None:
+        """A timer that is early is left alone: it sets the next."""
+        due = self._link.due()
+        if due >= self._armed_for and due != NEVER:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._armed_for = due
+        if due != NEVER:
+            self._timer = self._loop.call_later(max(0.0, due - self._loop.now()), self._fired)
+
+    def _fired(self) -> None:
+        self._timer, self._armed_for = None, NEVER
+        current = self._link.connection
+        reads = getattr(current, "reads", 0)
+        if reads != self._reads:  # a frame is arriving that takes longer than silence may last
+            self._reads = reads
+            self._link.alive(self._loop.now())
+        self._event(self._link.tick, current is not None and current.queued > 0)
+
+
+def _raise(exc: BaseException) -> NoReturn:
+    raise exc
+
+
+def _size(pieces: Iterable[Buffer]) -> int:
+    return sum(piece.nbytes if isinstance(piece, memoryview) else len(piece) for piece in pieces)
+
+
+def _batches(kept: Iterable[tuple[Sequence[Buffer], int]]) -> Iterable[list[Buffer]]:
+    """The pieces of many frames for one write each: they are one stream of bytes."""
+    batch: list[Buffer] = []
+    for pieces, _size in kept:
+        batch += pieces
+        if len(batch) >= _PIECES_A_WRITE:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -1,0 +1,158 @@
+"""The first seconds of a connection between hosts: TLS where it is used, then the challenge of `monarch._wire.auth`.
+
+Until a Greeting is done nothing of the connection reaches a frame decoder, and it reads not one byte more than the
+challenge asks for. Memory: what `auth.Challenge` keeps; TLS adds a few records.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from monarch._wire.auth import Challenge, Failure
+from monarch._wire.transport.base import Reactor, StreamSocket
+
+if TYPE_CHECKING:
+    from monarch._wire.transport.tls import TlsSocket
+
+DEADLINE = 5.0  # seconds for all of it, however lively the other side is meanwhile
+_DRAINED = 16  # reads of what comes after TLS has failed
+
+
+class Greeting:
+    """One connection until it may speak. All of it runs on the I/O thread.
+
+    `done` is called once: with the socket, which is ready for frames and no longer watched here, or with the Failure,
+    when the socket is closed already.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        loop: Reactor,
+        challenge: Challenge,
+        done: Callable[[StreamSocket | Failure], None],
+        *,
+        tls: TlsSocket | None = None,
+        deadline: float = DEADLINE,
+    ) -> None:
+        """`tls`: the TLS session over `sock`; it is what `done` gets then."""
+        self._plain = sock
+        self._sock: StreamSocket = sock if tls is None else tls
+        self._tls = tls
+        self._loop = loop
+        self._challenge = challenge
+        self._done = done
+        self._fd = sock.fileno()
+        self._buffer = b""
+        self._out = b""
+        self._writing = False
+        self._over = False
+        self._lingers: Failure | None = None
+        self._drained = 0
+        self._seconds = deadline
+
+    def __repr__(self) -> str:
+        return f"<Greeting {'over' if self._over else repr(self._challenge)}>"
+
+    def start(self) -> None:
+        """Begins. `done` may be called before this returns, when the socket is broken already."""
+        self._sock.setblocking(False)
+        self._loop.add(self._fd, self._on_event)
+        self._timer = self._loop.call_later(self._seconds, self._late)
+        self._out = self._challenge.start()
+        self._on_event(0)
+
+    def give_up(self, text: str) -> None:
+        """Ends it, with a Failure that says `text`."""
+        self._end(self._lingers or Failure(text, final=False))
+
+    def _late(self) -> None:
+        stage = "TLS handshake" if self._tls is not None and not self._tls.established else "handshake"
+        self.give_up(
+            f"the {stage} was not over within {self._seconds:g} s; the other side may hang, or be no host of monarch"
+        )
+
+    def _on_event(self, _mask: int) -> None:
+        if self._over:
+            return
+        try:
+            if self._lingers is not None:
+                self._drain()
+            elif self._tls is None or self._tls.handshake():
+                self._converse()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as exc:
+            self._broke(exc)
+        if not self._over and self._lingers is None:
+            self._watch_writable()
+
+    def _broke(self, exc: OSError) -> None:
+        """A broken connection may be better the next time; certificates that do not fit will not."""
+        explained = getattr(exc, "tls_failure", None)
+        if explained is None:
+            text = f"the connection broke in the middle of the handshake: {exc.strerror or exc}"
+            self._end(self._lingers or Failure(text, final=False))
+            return
+        # Closing while bytes of the other side are on their way would take the reason (TLS's alert) from it.
+        self._lingers = Failure(str(explained), final=True)
+        try:
+            self._loop.want_write(self._fd, False)
+            self._sock.shutdown(socket.SHUT_WR)
+            self._drain()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._end(self._lingers)
+
+    def _drain(self) -> None:
+        """Reads and forgets until the other side has closed too; the deadline goes on."""
+        while self._plain.recv(4096):
+            self._drained += 1
+            if self._drained > _DRAINED:
+                break
+        self._end(self._lingers)
+
+    def _converse(self) -> None:
+        """Sends and reads by turns until the challenge is over. BlockingIOError when the socket has nothing more."""
+        challenge = self._challenge
+        while True:
+            while self._out:
+                self._out = self._out[self._sock.send(self._out) :]
+            if challenge.done or challenge.failure is not None:
+                if self._tls is None or self._tls.flush():
+                    self._end(challenge.failure)
+                return
+            self._read()
+
+    def _read(self) -> None:
+        challenge = self._challenge
+        rest = bytearray(challenge.wanted - len(self._buffer))
+        count = self._sock.recv_into(rest)
+        if not count:
+            challenge.closed()
+            return
+        self._buffer += rest[:count]
+        if len(self._buffer) == challenge.wanted:
+            data, self._buffer = self._buffer, b""
+            self._out = challenge.received(data)
+
+    def _watch_writable(self) -> None:
+        wanted = bool(self._out) if self._tls is None else self._tls.unsent
+        if wanted != self._writing:
+            self._writing = wanted
+            self._loop.want_write(self._fd, wanted)
+
+    def _end(self, failure: Failure | None) -> None:
+        if self._over:
+            return
+        self._over = True
+        self._timer.cancel()
+        self._loop.remove(self._fd)
+        if failure is None:
+            self._done(self._sock)
+        else:
+            self._sock.close()
+            self._done(failure)

@@ -1,0 +1,246 @@
+"""The command `monarch`: what is done from a shell rather than from a program.
+
+    monarch worker   serves this machine as a host until a client shuts it down
+    monarch certs    makes a job's certificates
+
+Exit codes: 0 done; 1 an error, told in one line on stderr; 2 wrong usage; 130 interrupted (Ctrl-C).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch.tools import certs
+
+TRUST_ALL = "trust_all_connections"
+SECRET_FILE = "MONARCH_SECRET_FILE"
+
+# The options of TLS, and the variables that stand in for those that are not given.
+TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
+
+_TOP = """\
+One Python script drives a cluster of processes. This command does what belongs in a shell.
+
+examples:
+  monarch worker --address 'tcp://*:26600'          serve this machine as a host
+  monarch certs ./job-certs --host node1 --host node2
+  monarch worker --help                             more about one command
+"""
+
+_CERTS = """\
+Makes a certificate authority for one job, and one certificate with its key that all hosts and clients of the job
+use, each as server and as client. The certificate names every --host, this machine and localhost.
+
+  ca.pem        the authority: what the others' certificates are checked against   (not secret)
+  ca-key.pem    its key: signs further certificates; not needed to run             (keep it or delete it)
+  host.pem      the certificate that every host and client shows                   (not secret)
+  host-key.pem  its key: who has it may run code on the job's hosts                (secret)
+
+examples:
+  monarch certs ./job-certs --host node1.cluster --host 10.0.0.7
+  monarch certs ./job-certs --host '*.cluster' --days 7 --force
+"""
+
+_WORKER = """\
+Serves this machine as a host of a job: clients attach with attach_to_workers(workers=["tcp://this-machine:26600"]) and
+spawn processes here. It goes on when a client leaves, and ends when one shuts the host down (HostMesh.shutdown).
+
+Who may attach: whoever knows the job's secret, which comes from the environment variable MONARCH_SECRET, from the file
+that MONARCH_SECRET_FILE or --secret-file names (yours alone: chmod 600), never from an argument, because everybody on
+this machine can read those. With certificates (monarch certs), all of it goes through TLS besides.
+
+examples:
+  MONARCH_SECRET_FILE=~/.job-secret monarch worker --address 'tcp://*:26600'
+  monarch worker --address tcp://0.0.0.0:26600 --secret-file ~/.job-secret \\
+      --ca job-certs/ca.pem --certificate job-certs/host.pem --private-key job-certs/host-key.pem
+  monarch worker --address ipc:///tmp/host1 --once
+
+exit codes: 0 shut down, 1 an error, 2 wrong usage, 130 interrupted
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command with `arguments` (None: those of this process) and returns its exit code.
+
+    Wrong usage, --help and --version raise SystemExit, as argparse does. Never raises Exception.
+    """
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], None] = options.command
+    try:
+        command(options)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # whoever read our output has gone: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        text = " ".join(str(error).split()) or "no further explanation"
+        shown = text if isinstance(error, _SELF_EXPLAINING) else f"{type(error).__name__}: {text}"
+        print(f"monarch {options.name}: {shown}", file=sys.stderr)
+        return 1
+    return 0
+
+
+# Exceptions whose text needs no class name in front of it.
+_SELF_EXPLAINING = (OSError, ValueError, ModuleNotFoundError)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _new("monarch", _TOP)
+    parser.add_argument("--version", action="version", version=f"pymonarch {_version()}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
+
+    def command(name: str, line: str, text: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=line, **_texts(text))
+        added.set_defaults(command=run, parser=added)
+        return added
+
+    worker = command("worker", "serve this machine as a host of a job", _WORKER, _worker)
+    worker.add_argument(
+        "--address",
+        required=True,
+        metavar="URL",
+        help="where to listen: tcp://HOST:PORT, tcp://*:PORT (all addresses), tcp://[IPV6]:PORT, ipc://PATH, "
+        "or dial@bind (advertise the first, listen on the second)",
+    )
+    worker.add_argument("--secret-file", metavar="FILE", help="the job's secret; instead of MONARCH_SECRET(_FILE)")
+    worker.add_argument("--ca", metavar="FILE", help=f"the job's authority, PEM (or {TLS['ca']})")
+    worker.add_argument("--certificate", metavar="FILE", help=f"this host's, PEM (or {TLS['certificate']})")
+    worker.add_argument("--private-key", metavar="FILE", help=f"of the certificate, PEM (or {TLS['private_key']})")
+    worker.add_argument(
+        "--trust-all-connections",
+        action="store_true",
+        help="let in everybody who can reach the address; only where nobody else can",
+    )
+    worker.add_argument(
+        "--once",
+        action="store_true",
+        help="run_worker_loop_until_shutdown instead of run_worker_loop_forever: when a client shuts the host down, "
+        "the loop returns and the command ends after it",
+    )
+
+    made = command("certs", "make a job's certificate authority and certificate", _CERTS, _certs)
+    made.add_argument("directory", metavar="DIRECTORY", help="where to; made with mode 0700 if it is not there")
+    made.add_argument(
+        "--host",
+        action="append",
+        default=[],
+        type=_checked(certs.parse_host),
+        metavar="NAME_OR_IP",
+        help="a machine that the certificate is for; once for each",
+    )
+    made.add_argument(
+        "--days", default=30, type=_checked(_days), metavar="N", help="how long it is valid (default: 30)"
+    )
+    made.add_argument(
+        "--force", action="store_true", help="replace what is there; the old certificates are then useless"
+    )
+    return parser
+
+
+def _new(name: str, text: str) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=name, **_texts(text))
+
+
+def _texts(text: str) -> dict[str, Any]:
+    """What stands before `examples:` comes before the list of options, the rest behind it."""
+    description, examples, rest = text.partition("examples:")
+    return {
+        "description": description.rstrip(),
+        "epilog": examples + rest,
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "allow_abbrev": False,  # an abbreviation would change its meaning when an option is added
+    }
+
+
+def _checked(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`parse` for argparse, which shows the text of no exception but its own."""
+
+    def parsed(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parsed
+
+
+def _days(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= certs.MOST_DAYS:
+        raise ValueError(f"{text!r} is not a number of days from 1 to {certs.MOST_DAYS}")
+    return int(text)
+
+
+def _version() -> str:
+    # Not by an import: `monarch` is the table of names, and everything here stands behind it.
+    version: str = sys.modules["monarch"].__version__
+    return version
+
+
+# --- monarch certs
+
+
+def _certs(options: argparse.Namespace) -> None:
+    made = certs.make_certificates(options.directory, options.host, options.days, force=options.force)
+    print(_explanation(made, options.days), flush=True)
+
+
+def _explanation(made: certs.Certificates, days: int) -> str:
+    return f"""\
+Made a certificate authority and a certificate for this job, valid for {days} days:
+
+  {made.ca}: the authority, which others are checked against; give it to every host and client
+  {made.certificate}: the certificate they show; give it to every host and client
+  {made.private_key}: its key, SECRET (who has it may run code on the hosts); give it to every host and client
+  {made.ca_key}: signs further certificates, SECRET; not needed to run: keep it here, or delete it
+
+The certificate is for: {", ".join(made.names)}
+
+On every host:
+  monarch worker --address 'tcp://*:26600' --ca {made.ca} --certificate {made.certificate} --private-key {made.private_key}
+
+In the program:
+  attach_to_workers(workers=[...], ca="{made.ca}", certificate="{made.certificate}", private_key="{made.private_key}")
+
+Or, for both, in the environment:
+  export {TLS["ca"]}={made.ca.absolute()}
+  export {TLS["certificate"]}={made.certificate.absolute()}
+  export {TLS["private_key"]}={made.private_key.absolute()}"""
+
+
+# --- monarch worker
+
+
+def _worker(options: argparse.Namespace) -> None:
+    settings: dict[str, Any] = {"address": options.address, **_tls(options)}
+    if options.secret_file is not None:
+        # The runtime reads it, so that a file means the same however it is named; before MONARCH_SECRET, if that is set.
+        os.environ[SECRET_FILE] = os.path.abspath(options.secret_file)
+    import monarch.actor  # what serving loads, --help need not
+
+    name = "run_worker_loop_until_shutdown" if options.once else "run_worker_loop_forever"
+    getattr(monarch.actor, name)(**settings)
+
+
+def _tls(options: argparse.Namespace) -> dict[str, str]:
+    """The TLS arguments of the worker loop. What is not given here it takes from the environment by itself."""
+    given = {name: value for name in TLS if (value := getattr(options, name)) is not None}
+    if options.trust_all_connections:
+        if given:
+            options.parser.error(f"--trust-all-connections checks nobody, so it takes no {_option(next(iter(given)))}")
+        return {"ca": TRUST_ALL}
+    lacking = [name for name, variable in TLS.items() if name not in given and not os.environ.get(variable)]
+    if given and lacking:
+        options.parser.error(
+            f"TLS takes all of {', '.join(map(_option, TLS))}; missing: "
+            f"{', '.join(f'{_option(name)} (or {TLS[name]})' for name in lacking)}"
+        )
+    return given
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")

@@ -1,0 +1,668 @@
+"""Listening and dialling between hosts, over loopback and Unix sockets."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+import socket
+import stat
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch import _wire
+from monarch._runtime.loop import Loop, start_thread
+from monarch._wire import auth, frame
+from monarch._wire.auth import Acceptor, Dialler, Secret
+from monarch._wire.frame import Frame
+from monarch._wire.host_address import HostAddress, Tcp, parse, parse_dial
+from monarch._wire.transport import tcp
+from monarch._wire.transport.base import DialFailed
+from monarch._wire.transport.stream import StreamConnection
+from monarch._wire.transport.tcp import Accepted, TcpListener, dial
+from monarch.config import settings
+from monarch.testing.clock import VirtualClock
+
+TIMEOUT = 20.0
+SECRET = Secret("a long and random text")
+HAS_IPV6 = socket.has_ipv6 and Path("/proc/net/if_inet6").exists() and bool(Path("/proc/net/if_inet6").read_text())
+needs_ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
+
+
+class Host:
+    """An I/O thread, and what has come to its listeners."""
+
+    def __init__(self, clock: VirtualClock | None = None) -> None:
+        self.loop = Loop("test-io") if clock is None else Loop("test-io", clock.now, virtual=True)
+        self.errors: list[BaseException] = []
+        self.loop.on_error = self.errors.append
+        self.loop.start()
+        if clock is not None:
+            clock.attach(self.loop)
+        self.accepted: list[Accepted] = []
+        self.come = threading.Semaphore(0)
+        self.listeners: list[TcpListener] = []
+        self.sockets: list[Any] = []
+
+    def call(self, fn: Callable[[], Any]) -> Any:
+        """Runs `fn` on the I/O thread; what it gives or raises."""
+        done = threading.Event()
+        result: list[Any] = []
+
+        def run() -> None:
+            try:
+                result.append((True, fn()))
+            except Exception as exc:
+                result.append((False, exc))
+            done.set()
+
+        self.loop.call_soon(run)
+        assert done.wait(TIMEOUT)
+        good, value = result[0]
+        if not good:
+            raise value
+        return value
+
+    def listen(self, text: str = "tcp://127.0.0.1:0", secret: Secret | None = SECRET, **options: Any) -> TcpListener:
+        listener = self.call(lambda: TcpListener(parse(text), self.loop, self.accept, secret=secret, **options))
+        self.listeners.append(listener)
+        return listener
+
+    def accept(self, accepted: Accepted) -> None:
+        assert self.loop.in_loop()
+        self.accepted.append(accepted)
+        self.sockets.append(accepted.sock)
+        self.come.release()
+
+    def wait_accepted(self) -> Accepted:
+        assert self.come.acquire(timeout=TIMEOUT)
+        return self.accepted[-1]
+
+    def dial(self, to: str | HostAddress, secret: Secret | None = SECRET, **options: Any) -> Any:
+        """The socket, or the DialFailed."""
+        come = threading.Event()
+        outcomes: list[Any] = []
+
+        def done(outcome: Any) -> None:
+            outcomes.append(outcome)
+            come.set()
+
+        address = parse_dial(to) if isinstance(to, str) else to
+        options.setdefault("start_thread", start_thread)
+        self.call(lambda: dial(address, self.loop, done, secret=secret, **options))
+        assert come.wait(TIMEOUT)
+        self.call(lambda: None)
+        assert len(outcomes) == 1
+        if not isinstance(outcomes[0], DialFailed):
+            self.sockets.append(outcomes[0])
+        return outcomes[0]
+
+    def close(self) -> None:
+        for listener in self.listeners:
+            self.call(listener.close)
+        for sock in self.sockets:
+            sock.close()
+        assert self.loop.statistics()["descriptors"] == 0
+        self.loop.stop()
+        assert self.loop.join(TIMEOUT)
+        assert self.errors == []
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@pytest.fixture
+def slow_host(clock: VirtualClock) -> Iterator[Host]:
+    """In the test's own time."""
+    host = Host(clock)
+    yield host
+    host.close()
+
+
+def port_of(listener: TcpListener) -> int:
+    return int(listener.prefix.rpartition(":")[2])
+
+
+def exchange(one: Any, other: Any) -> None:
+    for sender, receiver in ((one, other), (other, one)):
+        receiver.settimeout(TIMEOUT)
+        sender.sendall(b"ping")
+        assert receiver.recv(4) == b"ping"
+
+
+# Good connections.
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+def test_two_hosts_meet(host: Host, secret: Secret | None) -> None:
+    listener = host.listen(secret=secret)
+    sock = host.dial(listener.prefix, secret)
+    accepted = host.wait_accepted()
+    assert accepted.reached == listener.prefix
+    assert accepted.peer == "127.0.0.1:%d" % sock.getsockname()[1]
+    exchange(sock, accepted.sock)
+    assert listener.statistics() == {"greeting": 0, "failed": 0}
+
+
+@needs_ipv6
+def test_two_hosts_meet_over_ipv6(host: Host) -> None:
+    listener = host.listen("tcp://[::1]:0")
+    assert listener.prefix == f"tcp://[::1]:{port_of(listener)}"
+    sock = host.dial(listener.prefix)
+    accepted = host.wait_accepted()
+    assert accepted.reached == listener.prefix
+    assert accepted.peer == "[::1]:%d" % sock.getsockname()[1]
+    exchange(sock, accepted.sock)
+
+
+@pytest.mark.parametrize("via", ["127.0.0.1", "localhost", pytest.param("[::1]", marks=needs_ipv6)])
+def test_every_address_is_listened_at(host: Host, via: str) -> None:
+    """And what the other side reached is known, without IPv4 dressed up as IPv6."""
+    listener = host.listen("tcp://*:0")
+    assert not listener.prefix.startswith(("tcp://*", "tcp://127.0.1.1", "tcp://[::]"))
+    sock = host.dial(f"tcp://{via}:{port_of(listener)}")
+    accepted = host.wait_accepted()
+    exchange(sock, accepted.sock)
+    assert accepted.reached.removesuffix(f":{port_of(listener)}") in ("tcp://127.0.0.1", "tcp://[::1]")
+
+
+def test_the_other_address_of_a_name_is_tried_too(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = host.listen()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nobody = closed.getsockname()
+    good = ("127.0.0.1", port_of(listener))
+    monkeypatch.setattr(tcp, "_resolve", lambda place: [(socket.AF_INET, nobody), (socket.AF_INET, good)])
+    host.dial("tcp://some-name:5")
+    host.wait_accepted()
+
+
+def test_frames_go_over_the_socket_as_it_comes(host: Host) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.heads: list[bytes] = []
+            self.come = threading.Semaphore(0)
+
+        def connection_received(self, connection: Any, frames: list[Frame]) -> None:
+            self.heads += [bytes(one.head) for one in frames]
+            for _ in frames:
+                self.come.release()
+
+        def connection_lost(self, connection: Any, reason: str) -> None:
+            self.come.release()
+
+    here, there = Owner(), Owner()
+    dialled = StreamConnection(host.dial(host.listen().prefix), host.loop, here, limit=1 << 20)
+    accepted = StreamConnection(host.wait_accepted().sock, host.loop, there, limit=1 << 20)  # type: ignore[arg-type]
+    host.call(dialled.start)
+    host.call(accepted.start)
+    dialled.send(frame.encode(b"over there"))
+    accepted.send(frame.encode(b"over here"))
+    for owner in (here, there):
+        assert owner.come.acquire(timeout=TIMEOUT)
+    assert (here.heads, there.heads) == ([b"over here"], [b"over there"])
+    dialled.close("enough")
+    assert there.come.acquire(timeout=TIMEOUT)
+    host.call(lambda: None)
+
+
+def test_connections_are_tuned(host: Host) -> None:
+    before = settings.LAYERS.runtime()
+    settings.LAYERS.set_runtime({**before, "channel_tcp_keepalive_idle": 17.0, "channel_tcp_congestion": "reno"})
+    sock = host.dial(host.listen().prefix)
+    for one in (sock, host.wait_accepted().sock):
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        assert one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 17
+        assert one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+
+
+def test_a_congestion_control_that_is_not_there_is_said_once(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "channel_tcp_congestion": "no-such"})
+    listener = host.listen()
+    host.dial(listener.prefix)
+    host.dial(listener.prefix)
+    assert [one.getMessage() for one in caplog.records] == [
+        "channel_tcp_congestion='no-such' cannot be used, the system's is: No such file or directory"
+    ]
+
+
+# Places to listen at.
+
+
+def test_a_descriptor_is_adopted(host: Host) -> None:
+    given = socket.create_server(("127.0.0.1", 0))
+    given.set_inheritable(True)
+    port = given.getsockname()[1]
+    fd = given.detach()
+    listener = host.listen(f"tcp://127.0.0.1:fd{fd}")
+    assert listener.prefix == f"tcp://127.0.0.1:{port}"
+    assert not os.get_inheritable(fd)
+    host.dial(listener.prefix)
+    host.wait_accepted()
+
+
+def test_a_descriptor_that_does_not_listen_is_left_alone(host: Host) -> None:
+    with socket.socket() as given:
+        with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket that does not listen"):
+            host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
+        assert given.getsockname()
+    with open("/dev/null") as file, pytest.raises(OSError, match="is no socket"):
+        host.listen(f"tcp://127.0.0.1:fd{file.fileno()}")
+    with pytest.raises(OSError, match="descriptor 99999 is no socket that this process inherited"):
+        host.listen("tcp://127.0.0.1:fd99999")
+
+
+def test_a_unix_socket_has_a_private_file(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "w1"
+    listener = host.listen(f"ipc://{path}")
+    assert listener.prefix == f"ipc://{path}"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    sock = host.dial(listener.prefix)
+    accepted = host.wait_accepted()
+    assert (accepted.peer, accepted.reached) == ("a process of this machine", listener.prefix)
+    exchange(sock, accepted.sock)
+    host.call(listener.close)
+    assert not path.exists()
+
+
+def test_an_abstract_socket_has_none(host: Host) -> None:
+    name = f"ipc://@monarch-test-{os.getpid()}"
+    listener = host.listen(name)
+    assert listener.prefix == name
+    exchange(host.dial(name), host.wait_accepted().sock)
+    assert host.accepted[0].reached == name
+
+
+def test_a_stale_socket_file_is_replaced_and_one_in_use_is_not(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "w1"
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    host.listen(f"ipc://{path}")
+    with pytest.raises(OSError, match="another process listens there") as caught:
+        host.listen(f"ipc://{path}")
+    assert caught.value.errno == errno.EADDRINUSE
+    host.dial(f"ipc://{path}")
+
+
+def test_a_file_that_is_no_socket_is_kept(host: Host, tmp_path: Path) -> None:
+    (tmp_path / "w1").write_text("precious")
+    with pytest.raises(OSError, match="there is a file that is no socket"):
+        host.listen(f"ipc://{tmp_path}/w1")
+    assert (tmp_path / "w1").read_text() == "precious"
+
+
+def test_the_file_of_a_successor_is_kept(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "w1"
+    first = host.listen(f"ipc://{path}")
+    keep = os.open(path, os.O_PATH)  # so that the inode is not used again
+    path.unlink()
+    host.listen(f"ipc://{path}")
+    host.call(first.close)
+    os.close(keep)
+    assert path.exists()
+
+
+def test_processes_of_another_user_are_refused(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = f"ipc://@monarch-test-{os.getpid()}"
+    listener = host.listen(name)
+    host.dial(name)
+    host.wait_accepted()
+    monkeypatch.setattr(tcp, "same_user", lambda sock: False)
+    failure = host.dial(name)
+    assert failure.final
+    assert str(failure) == f"no connection to {name}: it belongs to another user"
+    host.call(lambda: listener._on_event(0))
+    assert f"{name}: refused a process of this machine: it belongs to another user" in messages(caplog)
+
+
+def test_an_address_in_use_is_named(host: Host) -> None:
+    listener = host.listen()
+    with pytest.raises(OSError, match=f"cannot listen at {listener.prefix}: Address already in use"):
+        host.listen(listener.prefix)
+
+
+def test_certificates_that_are_wanted_have_to_be_there(host: Host) -> None:
+    with pytest.raises(ValueError, match=r"it wants certificates \(tls://\); give ca, certificate and private_key"):
+        host.listen("tls://127.0.0.1:0")
+    failure = host.dial("tls://127.0.0.1:1")
+    assert failure.final
+    assert "it wants certificates" in str(failure)
+
+
+# Refusals.
+
+
+def test_nobody_listens(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    failure = host.dial(f"tcp://127.0.0.1:{port}")
+    assert (failure.refused, failure.final) == (True, False)
+    assert str(failure) == (
+        f"no connection to tcp://127.0.0.1:{port}: Connection refused "
+        f"(nobody listens there: is the worker running, and is the port right?)"
+    )
+
+
+def test_no_socket_file(host: Host, tmp_path: Path) -> None:
+    failure = host.dial(f"ipc://{tmp_path}/w1")
+    assert (failure.refused, failure.final) == (True, False)
+    assert "No such file" in str(failure)
+
+
+def test_a_name_that_is_not_known(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(place: Tcp) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(tcp, "_resolve", unknown)
+    failure = host.dial("tcp://no-such:5")
+    assert (failure.refused, failure.final) == (False, False)
+    assert "the name 'no-such' is not known: Name or service not known" in str(failure)
+
+
+def test_no_thread_for_the_name_service(host: Host) -> None:
+    def no_thread(run: Callable[[], None], name: str) -> None:
+        raise RuntimeError("can't start new thread")
+
+    assert "cannot be looked up: can't start new thread" in str(host.dial("tcp://localhost:5", start_thread=no_thread))
+
+
+def test_a_name_service_that_does_not_answer(slow_host: Host, clock: VirtualClock) -> None:
+    """What it says later is nobody's."""
+    looks: list[Callable[[], None]] = []
+    outcomes: list[Any] = []
+    slow_host.call(
+        lambda: dial(
+            parse_dial("tcp://localhost:1"),
+            slow_host.loop,
+            outcomes.append,
+            secret=None,
+            start_thread=lambda run, name: looks.append(run),
+        )
+    )
+    slow_host.call(lambda: None)
+    clock.advance(tcp.RESOLVE_DEADLINE)
+    assert [str(one) for one in outcomes] == [
+        "no connection to tcp://localhost:1: the name service did not answer within 10 s"
+    ]
+    looks[0]()
+    clock.advance(0)
+    assert len(outcomes) == 1
+
+
+def test_a_host_that_does_not_answer(slow_host: Host, clock: VirtualClock) -> None:
+    """A full backlog: the kernel drops what comes."""
+    with socket.socket() as full, socket.socket() as waits:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        waits.connect(full.getsockname())
+        outcomes: list[Any] = []
+        address = parse_dial("tcp://127.0.0.1:%d" % full.getsockname()[1])
+        dials = [
+            slow_host.call(
+                lambda: dial(address, slow_host.loop, outcomes.append, secret=None, start_thread=start_thread)
+            )
+            for _ in range(2)
+        ]
+        slow_host.call(lambda: None)
+        slow_host.call(dials[1].cancel)
+        clock.advance(tcp.CONNECT_DEADLINE)
+    assert [(one.refused, one.final) for one in outcomes] == [(False, False)]
+    assert "no answer within 5 s: is the host up, and does a firewall let the port through?" in str(outcomes[0])
+
+
+def test_another_secret_is_refused_on_both_sides(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    listener = host.listen()
+    failure = host.dial(listener.prefix, Secret("some other words"))
+    assert (failure.refused, failure.final) == (True, True)
+    assert "another secret" in str(failure)
+    failure = host.dial(listener.prefix, None)
+    assert failure.final
+    assert "the other side wants the secret of the job" in str(failure)
+    host.call(lambda: None)
+    first, second = messages(caplog)
+    assert first.startswith(f"{listener.prefix}: refused 127.0.0.1:")
+    assert "another secret" in first
+    assert "has no secret" in second
+    assert "some other words" not in caplog.text + str(failure)
+    assert "long and random" not in caplog.text
+    assert host.accepted == []
+    host.dial(listener.prefix)
+    host.wait_accepted()
+
+
+def test_something_else_listens(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            with server.accept()[0] as sock:
+                sock.recv(100)
+                sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        failure = host.dial(f"tcp://127.0.0.1:{port}")
+        thread.join(TIMEOUT)
+    assert (failure.refused, failure.final) == (True, True)
+    assert "not a monarch host: it speaks HTTP" in str(failure)
+
+
+def test_a_recorded_conversation_opens_nothing(host: Host, caplog: pytest.LogCaptureFixture) -> None:
+    listener = host.listen()
+    said: list[bytes] = []
+    machine = Dialler(SECRET)
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as sock:
+        said.append(machine.start())
+        while not machine.done:
+            sock.sendall(said[-1])
+            data = b""
+            while len(data) < machine.wanted:
+                data += sock.recv(machine.wanted - len(data))
+            said.append(machine.received(data))
+    host.wait_accepted()
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as sock:
+        sock.settimeout(TIMEOUT)
+        sock.sendall(b"".join(said))
+        answer = b""
+        while more := sock.recv(1000):
+            answer += more
+    assert len(answer) == auth.HELLO_BYTES + 1
+    assert answer[-1] == auth.Status.WRONG_SECRET
+    host.call(lambda: None)
+    assert len(host.accepted) == 1
+    assert "another secret" in messages(caplog)[0]
+
+
+def test_a_cancelled_dial_says_nothing(host: Host) -> None:
+    outcomes: list[Any] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = parse_dial("tcp://127.0.0.1:%d" % silent.getsockname()[1])
+        one = host.call(lambda: dial(address, host.loop, outcomes.append, secret=None, start_thread=start_thread))
+        far, _ = silent.accept()
+        far.settimeout(TIMEOUT)
+        assert far.recv(1) == auth.MAGIC[:1]  # it is in its greeting
+        host.call(one.cancel)
+        while far.recv(100):
+            pass
+        far.close()
+    host.call(lambda: None)
+    assert outcomes == []
+
+
+def test_what_can_only_be_listened_at_is_not_dialled(host: Host) -> None:
+    with pytest.raises(ValueError, match="it is a place to listen at"):
+        host.dial(parse("tcp://*:5"))
+
+
+# Strangers.
+
+
+def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "monarch"]
+
+
+def fail_once(listener: TcpListener) -> None:
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as sock:
+        sock.settimeout(TIMEOUT)
+        sock.sendall(b"GET / HTTP/1.1\r\n")
+        try:
+            while sock.recv(100):
+                pass
+        except ConnectionResetError:
+            pass
+
+
+def test_few_lines_are_logged_of_many_failures(
+    slow_host: Host, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = slow_host.listen()
+    for _ in range(12):
+        fail_once(listener)
+    slow_host.call(lambda: None)
+    lines = messages(caplog)
+    assert len(lines) == 5
+    for line in lines:
+        assert line.startswith(f"{listener.prefix}: refused 127.0.0.1:")
+        assert line.endswith("the other side is not a monarch host: it speaks HTTP")
+    clock.advance(10.0)
+    assert messages(caplog)[5:] == ["refused 7 more connections in 10 seconds"]
+    fail_once(listener)
+    slow_host.call(lambda: None)
+    clock.advance(10.0)
+    assert len(messages(caplog)) == 7
+    assert listener.statistics()["failed"] == 13
+
+
+def test_the_oldest_in_greeting_gives_way(
+    slow_host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = slow_host.listen()
+    silent = []
+    for _ in range(tcp.IN_GREETING + 3):
+        silent.append(socket.create_connection(("127.0.0.1", port_of(listener))))
+        slow_host.call(lambda: None)
+    for sock in silent[:3]:
+        sock.settimeout(TIMEOUT)
+        assert sock.recv(1) == b""
+    assert slow_host.call(listener.statistics) == {"greeting": tcp.IN_GREETING, "failed": 3}
+    assert "others were waiting to be greeted" in messages(caplog)[0]
+    good = Dialler(SECRET)
+    slow_host.dial(listener.prefix)  # a good one is served meanwhile
+    slow_host.wait_accepted()
+    for sock in silent:
+        sock.close()
+    assert not good.done
+
+
+def test_silent_strangers_are_given_up(slow_host: Host, clock: VirtualClock) -> None:
+    listener = slow_host.listen()
+    silent = [socket.create_connection(("127.0.0.1", port_of(listener))) for _ in range(10)]
+    while slow_host.call(listener.statistics)["greeting"] < 10:
+        pass
+    clock.advance(5.0)
+    assert slow_host.call(listener.statistics)["greeting"] == 0
+    for sock in silent:
+        sock.settimeout(TIMEOUT)
+        assert sock.recv(1) == b""
+        sock.close()
+
+
+def test_without_descriptors_it_accepts_later(
+    slow_host: Host, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = slow_host.listen()
+    full = threading.Event()
+
+    class Full:
+        def __init__(self, sock: socket.socket) -> None:
+            self.sock = sock
+
+        def fileno(self) -> int:
+            return self.sock.fileno()
+
+        def accept(self) -> Any:
+            full.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    real = listener._sock
+    listener._sock = Full(real)  # type: ignore[assignment]
+    with socket.create_connection(("127.0.0.1", port_of(listener))):
+        assert full.wait(TIMEOUT)
+        slow_host.call(lambda: None)
+        assert slow_host.loop.statistics()["descriptors"] == 0, "the kernel would tell of it again and again"
+        listener._sock = real
+        clock.advance(1.0)
+        while not slow_host.call(listener.statistics)["greeting"]:
+            pass
+    assert "it is accepted later: Too many open files" in messages(caplog)[0]
+
+
+def test_ten_thousand_random_strangers_reach_nothing(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No decoder, no memory, and the host goes on serving."""
+    caplog.set_level(logging.ERROR)  # the lines are tested elsewhere; caplog keeps them
+    rng = random.Random(11)
+    listener = host.listen()
+    reached = []
+    monkeypatch.setattr(_wire.frame.Decoder, "__init__", lambda *args: reached.append(args))
+    where = ("127.0.0.1", port_of(listener))
+
+    def play(count: int) -> None:
+        for _ in range(count):
+            with socket.create_connection(where) as sock:
+                begin = rng.choice((b"", auth.MAGIC, Dialler(SECRET).start(), Acceptor(SECRET)._hello, b"\x94\x32"))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # no TIME_WAIT
+                try:
+                    sock.sendall(begin + rng.randbytes(rng.choice((0, 1, 40, 100, 4000))))
+                    if rng.random() < 0.5:
+                        sock.shutdown(socket.SHUT_WR)
+                        while sock.recv(1000):
+                            pass
+                except OSError:
+                    pass
+
+    play(500)
+    host.call(lambda: None)
+    tracemalloc.start()
+    try:
+        play(9_500)
+        while host.call(listener.statistics)["greeting"]:
+            pass
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 8_000_000  # mostly timers of 5 s that were cancelled: the loop forgets those when they are many
+    assert (reached, host.accepted) == ([], [])
+    host.dial(listener.prefix)
+    host.wait_accepted()
+
+
+def test_a_listener_that_is_closed_lets_go_of_everything(host: Host) -> None:
+    listener = host.listen()
+    with socket.create_connection(("127.0.0.1", port_of(listener))) as silent:
+        while not host.call(listener.statistics)["greeting"]:
+            pass
+        host.call(listener.close)
+        silent.settimeout(TIMEOUT)
+        assert silent.recv(1) == b""
+    host.call(listener.close)
+    assert repr(listener) == f"<TcpListener {listener.prefix} (0 in greeting, closed)>"
+    assert host.dial(listener.prefix).refused
