@@ -39,6 +39,8 @@ PROOF_BYTES = hashlib.sha256().digest_size
 _REST = struct.Struct(f">HB{NONCE_BYTES}s")  # of a hello, behind the magic. The same size in every version to come.
 HELLO_BYTES = len(MAGIC) + _REST.size
 _HAS_SECRET = 1
+_TLS_HELLO = b"\x16\x03"
+TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"  # RFC 8446, 6: fatal, protocol_version; in words that TLS understands
 _DIALLER, _ACCEPTOR = b"monarch dialler\0", b"monarch acceptor\0"
 _FILE_LIMIT = 64 * 1024  # bytes of a secret's file
 
@@ -227,6 +229,8 @@ class Challenge:
         """Leaves the other side's hello in `_theirs`, or a failure."""
         yield len(MAGIC)
         if self._data != MAGIC:
+            if self._data.startswith(_TLS_HELLO):
+                self._out.append(TLS_ALERT)
             self._fail(_not_ours(self._data))
             return
         yield _REST.size
@@ -341,7 +345,7 @@ class Acceptor(Challenge):
 def _not_ours(data: bytes) -> str:
     """What those bytes look like, for people: never the bytes of what may be somebody's password."""
     guess = ""
-    if data[:2] in (b"\x16\x03", b"\x15\x03"):
+    if data[:2] in (_TLS_HELLO, TLS_ALERT[:2]):
         guess = (
             ": it speaks TLS, and this side has no certificates. "
             "Give ca, certificate and private_key on both sides, or on neither"

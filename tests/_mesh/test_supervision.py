@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import socket
 from dataclasses import dataclass, field
 
 import pytest
@@ -45,8 +44,9 @@ def ended(
     tail: tuple[str, ...] = (),
     incarnation: int = 0,
     replaced: bool = False,
+    hostname: str = "",
 ) -> ProcEnded:
-    return ProcEnded(address, 4711, code, stopped, list(tail), detail, incarnation, replaced)
+    return ProcEnded(address, 4711, code, stopped, list(tail), detail, incarnation, replaced, hostname)
 
 
 @dataclass
@@ -493,14 +493,14 @@ def test_how_a_process_ended(end: ProcEnded, text: str) -> None:
 
 
 def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_words() -> None:
-    end = ended("unix:/h/m.0", -9, tail=tuple(f"line {n}" for n in range(30)))
+    end = ended("unix:/h/m.0", -9, tail=tuple(f"line {n}" for n in range(30)), hostname="node3")
     failure = supervision.process_failure(Mesh(), end, [0, 1])
     report = failure.report
     for part in (
         "{'gpus': 0/4}",
         "Killed(sig=9)",
         "rank 0, 1 of workers",
-        f"pid 4711 on {socket.gethostname()}, at unix:/h/m.0",
+        "pid 4711 on node3, at unix:/h/m.0",
         "line 29",
         "line 10",
     ):
@@ -515,8 +515,8 @@ def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_word
     )
     simulated = supervision.process_failure(Mesh(), ended("inproc:n/m.0"), [0]).report
     assert "last lines" not in simulated and "pid 4711, at inproc:n/m.0" in simulated
-    never = ProcEnded("unix:/h/m.0", 0, 1, False, [], "was never started on this host")
-    where = f"of workers, on {socket.gethostname()}, at unix:/h/m.0"
+    never = ProcEnded("unix:/h/m.0", 0, 1, False, [], "was never started on this host", hostname="node3")
+    where = "of workers, on node3, at unix:/h/m.0"
     assert where in supervision.process_failure(Mesh(), never, [0]).report
 
 

@@ -28,7 +28,7 @@ from monarch._mesh.workspace.manifest import (
 )
 from monarch._mesh.workspace.reload import imported_by, in_order
 from monarch._mesh.workspace.scan import scan
-from monarch._mesh.workspace.sender import Sender, Source
+from monarch._mesh.workspace.sender import Sender, Source, Window
 from monarch._mesh.workspace.sync import destinations
 from monarch._mesh.workspace.tree import LOCK, Tree
 
@@ -318,13 +318,17 @@ def test_ranges_are_those_of_the_file_that_was_hashed(tree: Tree) -> None:
     assert os.listdir(tree.root) == ["x"]
 
 
-def test_folders_without_write_permission_are_written_to_and_keep_their_mode(tree: Tree) -> None:
+def test_folders_without_write_permission_are_written_to_and_keep_their_mode(tmp_path: Path) -> None:
+    tree = Tree(str(tmp_path), "project")
     tree.make_folder("a")
     tree.set_mode("a", 0o555)
     tree.write("a/x", b"", 0o644, 0)
     tree.restore_modes()
     assert stat.S_IMODE(os.stat(os.path.join(tree.root, "a")).st_mode) == 0o555
-    tree.set_mode("a", 0o755)
+    tree.write("a/y", b"", 0o644, 0)
+    tree.close()  # in the middle of it
+    assert stat.S_IMODE(os.stat(os.path.join(tree.root, "a")).st_mode) == 0o555
+    os.chmod(os.path.join(tree.root, "a"), 0o755)
 
 
 def test_leftovers_of_a_killed_run_are_removed_and_not_seen(tree: Tree) -> None:
@@ -400,6 +404,33 @@ def test_a_file_that_differs_on_one_host_is_sent_to_all_that_looked_equal(tmp_pa
     sender = Sender(Source(str(tmp_path), manifest), found, host.ask, 1 << 20)
     drive(sender.run(compare(manifest, found)))
     assert sender.written == ["x"]
+
+
+def test_what_is_on_its_way_is_bounded() -> None:
+    """In bytes, and in calls where these carry none. Answers are waited for in order."""
+    under_way: list[int] = []
+    most = [0, 0]
+
+    class Call:
+        def __init__(self, size: int) -> None:
+            self.size = size
+            under_way.append(size)
+            most[:] = max(most[0], sum(under_way)), max(most[1], len(under_way))
+
+        def __await__(self):
+            assert under_way.pop(0) == self.size
+            return []
+            yield
+
+    async def send() -> None:
+        window = Window(lambda _name, size: Call(size), 100)
+        for size in [30, 30, 30, 30, 100, 1, 250, *[0] * 1000]:
+            await window.send(size, "append", size)
+        await window.drain()
+
+    drive(send())
+    assert under_way == []
+    assert most == [250, 256]  # what is larger than the bound goes alone
 
 
 @pytest.mark.parametrize("now", [b"", b"longer than it was"])

@@ -58,7 +58,7 @@ class Machine:
         loop = Loop(name)
         loop.on_error = self.errors.append
         proc = Proc(f"unix:{self.folder}/{name}", loop)
-        transport = UnixTransport(loop, proc, proc.limits)
+        transport = UnixTransport(str(self.folder), loop, proc, proc.limits)
         transport.listen(unix.listen(f"{self.folder}/{name}"))
         proc.transport = transport
         proc.root_name = f"{name}.0"
@@ -356,7 +356,7 @@ def test_a_request_to_stop_answers_what_waits_and_refuses_what_follows(machine: 
 
 def test_another_version_is_refused_with_the_reason(machine: Machine) -> None:
     worker = machine.start("m.0")
-    with unix.dial(worker.address) as sock:
+    with unix.dial(f"{machine.folder}/m.0") as sock:
         sock.settimeout(TIMEOUT)
         sock.sendall(b"".join(frame.encode(message.encode(Hello(VERSION + 1, "unix:/h/x", 1)))))  # type: ignore[arg-type]
         decoder = frame.Decoder()
@@ -370,7 +370,7 @@ def test_another_version_is_refused_with_the_reason(machine: Machine) -> None:
 
 def test_who_does_not_say_hello_is_let_go(machine: Machine) -> None:
     worker = machine.start("m.0")
-    with unix.dial(worker.address) as sock:
+    with unix.dial(f"{machine.folder}/m.0") as sock:
         sock.settimeout(TIMEOUT)
         sock.sendall(b"".join(frame.encode(message.encode(Listening("x")))))  # type: ignore[arg-type]
         assert sock.recv(1) == b""

@@ -6,7 +6,7 @@ import random
 import socket
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,7 +87,9 @@ def converse(far: socket.socket, machine: Challenge) -> None:
     """Plays the far end."""
     far.sendall(machine.start())
     while not machine.done and machine.failure is None:
-        far.sendall(machine.received(read(far, machine.wanted)))
+        said = machine.received(read(far, machine.wanted))
+        if said:  # the other end may have closed when there is nothing left to say
+            far.sendall(said)
 
 
 @pytest.mark.parametrize("secret", [SECRET, None])
@@ -144,7 +146,7 @@ def test_whoever_drips_bytes_is_given_up_at_the_deadline(world: World) -> None:
     world.clock.advance(1.0)
     failure = world.outcome()
     assert failure == Failure(
-        "the handshake took longer than 5 s; the other side may hang, or be no host of monarch", final=False
+        "the handshake was not over within 5 s; the other side may hang, or be no host of monarch", final=False
     )
     assert far.recv(1) == b""
 
@@ -153,10 +155,10 @@ def test_whoever_says_nothing_is_given_up_at_the_deadline(world: World) -> None:
     for kind in (Acceptor, Dialler):
         world.greet(kind(SECRET))
         world.settle()
-        world.clock.advance(DEADLINE - 0.001)
+        world.clock.advance(DEADLINE - 0.5)
         assert world.outcomes == []
-        world.clock.advance(0.001)
-        assert "took longer" in world.outcome().text
+        world.clock.advance(0.5)
+        assert "was not over within 5 s" in world.outcome().text
 
 
 def test_a_deadline_that_was_met_does_nothing(world: World) -> None:
@@ -226,8 +228,8 @@ def no_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("a decoder was reached before the other side had shown who it is")
 
-    monkeypatch.setattr(frame, "Decoder", never)
-    monkeypatch.setattr(frame.Decoder, "received", never, raising=False)
+    monkeypatch.setattr(frame.Decoder, "__init__", never)
+    monkeypatch.setattr(frame.Decoder, "received", never)
     for module in (pickle, cloudpickle):
         for name in ("loads", "load", "Unpickler"):
             monkeypatch.setattr(module, name, never, raising=False)
@@ -304,7 +306,6 @@ def test_it_can_be_seen_where_a_greeting_is(world: World) -> None:
     world.settle()
     world.settle()
     assert repr(greeting) == "<Greeting <Acceptor wants 35 bytes>>"
-    done: Callable[[], None] = lambda: greeting.give_up("enough")  # noqa: E731
-    world.loop.call_soon(done)
+    world.loop.call_soon(lambda: greeting.give_up("enough"))
     assert world.outcome() == Failure("enough", final=False)
     assert repr(greeting) == "<Greeting over>"

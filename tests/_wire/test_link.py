@@ -137,7 +137,7 @@ class Simulation:
 
     def stop(self, side: int, seconds: float) -> None:
         """That process does not run for a while."""
-        self._stopped_until[side] = self.now + seconds
+        self._stopped_until[side] = max(self._stopped_until[side], self.now + seconds)
 
     # --- what happens
 
@@ -270,35 +270,76 @@ steps = st.one_of(
 )
 
 
-@given(st.lists(steps, max_size=40), st.integers(1, 7))
-def test_whatever_happens_to_connections_each_side_gets_what_the_other_sent(
-    schedule: list[tuple[Any, ...]], ack_every: int
-) -> None:
-    # A window that no such schedule outlasts: death is not what this is about.
-    sim = Simulation(LinkLimits(ack_every=ack_every, reconnect=1e4, attach=1e4)).start()
+def play(sim: Simulation, schedule: list[tuple[Any, ...]]) -> None:
+    sim.start().run(0.5)
     for name, *arguments in schedule:
         if name == "latency":
             sim.latency = arguments[0]
         else:
             getattr(sim, name)(*arguments)
         sim.check()
+
+
+def play_and_heal(schedule: list[tuple[Any, ...]], ack_every: int) -> Simulation:
+    # A window that no such schedule outlasts: death is not what this is about.
+    sim = Simulation(LinkLimits(ack_every=ack_every, reconnect=1e4, attach=1e4))
+    play(sim, schedule)
     sim.heal()
     sim.latency = 0.01
     sim.run(60)  # longer than anything above lasts, and what comes of it
     sim.check_whole()
+    return sim
 
 
-@given(st.lists(steps, max_size=40), st.floats(0, 5))
-def test_up_to_its_death_a_link_delivers_a_prefix(schedule: list[tuple[Any, ...]], reconnect: float) -> None:
-    sim = Simulation(LinkLimits(ack_every=3, reconnect=reconnect, attach=5)).start()
-    for name, *arguments in schedule:
-        if name == "latency":
-            sim.latency = arguments[0]
-        else:
-            getattr(sim, name)(*arguments)
-        sim.check()
+def drawn(rng: random.Random, count: int) -> list[tuple[Any, ...]]:
+    """Steps like those above; mostly short runs, so that much is under way when something happens."""
+
+    def told() -> float | None:
+        return rng.choice([None, 0.0, rng.uniform(0, 0.1), rng.uniform(0, 4)])
+
+    def step() -> tuple[Any, ...]:
+        side = rng.choice([DIALLER, ACCEPTOR])
+        match rng.choices(["send", "run", "cut", "swallow", "stop", "ghost", "latency"], [8, 12, 3, 1, 1, 2, 1])[0]:
+            case "send":
+                return "send", side, rng.randint(1, 12)
+            case "run":
+                return "run", rng.choice([rng.uniform(0, 0.05), rng.uniform(0, 0.5), rng.uniform(0, 5)])
+            case "cut":
+                return "cut", told(), told()
+            case "swallow":
+                return "swallow", rng.uniform(0, 4)
+            case "stop":
+                return "stop", side, rng.uniform(0, 10)
+            case "ghost":
+                return "ghost", rng.randint(0, 9), rng.uniform(0, 4)
+            case _:
+                return "latency", rng.choice([0.0, 0.01, rng.uniform(0, 0.5)])
+
+    return [step() for _ in range(count)]
+
+
+@given(st.lists(steps, max_size=40), st.integers(1, 7))
+def test_whatever_happens_to_connections_each_side_gets_what_the_other_sent(
+    schedule: list[tuple[Any, ...]], ack_every: int
+) -> None:
+    play_and_heal(schedule, ack_every)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_same_in_long_schedules(seed: int) -> None:
+    rng = random.Random(seed)
+    sim = play_and_heal(drawn(rng, 120), rng.choice([1, 3, 10, 1000]))
+    assert len(sim.wires) >= 2
+    assert any(hello.received for hello in sim.hellos)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_up_to_its_death_a_link_delivers_a_prefix(seed: int) -> None:
+    rng = random.Random(seed)
+    sim = Simulation(LinkLimits(ack_every=3, reconnect=rng.uniform(0, 5), attach=5))
+    play(sim, drawn(rng, 120))
     for deaths, link in zip(sim.deaths, sim.links, strict=True):
-        assert len(deaths) <= 1
+        assert len(deaths) == (link.dead is not None)
         assert not link.dead or link.unacknowledged_bytes == 0
 
 
@@ -313,6 +354,19 @@ def test_the_schedules_do_come_to_new_connections_and_to_frames_sent_again() -> 
     assert len(sim.wires) == 2
     assert sim.suspicions[DIALLER][0].endswith("(setting server_heartbeat_interval: 3 missed)")
     assert sim.suspicions == [[sim.suspicions[0][0], ""], ["the connection to tcp://near:1 broke: cut", ""]]
+
+
+def test_what_arrived_and_was_not_acknowledged_is_not_sent_again() -> None:
+    sim = Simulation(LinkLimits(heartbeat=0)).start()
+    sim.run(1)
+    sim.send(DIALLER, 5)
+    sim.send(ACCEPTOR, 5)
+    sim.run(0.1)
+    assert [link.unacknowledged for link in sim.links] == [5, 5]
+    sim.cut()
+    sim.run(0.1)
+    assert len(sim.wires) == 2
+    sim.check_whole()
 
 
 def test_what_is_sent_before_the_first_connection_follows_it() -> None:

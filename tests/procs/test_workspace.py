@@ -17,10 +17,11 @@ import pytest
 
 from monarch._errors import WorkspaceError
 from monarch._mesh.workspace.manifest import FILE, LARGE, Entry
+from monarch._mesh.workspace.receiver import NewPath, Problem, Receiver, Root
 from monarch._mesh.workspace.scan import scan
 from monarch._mesh.workspace.sync import sync_hosts, sync_workspace
 from monarch._mesh.workspace.tree import LOCK
-from monarch.actor import Actor, HostMesh, ProcMesh, current_rank, endpoint, get_active_proc_meshes
+from monarch.actor import Actor, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint, get_active_proc_meshes
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -175,6 +176,47 @@ def test_many_files_come_in_many_batches(hosts: ProcMesh, tmp_path: Path) -> Non
         (project / f"half{number}").write_bytes(bytes([number]) * (LARGE - number))
     sync(hosts, [project])
     same(project, tmp_path / "host0" / "many", tmp_path / "host1" / "many")
+
+
+def test_a_host_refuses_what_would_lead_out_of_its_directory(hosts: ProcMesh, tmp_path: Path) -> None:
+    receivers: Any = hosts.spawn("receivers", Receiver, "WORKSPACE_DIR", "run")
+
+    def ask(name: str, *args: object) -> list[Any]:
+        return getattr(receivers, name).call(*args).get(timeout=TIMEOUT).values()  # type: ignore[no-any-return]
+
+    assert all(isinstance(answer, Problem) for answer in ask("write", [NewPath("early", 0o644, 0, b"")]))
+    assert all(isinstance(answer, Root) for answer in ask("lock"))
+    assert all(isinstance(answer, Problem) for answer in ask("begin", "../elsewhere"))
+    assert all(isinstance(answer, bytes) for answer in ask("begin", "code"))
+    assert ask("make", [], ["a"], [("link", str(tmp_path)), ("a/up", "../../..")]) == [None, None]
+    for path in ("../x", str(tmp_path / "x"), "link/x", "a/up/x", "a/../x", ""):
+        for name, *args in (
+            ("write", [NewPath(path, 0o644, 0, b"evil")]),
+            ("make", [path], [], []),
+            ("make", [], [path], []),
+            ("make", [], [], [(path, "target")]),
+            ("new_file", path, None),
+            ("touch", [(path, 0o777, 0)]),
+            ("end", [path], []),
+            ("blocks", path),
+            ("digests", [path]),
+        ):
+            assert all(isinstance(answer, Problem) for answer in ask(name, *args)), (name, path)
+            ask("begin", "code")
+    assert not (tmp_path / "x").exists()
+    receivers.stop().get(timeout=TIMEOUT)
+
+
+def test_a_host_whose_process_dies_is_told_of(hosts: ProcMesh, project: Path, faults: Any) -> None:
+    class Ends(Actor):
+        @endpoint
+        def end(self) -> None:
+            os._exit(3)
+
+    with pytest.raises(SupervisionError):
+        hosts.slice(hosts=1).spawn("ends", Ends).end.call_one().get(timeout=TIMEOUT)
+    with pytest.raises(SupervisionError):
+        sync(hosts, [project])
 
 
 # --- modules

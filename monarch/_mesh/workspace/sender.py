@@ -14,9 +14,9 @@ from monarch._mesh.workspace.manifest import LARGE, Manifest, Plan
 from monarch._mesh.workspace.receiver import NewPath, Problem
 
 IN_FLIGHT = 32 << 20  # bytes sent and not yet written by every host, over all groups
-_BATCH_BYTES = 4 << 20
+_BATCH_BYTES = 1 << 20
 _BATCH_FILES = 512
-_PIECE = 32 * BLOCK
+_PIECE = 8 * BLOCK  # memory of this size is used again and again; larger pieces cost fresh pages each, twice the time
 _CALLS = 256  # under way at a time, however few bytes they carry
 
 # (endpoint's name, arguments) -> the answer of each host of the group. Sends at once, before it is awaited.

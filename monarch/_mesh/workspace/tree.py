@@ -199,6 +199,11 @@ class Tree:
                     os.unlink(name, dir_fd=fd)
 
     def close(self) -> None:
+        """As well as it can, folders that are writable for a while get their modes back."""
+        try:
+            self.restore_modes()
+        except (OSError, RefusedPath):
+            pass
         self._close_beyond(0)
         os.close(self._root)
 

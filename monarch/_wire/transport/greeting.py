@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from monarch._wire.transport.tls import TlsSocket
 
 DEADLINE = 5.0  # seconds for all of it, however lively the other side is meanwhile
-_DRAINED = 16  # reads of what comes after TLS has failed
+_DRAINED = 16  # reads, of 4 KiB, of what is not wanted any more
 
 
 class Greeting:
@@ -94,7 +94,7 @@ class Greeting:
         explained = getattr(exc, "tls_failure", None)
         if explained is None:
             text = f"the connection broke in the middle of the handshake: {exc.strerror or exc}"
-            self._end(self._lingers or Failure(text, final=False))
+            self._end(self._lingers or self._challenge.failure or Failure(text, final=False))
             return
         # Closing while bytes of the other side are on their way would take the reason (TLS's alert) from it.
         self._lingers = Failure(str(explained), final=True)
@@ -109,10 +109,8 @@ class Greeting:
 
     def _drain(self) -> None:
         """Reads and forgets until the other side has closed too; the deadline goes on."""
-        while self._plain.recv(4096):
+        while self._drained < _DRAINED and self._plain.recv(4096):
             self._drained += 1
-            if self._drained > _DRAINED:
-                break
         self._end(self._lingers)
 
     def _converse(self) -> None:
@@ -154,5 +152,14 @@ class Greeting:
         if failure is None:
             self._done(self._sock)
         else:
+            self._forget_unread()
             self._sock.close()
             self._done(failure)
+
+    def _forget_unread(self) -> None:
+        """Closing with bytes unread would be a reset, which takes from the other side what it was told last."""
+        try:
+            while self._drained < _DRAINED and self._plain.recv(4096):
+                self._drained += 1
+        except OSError:
+            pass

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from monarch._wire.auth import TLS_ALERT
 from monarch._wire.frame import Buffer
 
 _CHUNK = 128 * 1024  # plaintext that is encrypted before the kernel is asked to take it
@@ -127,6 +128,7 @@ class TlsSocket:
         self._unsent = memoryview(b"")  # ciphertext that the kernel has not taken
         self._owed = 0  # bytes of the next send that are encrypted already: 0 or 1
         self._broken = ""
+        self._spoken = False
         self._ended = False
         self.established = False
 
@@ -161,6 +163,8 @@ class TlsSocket:
                         return False
             except ssl.SSLError as exc:
                 self._collect()
+                if not self._spoken and not self._unsent:
+                    self._unsent = memoryview(TLS_ALERT)  # OpenSSL says nothing to what is no TLS at all
                 try:
                     self._flush()  # the alert that tells the other side
                 except OSError:
@@ -256,6 +260,7 @@ class TlsSocket:
     def _collect(self) -> None:
         """What OpenSSL has written, behind what waits already."""
         if self._out.pending:
+            self._spoken = True
             data = self._out.read()
             self._unsent = memoryview(bytes(self._unsent) + data if self._unsent else data)
 
@@ -337,6 +342,8 @@ def explain_alert(reason: str) -> str:
         )
     if "unknown ca" in reason or "decrypt error" in reason or "certificate" in reason:
         return f"the other side refused this side's certificate ({reason}); it has to be signed by the CA of the job"
+    if "protocol version" in reason:
+        return f"the other side does not speak TLS as this one does ({reason}); both need certificates, or neither"
     return f"the other side refused the TLS handshake ({reason})"
 
 
