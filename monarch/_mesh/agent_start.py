@@ -92,6 +92,7 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
     where it listens ("" when it was not to). It ends with the socket. OSError when it cannot listen."""
     import subprocess  # slow to import; used when a client starts
 
+    inherited = _inherited(options.listen)
     ours, theirs = socket.socketpair()
     try:
         write(ours, options)
@@ -102,7 +103,7 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
         agent = subprocess.Popen(
             [sys.executable, *flags, "-P", "-c", code, str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), *inherited),
             start_new_session=True,
         )
     except BaseException:
@@ -120,4 +121,22 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
         ours.close()
         agent.wait()
         raise OSError(f"cannot listen at {options.listen!r}: {said.error}")
+    for descriptor in inherited:  # the agent has it: were it open here too, clients would wait for ever when the agent ends
+        os.close(descriptor)
     return agent, ours, said.prefix
+
+
+def _inherited(listen: str) -> list[int]:
+    """The descriptor in an address such as tcp://host:fd7. OSError when it is not open."""
+    if ":fd" not in listen:
+        return []
+    from monarch._wire import host_address  # slow to import, and a client does without
+
+    bind = host_address.parse(listen).bind
+    if not isinstance(bind, host_address.Inherited):
+        return []
+    try:
+        os.fstat(bind.fd)
+    except OSError as exc:
+        raise OSError(f"cannot listen at {listen!r}: descriptor {bind.fd} is not open in this process") from exc
+    return [bind.fd]

@@ -138,6 +138,7 @@ class HostAgent(Steward):
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
 
     def _on_trust(self, trust: Trust, frame: Frame) -> None:
+        settings.restore(msgspec.msgpack.decode(trust.config))
         credentials = msgspec.msgpack.decode(frame.body, type=Credentials)
         for host in trust.hosts:
             self.links.trust(host, credentials)

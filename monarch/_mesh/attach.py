@@ -27,6 +27,7 @@ from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
 _PATIENCE = 5.0  # seconds that a host which can be reached gets to answer, beyond the time for reaching it
+_FAILED = "attach failed: config push failed during attach to {}: {}"
 
 
 def attach_to_workers(
@@ -57,9 +58,9 @@ def attach_to_workers(
         raise TypeError(f"workers is a sequence of addresses or Futures of them, got {workers!r}")
     if not workers:
         raise ValueError("workers is empty: a mesh has one host or more")
-    known = [worker for worker in workers if isinstance(worker, str)]
-    given = credentials(ca, certificate, private_key, secret, known)
+    known = [_prefix(worker) for worker in workers if isinstance(worker, str)]
     hosts = Workers(workers)
+    given = credentials(ca, certificate, private_key, secret, known)
     session = AttachedHosts(hosts, given, dict(env or {}))
     session.begin()
     return HostMesh(hosts, Shape(["hosts"], NDSlice.new_row_major([len(workers)])), session=session)
@@ -145,9 +146,8 @@ class AttachedHosts:
         try:
             hosts = self._hosts.resolve()
             proc = self._proc
-            if self._credentials != Credentials():
-                body = msgspec.msgpack.encode(self._credentials)
-                proc.post(agent_of(proc.address), Trust(list(hosts)), body)
+            trust = Trust(hosts, msgspec.msgpack.encode(settings.snapshot()))
+            proc.post(agent_of(proc.address), trust, msgspec.msgpack.encode(self._credentials))
             attaching = Attaching(proc, hosts)
             attaching.ask(self._env)
         except BaseException as exc:
@@ -239,9 +239,16 @@ class Attaching(Entry):
 
     def give_up(self, error: BaseException) -> None:
         if not self.ready:
-            self._error = error
+            self._error = self._late() if isinstance(error, TimeoutError) else error
             self.close()
             self.settle()
+
+    def _late(self) -> RuntimeError:
+        assert self.target is not None
+        silent = ", ".join(host_of(self.target.addresses[rank]) for rank in self.unanswered())
+        limit = settings.get("mesh_attach_config_timeout")
+        why = f"it did not answer within {limit:g} s (setting mesh_attach_config_timeout)"
+        return RuntimeError(_FAILED.format(silent, why))
 
     def value(self) -> list[AttachedHost | None]:
         if self._error is not None:
@@ -250,7 +257,7 @@ class Attaching(Entry):
 
 
 def _failure_of(address: str, ended: ProcEnded) -> Failure:
-    return Failure(f"attach failed: config push failed during attach to {host_of(address)}: {ended.detail}")
+    return Failure(_FAILED.format(host_of(address), ended.detail))
 
 
 # --- hosts for trying things out

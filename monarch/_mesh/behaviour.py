@@ -162,10 +162,10 @@ class ActorBehaviour:
         except Exception as exc:
             self._reply_error(delivery, exc)
             return
-        call, instance = delivery.call, self.instance
+        instance = self.instance
         # With more messages waiting, answers are written a few at a time.
         lazy = _FLOOD if instance.mailbox.messages else 0.0
-        instance.proc.answer(delivery.back, Answer(call.port, call.rank, VALUE), body, buffers, lazy)
+        instance.proc.reply(delivery, VALUE, body, buffers, lazy)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
@@ -177,7 +177,7 @@ class ActorBehaviour:
             proc.check_size(body, buffers)
         except MessageTooLargeError:
             body, buffers = encode_error(RuntimeError("the exception is too large to send"), where, formatted[:100_000])
-        proc.answer(delivery.back, Answer(call.port, call.rank, ERROR), body, buffers)
+        proc.reply(delivery, ERROR, body, buffers)
 
     def _raised(self, delivery: Delivery, exc: Exception, method: Method | None) -> None:
         """An endpoint raised: its caller is told, or, when nobody waits, the actor fails."""

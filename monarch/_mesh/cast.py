@@ -1,13 +1,19 @@
 """Planning a cast: which process gets which message of a view. Pure, and made once a view.
 
-On one host the sender writes to each process itself; below the width of an agent's tree that is the fastest way.
+Receivers on the sender's own host are sent to one by one, which is the fastest way there; those on others share one message
+that goes down a tree of agents (see `casts`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch._wire.message import encode_extent
+from monarch._wire.address import host_of, name_of
+from monarch._wire.message import PlanHost, encode_extent
+
+Receivers = tuple[tuple[int, int, str], ...]  # (rank in the view, rank in the mesh, process)
+
+FEW = 2  # receivers on other hosts from which on they share a message
 
 
 class Plan:
@@ -17,7 +23,7 @@ class Plan:
     `view` is the view's extent as it goes into messages.
     """
 
-    __slots__ = ("addresses", "ranks", "receivers", "view")
+    __slots__ = ("_parted", "_parted_for", "addresses", "ranks", "receivers", "view")
 
     def __init__(
         self, labels: tuple[str, ...], sizes: tuple[int, ...], ranks: Sequence[int], addresses: Sequence[str]
@@ -25,10 +31,41 @@ class Plan:
         self.view = encode_extent(labels, sizes)
         self.ranks = tuple(ranks)
         self.addresses = tuple(addresses[rank] for rank in self.ranks)
-        self.receivers = tuple(zip(range(len(self.ranks)), self.ranks, self.addresses, strict=True))
+        self.receivers: Receivers = tuple(zip(range(len(self.ranks)), self.ranks, self.addresses, strict=True))
+        self._parted: Parted | None = None
+        self._parted_for = ""
 
     def __len__(self) -> int:
         return len(self.ranks)
 
     def processes(self) -> int:
         return len(set(self.addresses))
+
+    def parted(self, host: str) -> Parted | None:
+        """Its part on other hosts than `host`, the sender's; None where it is sent to one by one."""
+        if self._parted_for != host:
+            parted = Parted(self.receivers, host)
+            self._parted = parted if len(parted.far) >= FEW else None
+            self._parted_for = host
+        return self._parted
+
+
+class Parted:
+    """The receivers of a view as a sender on one host sees them: `near` are on the same, `far` on others, in the order of their
+    positions in a CastPlan with `hosts`."""
+
+    __slots__ = ("addresses", "far", "hosts", "near")
+
+    def __init__(self, receivers: Receivers, host: str) -> None:
+        self.near = tuple(receiver for receiver in receivers if host_of(receiver[2]) == host)
+        by_host: dict[str, list[tuple[int, int, str]]] = {}
+        for receiver in receivers:
+            there = host_of(receiver[2])
+            if there != host:
+                by_host.setdefault(there, []).append(receiver)
+        self.hosts = [
+            PlanHost(there, [name_of(address) for _, _, address in some], [index for index, _, _ in some])
+            for there, some in by_host.items()
+        ]
+        self.far: Receivers = tuple(receiver for some in by_host.values() for receiver in some)
+        self.addresses = frozenset(address for _, _, address in self.far)

@@ -20,16 +20,17 @@ Bounds, and what happens beyond: an upstream's plans, and ours at a child: 4,096
 registered anew when needed. Gatherings: 65,536, further calls are delivered but answered with a Failure. Answers held to
 travel together: 1 MiB a gathering, then they go. Kept for a child: 1,000 casts without a gathering, 16 MiB of bodies and none
 above 1 MiB with a gathering. Without its body a call fails when the child's host ends; a cast that is given up leaves a gap
-then, of which the receivers are told (Skip); the last 1,000 (sender, mesh, part) of such are remembered a child. Answers that
-were given: 1,000 finished gatherings and 16 MiB in all, none above 1 MiB; who asks for one that is not kept gets a Failure.
-The last ports of 10,000 processes are remembered to know that; beyond them, whoever asks again for what is not known gets
-one too. An agent whose parent's host has ended waits `patience` seconds for whoever takes its place.
+then, of which the receivers are told (Skip). The last 1,000 (sender, mesh, part) with such casts are remembered a child;
+Skips, as many at most for each end, are always kept. Answers that were given: 1,000 finished gatherings and 16 MiB in all,
+none above 1 MiB; who asks for one that is not kept gets a Failure. The last ports of 10,000 processes are remembered to know
+that; beyond them, whoever asks again for what is not known gets one too. An agent whose parent's host has ended waits
+`patience` seconds for whoever takes its place.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -74,7 +75,7 @@ CALL_HOLD = 0.01  # `gather` of a call
 STREAM_HOLD = 0.0  # `gather` of a stream: the end of this turn
 PATIENCE = 300.0
 
-Upstream: TypeAlias = Hashable  # a key; only whoever carries out effects knows more
+Upstream: TypeAlias = Any  # a key; only whoever carries out effects knows more
 Key: TypeAlias = tuple[str, int]  # of a gathering: address of the process that holds the port, port
 
 
@@ -203,30 +204,68 @@ def _parts(plan: _Plan, hosts: Sequence[PlanHost], start: int) -> list[_Part]:
 class _Above:
     """An upstream: its plans, and which of its casts are not through yet."""
 
-    __slots__ = ("confirmed", "key", "last", "open", "plans", "there")
+    __slots__ = ("confirmed", "gaps", "key", "last", "open", "plans", "there")
 
     def __init__(self, key: Upstream) -> None:
         self.key = key
         self.there = True
         self.plans: OrderedDict[int, _Plan] = OrderedDict()
         self.last = 0
-        self.open: dict[int, None] = {}
+        self.open: dict[int, None] = {}  # ascending
+        self.gaps: dict[_Gap, None] = {}
         self.confirmed = 0
 
     def through(self) -> int:
         """All up to this number are through."""
-        return next(iter(self.open)) - 1 if self.open else self.last
+        first = next(iter(self.open), self.last + 1)
+        return min((gap.first for gap in self.gaps), default=first) - 1 if self.gaps else first - 1
+
+
+class _Gap:
+    """Casts of one sender to one part that were given up and are not confirmed.
+
+    The one above is not told that they are through before they are, or before the receivers were told to skip them: should
+    we end too, it is the one to do that. `first` is the lowest number from above, `last` the highest at the child; those
+    given up since are `later`, or a flood of them would never end.
+    """
+
+    __slots__ = ("above", "first", "last", "later")
+
+    def __init__(self, above: _Above | None, first: int, last: int) -> None:
+        self.above = above
+        self.first = first
+        self.last = last
+        self.later: tuple[int, int] | None = None
+
+    def add(self, first: int, last: int) -> None:
+        self.later = (self.later[0] if self.later is not None else first), last
+
+    def confirmed(self, number: int) -> bool:
+        """By the child, up to that number: whether nothing is left."""
+        if self.last <= number and self.later is not None:
+            self.first, self.last = self.later
+            self.later = None
+        return self.last <= number
+
+    def close(self) -> None:
+        if self.above is not None:
+            self.above.gaps.pop(self, None)
 
 
 class _Passing:
-    """A cast without a gathering: through once no branch is left."""
+    """A cast without a gathering: through once no branch is left.
 
-    __slots__ = ("above", "branches", "number")
+    Of one that tells receivers to skip: `gap` is what is through then, or `lost` the answers that the callers get then.
+    """
+
+    __slots__ = ("above", "branches", "gap", "lost", "number")
 
     def __init__(self, above: _Above | None, number: int) -> None:
         self.above = above
         self.number = number
-        self.branches = 0
+        self.branches = 1  # until it has left here
+        self.gap: _Gap | None = None
+        self.lost: tuple[_Gathering, list[_Record]] | None = None
 
 
 class _Given:
@@ -264,6 +303,7 @@ class _Gathering:
         "mine",
         "orphaned",
         "root",
+        "skips",
     )
 
     def __init__(self, above: _Above, key: Key, cast: Cast) -> None:
@@ -274,6 +314,7 @@ class _Gathering:
         self.given = _Given(key, cast)
         self.mine: dict[int, str] = {}  # rank -> process name
         self.branches: dict[str, _Branch] = {}  # by the child's host
+        self.skips = 0  # that must be through before the call fails for those who are to skip it
         self.held: list[_Record] = []
         self.held_size = 0
         self.gone: list[int] = []
@@ -320,7 +361,7 @@ class _Branch:
 class _Child:
     """An agent we pass on to, and what is kept for it."""
 
-    __slots__ = ("bodies", "given_up", "host", "kept", "last", "last_plan", "loose", "registered", "size")
+    __slots__ = ("bodies", "given_up", "host", "kept", "last", "last_plan", "loose", "registered", "size", "skips")
 
     def __init__(self, host: str) -> None:
         self.host = host
@@ -331,14 +372,15 @@ class _Child:
         self.loose: dict[int, _Branch] = {}  # those without a gathering
         self.bodies: dict[int, _Branch] = {}  # those whose body takes memory
         self.size = 0
-        # (sender, mesh, part) -> the last number of a cast that is not kept and not confirmed
-        self.given_up: OrderedDict[tuple[str, str, _Part], int] = OrderedDict()
+        self.skips = 0  # of those
+        self.given_up: OrderedDict[tuple[str, str, _Part], _Gap] = OrderedDict()  # (sender, mesh, part)
 
     def keep(self, branch: _Branch) -> None:
         number = branch.cast.number
         self.kept[number] = branch
         if isinstance(branch.owner, _Passing):
             self.loose[number] = branch
+            self.skips += branch.cast.skip
         elif branch.size > BODY_KEPT:
             branch.drop_body()
         if branch.size:
@@ -348,17 +390,25 @@ class _Child:
     def release(self, branch: _Branch) -> None:
         number = branch.cast.number
         if self.kept.pop(number, None) is not None:
-            self.loose.pop(number, None)
+            if self.loose.pop(number, None) is not None:
+                self.skips -= branch.cast.skip
             if self.bodies.pop(number, None) is not None:
                 self.size -= branch.size
 
-    def give_up(self, branch: _Branch) -> None:
+    def give_up(self, branch: _Branch, passing: _Passing) -> None:
         """Over a bound: should this child's host end, the receivers below it are told of a gap."""
         self.release(branch)
-        self.given_up[branch.gap] = branch.cast.number
-        self.given_up.move_to_end(branch.gap)
+        above = passing.above if passing.number else None
+        gap = self.given_up.get(branch.gap)
+        if gap is not None:
+            gap.add(passing.number, branch.cast.number)
+            self.given_up.move_to_end(branch.gap)
+            return
+        gap = self.given_up[branch.gap] = _Gap(above, passing.number, branch.cast.number)
+        if above is not None:
+            above.gaps[gap] = None
         if len(self.given_up) > GIVEN_UP:
-            self.given_up.popitem(last=False)
+            self.given_up.popitem(last=False)[1].close()
 
     def drop_body(self, branch: _Branch) -> None:
         """Over a bound: should this child's host end, the call fails."""
@@ -573,8 +623,12 @@ class Casts:
                 branch = next(iter(child.loose.values()))
                 child.release(branch)
                 self._left(branch)
-            for what in [what for what, number in child.given_up.items() if number <= delivered.number]:
-                del child.given_up[what]
+            for what, gap in list(child.given_up.items()):
+                if gap.confirmed(delivered.number):
+                    del child.given_up[what]
+                    gap.close()
+                if gap.above is not None:
+                    self._progress(gap.above)
         return self._take()
 
     def plan_unknown(
@@ -596,12 +650,17 @@ class Casts:
         self._upstream_gone(now, host)
         child = self._children.pop(host, None)
         if child is not None:
-            gaps = dict.fromkeys(child.given_up)
+            skips = []
+            for what, gap in child.given_up.items():
+                passing = _Passing(None, 0)
+                passing.gap = gap
+                skips.append((what, passing))
             for branch in list(child.kept.values()):
-                if not self._adopt(child, branch):
-                    gaps[branch.gap] = None
-            for gap in gaps:  # last: what is kept and not lost then is handled before its receivers skip anything
-                self._skip(*gap)
+                lost = self._adopt(child, branch)
+                if lost is not None:
+                    skips.append((branch.gap, lost))
+            for what, passing in skips:  # last: receivers handle what is sent to them again before they skip anything
+                self._skip(*what, passing)
         return self._take()
 
     # --- timers
@@ -676,7 +735,6 @@ class Casts:
             above.last = cast.number
             above.open[cast.number] = None
         passing = _Passing(above, cast.number)
-        passing.branches = 1  # until it has left here
         self._deliver(plan, cast, body, buffers)
         for part in plan.parts:
             self._pass(passing, part, _cut_cast(cast, part), body, buffers, set())
@@ -722,14 +780,14 @@ class Casts:
         if part.plan.forgotten:
             self._unregister(part)
         child.keep(branch)
-        while len(child.loose) > KEPT_CASTS:
-            self._give_up(child, next(iter(child.loose.values())))
+        while len(child.loose) - child.skips > KEPT_CASTS:
+            self._give_up(child, next(old for old in child.loose.values() if not old.cast.skip))
         while child.size > KEPT_BYTES:
             self._give_up(child, next(iter(child.bodies.values())))
 
     def _give_up(self, child: _Child, branch: _Branch) -> None:
         if isinstance(branch.owner, _Passing):
-            child.give_up(branch)
+            child.give_up(branch, branch.owner)
             self._left(branch)
         else:
             child.drop_body(branch)
@@ -741,11 +799,22 @@ class Casts:
 
     def _passed(self, passing: _Passing) -> None:
         passing.branches -= 1
-        above = passing.above
-        if passing.branches or above is None or not passing.number or not above.there:
+        if passing.branches:
             return
-        del above.open[passing.number]
-        done = above.through() - above.confirmed
+        if passing.lost is not None:
+            self._lose(*passing.lost)
+        gap, above = passing.gap, passing.above
+        if gap is not None:
+            gap.close()
+            above = gap.above
+        if passing.number and above is not None:
+            del above.open[passing.number]
+        if above is not None:
+            self._progress(above)
+
+    def _progress(self, above: _Above) -> None:
+        """More of its casts may be through."""
+        done = above.through() - above.confirmed if above.there else 0
         if done >= CONFIRM_CASTS:
             self._confirm(above)
         elif done > 0 and ("confirm", above.key) not in self._armed:
@@ -798,7 +867,7 @@ class Casts:
 
     def _settle(self, gathering: _Gathering) -> None:
         """After answers came, or ends of those who would have answered."""
-        if not gathering.mine and not gathering.branches:
+        if not gathering.mine and not gathering.branches and not gathering.skips:
             self._flush(gathering)
             self._end(gathering)
             if not gathering.root:
@@ -863,31 +932,31 @@ class Casts:
             self._children[host].release(branch)
             self._effects.append(Pass(host, Unwanted(*gathering.key)))
 
-    def _adopt(self, child: _Child, branch: _Branch) -> bool:
-        """The host of the branch's child has ended: its own children are ours now. False when the cast is lost to them."""
+    def _adopt(self, child: _Child, branch: _Branch) -> _Passing | None:
+        """The host of the branch's child has ended: its own children are ours now. When the cast is lost to them, that of
+        the message that they are to skip it."""
         owner, part = branch.owner, branch.part
         again = msgspec.structs.replace(branch.cast, again=child.host)
-        whole = branch.whole
         if isinstance(owner, _Passing):
             for below in part.below():
                 self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, set())
             self._left(branch)
-            return True
+            return None
         del owner.branches[child.host]
         gone = branch.pending.intersection(part.hosts[0].indices)
         owner.gone += sorted(gone)
         branch.pending -= gone
-        if not whole:
-            self._fail_branch(owner, branch)
+        lost = None if branch.whole else self._fail_branch(owner, branch)
         for below in part.below():
             pending = branch.pending & below.ranks
             if pending:
                 self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, pending)
         self._settle(owner)
-        return whole
+        return lost
 
-    def _fail_branch(self, gathering: _Gathering, branch: _Branch) -> None:
-        """It cannot be sent again: whoever below has not had it never will."""
+    def _fail_branch(self, gathering: _Gathering, branch: _Branch) -> _Passing:
+        """It cannot be sent again: whoever below has not had it never will. They are told to skip it before it fails, for
+        should we end meanwhile, the one above us has to do all this again."""
         pending, branch.pending = branch.pending, set()
         for below in branch.part.below():
             if pending & below.ranks:
@@ -899,15 +968,24 @@ class Casts:
                 f"may have run or not: call again if that does no harm"
             )
         )
-        for rank in sorted(pending):
-            self._hold(gathering, _Record(rank, FAILED, body, ()))
+        gathering.skips += 1
+        passing = _Passing(None, 0)
+        passing.lost = gathering, [_Record(rank, FAILED, body, ()) for rank in sorted(pending)]
+        return passing
 
-    def _skip(self, sender: str, to: str, part: _Part) -> None:
+    def _lose(self, gathering: _Gathering, records: list[_Record]) -> None:
+        gathering.skips -= 1
+        if self._gatherings.get(gathering.key) is gathering:
+            for record in records:
+                self._hold(gathering, record)
+            self._settle(gathering)
+
+    def _skip(self, sender: str, to: str, part: _Part, passing: _Passing) -> None:
         """Tells the receivers below a host that has ended of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
-        passing = _Passing(None, 0)
         for below in part.below():
             self._pass(passing, below, skip, b"", (), set())
+        self._passed(passing)
 
     def _upstream_gone(self, now: float, upstream: Upstream) -> None:
         above = self._above.pop(upstream, None)

@@ -13,6 +13,7 @@ from monarch._mesh import supervision, waits
 from monarch._mesh.actor import Actor, endpoints_of, needs_loop
 from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
 from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
+from monarch._mesh.casting import Casting
 from monarch._mesh.context import context
 from monarch._mesh.endpoint import check_arguments
 from monarch._mesh.owned import Acks, Making, OwnedActors, OwnedProcs
@@ -72,6 +73,7 @@ class MeshLayer:
         self.procs: dict[str, OwnedProcs] = {}
         self.actors: dict[str, OwnedActors] = {}
         self.restarter = Restarter(self)
+        self.casting = Casting(proc)
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
         self.replacements: list[tuple[type, type]] = []  # see `replacements`

@@ -10,9 +10,11 @@ import functools
 import inspect
 import random
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from monarch._mesh.casting import stamps
+from monarch._mesh.casts import CALL_HOLD, STREAM_HOLD
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
@@ -20,11 +22,12 @@ from monarch._runtime.ordering import Receiver
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
 from monarch._wire import codec
-from monarch._wire.message import FAILED, Answer, Call, encode
+from monarch._wire.message import FAILED, Answer, Call, Cast, encode
 from monarch._wire.peer import PeerEnded
 
 if TYPE_CHECKING:
     from monarch._mesh.actor_mesh import ActorMesh
+    from monarch._mesh.cast import Parted
     from monarch._mesh.value_mesh import ValueMesh
     from monarch._runtime.instance import Instance
 
@@ -38,6 +41,9 @@ _FLOOD = 0.0003
 
 # Adverbs, as they travel.
 CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND = range(6)
+
+# Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
+_HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
 
 
 class EndpointProperty(Generic[P, R]):
@@ -322,7 +328,11 @@ class Endpoint(Generic[P, R]):
             raise proc.closed
         proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
-        receivers = plan.receivers if only is None else plan.receivers[only : only + 1]
+        parted = plan.parted(proc.host) if only is None else None
+        if parted is not None:
+            receivers = parted.near
+        else:
+            receivers = plan.receivers if only is None else plan.receivers[only : only + 1]
         key, method, unique, view = spec.key, self._name, sender.unique, plan.view
         entry: Entry | None = None
         number, back = 0, ""
@@ -343,6 +353,8 @@ class Endpoint(Generic[P, R]):
         next_number = sender.numbering.next
         restarts = proc.incarnations if proc.incarnations else None
         incarnation = 0
+        if parted is not None:
+            self._cast_far(parted, entry, number, back, adverb, sender, body, buffers, may_wait)
         for index, rank, address in receivers:
             if may_wait and proc.must_wait(address, key) and sender.key != key:
                 try:
@@ -363,6 +375,49 @@ class Endpoint(Generic[P, R]):
                 proc.post(address, message, body, buffers, lazy)
             except PeerEnded as exc:
                 failure = process_failure(spec, exc.why, [rank])
+                if entry is not None:
+                    entry.fail(failure)
+                elif number:
+                    proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+
+
+    def _cast_far(
+        self,
+        parted: Parted,
+        entry: Entry | None,
+        number: int,
+        back: str,
+        adverb: int,
+        sender: Instance,
+        body: bytes,
+        buffers: Sequence[memoryview],
+        may_wait: bool,
+    ) -> None:
+        """One message for all receivers on other hosts."""
+        proc, spec, plan = sender.proc, self._mesh._spec, self._mesh._plan
+        if may_wait and sender.key != spec.key:
+            try:
+                proc.wait_room_for_all(parted.addresses, spec.key)
+            except BaseException:
+                if entry is not None:
+                    entry.close()
+                raise
+        gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
+        restarts = proc.incarnations if proc.incarnations else None
+        seqs, incarnations = stamps(sender.numbering, spec.key, parted.far, restarts)
+        cast = Cast(
+            0, 0, proc.address, spec.key, sender.unique, self._name, number, back, plan.view, adverb, seqs, incarnations,
+            gather,
+        )  # fmt: skip
+        proc.mesh.casting.cast(
+            parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if gather >= 0 else None
+        )
+        if proc.ended_afar and not proc.ended_afar.isdisjoint(parted.addresses):
+            for index, rank, address in parted.far:
+                ended = proc.end_of_process(address)
+                if ended is None:
+                    continue
+                failure = process_failure(spec, ended, [rank])
                 if entry is not None:
                     entry.fail(failure)
                 elif number:

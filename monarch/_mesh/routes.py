@@ -73,10 +73,6 @@ class Station(Protocol):
 
     def host_lost(self, host: str, why: str) -> None: ...
     def host_suspected(self, host: str, why: str) -> None: ...
-    def link_received(self, link: Link, msg: Any, frame: Frame) -> None:
-        """Another message of the agent at the other end."""
-        ...
-
 
 class Routes:
     """See the module. `agent` is the unique id of this process, `limit` bytes; `gateway` the host that is asked to pass on what is
@@ -168,12 +164,17 @@ class Routes:
             if self._early_bytes > self._limit:
                 self._hold(origin, None)
 
-    def hand(self, name: str, msg: Any, body: Buffer = b"", buffers: Sequence[Buffer] = ()) -> bool:
-        """A message of the agent's own for a process of this host. False when it is not there."""
+    def hand(self, name: str, address: str, msg: Any, body: Buffer = b"", buffers: Sequence[Buffer] = ()) -> bool:
+        """A message of the agent's own for a process of this host. False when it is not there and will not come."""
         connection = self._local.get(name)
-        if connection is None:
+        if connection is None and not self._station.awaited(address):
             return False
-        self._hand(connection, frames.encode(message.encode(msg), body, [memoryview(buffer) for buffer in buffers]))
+        pieces = frames.encode(message.encode(msg), body, [memoryview(buffer) for buffer in buffers])
+        if connection is not None:
+            self._hand(connection, pieces)
+        else:
+            self._early.setdefault(name, []).append(pieces)
+            self._early_bytes += _size(pieces)
         return True
 
     def _hand(self, connection: Any, pieces: list[Buffer]) -> None:
@@ -267,8 +268,6 @@ class Routes:
                 self.pass_on(msg, frame, link)
             elif type(msg) is HostEnded:
                 self._host_ended(msg.host, msg.why, link)
-            else:
-                self._station.link_received(link, msg, frame)
 
     def _learn(self, host: str, link: Link) -> None:
         """A host that cannot be dialled is reached the way its frames came."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from monarch._mesh.casts import Casts, Deliver, Pass, Straight, Up
 from monarch._mesh.effects import (
     Arm,
     Disarm,
@@ -34,18 +36,27 @@ from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
-from monarch._wire.frame import Frame
+from monarch._wire.frame import Buffer, Frame
 from monarch._wire.ids import new_id
 from monarch._wire.message import (
     VERSION,
+    Answers,
     Bye,
+    Call,
+    Cast,
+    CastPlan,
     Census,
+    Climb,
+    Dealt,
+    Delivered,
     Envelope,
+    ForgetPlan,
     Heard,
     Hello,
     LaunchSpec,
     LinkHello,
     Listening,
+    PlanUnknown,
     Pong,
     ProcEnded,
     RestartProcs,
@@ -53,6 +64,7 @@ from monarch._wire.message import (
     SpawnProcs,
     StopProcs,
     Suspected,
+    Unwanted,
     Watch,
 )
 from monarch._wire.peer import PeerEnded
@@ -72,6 +84,8 @@ class Steward:
         self.loop = loop
         self.roster = Roster(host, settings.get("host_spawn_ready_timeout"))
         self.routes = Routes(self, host, new_id(), int(settings.get("outgoing_queue_bytes")))
+        self.casts = Casts()
+        self._sources: set[str] = set()  # processes of other hosts whose casts came here
         self._far: dict[tuple[str, str], Relay] = {}  # by who speaks to us from another host, and as whom
         self._timers: dict[tuple[Any, ...], Timer] = {}
         self._effects: deque[Effect] = deque()
@@ -86,6 +100,16 @@ class Steward:
             Census: lambda c, m, f: self.act(roster.census(now(), c, m)),
             Shutdown: lambda c, m, f: self.shutdown(m.grace),
             Pong: lambda c, m, f: self.act(roster.pong(now(), c, m.token)),
+            CastPlan: lambda c, m, f: self._cast_on(self.casts.plan(now(), c, m)),
+            ForgetPlan: lambda c, m, f: self._cast_on(self.casts.forget(now(), c, m)),
+            Cast: lambda c, m, f: self._on_cast(c, m, f),
+            Unwanted: lambda c, m, f: self._cast_on(self.casts.unwanted(now(), c, m)),
+            Climb: lambda c, m, f: self._cast_on(self.casts.answer(now(), m.back, m.answer, f.body, f.buffers)),
+            Answers: lambda c, m, f: self._cast_on(self.casts.answers(now(), host_of(c.remote), m, f.body, f.buffers)),
+            Delivered: lambda c, m, f: self._cast_on(self.casts.delivered(now(), host_of(c.remote), m)),
+            PlanUnknown: lambda c, m, f: self._cast_on(
+                self.casts.plan_unknown(now(), host_of(c.remote), m, f.body, f.buffers)
+            ),
             Envelope: lambda c, m, f: self.routes.pass_on(m, f, c),
             ProcEnded: lambda c, m, f: self._on_far_ended(m),
             Listening: lambda c, m, f: None,  # a process of another host lives; we asked to hear of its end
@@ -156,6 +180,7 @@ class Steward:
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         self.routes.left(connection)
+        self._cast_on(self.casts.upstream_gone(self.loop.now(), connection))
         self.act(self.roster.connection_lost(self.loop.now(), connection))
 
     # --- other hosts
@@ -179,16 +204,23 @@ class Steward:
     def _on_far_ended(self, ended: ProcEnded) -> None:
         for key in [key for key in self._far if key[0] == ended.address]:
             self._drop_far(key)
+        if ended.address in self._sources:
+            self._sources.discard(ended.address)
+            for process in self.routes.processes():
+                self.send(process, ended)
         self.act(self.roster.owner_ended(self.loop.now(), ended.address))
 
     def _drop_far(self, key: tuple[str, str]) -> None:
         connection = self._far.pop(key)
         connection.lost = True
+        self._cast_on(self.casts.upstream_gone(self.loop.now(), connection))
         self.act(self.roster.connection_lost(self.loop.now(), connection))
 
     def host_lost(self, host: str, why: str) -> None:
         for key in [key for key in self._far if host_of(key[0]) == host]:
             self._drop_far(key)
+        self._sources = {source for source in self._sources if host_of(source) != host}
+        self._cast_on(self.casts.host_ended(self.loop.now(), host))
         self.act(self.roster.host_ended(self.loop.now(), host, why))
 
     def host_suspected(self, host: str, why: str) -> None:
@@ -197,8 +229,54 @@ class Steward:
         for connection in self.routes.processes():
             self.send(connection, Suspected(agent_at(host), 0, why, limit))
 
-    def link_received(self, link: Link, msg: Any, frame: Frame) -> None:
-        return None
+    # --- casts over a tree of agents
+
+    def _on_cast(self, connection: Connection, cast: Cast, frame: Frame) -> None:
+        if cast.source not in self._sources and host_of(cast.source) not in self.routes.names:
+            self._sources.add(cast.source)  # processes here remember what they got from it until they hear of its end
+            self._to_far(agent_of(cast.source), Watch(cast.source))
+        self._cast_on(self.casts.cast(self.loop.now(), connection, cast, frame.body, frame.buffers))
+
+    def _cast_on(self, effects: Iterable[Any]) -> None:
+        for effect in effects:
+            match effect:
+                case Deliver():
+                    self._deal(effect)
+                case Pass(host, msg, body, buffers):
+                    way = self.routes.way_to(host)
+                    if way is None:
+                        self._cast_on(self.casts.host_ended(self.loop.now(), host))
+                    else:
+                        self._give(self._relay(agent_at(host), agent_at(self.host)), msg, body, buffers)
+                case Up(upstream, msg, body, buffers):
+                    self._give(upstream, msg, body, buffers)
+                case Straight(address, msg, body, buffers):
+                    self._give(self._relay(address, agent_at(self.host)), msg, body, buffers)
+                case Arm(key, delay):
+                    timer = ("casts", *key)
+                    self._disarm(timer)
+                    self._timers[timer] = self.loop.call_later(delay, partial(self._cast_timer, timer))
+                case Disarm(key):
+                    self._disarm(("casts", *key))
+
+    def _cast_timer(self, timer: tuple[Any, ...]) -> None:
+        del self._timers[timer]
+        self._cast_on(self.casts.fired(self.loop.now(), timer[1:]))
+
+    def _deal(self, deliver: Deliver) -> None:
+        msg: Any = deliver.message
+        if type(msg) is Call:
+            msg = Dealt(deliver.source, msg, bool(msg.port) and self.casts.gathers(msg.back, msg.port))
+        name = name_of(deliver.address)
+        if not self.routes.hand(name, deliver.address, msg, deliver.body, deliver.buffers):
+            self._cast_on(self.casts.process_ended(self.loop.now(), deliver.address))
+
+    def _give(self, connection: Connection, msg: Any, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        head = addressed(connection, message.encode(msg))
+        try:
+            connection.send(frames.encode(head, body, [memoryview(buffer) for buffer in buffers]))
+        except (ConnectionLost, PeerEnded):
+            pass
 
     def awaited(self, address: str) -> bool:
         return self.roster.awaited(address)
@@ -231,6 +309,7 @@ class Steward:
             case Ended(ended):
                 self.release(ended)
                 self.routes.gone(name_of(ended.address))
+                self._cast_on(self.casts.process_ended(self.loop.now(), ended.address))
             case MeshEnded(mesh):
                 self.mesh_ended(mesh)
             case Arm(key, delay):

@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """A Call as it arrived; `back` is the process its answer goes to, `source` the one it came from, `started` when the actor
-    took it from its mailbox."""
+    """A Call as it arrived; `back` is the process its answer goes to (`up`: through the tree it came down), `source` the one it
+    came from, `started` when the actor took it from its mailbox."""
 
-    __slots__ = ("back", "body", "buffers", "call", "source", "started")
+    __slots__ = ("back", "body", "buffers", "call", "source", "started", "up")
     started: float
 
-    def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str) -> None:
+    def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str, up: bool = False) -> None:
         self.call = call
         self.body = body
         self.buffers = buffers
         self.source = source
         self.back = call.back or source
+        self.up = up
 
 
 class Leave(Exception):

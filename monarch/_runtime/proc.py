@@ -10,7 +10,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -32,9 +32,12 @@ from monarch._wire.message import (
     VERSION,
     ActorEnded,
     Answer,
+    Answers,
     Bounced,
     Bye,
     Call,
+    Climb,
+    Dealt,
     Envelope,
     Failure,
     Heard,
@@ -47,6 +50,7 @@ from monarch._wire.message import (
     ProcEnded,
     Restarted,
     SenderEnded,
+    Skip,
     Suspected,
     Watch,
     Welcome,
@@ -96,6 +100,7 @@ class Proc:
         self.actor_failed: Callable[[ActorEnded], None] = _ignore
         self.bounced: Callable[[Bounced], None] = _ignore
         self.connection_broke: Callable[[str], None] = _ignore  # to a process that lives
+        self.cast_to: Callable[[str], Sequence[str]] = _none  # processes that were sent casts of an actor
         self.addresses_on: Callable[[str], Sequence[str]] = _none  # processes of a host that the mesh layer knows of
         self.agent_lost: Callable[[str], None] = _ignore
         self.transport: Transport | None = None
@@ -115,6 +120,7 @@ class Proc:
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
         self._torn: set[str] = set()  # processes that a connection to broke although they live
         self._connections: dict[str, list[Connection]] = {}
+        self.ended_afar: set[str] = set()  # processes of other hosts
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         # New processes at addresses whose last one we still know: their connection, incarnation, and what they sent.
         self._newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}
@@ -197,11 +203,25 @@ class Proc:
                 dest = f"port {answer.port} of {address}"
                 self.bounced(Bounced(answer.sender, dest, "a port message", "its process has ended", True))
 
+    def reply(
+        self, delivery: Delivery, kind: int, body: bytes, buffers: Sequence[memoryview] = (), lazy: float = 0.0
+    ) -> None:
+        """Answers a call: to the process that holds its port, or up the tree that it came down."""
+        call = delivery.call
+        answer = Answer(call.port, call.rank, kind)
+        if not delivery.up:
+            self.answer(delivery.back, answer, body, buffers, lazy)
+            return
+        try:
+            self.post(agent_of(self.address), Climb(delivery.back, answer), body, buffers, lazy)
+        except PeerEnded:  # and this process with it
+            pass
+
     def refuse(self, delivery: Delivery, failure: Failure) -> None:
         """Tells whoever sent a message that it will not be handled, and why."""
         call = delivery.call
         if call.port:
-            self.answer(delivery.back, Answer(call.port, call.rank, FAILED), message.encode(failure), ())
+            self.reply(delivery, FAILED, message.encode(failure))
         else:
             bounced = Bounced(
                 call.sender,
@@ -255,6 +275,15 @@ class Proc:
                     f"mailbox_messages) and handled less than half of them within {timeout:g} s (setting "
                     f"message_delivery_timeout)"
                 )
+
+    def wait_room_for_all(self, addresses: Iterable[str], key: str) -> None:
+        """`wait_room` for the receivers of a cast."""
+        if self.must_wait(agent_of(self.address), key):
+            self.wait_room(agent_of(self.address), key)
+        if self._paused:
+            for address in addresses:
+                if (address, key) in self._paused:
+                    self.wait_room(address, key)
 
     # --- receiving, on the I/O thread
 
@@ -346,9 +375,7 @@ class Proc:
             self._post_quietly(agent_of(hello.address), Watch(hello.address, peer.incarnation))
         else:
             peer.adopt(connection)
-            if peer.route and not peer.watched:  # nobody else would tell of its end
-                peer.watched = True
-                self._post_quietly(agent_of(hello.address), Watch(hello.address, peer.incarnation))
+            self.watch(hello.address)  # nobody else would tell of its end
         return True
 
     def _on_envelope(self, envelope: Envelope, frame: Frame) -> None:
@@ -374,8 +401,8 @@ class Proc:
         newcomer[2].append(frame)
         return True
 
-    def _on_call(self, call: Call, body: Buffer, buffers: Sequence[Buffer], remote: str) -> None:
-        delivery = Delivery(call, body, buffers, remote)
+    def _on_call(self, call: Call, body: Buffer, buffers: Sequence[Buffer], remote: str, up: bool = False) -> None:
+        delivery = Delivery(call, body, buffers, remote, up)
         instance = self.actors.get(call.to)
         if instance is not None:
             if call.seq == 1:
@@ -407,10 +434,29 @@ class Proc:
                 bounced = Bounced(answer.sender, dest, dest, "its receiver is gone", True)
             self._post_quietly(remote, bounced)
 
+    def _on_answers(self, answers: Answers, frame: Frame) -> None:
+        """They came up the tree together."""
+        receive, port = self.ports.receive, answers.port
+        if len(answers.ranks) == 1:
+            receive(port, (answers.ranks[0], answers.kinds[0], frame.body, frame.buffers))
+            return
+        view, start = memoryview(frame.body), 0
+        for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=True):
+            receive(port, (rank, kind, bytes(view[start : start + size]), ()))
+            start += size
+
     def _on_other(self, connection: Connection, msg: Any, frame: Frame) -> None:
         kind = type(msg)
         if kind is Envelope:
             self._on_envelope(msg, frame)
+        elif kind is Dealt:
+            self._on_call(msg.call, frame.body, frame.buffers, msg.source, msg.up)
+        elif kind is Answers:
+            self._on_answers(msg, frame)
+        elif kind is Skip:
+            instance = self.actors.get(msg.to)
+            if instance is not None:
+                instance.path_lost(msg.sender)
         elif kind is ActorEnded:
             self.actor_failed(msg)
         elif kind is Bounced:
@@ -547,7 +593,7 @@ class Proc:
                 self._bury(instance.key, end)
         self.ports.actor_ended(instance)
         if instance.numbering:
-            for address in (self.address, *self.connected()):
+            for address in (self.address, *self.connected(), *self.cast_to(instance.unique)):
                 self._post_quietly(address, SenderEnded(instance.unique))
         if failure is not None and instance.owner_proc:
             ended = ActorEnded(instance.owner, failure)
@@ -608,6 +654,13 @@ class Proc:
             self._relays[peer.address] = relay
         return relay
 
+    def watch(self, address: str) -> None:
+        """Sees to it that we hear of the end of that process of another host."""
+        peer = self.peer(address)
+        if peer.route and not peer.watched:
+            peer.watched = True
+            self._post_quietly(agent_of(address), Watch(address, peer.incarnation))
+
     def _agent(self) -> Connection | None:
         peer = self._peers.get(agent_of(self.address))
         return None if peer is None else peer.connection
@@ -645,6 +698,7 @@ class Proc:
                 self.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, peer.incarnation))
             self.incarnations.process_restarted(address, incarnation)
             peer.revive(incarnation)
+            self.ended_afar.discard(address)
             self._welcome_newcomer(peer)
         elif peer is not None:
             if peer.asking:  # else the other side was faster and has dialled us
@@ -683,6 +737,8 @@ class Proc:
         if peer.ended is not None and ended.incarnation == peer.incarnation:
             return
         peer.incarnation = ended.incarnation
+        if peer.route:
+            self.ended_afar.add(address)
         newcomer = self._newcomers.get(address)
         for connection in list(self._connections.get(address, ())):
             if newcomer is None or newcomer[0] is not connection:
@@ -722,6 +778,7 @@ class Proc:
         peer = self._peers.get(address)
         if peer is not None and peer.ended is not None:
             del self._peers[address]
+            self.ended_afar.discard(address)
             self.incarnations.forget_process(address)
 
     def _on_suspected(self, suspected: Suspected) -> None:

@@ -301,10 +301,11 @@ class Gather(_Result):
     The exception of the lowest rank is raised once all have answered; a failure of any target at once.
     """
 
-    __slots__ = ("_answers", "_arrived", "_finish")
+    __slots__ = ("_answers", "_arrived", "_finish", "unwanted")
 
     def __init__(self, target: Target | None, count: int, finish: Callable[[list[Any]], Any]) -> None:
         super().__init__(target)
+        self.unwanted: Callable[[], None] | None = None  # called when it is closed before all have answered
         self._answers: list[Raw | None] = [None] * count
         self._arrived: list[int] = []  # appending is atomic: answers come from the I/O thread and from local actors
         self._error = None
@@ -322,6 +323,12 @@ class Gather(_Result):
         if len(self._arrived) == len(self._answers):
             self.close()
             self.settle()
+
+    def close(self) -> None:
+        super().close()
+        if self.unwanted is not None and len(self._arrived) < len(self._answers):
+            tell, self.unwanted = self.unwanted, None
+            tell()
 
     def waits_for(self, address: str) -> bool:
         return self.target is not None and any(
@@ -345,7 +352,7 @@ class Gather(_Result):
 class Queue(Entry):
     """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
 
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_left", "_lock", "_seen")
+    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_left", "_lock", "_seen", "unwanted")
 
     def __init__(self, target: Target | None = None, limit: int = 0) -> None:
         super().__init__(target)
@@ -355,6 +362,7 @@ class Queue(Entry):
         self._error: BaseException | None = None
         self._left = limit
         self._seen: set[int] = set()
+        self.unwanted: Callable[[], None] | None = None  # called when it is closed before all have answered
 
     def receive(self, raw: Raw) -> None:
         if raw[1] == FAILED and self._left:
@@ -373,6 +381,12 @@ class Queue(Entry):
                 return
             arrival = self._armed.popleft()
         arrival.arrive(raw)
+
+    def close(self) -> None:
+        super().close()
+        if self.unwanted is not None and self._left:
+            tell, self.unwanted = self.unwanted, None
+            tell()
 
     def arm(self, arrival: Arrival) -> None:
         with self._lock:

@@ -4,6 +4,7 @@ An address is a string, cheap to compare and to send:
 
     unix:<folder>/<name>      a Unix socket in a host's runtime folder
     inproc:<network>/<name>   a process simulated inside this one (monarch.testing)
+    inproc:<network>.h<i>/<name>   the same on a further host
 
 The folder (or network) is the host; `agent`, `client` and `<mesh uid>.<rank>` are the names in it. Because names follow
 from a mesh's uid, a mesh of any size is one uid and its hosts, and references can be sent before its processes live.
@@ -48,7 +49,7 @@ def split_proc_name(name: str) -> tuple[str, int] | None:
 
 def is_dialable(host: str) -> bool:
     """Whether others can connect to the host of that prefix; a client's own machine usually has no address."""
-    return not host.startswith("unix:")
+    return "." in host if host.startswith("inproc:") else not host.startswith("unix:")
 
 
 def parse(address: str) -> tuple[str, str]:

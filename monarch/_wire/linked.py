@@ -246,8 +246,8 @@ class LinkConnection:
         self._event(self._link.accepted, connection, hello)
 
     def pause_reading(self) -> None:
-        """Takes no more frames until `resume_reading`, neither from this connection nor from the next; some that were read
-        already may still come. Meanwhile the other side's silence says nothing."""
+        """Takes no more frames until `resume_reading`, neither from this connection nor from the next. What was read already,
+        or is left in a connection when it breaks, may still come. Meanwhile the other side's silence says nothing."""
         self._paused = True
         self._link.deaf(self._loop.now(), True)
         self._apply_pause()

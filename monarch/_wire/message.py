@@ -448,6 +448,7 @@ class Trust(_Message, tag=54):
     """From a client to its own agent: how to prove itself to these hosts; payload: `Credentials`, msgpack."""
 
     hosts: list[str]
+    config: bytes  # the client's settings as they are now
 
 
 class Attach(_Message, tag=55):
@@ -577,12 +578,29 @@ class Skip(_Message, tag=67):
     sender: str
 
 
+class Dealt(_Message, tag=68):
+    """From the agent of this host: a call that came down the tree from the process at `source`. `up`: its answer goes back to
+    the agent (Climb)."""
+
+    source: str
+    call: Call
+    up: bool
+
+
+class Climb(_Message, tag=69):
+    """To the agent of this host: an answer to a port of the process at `back`, which goes up the tree."""
+
+    back: str
+    answer: Answer
+
+
 Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
     | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
     | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
     | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | Trust | Attach
-    | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | Unwanted | Skip
+    | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | Unwanted | Skip | Dealt
+    | Climb
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

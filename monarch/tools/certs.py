@@ -1,8 +1,9 @@
 """Certificates of a job: an authority of its own, and one certificate for all who take part.
 
 A job has one certificate and key for every host and client, because all of them may do the same things: whoever holds
-the key may run code on all hosts. It names the machines it is for (subject alternative names), so that a client
-notices when it reached another one. The authority signs nothing else; its key is not needed to run.
+the key may run code on all hosts. The runtime asks of the other side that its certificate is the authority's, which signs
+nothing else, and not for its name; the names are in it for other tools that look at them. The authority's key is not
+needed to run.
 
 Needs the package `cryptography` (the extra `tls`), and only when certificates are made: using them needs nothing.
 """

@@ -22,6 +22,9 @@ SECRET_FILE = "MONARCH_SECRET_FILE"
 # The options of TLS, and the variables that stand in for those that are not given.
 TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
 
+# Exceptions whose text needs no class name in front of it.
+_SELF_EXPLAINING = (OSError, ValueError, ModuleNotFoundError)
+
 _TOP = """\
 One Python script drives a cluster of processes. This command does what belongs in a shell.
 
@@ -49,9 +52,9 @@ _WORKER = """\
 Serves this machine as a host of a job: clients attach with attach_to_workers(workers=["tcp://this-machine:26600"]) and
 spawn processes here. It goes on when a client leaves, and ends when one shuts the host down (HostMesh.shutdown).
 
-Who may attach: whoever knows the job's secret, which comes from the environment variable MONARCH_SECRET, from the file
-that MONARCH_SECRET_FILE or --secret-file names (yours alone: chmod 600), never from an argument, because everybody on
-this machine can read those. With certificates (monarch certs), all of it goes through TLS besides.
+Who may attach: whoever knows the job's secret or has its certificates (monarch certs); given both, whoever has both.
+The secret comes from the environment variable MONARCH_SECRET, or from the file that MONARCH_SECRET_FILE or --secret-file
+names (yours alone: chmod 600), never from an argument, because everybody on this machine can read those.
 
 examples:
   MONARCH_SECRET_FILE=~/.job-secret monarch worker --address 'tcp://*:26600'
@@ -83,10 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"monarch {options.name}: {shown}", file=sys.stderr)
         return 1
     return 0
-
-
-# Exceptions whose text needs no class name in front of it.
-_SELF_EXPLAINING = (OSError, ValueError, ModuleNotFoundError)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -227,14 +226,16 @@ def _worker(options: argparse.Namespace) -> None:
 
 
 def _tls(options: argparse.Namespace) -> dict[str, str]:
-    """The TLS arguments of the worker loop. What is not given here it takes from the environment by itself."""
+    """The TLS arguments of the worker loop. When none is given it asks the environment by itself, so here only for some."""
     given = {name: value for name in TLS if (value := getattr(options, name)) is not None}
     if options.trust_all_connections:
         if given:
             options.parser.error(f"--trust-all-connections checks nobody, so it takes no {_option(next(iter(given)))}")
         return {"ca": TRUST_ALL}
-    lacking = [name for name, variable in TLS.items() if name not in given and not os.environ.get(variable)]
-    if given and lacking:
+    if not given:
+        return {}
+    given |= {name: value for name in TLS.keys() - given if (value := os.environ.get(TLS[name]))}
+    if lacking := [name for name in TLS if name not in given]:
         options.parser.error(
             f"TLS takes all of {', '.join(map(_option, TLS))}; missing: "
             f"{', '.join(f'{_option(name)} (or {TLS[name]})' for name in lacking)}"

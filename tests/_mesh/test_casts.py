@@ -427,8 +427,9 @@ def test_a_call_whose_arguments_are_not_kept_fails_with_the_host_it_went_through
     effects = casts.host_ended(0.0, "A")
     assert passed(effects, Unwanted) == ["B"]
     assert [p.message.skip for p in effects if isinstance(p, Pass) and type(p.message) is Cast] == [True]
-    assert casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0") == []  # was the last; nothing else is awaited
-    assert casts.counts().gatherings == 0 or lost_ranks(effects, "work() was lost on its way through host A") == [2]
+    assert upward(casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")) == []
+    effects = casts.delivered(0.0, "B", Delivered(1))  # they skip it: now it may fail
+    assert lost_ranks(effects, "work() was lost on its way through host A") == [2]
 
 
 @pytest.mark.parametrize(("bound", "limit"), [("KEPT_CASTS", 2), ("KEPT_BYTES", 8)])
@@ -445,6 +446,24 @@ def test_of_too_much_that_is_unconfirmed_the_oldest_is_given_up(
     sent = [p.message for p in casts.host_ended(0.0, "A") if isinstance(p, Pass) and type(p.message) is Cast]
     assert [(c.seqs, c.skip) for c in sent][:2] == [(2, False), (3, False)]
     assert (sent[2].skip, sent[2].sender, sent[2].to) == (True, "sender", "actors")  # behind what is left
+
+
+def test_what_was_given_up_is_not_confirmed_before_it_is_through_or_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "KEPT_CASTS", 1)
+    casts = one("HAB", width=1)
+    for number in (11, 12, 13, 14):
+        casts.cast(0.0, "P", cast(number), b"")
+    assert casts.counts().given_up == 1
+    assert casts.fired(0.0, ("confirm", "P")) == [Up("P", Delivered(10))]
+    casts.delivered(0.0, "A", Delivered(1))  # of 11, 12, 13; those after the first count as given up later
+    assert casts.fired(0.0, ("confirm", "P")) == [Up("P", Delivered(11))]
+    casts.host_ended(0.0, "A")
+    assert casts.counts()[4:7] == (2, 0, 0)  # 14 is sent again, and the others are to be skipped
+    casts.delivered(0.0, "B", Delivered(1))
+    assert casts.fired(0.0, ("confirm", "P")) == []
+    casts.delivered(0.0, "B", Delivered(2))
+    assert casts.fired(0.0, ("confirm", "P")) == [Up("P", Delivered(14))]
+    assert casts.counts() == (1, 1, 0, 0, 0, 0, 0, 0, 0)
 
 
 def test_what_is_confirmed_leaves_no_gap() -> None:
@@ -738,7 +757,7 @@ class World:
             count = self.random.randint(1, len(self.addresses))
             caller.plans[number] = self.random.sample(range(len(self.addresses)), count)
             self.register(caller, number)
-        elif self.random.random() < 0.05:
+        elif self.views > 1 and self.random.random() < 0.05:
             self.put(caller.address, caller.host, ForgetPlan(number))  # and is found to be unknown
         view = caller.plans[number]
         order = [view[index] for index in caller.indices[number]]
@@ -829,7 +848,7 @@ def sizes() -> st.SearchStrategy[dict[str, int]]:
     )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(sizes(), st.integers(1, 25), st.integers(0, 10))
 def test_every_living_receiver_handles_every_cast_once_and_answers_once(
     world: dict[str, int], casts: int, ends: int
@@ -851,7 +870,7 @@ def test_every_living_receiver_handles_every_cast_once_and_answers_once(
     tree.tidy()
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(sizes(), st.integers(1, 25), st.integers(0, 10))
 def test_where_little_is_kept_nothing_waits_for_what_is_lost(world: dict[str, int], casts: int, ends: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -870,7 +889,8 @@ def test_where_little_is_kept_nothing_waits_for_what_is_lost(world: dict[str, in
                     assert receiver.reorder.held == 0
             for port, ranks in caller.calls.items():
                 counted = caller.answers[port]
-                assert max(counted.values(), default=0) <= 1
+                if not any(failed == port for failed, _ in caller.failed):  # else late ones find the port closed
+                    assert max(counted.values(), default=0) <= 1
                 assert [index for index, rank in ranks.items() if tree.lives(rank) and not counted[index]] == []
         tree.tidy()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import stat
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from monarch._errors import WorkspaceError
 from monarch._mesh.workspace.conda import BINARY, TEXT, relocate
-from monarch._mesh.workspace.delta import Older, Piece, block_digest, split
+from monarch._mesh.workspace.delta import Matcher, Piece, block_digest, signature
 from monarch._mesh.workspace.manifest import (
     FILE,
     FOLDER,
@@ -157,29 +158,57 @@ def put_together(pieces: list[Piece], older: bytes) -> bytes:
     return b"".join(piece if isinstance(piece, bytes) else older[piece[0] : sum(piece)] for piece in pieces)
 
 
-@given(st.binary(max_size=40), st.binary(max_size=40), st.integers(0, 3))
-def test_pieces_make_the_new_file(older: bytes, new: bytes, shared: int) -> None:
-    new = older[: 4 * shared] + new
-    digests = [block_digest(older[at : at + 4]) for at in range(0, len(older), 4)]
-    known = Older(split(b"".join(digests)), block=4)
-    whole = known.pieces(0, new)
-    assert put_together(whole, older) == new
-    halves = [*known.pieces(0, new[:8]), *known.pieces(8, new[8:])]
-    assert put_together(halves, older) == new
+def matched(older: bytes, new: bytes, block: int, cuts: list[int]) -> list[Piece]:
+    """`new` in parts of these sizes, the last one taking the rest."""
+    matcher = Matcher(b"".join(signature(older[at : at + block]) for at in range(0, len(older), block)), block)
+    pieces: list[Piece] = []
+    for cut in cuts:
+        pieces += matcher.feed(new[:cut])
+        new = new[cut:]
+    return [*pieces, *matcher.feed(new), *matcher.flush()]
 
 
-def test_only_the_changed_block_is_sent() -> None:
-    older = bytes(range(16))
-    known = Older([block_digest(older[at : at + 4]) for at in range(0, 16, 4)], block=4)
-    assert known.pieces(0, older) == [(0, 16)]
-    assert known.pieces(0, older[:4] + b"####" + older[8:]) == [(0, 4), b"####", (8, 8)]
-    assert known.pieces(0, older[8:]) == [(8, 8)]  # moved by whole blocks
-    assert known.pieces(0, b"?" + older[:3]) == [b"?" + older[:3]]
+def sent(pieces: list[Piece]) -> int:
+    return sum(len(piece) for piece in pieces if isinstance(piece, bytes))
 
 
-def test_digests_of_another_length_are_no_digests() -> None:
-    with pytest.raises(ValueError, match="17 bytes"):
-        split(b"x" * 17)
+BYTES = st.lists(st.sampled_from([b"a", b"b", b"\0" * 7, bytes(range(40))])).map(b"".join)
+
+
+@given(BYTES, BYTES, st.integers(0, 80), st.integers(0, 80), st.integers(1, 40), st.lists(st.integers(0, 50)))
+def test_pieces_make_the_new_file(
+    older: bytes, inserted: bytes, start: int, removed: int, block: int, cuts: list[int]
+) -> None:
+    new = older[:start] + inserted + older[start + removed :]
+    assert put_together(matched(older, new, block, cuts), older) == new
+
+
+@given(BYTES, st.integers(1, 40), st.lists(st.integers(0, 50)))
+def test_nothing_is_sent_of_what_is_equal(older: bytes, block: int, cuts: list[int]) -> None:
+    assert sent(matched(older, older, block, cuts)) == 0
+
+
+RANDOM = random.Random(7).randbytes(64 * 100)  # blocks of 64 below
+
+
+@pytest.mark.parametrize("start", [0, 64 * 5, 64 * 5 + 1, 64 * 70 + 63])
+@pytest.mark.parametrize("inserted", [b"", b"x", b"y" * 63, b"z" * 65, b"w" * 64 * 40])
+@pytest.mark.parametrize("removed", [0, 1, 63, 64, 65, 64 * 12 + 5])
+def test_after_a_change_of_any_length_what_is_old_is_found_again(start: int, inserted: bytes, removed: int) -> None:
+    pieces = matched(RANDOM, RANDOM[:start] + inserted + RANDOM[start + removed :], 64, [1000, 1000])
+    assert sent(pieces) <= len(inserted) + 2 * 64  # what is left of the blocks around the change
+
+
+def test_a_long_change_in_place_is_sent_and_nothing_else() -> None:
+    new = RANDOM[:640] + b"?" * 64 * 50 + RANDOM[640 + 64 * 50 :]
+    pieces = matched(RANDOM, new, 64, [])
+    assert pieces[:2] == [(0, 640), b"?" * 64 * 50]
+    assert sent(pieces) == 64 * 50
+
+
+def test_signatures_of_another_length_are_none() -> None:
+    with pytest.raises(ValueError, match="33 bytes"):
+        Matcher(b"x" * 33)
 
 
 # --- a tree that is never left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hmac
 import os
 import pickle
 import random
@@ -72,6 +73,17 @@ def test_two_sides_with_the_same_secret_or_none_agree(secret: Secret | None) -> 
     assert (dialler.failure, acceptor.failure) == (None, None)
     proofs = (0, 0) if secret is None else (auth.PROOF_BYTES, auth.PROOF_BYTES)
     assert [len(one) for one in said] == [auth.HELLO_BYTES + proofs[0], auth.HELLO_BYTES + 1 + proofs[1]]
+
+
+def test_the_words_are_what_the_protocol_says() -> None:
+    """Written down apart from the code: hosts of other releases of the same version must say the same."""
+    by_dialler, by_acceptor = talk(*pair(SECRET, SECRET))
+    first = b"\x89MNRCH\x00\x01\x01" + b"d" * 32
+    second = b"\x89MNRCH\x00\x01\x01" + b"a" * 32
+    proof = hmac.digest(SECRET.reveal(), b"monarch dialler\0" + first + second, "sha256")
+    answer = hmac.digest(SECRET.reveal(), b"monarch acceptor\0" + first + second + proof + b"\0", "sha256")
+    assert by_dialler == first + proof
+    assert by_acceptor == second + b"\0" + answer
 
 
 def test_the_dialler_proves_first() -> None:

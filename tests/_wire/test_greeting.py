@@ -195,6 +195,18 @@ def test_a_connection_that_is_reset_fails(world: World) -> None:
     assert "the connection broke" in world.outcome().text
 
 
+def test_a_refusal_is_no_reset(world: World) -> None:
+    """Bytes that nobody wants are read all the same, or the kernel would answer them with a reset."""
+    here, far = tcp_pair()
+    far.settimeout(TIMEOUT)
+    far.sendall(b"\x16\x03\x01" + bytes(500))
+    world.loop.call_soon(Greeting(here, world.loop, Acceptor(SECRET), world.done).start)
+    assert "it speaks TLS" in world.outcome().text
+    assert read(far, 7) == auth.TLS_ALERT
+    assert far.recv(1) == b""
+    far.close()
+
+
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         far = socket.create_connection(server.getsockname())

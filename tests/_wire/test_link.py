@@ -330,7 +330,6 @@ def test_the_same_in_long_schedules(seed: int) -> None:
     rng = random.Random(seed)
     sim = play_and_heal(drawn(rng, 120), rng.choice([1, 3, 10, 1000]))
     assert len(sim.wires) >= 2
-    assert any(hello.received for hello in sim.hellos)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -23,7 +23,7 @@ from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Dialler, Secret
 from monarch._wire.frame import Frame
 from monarch._wire.host_address import HostAddress, Tcp, parse, parse_dial
-from monarch._wire.transport import tcp
+from monarch._wire.transport import dialling, tcp
 from monarch._wire.transport.base import DialFailed
 from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.tcp import Accepted, TcpListener, dial
@@ -193,7 +193,7 @@ def test_the_other_address_of_a_name_is_tried_too(host: Host, monkeypatch: pytes
     with socket.create_server(("127.0.0.1", 0)) as closed:
         nobody = closed.getsockname()
     good = ("127.0.0.1", port_of(listener))
-    monkeypatch.setattr(tcp, "_resolve", lambda place: [(socket.AF_INET, nobody), (socket.AF_INET, good)])
+    monkeypatch.setattr(dialling, "_resolve", lambda place: [(socket.AF_INET, nobody), (socket.AF_INET, good)])
     host.dial("tcp://some-name:5")
     host.wait_accepted()
 
@@ -331,7 +331,8 @@ def test_processes_of_another_user_are_refused(
     listener = host.listen(name)
     host.dial(name)
     host.wait_accepted()
-    monkeypatch.setattr(tcp, "same_user", lambda sock: False)
+    for module in (tcp, dialling):
+        monkeypatch.setattr(module, "same_user", lambda sock: False)
     failure = host.dial(name)
     assert failure.final
     assert str(failure) == f"no connection to {name}: it belongs to another user"
@@ -377,7 +378,7 @@ def test_a_name_that_is_not_known(host: Host, monkeypatch: pytest.MonkeyPatch) -
     def unknown(place: Tcp) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(tcp, "_resolve", unknown)
+    monkeypatch.setattr(dialling, "_resolve", unknown)
     failure = host.dial("tcp://no-such:5")
     assert (failure.refused, failure.final) == (False, False)
     assert "the name 'no-such' is not known: Name or service not known" in str(failure)
@@ -404,7 +405,7 @@ def test_a_name_service_that_does_not_answer(slow_host: Host, clock: VirtualCloc
         )
     )
     slow_host.call(lambda: None)
-    clock.advance(tcp.RESOLVE_DEADLINE)
+    clock.advance(dialling.RESOLVE_DEADLINE)
     assert [str(one) for one in outcomes] == [
         "no connection to tcp://localhost:1: the name service did not answer within 10 s"
     ]
@@ -429,7 +430,7 @@ def test_a_host_that_does_not_answer(slow_host: Host, clock: VirtualClock) -> No
         ]
         slow_host.call(lambda: None)
         slow_host.call(dials[1].cancel)
-        clock.advance(tcp.CONNECT_DEADLINE)
+        clock.advance(dialling.CONNECT_DEADLINE)
     assert [(one.refused, one.final) for one in outcomes] == [(False, False)]
     assert "no answer within 5 s: is the host up, and does a firewall let the port through?" in str(outcomes[0])
 

@@ -22,7 +22,7 @@ from monarch._wire import frame
 from monarch._wire.auth import Secret
 from monarch._wire.frame import Frame
 from monarch._wire.host_address import parse, parse_dial
-from monarch._wire.transport import tls
+from monarch._wire.transport import stream, tls
 from monarch._wire.transport.base import DialFailed
 from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.tcp import Accepted, TcpListener, dial
@@ -410,6 +410,21 @@ def test_fifty_megabytes_both_ways_at_once(host: Host, job: Identity, wait: bool
             assert owner.come.acquire(timeout=TIMEOUT)
         assert owner.losses == []
         assert owner.frames == [(head, hashlib.sha256(body).digest()) for head, body in frames[:count]]
+
+
+def test_what_a_turn_left_inside_is_read_in_the_next(
+    host: Host, job: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel has been emptied by then and would never tell of it."""
+    monkeypatch.setattr(stream, "_BYTES_A_TURN", 1)
+    here, _, _, at_there = host.pair(job)
+    for _ in range(20):
+        here.send(
+            [*frame.encode(b"large", b"x" * 300_000), *frame.encode(b"small")]
+        )  # the large one fills its own memory
+        for _ in range(2):
+            assert at_there.come.acquire(timeout=TIMEOUT)
+    assert [head for head, _ in at_there.frames] == [b"large", b"small"] * 20
 
 
 def test_several_threads_send_small_frames(host: Host, job: Identity) -> None:

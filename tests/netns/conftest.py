@@ -17,8 +17,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"network namespaces: {reason}")
 
 
-@pytest.fixture
-def lab() -> Iterator[Lab]:
-    """Three hosts of this test's own."""
+@pytest.fixture(scope="session")
+def _lab() -> Iterator[Lab]:
     with Lab(hosts=3) as made:
         yield made
+
+
+@pytest.fixture
+def lab(_lab: Lab) -> Iterator[Lab]:
+    """Three hosts, as new for every test."""
+    yield _lab
+    _lab.reset()

@@ -295,6 +295,18 @@ class Lab:
         for host in self.hosts:
             host._forget()
 
+    def reset(self) -> None:
+        """As new: kills all processes, ends all trouble, empties the hosts' folders. Quicker than another lab."""
+        for host in self.hosts:
+            host.kill()
+            host._forget()
+            shutil.rmtree(host.folder)
+            host.folder.mkdir()
+        for i in list(self._cuts):
+            self.heal(i)
+        for host in self.hosts:
+            self._configure(host)
+
     # --- Trouble.
 
     def cut(self, i: int, how: str = "down") -> None:
@@ -314,8 +326,8 @@ class Lab:
         self._cuts[i] = how
 
     def heal(self, i: int) -> None:
-        """Undoes `cut(i)`. TCP connections go on with their next retransmission, at most about as late again as the cut
-        was long. Returns when the host's port forwards."""
+        """Undoes `cut(i)`. TCP connections go on with their next try, which the kernel makes at most about as late
+        again as the cut was long. Returns when the host's port forwards."""
         how = self._cuts.pop(i, None)
         if how is None:
             raise LabError(f"host {i} is not cut")
@@ -401,13 +413,15 @@ def remove_leftovers() -> None:
 
 def _gone(folder: Path, names: re.Pattern[str]) -> list[str]:
     """The entries of `folder` that name a process which is not there any more, and are ours."""
-    found = []
-    for entry in os.scandir(folder) if folder.is_dir() else ():
+    if not folder.is_dir():
+        return []
+
+    def left(entry: os.DirEntry[str]) -> bool:
         match = names.fullmatch(entry.name)
-        if match and not os.path.exists(f"/proc/{match[1]}"):
-            if entry.stat(follow_symlinks=False).st_uid == os.geteuid():
-                found.append(entry.name)
-    return found
+        ours = entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+        return match is not None and ours and not os.path.exists(f"/proc/{match[1]}")
+
+    return [entry.name for entry in os.scandir(folder) if left(entry)]
 
 
 def _remove(folder: Path, namespaces: list[str]) -> None:

@@ -75,7 +75,8 @@ def test_certificates_can_come_partly_from_the_environment(loops: Loops, monkeyp
     monkeypatch.setenv("MONARCH_TLS_CERT", "e.pem")
     monkeypatch.setenv("MONARCH_TLS_KEY", "k.pem")
     assert cli.main(["worker", "--address", "tcp://h:1", "--ca", "ca.pem"]) == 0
-    assert loops.calls == [("forever", {"address": "tcp://h:1", "ca": "ca.pem"})]
+    expected = {"address": "tcp://h:1", "ca": "ca.pem", "certificate": "e.pem", "private_key": "k.pem"}
+    assert loops.calls == [("forever", expected)]
 
 
 def test_half_of_tls_is_wrong_usage(loops: Loops, capsys: pytest.CaptureFixture[str]) -> None:

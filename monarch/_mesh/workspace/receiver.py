@@ -12,7 +12,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from monarch._mesh.actor import Actor
 from monarch._mesh.endpoint import endpoint
-from monarch._mesh.workspace.delta import BLOCK, Piece, block_digest
+from monarch._mesh.workspace.delta import BLOCK, Piece, block_digest, signature
 from monarch._mesh.workspace.manifest import Manifest, RefusedPath, digest
 from monarch._mesh.workspace.scan import scan
 from monarch._mesh.workspace.tree import LOCK, NewFile, Tree
@@ -157,8 +157,8 @@ class Receiver(Actor):
     @endpoint
     @_answers
     def blocks(self, path: str) -> bytes:
-        """The digests of the blocks of a file, one behind the other."""
-        return b"".join(block_digest(block) for block in self._read(path))
+        """The signatures of the blocks of a file, one behind the other."""
+        return b"".join(signature(block) for block in self._read(path))
 
     @endpoint
     @_answers

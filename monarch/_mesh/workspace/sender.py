@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from monarch._errors import WorkspaceError
-from monarch._mesh.workspace.delta import BLOCK, Older, Piece, block_digest, split
+from monarch._mesh.workspace.delta import BLOCK, Matcher, Piece, block_digest
 from monarch._mesh.workspace.manifest import LARGE, Manifest, Plan
 from monarch._mesh.workspace.receiver import NewPath, Problem
 
@@ -92,6 +92,8 @@ class LargeFile:
         self._begun = False
 
     async def append(self, pieces: Sequence[Piece]) -> None:
+        if not pieces:
+            return
         if not self._begun and len(pieces) == 1 and isinstance(pieces[0], tuple) and pieces[0][0] == self._equal:
             self._equal += pieces[0][1]
             return
@@ -188,20 +190,19 @@ class Sender:
         answers = await self._ask("blocks", path)
         # Same time and size, other content: then no range is the same for all of them.
         same = all(answer == answers[0] for answer in answers)
-        await self._send_large(path, Older(split(answers[0])) if same else None)
+        await self._send_large(path, Matcher(answers[0]) if same else None)
 
-    async def _send_large(self, path: str, older: Older | None) -> None:
+    async def _send_large(self, path: str, older: Matcher | None) -> None:
         found, mine = self._found.get(path), self._source.manifest[path]
         there = (found.size, found.mtime_ns) if older is not None and found is not None else None
         outgoing = LargeFile(self._window, path, there)
         offset = 0
         with self._source.open(path) as file:
             while data := await asyncio.to_thread(_read_piece, file):
-                pieces: list[Piece] = [data]
-                if older is not None:
-                    pieces = await asyncio.to_thread(older.pieces, offset, data)
-                await outgoing.append(pieces)
+                await outgoing.append([data] if older is None else await asyncio.to_thread(older.feed, data))
                 offset += len(data)
+        if older is not None:
+            await outgoing.append(await asyncio.to_thread(older.flush))
         self._source.check_size(path, offset)
         if await outgoing.finish(mine.mode, mine.mtime_ns):
             self.written.append(path)

@@ -7,7 +7,8 @@ turn of that loop.
 Rules disturb the paths that match them, by the addresses of sender and receiver, "*" standing for any text.
 Chances are drawn from one random generator a path, seeded by the network's seed and the path's addresses:
 what happens to the n-th frame from A to B does not depend on what others send. Delays are measured by the
-receiver's loop, so a virtual clock governs them.
+receiver's loop, so a virtual clock governs them. Connections of links between hosts are neither dropped from nor
+doubled on, because links rely on TCP, which does neither: cut them.
 """
 
 from __future__ import annotations
@@ -147,6 +148,14 @@ class Network:
                 end.cut("the connection was cut")
         return count
 
+    def vanish(self, address: str) -> None:
+        """Whoever is at that address is gone without a word, as when its machine loses power: the other ends of its
+        connections hear nothing of that, or of anything else."""
+        with self._lock:
+            ends = [path.near for path in self._paths if path.near.transport.address == address]
+        for end in ends:
+            end.vanish()
+
     def tap(self, seen: Callable[[Sent], None], source: str = "*", target: str = "*") -> Callable[[], None]:
         """`seen(sent)` for each frame between the two, on the receiver's loop once it was handled there.
         Returns what ends that."""
@@ -255,11 +264,14 @@ class _Path:
         """Any thread: one frame, or b"" for the end."""
         loop = self.far.loop
         copies, delay = 1, 0.0
+        faithful = self.near.transport.of_link or self.far.transport.of_link
         for rule in self.network.rules(self.source, self.target):
             delay += self._chances.uniform(*rule.delay) if rule.delay[1] else 0.0
-            if data and rule.drop and self._chances.random() < rule.drop:
+            if faithful or not data:
+                continue
+            if rule.drop and self._chances.random() < rule.drop:
                 copies = 0
-            if data and rule.duplicate and self._chances.random() < rule.duplicate:
+            if rule.duplicate and self._chances.random() < rule.duplicate:
                 copies *= 2
         with self.room:
             due = loop.now() + delay if delay else 0.0
@@ -398,13 +410,19 @@ class InprocConnection:
         for end in fresh:
             end._tell_loss()
 
+    def vanish(self) -> None:
+        """Any thread: nothing is sent or taken here any more, and nobody is told."""
+        with self._lock:
+            self.lost, self._reason = True, "its machine has no power"
+        self.out.clear()
+
     def _lose(self, reason: str, say: bool) -> None:
         with self._lock:
             if self.lost:
                 return
             self.lost = True
             self._reason = reason
-            if say:
+            if say and not self.out.far.lost:
                 self.out.put(b"")
             else:
                 self.out.clear()
@@ -422,7 +440,8 @@ class InprocConnection:
 
 
 class InprocTransport:
-    """Dials and accepts for one Proc, known in `network` by its address. `limits` as for other transports."""
+    """Dials and accepts for one Proc, known in `network` by its address. `limits` as for other transports. `of_link`: it
+    makes connections for a link between hosts."""
 
     def __init__(
         self,
@@ -431,12 +450,14 @@ class InprocTransport:
         loop: Reactor,
         handler: Handler,
         limits: Callable[[], tuple[int, int]],
+        of_link: bool = False,
     ) -> None:
         self.network = network
         self.address = address
         self.loop = loop
         self.handler = handler
         self.limits = limits
+        self.of_link = of_link
 
     def dial(self, address: str) -> InprocConnection:
         """A started Connection. ConnectionRefusedError when nobody listens there."""

@@ -215,12 +215,12 @@ class TlsSocket:
             return self._send([memoryview(buffer).cast("B") for buffer in buffers if len(buffer)])
         except BlockingIOError:
             raise
-        except ssl.SSLError as exc:
-            self._broken = f"TLS failed: {exc.reason or exc}"
+        except OSError as exc:
+            self._broken = str(exc)
             raise
         except BaseException:
             # Ctrl-C between encrypting and counting: nobody knows what the other side got, and frames must not be mixed.
-            self._broken = self._broken or "a send over TLS was interrupted"
+            self._broken = "a send over TLS was interrupted"
             raise
 
     def _send(self, views: list[memoryview]) -> int:

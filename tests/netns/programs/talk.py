@@ -12,11 +12,24 @@ from __future__ import annotations
 import select
 import socket
 import sys
+import time
+
+SECONDS = 30.0
 
 
-def unacknowledged(connection: socket.socket) -> bool:
-    # struct tcp_info (linux/tcp.h): state, ca_state, retransmits: of one octet each.
-    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[2] > 0
+def tries_again(connection: socket.socket) -> bool:
+    # struct tcp_info (linux/tcp.h) begins with state, ca_state, retransmits, probes, backoff, an octet each. What the own
+    # interface did not take counts as never sent: it is probed for rather than retransmitted.
+    return any(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)[2:5])
+
+
+def stuck(connection: socket.socket) -> str:
+    deadline = time.monotonic() + SECONDS
+    while not tries_again(connection):
+        if time.monotonic() > deadline:
+            return f"acknowledged, or never tried again within {SECONDS} s"
+        select.select([], [], [], 0.005)  # the kernel has no event for it
+    return "stuck"
 
 
 def hear(connection: socket.socket) -> str:
@@ -33,7 +46,7 @@ def hear(connection: socket.socket) -> str:
 
 
 def main() -> None:
-    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=60) as connection:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=SECONDS) as connection:
         print("connected", flush=True)
         for line in sys.stdin:
             command, _, text = line.rstrip("\n").partition(" ")
@@ -43,9 +56,7 @@ def main() -> None:
             if command in {"hear", "ask"}:
                 answer = hear(connection)
             if command == "stuck":
-                while not unacknowledged(connection):
-                    select.select([], [], [], 0.005)
-                answer = "stuck"
+                answer = stuck(connection)
             if command == "from":
                 answer = connection.getsockname()[0]
             print(answer, flush=True)

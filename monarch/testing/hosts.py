@@ -1,0 +1,136 @@
+"""Further hosts of an InProcessCluster: how their agents reach each other, and what a test can do about it.
+
+Agents of simulated hosts talk as those of real ones do: over links (`linked.LinkConnection`) whose connections are those of the
+cluster's network, so that one which breaks is dialled anew and nothing is lost. Links have timers: heartbeats, pauses between
+attempts to dial, limits. A virtual clock governs them; while it stands still, a link whose redial was put off stays down.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch._mesh.attach import Workers
+from monarch._mesh.routes import Routes
+from monarch._runtime.loop import Loop
+from monarch._wire.address import agent_at, is_dialable
+from monarch._wire.ids import new_id
+from monarch._wire.linked import DialFailed, LinkConnection, limits_from
+from monarch._wire.message import LinkHello
+from monarch._wire.transport.inproc import InprocTransport, Network
+from monarch.config import settings
+
+
+class Reach:
+    """Which hosts can connect to which, for all agents of a cluster. Any thread."""
+
+    def __init__(self) -> None:
+        self._parted: list[frozenset[str]] = []
+        self._dark: set[str] = set()
+
+    def obstacle(self, one: str, other: str) -> str:
+        """Why host `one` cannot connect to `other`, or ""."""
+        if other in self._dark:
+            return "no answer: that machine has no power"
+        return "the network between the two is parted" if frozenset((one, other)) in self._parted else ""
+
+    def part(self, one: str, other: str) -> Parting:
+        pair = frozenset((one, other))
+        self._parted.append(pair)
+        return Parting(lambda: self._parted.remove(pair))
+
+    def darken(self, host: str) -> None:
+        """Nobody ever answers there again."""
+        self._dark.add(host)
+
+    def heal(self) -> None:
+        """Ends every parting."""
+        self._parted = []
+
+
+class Parting:
+    """Two hosts that cannot connect to each other until it ends; made by `InProcessCluster.part_hosts`. A context manager that
+    ends itself."""
+
+    def __init__(self, heal: Callable[[], None]) -> None:
+        self._heal: Callable[[], None] | None = heal
+
+    def end(self) -> None:
+        """They can connect again, and do with their next attempt. May be called again."""
+        heal, self._heal = self._heal, None
+        if heal is not None:
+            try:
+                heal()
+            except ValueError:  # the cluster has healed everything
+                pass
+
+    def __enter__(self) -> Parting:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.end()
+
+
+class SimulatedLinks:
+    """Makes the links of one agent; their handler is its `routes`. On the cluster's loop."""
+
+    def __init__(self, network: Network, host: str, loop: Loop, reach: Reach) -> None:
+        self._network = network
+        self._host = host
+        self._loop = loop
+        self._reach = reach
+        self._rng = random.Random(f"{network.seed} {host.rpartition('.')[2]}")
+        self._made: list[LinkConnection] = []
+        self._transports: list[InprocTransport] = []  # one a link that dials, whose handler it is
+
+    def dial(self, host: str, routes: Routes) -> LinkConnection:
+        """A link that begins to dial."""
+        limits = limits_from(settings)
+        link = LinkConnection(
+            self._loop, routes, uid=new_id(), host=self._host, agent=routes.agent, limits=limits, rng=self._rng, reached=host,
+            dial=lambda done: self._loop.call_soon(lambda: done(self._attempt(host, transport))),
+        )  # fmt: skip
+        sizes = (limits.queue, int(settings.get("codec_max_frame_length")))
+        transport = InprocTransport(
+            self._network, agent_at(self._host), self._loop, link, lambda: sizes, of_link=True
+        )
+        self._made.append(link)
+        self._transports.append(transport)
+        link.start()
+        return link
+
+    def _attempt(self, host: str, transport: InprocTransport) -> Any:
+        why = self._reach.obstacle(self._host, host)
+        if why:
+            return DialFailed(why)
+        try:
+            return transport.dial(agent_at(host))
+        except ConnectionRefusedError as exc:
+            return DialFailed(str(exc), refused=True)
+
+    def take(self, hello: LinkHello, routes: Routes) -> LinkConnection:
+        """The other end of a link that was dialled."""
+        limits = limits_from(settings)
+        if not is_dialable(hello.host):  # a client
+            limits = limits._replace(reconnect=settings.get("mesh_orphan_timeout"))
+        link = LinkConnection(
+            self._loop, routes, uid=hello.link, host=hello.reached, agent=routes.agent, limits=limits, rng=self._rng
+        )
+        self._made.append(link)
+        return link
+
+    def abandon(self) -> None:
+        """Their agent has died: connections break, timers stop, nobody says goodbye."""
+        for transport in self._transports:
+            transport.sever("the agent was killed")
+        for link in self._made:
+            link.close("the agent was killed")
+
+
+class Prefixes(Workers):
+    """Hosts of a cluster, whose addresses are of a kind that only a cluster knows."""
+
+    def __init__(self, prefixes: Sequence[str]) -> None:
+        self._workers = list(prefixes)
+        self.complete = True

@@ -1,0 +1,415 @@
+"""Hosts that others have started, as real processes on this machine: attaching, owning, losing and finding them again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import (
+    Actor,
+    BootstrapCommand,
+    Channel,
+    HostMesh,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    attach_to_workers,
+    default_bootstrap_cmd,
+    endpoint,
+    run_worker_loop_forever,
+    start_worker_loop_forever,
+    this_host,
+)
+from monarch.config import configure
+
+pytestmark = pytest.mark.procs
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 30
+GRACE = 5  # seconds in which what lost its owner must be gone
+TRUST = "trust_all_connections"
+
+LOOP = """
+import sys
+from monarch.actor import run_worker_loop_forever
+run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
+"""
+
+
+class Worker:
+    """A program that serves `address`; `source` gets what it is to listen at as its first argument."""
+
+    def __init__(
+        self, address: str, hosts: Hosts, source: str, env: Mapping[str, str], listening: socket.socket | None = None
+    ) -> None:
+        self.address = address
+        at = address if listening is None else f"tcp://127.0.0.1:fd{listening.fileno()}"
+        self._log = tempfile.TemporaryFile()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", source, at],
+            env=os.environ | {"PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": str(hosts.runtime)} | dict(env),
+            cwd=hosts.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            pass_fds=() if listening is None else (listening.fileno(),),
+            start_new_session=True,
+        )
+        self.pid = self.process.pid
+
+    @property
+    def agent(self) -> int:
+        """The pid of its host agent; there once a client was attached."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[0])
+
+    def output(self) -> str:
+        """What the program and the processes of its host have written."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def status(self) -> int:
+        """Waits for its end."""
+        return self.process.wait(TIMEOUT)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+            try:
+                self.process.wait(TIMEOUT)
+            finally:
+                self.process.kill()
+                self.process.wait()
+        self._log.close()
+
+
+class Hosts:
+    """Starts workers; `close` ends those that have not ended."""
+
+    def __init__(self, folder: Path, cwd: Path) -> None:
+        self.folder = folder
+        self.cwd = cwd
+        self.runtime = folder / "run"
+        self.runtime.mkdir()
+        self.workers: list[Worker] = []
+
+    def address(self, name: str) -> str:
+        return f"ipc://{self.folder}/{name}"
+
+    def start(self, name: str = "", source: str = LOOP, env: Mapping[str, str] | None = None) -> Worker:
+        """One that listens at a Unix socket; the same name again is the same address."""
+        return self._keep(Worker(self.address(name or f"w{len(self.workers)}"), self, source, env or {}))
+
+    def start_tcp(self, source: str = LOOP, env: Mapping[str, str] | None = None) -> Worker:
+        """One that listens at a port of this machine, which is its own before it starts."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            address = f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+            return self._keep(Worker(address, self, source, env or {}, listening))
+
+    def _keep(self, worker: Worker) -> Worker:
+        self.workers.append(worker)
+        return worker
+
+    def attach(self, *workers: Worker, env: Mapping[str, str] | None = None) -> HostMesh:
+        """The mesh of these, complete."""
+        mesh = attach_to_workers(workers=[worker.address for worker in workers], ca=TRUST, env=env)
+        assert mesh.initialized.get(TIMEOUT) is True
+        return mesh
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """What was started is gone at the end, and so are its folders."""
+    folder = Path(tempfile.mkdtemp(prefix="mnh"))  # short: the address of a Unix socket holds about a hundred bytes
+    started = Hosts(folder, tmp_path)
+    try:
+        yield started
+        started.close()
+        assert list(started.runtime.iterdir()) == []
+    finally:
+        started.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Resident(Actor):
+    """Lives on some host."""
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def parent(self) -> int:
+        return os.getppid()
+
+    @endpoint
+    async def where(self) -> tuple[str, list[str]]:
+        return os.getcwd(), sys.path
+
+    @endpoint
+    async def env(self, *names: str) -> list[str | None]:
+        return [os.environ.get(name) for name in names]
+
+    @endpoint
+    async def wait(self, port: Port[int]) -> None:
+        port.send(os.getpid())
+        await asyncio.Event().wait()
+
+    @endpoint
+    async def die(self, words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+        os._exit(3)
+
+    @endpoint
+    async def ask(self, other: Any) -> list[int]:
+        return list((await other.pid.call()).values())
+
+
+def pids(procs: ProcMesh) -> list[int]:
+    return list(procs.spawn("residents", Resident).pid.call().get(TIMEOUT).values())
+
+
+# --- attaching
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_attach_spawn_shut_down(hosts: Hosts, watch: Any, kind: str) -> None:
+    start = hosts.start if kind == "ipc" else hosts.start_tcp
+    first, second = start(), start()
+    mesh = attach_to_workers(workers=[first.address, second.address], ca=TRUST)
+    assert mesh.sizes == {"hosts": 2}
+    procs = mesh.spawn_procs({"gpus": 2}, name="remote")  # before anybody knows whether they are there
+    residents = procs.spawn("residents", Resident)
+    assert mesh.initialized.get(TIMEOUT) is True
+    parents = residents.parent.call().get(TIMEOUT)
+    assert [value for _, value in parents] == [first.agent] * 2 + [second.agent] * 2
+    running = watch([*residents.pid.call().get(TIMEOUT).values(), first.agent, second.agent])
+    mesh.shutdown().get(TIMEOUT)
+    assert (first.status(), second.status()) == (0, 0)
+    assert running.survivors(GRACE) == {}
+
+
+def test_workers_may_start_after_the_client_and_their_addresses_be_futures(hosts: Hosts) -> None:
+    address, known = Channel.open()
+    mesh = attach_to_workers(workers=[hosts.address("late"), known.recv()], ca=TRUST)
+    assert mesh.sizes == {"hosts": 2}
+    late, later = hosts.start("late"), hosts.start("later")
+    address.send(later.address)
+    assert mesh.initialized.get(TIMEOUT) is True
+    parents = mesh.spawn_procs().spawn("residents", Resident).parent.call().get(TIMEOUT)
+    assert [value for _, value in parents] == [late.agent, later.agent]
+    mesh.shutdown().get(TIMEOUT)
+
+
+def test_the_dial_part_of_an_alias_counts(hosts: Hosts) -> None:
+    worker = hosts.start("here")
+    mesh = attach_to_workers(workers=[f"{worker.address}@tcp://*:22222"], ca=TRUST)
+    assert mesh.initialized.get(TIMEOUT) is True
+    mesh.shutdown().get(TIMEOUT)
+    assert worker.status() == 0
+
+
+def test_a_worker_that_is_not_there(hosts: Hosts) -> None:
+    configure(mesh_attach_config_timeout="500ms")
+    address = hosts.address("nobody")
+    mesh = attach_to_workers(workers=[address], ca=TRUST)
+    with pytest.raises(Exception, match="attach failed: config push failed during attach") as raised:
+        mesh.initialized.get(TIMEOUT)
+    assert address.removeprefix("ipc://") in str(raised.value)
+    assert "mesh_attach_config_timeout" in str(raised.value)
+
+
+def test_a_mesh_on_a_worker_that_is_not_there(hosts: Hosts, faults: Any) -> None:
+    configure(mesh_attach_config_timeout="500ms")
+    address = hosts.address("nobody")
+    mesh = attach_to_workers(workers=[address], ca=TRUST)
+    procs = mesh.spawn_procs()
+    call = procs.spawn("residents", Resident).pid.call()
+    with pytest.raises(SupervisionError) as raised:
+        call.get(TIMEOUT)
+    assert address in str(raised.value)
+    with pytest.raises(Exception) as raised:  # noqa: PT011
+        procs.initialized.get(TIMEOUT)
+    assert address in str(raised.value)
+
+
+def test_a_wrong_secret_is_told_at_once(hosts: Hosts, tmp_path: Path) -> None:
+    worker = hosts.start(env={"MONARCH_SECRET": "a-secret-of-theirs"})
+    mesh = attach_to_workers(workers=[worker.address], secret="another-secret-of-mine")
+    with pytest.raises(Exception, match="attach failed: config push failed during attach") as raised:
+        mesh.initialized.get(TIMEOUT)  # the setting says 60 s
+    assert "secret" in str(raised.value) and "another-secret" not in str(raised.value)
+    right = attach_to_workers(workers=[worker.address], secret="a-secret-of-theirs")
+    assert right.initialized.get(TIMEOUT) is True
+    right.shutdown().get(TIMEOUT)
+    assert worker.status() == 0
+    assert "theirs" not in worker.output() and "mine" not in worker.output()
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [[], ["nonsense"], ["tcp://host"], ["tcp://*:22222"], ["tcp://127.0.0.1:0"], ["udp://127.0.0.1:1"],
+     ["ipc:///tmp/twice", "ipc:///tmp/twice"]],
+)  # fmt: skip
+def test_what_cannot_be_attached_to(workers: list[str]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        attach_to_workers(workers=workers, ca=TRUST)
+
+
+def test_what_is_no_list_of_addresses() -> None:
+    with pytest.raises(TypeError, match="sequence of addresses"):
+        attach_to_workers(workers="ipc:///tmp/one", ca=TRUST)
+
+
+# --- owning hosts
+
+
+@pytest.fixture
+def one(hosts: Hosts) -> HostMesh:
+    return hosts.attach(hosts.start())
+
+
+def test_after_shutdown_every_use_fails(hosts: Hosts, one: HostMesh) -> None:
+    procs = one.spawn_procs()
+    residents = procs.spawn("residents", Resident)
+    assert residents.pid.call().get(TIMEOUT)
+    one.shutdown().get(TIMEOUT)
+    assert hosts.workers[0].status() == 0
+    for use in (lambda: one.initialized, one.shutdown, one.stop, one.spawn_procs):
+        with pytest.raises(RuntimeError, match="^HostMesh has already been shut down$"):
+            use()
+    with pytest.raises(SupervisionError, match="stopped"):
+        residents.pid.call().get(TIMEOUT)
+
+
+def test_stop_leaves_the_worker_to_be_attached_again(hosts: Hosts, one: HostMesh, watch: Any) -> None:
+    residents = one.spawn_procs({"gpus": 2}).spawn("residents", Resident)
+    old = list(residents.pid.call().get(TIMEOUT).values())
+    running = watch(old)
+    one.stop().get(TIMEOUT)
+    assert running.survivors(GRACE) == {}
+    with pytest.raises(SupervisionError, match="stopped"):
+        residents.pid.call().get(TIMEOUT)
+    with pytest.raises(RuntimeError, match="^HostMesh has already been stopped$"):
+        one.spawn_procs()
+    again = hosts.attach(hosts.workers[0])
+    assert set(pids(again.spawn_procs())).isdisjoint(old)
+    again.shutdown().get(TIMEOUT)
+    assert hosts.workers[0].status() == 0
+
+
+def test_a_stopped_mesh_can_be_shut_down(hosts: Hosts, one: HostMesh) -> None:
+    one.stop().get(TIMEOUT)
+    one.shutdown().get(TIMEOUT)
+    assert hosts.workers[0].status() == 0
+
+
+class Receiver(Actor):
+    @endpoint
+    async def end(self, mesh: HostMesh) -> str:
+        assert await mesh.initialized is True
+        kids = mesh.spawn_procs({"k": 2}).spawn("kids", Resident)
+        assert len(await kids.pid.call()) == 2 * len(mesh)
+        try:
+            mesh.shutdown()
+        except RuntimeError as exc:
+            return str(exc)
+        return "it was shut down"
+
+
+def test_slices_and_received_meshes_are_references(hosts: Hosts) -> None:
+    mesh = hosts.attach(hosts.start(), hosts.start())
+    reference = "`HostMesh` that is a reference instead of owned"
+    for name in ("shutdown", "stop"):
+        with pytest.raises(RuntimeError, match=f"^cannot {name.replace('down', ' down')} {reference}"):
+            getattr(mesh.slice(hosts=0), name)()
+    receiver = mesh.slice(hosts=1).spawn_procs().spawn("receiver", Receiver)
+    assert receiver.end.call_one(mesh).get(TIMEOUT).startswith(f"cannot shut down {reference}")
+    mesh.shutdown().get(TIMEOUT)
+
+
+def test_async_with_shuts_down(hosts: Hosts) -> None:
+    worker = hosts.start()
+
+    async def main() -> None:
+        async with attach_to_workers(workers=[worker.address], ca=TRUST) as mesh:
+            assert await mesh.initialized is True
+            assert len(await mesh.spawn_procs().spawn("residents", Resident).pid.call()) == 1
+        with pytest.raises(RuntimeError, match="already been shut down"):
+            async with mesh:
+                pass
+
+    asyncio.run(main())
+    assert worker.status() == 0
+
+
+# --- worker loops
+
+
+def test_a_worker_that_is_shut_down_exits_in_order(hosts: Hosts) -> None:
+    source = LOOP.replace("import sys", "import atexit, sys; atexit.register(print, 'at exit')") + "print('not here')\n"
+    worker = hosts.start(source=source)
+    hosts.attach(worker).shutdown().get(TIMEOUT)
+    assert worker.status() == 0
+    assert worker.output().splitlines() == ["at exit"]
+
+
+def test_until_shutdown_returns(hosts: Hosts) -> None:
+    worker = hosts.start(source=LOOP.replace("forever", "until_shutdown") + "print('went on'); sys.exit(7)\n")
+    hosts.attach(worker).shutdown().get(TIMEOUT)
+    assert (worker.status(), worker.output()) == (7, "went on\n")
+
+
+def test_start_worker_loop_in_this_process(hosts: Hosts) -> None:
+    address = hosts.address("mine")
+    ended = start_worker_loop_forever(address=address, ca=TRUST)
+    with pytest.raises(OSError, match="cannot listen at"):
+        start_worker_loop_forever(address=address, ca=TRUST)
+    mesh = attach_to_workers(workers=[address], ca=TRUST)
+    assert mesh.initialized.get(TIMEOUT) is True
+    assert len(pids(mesh.spawn_procs())) == 1
+    mesh.shutdown().get(TIMEOUT)
+    assert ended.get(TIMEOUT) is None
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"cannot listen at '{address}'.*in use"):
+            run_worker_loop_forever(address=address, ca=TRUST)
+
+
+@pytest.mark.parametrize("address", ["nonsense", "tcp://127.0.0.1", "tcp://127.0.0.1:70000", "udp://x:1", "ipc://"])
+def test_where_nothing_can_listen(address: str) -> None:
+    with pytest.raises(ValueError, match="no address of a host"):
+        run_worker_loop_forever(address=address, ca=TRUST)
+
+
+def test_descriptors_that_nothing_can_listen_at(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="descriptor 987 is not open"):
+        run_worker_loop_forever(address="tcp://127.0.0.1:fd987", ca=TRUST)
+    with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match=f"fd{file.fileno()}"):
+        run_worker_loop_forever(address=f"tcp://127.0.0.1:fd{file.fileno()}", ca=TRUST)
+
+
+def test_ctrl_c_ends_a_worker_and_its_processes(hosts: Hosts, one: HostMesh, watch: Any, faults: Any) -> None:
+    procs = one.spawn_procs({"gpus": 2})
+    running = watch([*pids(procs), hosts.workers[0].agent])
+    hosts.workers[0].process.send_signal(signal.SIGINT)
+    assert hosts.workers[0].status() != 0
+    assert running.survivors(GRACE) == {}
+    assert "KeyboardInterrupt" in hosts.workers[0].output()
