@@ -22,14 +22,14 @@ from monarch._mesh import agent_start, launch, zygote
 from monarch._mesh.agent_start import AgentOptions, Credentials
 from monarch._mesh.effects import Start
 from monarch._mesh.forkservers import ForkServers
+from monarch._mesh.host_links import HostLinks, Listening
 from monarch._mesh.launch import CannotLaunch
 from monarch._mesh.oom import OutOfMemory
 from monarch._mesh.outputs import MeshOutput, Outputs, ProcOutput
 from monarch._mesh.roster import ABANDONED_GRACE
+from monarch._mesh.routes import Link
 from monarch._mesh.rundir import remove_directory
 from monarch._mesh.steward import Steward
-from monarch._mesh.host_links import HostLinks, Listening
-from monarch._mesh.routes import Link
 from monarch._runtime.loop import Loop
 from monarch._wire.address import AGENT, CLIENT, name_of
 from monarch._wire.frame import Frame

@@ -11,7 +11,7 @@ import msgspec
 from monarch._mesh.agent_start import Credentials
 from monarch._mesh.credentials import Pem, credentials
 from monarch._mesh.host_mesh import HostMesh
-from monarch._mesh.owned import Acks, OwnedProcs
+from monarch._mesh.owned import HostAcks, OwnedProcs
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Future, Slot, Source
 from monarch._runtime.loop import start_thread
@@ -192,7 +192,7 @@ class AttachedHosts:
         hosts = self._hosts.resolve()
         for owned in self._spawned:
             owned.stop("its host mesh was shut down")
-        acks = Acks([agent_at(host) for host in hosts])
+        acks = HostAcks(hosts)
         proc.ports.add(acks)
         for index, host in enumerate(hosts):
             try:

@@ -23,7 +23,7 @@ from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.replies import encode_error
 from monarch._wire import codec
-from monarch._wire.message import ERROR, VALUE, Answer, Bounced, Failure
+from monarch._wire.message import ERROR, VALUE, Bounced, Failure
 
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
 

@@ -291,7 +291,7 @@ class _Gathering:
     """A cast whose answers come up the tree: who has not answered, and what is held."""
 
     __slots__ = (
-        "above",
+        "aboves",
         "armed",
         "branches",
         "given",
@@ -307,7 +307,9 @@ class _Gathering:
     )
 
     def __init__(self, above: _Above, key: Key, cast: Cast) -> None:
-        self.above: _Above | None = above
+        # Who wants the answers. More than one only while hosts end: a cast of one that has ended may come after that of
+        # whoever took its place, and looks the same.
+        self.aboves = [above]
         self.key = key
         self.hold = cast.gather
         self.root = cast.number == 0
@@ -319,7 +321,7 @@ class _Gathering:
         self.held_size = 0
         self.gone: list[int] = []
         self.armed = False
-        self.orphaned = 0.0  # since when, without `above`
+        self.orphaned = 0.0  # since when, without anybody above
 
     @property
     def timer(self) -> tuple[str, str, int]:
@@ -549,8 +551,10 @@ class Casts:
     def unwanted(self, now: float, upstream: Upstream, unwanted: Unwanted) -> list[Effect]:
         """Nobody waits for a gathering's answers any more; those that come still are dropped by the caller's process."""
         gathering = self._gatherings.get((unwanted.back, unwanted.port))
-        if gathering is not None and gathering.above in (None, self._above.get(upstream)):
-            self._abandon(gathering)
+        if gathering is not None:
+            gathering.aboves = [above for above in gathering.aboves if above.key != upstream]
+            if not gathering.aboves:
+                self._abandon(gathering)
         return self._take()
 
     def upstream_gone(self, now: float, upstream: Upstream) -> list[Effect]:
@@ -707,7 +711,7 @@ class Casts:
         return True
 
     def _is_repeat(self, above: _Above, key: Key, cast: Cast) -> bool:
-        """Whether the cast is known here. Whoever took the place of the one above it then is given what it has not."""
+        """Whether the cast is known here. Whoever sent it has taken another's place, and is given what that one was."""
         gathering = self._gatherings.get(key)
         given = gathering.given if gathering is not None else self._memory.done.get(key)
         if given is None:
@@ -719,10 +723,8 @@ class Casts:
             return False
         if gathering is None:
             self._memory.used(given)
-        elif cast.again or gathering.above is None:
-            gathering.above = above
-        else:
-            return True  # what a host sent that counts as ended; somebody is in its place already
+        elif above not in gathering.aboves:
+            gathering.aboves.append(above)
         failed = [_lost(rank, cast.again) for rank in given.lost]
         self._send(above, key, [*given.records, *failed], given.gone)
         return True
@@ -883,8 +885,8 @@ class Casts:
             self._give(gathering, records, gone)
 
     def _give(self, gathering: _Gathering, records: list[_Record], gone: list[int]) -> None:
-        if gathering.above is not None:
-            self._send(gathering.above, gathering.key, records, () if gathering.root else gone)
+        for above in gathering.aboves:
+            self._send(above, gathering.key, records, () if gathering.root else gone)
         if not gathering.root:
             self._memory.add(gathering.given, records, gone)
 
@@ -995,16 +997,17 @@ class Casts:
         self._disarm(("confirm", upstream))
         for plan in above.plans.values():
             self._forget(plan)
-        for gathering in [known for known in self._gatherings.values() if known.above is above]:
+        for gathering in [known for known in self._gatherings.values() if above in known.aboves]:
+            gathering.aboves.remove(above)
             if gathering.root:
                 self._abandon(gathering)
-            else:
-                gathering.above, gathering.orphaned = None, now
+            elif not gathering.aboves:
+                gathering.orphaned = now
                 self._arm(("orphans",), self._patience)
 
     def _give_up_orphans(self, now: float) -> None:
         """Nobody has taken the parent's place: it was all the way up that hosts ended, or the caller itself."""
-        orphans = [known for known in self._gatherings.values() if known.above is None]
+        orphans = [known for known in self._gatherings.values() if not known.aboves]
         for gathering in orphans:
             if now - gathering.orphaned >= self._patience:
                 self._abandon(gathering)

@@ -32,7 +32,7 @@ from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire import codec, message
-from monarch._wire.address import AGENT, agent_at, host_of, name_of, split_proc_name
+from monarch._wire.address import agent_at, host_of, name_of, split_proc_name
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.message import (
@@ -95,7 +95,7 @@ class MeshLayer:
             Probe: self._on_probe,
             ProcStarted: self._on_started,
             ProcsRefused: self._on_refused,
-            ProcsStopped: lambda c, m, f: proc.ports.receive(m.port, (0, VALUE, b"", ())),
+            ProcsStopped: lambda c, m, f: proc.ports.receive(m.port, (0, VALUE, c.remote.encode(), ())),
         }
         proc.receivers.update(receivers)
         waits.serve(proc)

@@ -89,6 +89,18 @@ class Acks(Entry):
         return None
 
 
+class HostAcks(Acks):
+    """Ready when the agents of all these hosts have answered, or are gone. An answer says in its body whose it is."""
+
+    __slots__ = ()
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        super().__init__([agent_at(host) for host in hosts])
+
+    def receive(self, raw: Raw) -> None:
+        self.waits_for(bytes(raw[2]).decode())
+
+
 class Making:
     """How the actors of a mesh are constructed: the encoded (class, args, kwargs, proc mesh, creator).
 
@@ -286,7 +298,7 @@ class OwnedProcs:
             if self._stopping is not None:
                 return self._stopping
             self.spec.stopped = True
-            acks = Acks([agent_at(host) for host in self.spec.hosts])
+            acks = HostAcks(self.spec.hosts)
             self._stopping = acks
             restarting, self._restarting = self._restarting, {}
         for slot in restarting.values():

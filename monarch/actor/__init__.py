@@ -19,6 +19,7 @@ from monarch._errors import (
     SpawnError,
     SupervisionError,
     UnhandledFaultError,
+    WorkspaceError,
 )
 from monarch._mesh.actor import Actor
 from monarch._mesh.actor_mesh import Accumulator, ActorMesh, as_endpoint
@@ -109,6 +110,7 @@ __all__ = [
     "UnhandledFaultError",
     "ValueMesh",
     "WaitGraph",
+    "WorkspaceError",
     "WouldBlockRuntime",
     "as_endpoint",
     "attach",

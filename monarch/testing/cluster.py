@@ -1,8 +1,8 @@
-"""A host and its processes, simulated inside this operating-system process, for tests of actors.
+"""Hosts and their processes, simulated inside this operating-system process, for tests of actors.
 
 The trunk is the real one: every simulated process is a Proc with its own actors (each on its own thread),
 ports and mesh layer, and messages between them are encoded, framed, ordered and decoded as ever. Simulated
-are what is below, the network, and what is beside: the host agent that starts and reaps processes. All of
+are what is below, the network, and what is beside: the host agents that start and reap processes. All of
 them share one I/O loop.
 """
 
@@ -17,6 +17,8 @@ from typing import Any
 from monarch._mesh import context as contexts
 from monarch._mesh import singletons
 from monarch._mesh.actor_mesh import ActorMesh
+from monarch._mesh.agent_start import Credentials
+from monarch._mesh.attach import AttachedHosts
 from monarch._mesh.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.proc_mesh import ProcMesh
 from monarch._mesh.supervision import MeshFailure
@@ -25,14 +27,17 @@ from monarch._runtime.future import All, Slot
 from monarch._runtime.instance import Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
+from monarch._shape.region import Shape
+from monarch._shape.slice import NDSlice
 from monarch._wire import message
-from monarch._wire.address import agent_at
+from monarch._wire.address import AGENT, CLIENT, agent_at, host_of
 from monarch._wire.ids import new_id
-from monarch._wire.message import Shutdown, encode_extent
+from monarch._wire.message import Envelope, encode_extent
 from monarch._wire.transport.inproc import Network, Sent
 from monarch.config import settings
 from monarch.testing import local
 from monarch.testing.clock import VirtualClock
+from monarch.testing.hosts import Parting, Prefixes, Reach
 from monarch.testing.simulated import SimulatedAgent, SimulatedProc
 
 _TURN = 30.0  # real seconds until an I/O loop that does not turn is an error
@@ -68,6 +73,10 @@ class InProcessCluster:
             counters = procs.spawn("counters", Counter)
             assert counters.add.call(1).get().item(gpus=0) == 1
 
+    `hosts` further hosts are beside that of the client: `cluster.hosts` is their mesh, and a process on one is reached over a link
+    between the agents of both. With `gateway`, the client's own agent has a link to that one only, and reaches the others
+    through it (as after `attach`). The client's host has no address, as usual: it is the one that dials.
+
     `clock` governs the runtime's timers; `seed` the network's chances. Entering starts no process, only one
     thread. Blocks may be nested; the innermost is the one in use. Settings (`monarch.configured`) that
     processes read when they start count from the spawn on.
@@ -83,10 +92,23 @@ class InProcessCluster:
     are refused. A plain thread started in an actor counts as the root client.
     """
 
-    def __init__(self, *, clock: VirtualClock | None = None, seed: int = 0, patience: float = 10.0) -> None:
+    def __init__(
+        self,
+        *,
+        clock: VirtualClock | None = None,
+        seed: int = 0,
+        patience: float = 10.0,
+        hosts: int = 0,
+        gateway: int | None = None,
+    ) -> None:
+        if hosts < 0 or (gateway is not None and not 0 <= gateway < hosts):
+            raise ValueError(f"hosts is a number from 0 on and gateway one of them, got {hosts!r} and {gateway!r}")
         self.clock = clock
         self.network = Network(seed)
         self._host = f"inproc:{new_id()}"
+        self._workers = [f"{self._host}.h{index}" for index in range(hosts)]
+        self._gateway = "" if gateway is None else self._workers[gateway]
+        self._reach = Reach()
         self._patience = patience
         self._failures: list[MeshFailure] = []
         self._failed = threading.Condition()
@@ -108,8 +130,14 @@ class InProcessCluster:
         now = time.monotonic if clock is None else clock.now
         loop = self._loop = Loop("monarch-simulated-io", now, virtual=clock is not None)
         loop.on_error = self._errors.append
-        self._done = Slot()
-        self._agent = SimulatedAgent(self.network, self._host, loop, self._done.set)
+        self._done = {host: Slot() for host in (self._host, *self._workers)}
+        self._agents = {
+            host: SimulatedAgent(
+                self.network, host, loop, lambda done=done: done.set(None), self._reach, host != self._host
+            )  # type: ignore[misc]
+            for host, done in self._done.items()
+        }
+        self._agents[self._host].routes.gateway = self._gateway
         proc = self._proc = SimulatedProc(self.network, f"{self._host}/client", loop, _CLIENT_PID)
         proc.mesh.fault = self._on_failure
         self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
@@ -122,7 +150,15 @@ class InProcessCluster:
         if clock is not None:
             clock.attach(loop)
         self._state = "in use"
+        if self._workers:
+            self._attach()
         return self
+
+    def _attach(self) -> None:
+        hosts = Prefixes(self._workers)
+        session = AttachedHosts(hosts, Credentials(), {})
+        self._hosts = HostMesh(hosts, Shape(["hosts"], NDSlice.new_row_major([len(hosts)])), session=session)
+        session.begin()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -143,15 +179,20 @@ class InProcessCluster:
         proc = self._proc
         try:
             self.network.calm()
+            self._reach.heal()
             proc.mesh.closing("the cluster is closing")
             own = [proc.mesh.stop_instance(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
-            proc.post(agent_at(self._host), Shutdown(settings.get("process_exit_timeout")))
-            self._done.wait(max(0.0, deadline - time.monotonic()))
-            living = [proc, *(other for other in self._agent.procs if other.killed is None)]
+            grace = settings.get("process_exit_timeout")
+            for agent in self._agents.values():
+                self._on_loop(lambda agent=agent: agent.shutdown(grace))  # type: ignore[misc]
+            All(list(self._done.values())).wait(max(0.0, deadline - time.monotonic()))
+            living = [proc, *(other for other in self._all_procs() if other.killed is None)]
             instances = [instance for other in living for instance in other.instances]
             stuck = [_doing(instance) for instance in instances if not instance.ended.ready]
-            self._on_loop(self._agent.kill_all)
+            for agent in self._agents.values():
+                self._on_loop(agent.kill_all)
+                self._on_loop(lambda agent=agent: agent.leave("the cluster is closing"))  # type: ignore[misc]
             self._on_loop(lambda: proc.leave(RuntimeError("this InProcessCluster was left, and its meshes are gone")))
             _join([instance for instance in instances if instance.ended.ready], deadline)
         finally:
@@ -168,7 +209,7 @@ class InProcessCluster:
             local.forget_sent()
         forget_root(self._proc)
         contexts._clients.pop(id(self._root), None)
-        for proc in (self._proc, *self._agent.procs):
+        for proc in (self._proc, *self._all_procs()):
             singletons._made.pop(proc.address, None)
 
     # --- what tests use
@@ -187,7 +228,7 @@ class InProcessCluster:
         runtime end at once, others when they next use it. ValueError when a process is not alive, or `rank`
         is none of the mesh's.
         """
-        self._each(mesh, rank, lambda address: self._agent.kill(address, code))
+        self._each(mesh, rank, lambda address: self._agent_of(address).kill(address, code))
 
     def stop_process(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None) -> None:
         """Stops every process under `mesh` (that of its `rank` only) as SIGSTOP does; returns when its owner and
@@ -197,21 +238,84 @@ class InProcessCluster:
         once it was stopped for the setting `suspect_timeout`. One that is stopped stays so. Its threads run on,
         for they are the test's own; if it is killed, what they have sent since is lost. ValueError as for `kill`.
         """
-        self._each(mesh, rank, self._agent.freeze)
+        self._each(mesh, rank, lambda address: self._agent_of(address).freeze(address))
 
     def continue_process(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None) -> None:
         """Lets processes run again as SIGCONT does: what was held back is delivered, in order, and a signal it
         got meanwhile takes effect. One that was not stopped runs on. ValueError as for `kill`."""
-        self._each(mesh, rank, self._agent.unfreeze)
+        self._each(mesh, rank, lambda address: self._agent_of(address).unfreeze(address))
 
-    def address_of(self, mesh: ProcMesh | ActorMesh[Any] | str, rank: int = 0) -> str:
-        """For the rules of `network`: the address of the process under rank `rank` of `mesh`, or of the
-        "client" or the "agent"."""
+    def address_of(self, mesh: ProcMesh | ActorMesh[Any] | str, rank: int = 0, *, host: int | str = CLIENT) -> str:
+        """For the rules of `network`: the address of the process under rank `rank` of `mesh`, of the "client", or of the "agent"
+        of `host` (the index of a further one, or "client"). What goes from host to host goes from agent to agent."""
         if isinstance(mesh, str):
-            if mesh not in ("client", "agent"):
+            if mesh not in (CLIENT, AGENT):
                 raise ValueError(f"expected a mesh, 'client' or 'agent', got {mesh!r}")
-            return f"{self._host}/{mesh}"
+            return f"{self._prefix(host) if mesh == AGENT else self._host}/{mesh}"
         return _addresses(mesh)[rank]
+
+    # --- several hosts
+
+    @property
+    def hosts(self) -> HostMesh:
+        """The further hosts, `{"hosts": n}`, as `attach_to_workers` would give them. RuntimeError when there are none."""
+        self._check()
+        if not self._workers:
+            raise RuntimeError("this cluster has the client's host only: InProcessCluster(hosts=3) has three more")
+        return self._hosts
+
+    def cut_hosts(self, a: int | str, b: int | str) -> int:
+        """Breaks the connections of the links between two hosts (indices, or "client"); returns how many. Frames under way are
+        lost, which the links make good when they have dialled anew: at once or, after a connection that was young, a
+        little later (`clock`)."""
+        self._check()
+        return self.network.cut(agent_at(self._prefix(a)), agent_at(self._prefix(b)))
+
+    def part_hosts(self, a: int | str, b: int | str) -> Parting:
+        """As `cut_hosts`, and they cannot connect until the Parting ends; `network.calm` does not end it. From the setting
+        `channel_reconnect_timeout` on each counts as dead for the other."""
+        self._check()
+        parting = self._reach.part(self._prefix(a), self._prefix(b))
+        self.cut_hosts(a, b)
+        return parting
+
+    def kill_host(self, index: int) -> None:
+        """That host loses power: its agent and processes are gone, and nobody is told. Others notice the silence after three
+        times `server_heartbeat_interval`, and give the host up when `channel_reconnect_timeout` is over as well. Threads
+        end as after `kill`. ValueError for one that is dead already or was shut down."""
+        self._kill_agent(index, False)
+
+    def kill_agent(self, index: int) -> None:
+        """As if by SIGKILL, and its processes end with it. Others see the connections break and then nobody listen there, which
+        for those who dial it is its end. Otherwise as `kill_host`."""
+        self._kill_agent(index, True)
+
+    def _kill_agent(self, index: int, power: bool) -> None:
+        self._check()
+        host = self._prefix(index)
+        if host == self._host:
+            raise ValueError("the client's host cannot be killed: the test runs there")
+        if self._done[host].ready:
+            raise ValueError(f"host {index} has ended already")
+        self._on_loop(lambda: self._agents[host].die(power))
+
+    def _prefix(self, host: int | str) -> str:
+        if host == CLIENT:
+            return self._host
+        if not isinstance(host, int) or not 0 <= host < len(self._workers):
+            raise ValueError(f"expected 'client' or the index of one of the {len(self._workers)} hosts, got {host!r}")
+        return self._workers[host]
+
+    def _agent_of(self, address: str) -> SimulatedAgent:
+        agent = self._agents.get(host_of(address))
+        if agent is None:
+            raise ValueError(f"no simulated process lives at {address}: it belongs to another cluster")
+        return agent
+
+    def _all_procs(self) -> list[SimulatedProc]:
+        return [proc for agent in self._agents.values() for proc in agent.procs]
+
+    # --- what tests use, of one host and of several
 
     def settle(self) -> None:
         """Waits until every frame sent so far, and those sent on its account by the I/O loop, are delivered.
@@ -226,7 +330,7 @@ class InProcessCluster:
 
     def expect(self, kind: str, source: str = "*", target: str = "*") -> Expectation:
         """Watches for one frame with a message of that kind (a struct of `monarch._wire.message`: "Call",
-        "Answer", "Pause", "ProcEnded"...) between these addresses. Ask first, cause it, then `wait()`.
+        "Answer", "Pause", "ProcEnded"...; enclosed in an Envelope, too) between these addresses. Ask first, cause it, then `wait()`.
         ValueError for other names."""
         self._check()
         known = getattr(message, kind, None)
@@ -235,7 +339,8 @@ class InProcessCluster:
         expectation = Expectation(kind)
 
         def seen(sent: Sent) -> None:
-            if type(message.decode(sent.head)) is known:
+            msg = message.decode(sent.head)
+            if type(msg) is known or (type(msg) is Envelope and type(message.decode(msg.head)) is known):
                 end()
                 expectation.met()
 
@@ -252,7 +357,7 @@ class InProcessCluster:
 
     def statistics(self) -> dict[str, Any]:
         """Of the network, and of each living process by address (see Proc.statistics)."""
-        procs = [self._proc, *list(self._agent.living.values())]
+        procs = [self._proc, *(proc for agent in self._agents.values() for proc in list(agent.living.values()))]
         return {"network": self.network.statistics(), **{proc.address: proc.statistics() for proc in procs}}
 
     # --- parts

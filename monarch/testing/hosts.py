@@ -92,9 +92,7 @@ class SimulatedLinks:
             dial=lambda done: self._loop.call_soon(lambda: done(self._attempt(host, transport))),
         )  # fmt: skip
         sizes = (limits.queue, int(settings.get("codec_max_frame_length")))
-        transport = InprocTransport(
-            self._network, agent_at(self._host), self._loop, link, lambda: sizes, of_link=True
-        )
+        transport = InprocTransport(self._network, agent_at(self._host), self._loop, link, lambda: sizes, of_link=True)
         self._made.append(link)
         self._transports.append(transport)
         link.start()

@@ -1,19 +1,24 @@
 """What an InProcessCluster puts in place of operating-system processes and of the agent that reaps them.
 
 A SimulatedProc is a Proc whose end can be staged; the SimulatedAgent speaks the host agent's part of the
-protocol. Both work on the cluster's I/O loop, and every method here is called there.
+protocol, one for each host. All work on the cluster's I/O loop, and every method here is called there.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
 from signal import SIGKILL, SIGSTOP, SIGTERM
 from typing import Any
 
+import msgspec
+
 from monarch._mesh import singletons
 from monarch._mesh.controller import MeshLayer
-from monarch._mesh.effects import Start
+from monarch._mesh.effects import Effect, Start
+from monarch._mesh.routes import Entrance, Link
 from monarch._mesh.steward import Steward
 from monarch._runtime.future import All
 from monarch._runtime.instance import Delivery, Instance, Leave
@@ -22,10 +27,27 @@ from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import agent_at, agent_of
-from monarch._wire.message import VERSION, Bounced, Failure, Flush, Flushed, Hello, ProcEnded, StopProc
+from monarch._wire.frame import Frame
+from monarch._wire.message import (
+    VALUE,
+    VERSION,
+    Answer,
+    Attach,
+    AttachedHost,
+    Bounced,
+    Failure,
+    Flush,
+    Flushed,
+    Hello,
+    LinkHello,
+    ProcEnded,
+    StopProc,
+)
 from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.transport.base import Connection
 from monarch._wire.transport.inproc import InprocTransport, Network, Rule
 from monarch.config import settings
+from monarch.testing.hosts import Reach, SimulatedLinks
 
 
 class ProcKilled(SystemExit):
@@ -174,21 +196,57 @@ class _Abandoned:
 
 
 class SimulatedAgent(Steward):
-    """Starts, watches, stops and kills simulated processes. `on_done()` is called after Shutdown, when none
-    is left."""
+    """Starts, watches, stops and kills simulated processes. `on_done()` is called once none is left: after a shutdown, or when
+    the agent was killed. A `worker` is of a further host and leaves the network then."""
 
-    def __init__(self, network: Network, host: str, loop: Loop, on_done: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        host: str,
+        loop: Loop,
+        on_done: Callable[[], Any],
+        reach: Reach | None = None,
+        worker: bool = False,
+    ) -> None:
         super().__init__(host, loop)
         self.on_done = on_done
+        self.dead = False
         self.living: dict[str, SimulatedProc] = {}  # by address
         self.procs: list[SimulatedProc] = []  # all that ever were
         self._by_pid: dict[int, SimulatedProc] = {}
         self._frozen: dict[str, _Freeze] = {}
         self._pids = itertools.count(2)
         self._network = network
+        self._reach = reach or Reach()
+        self._worker = worker
+        self._links = SimulatedLinks(network, host, loop, self._reach)
         limits = (int(settings.get("outgoing_queue_bytes")), int(settings.get("codec_max_frame_length")))
-        InprocTransport(network, agent_at(host), loop, self, lambda: limits).listen()
+        self._inproc = InprocTransport(network, agent_at(host), loop, _Door(self), lambda: limits)
+        self._inproc.listen()
         self.receivers[Flush] = lambda connection, flush, frame: self.send(connection, Flushed(flush.token))
+        self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
+
+    # --- other hosts
+
+    def begin_link(self, host: str) -> Link:
+        return self._links.dial(host, self.routes)
+
+    def take_link(self, hello: LinkHello) -> Link:
+        return self._links.take(hello, self.routes)
+
+    def host_lost(self, host: str, why: str) -> None:
+        if not self.dead:
+            super().host_lost(host, why)
+
+    def _on_attach(self, connection: Connection, attach: Attach) -> None:
+        """The settings are those of this interpreter anyway, and the environment is not simulated."""
+        facts = AttachedHost(self.host, os.getpid(), platform.python_version(), False)
+        self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
+
+    def leave(self, reason: str) -> None:
+        """Says goodbye to the other hosts; nobody reaches this one any more."""
+        self.routes.close(reason)
+        self._inproc.close()
 
     # --- starting
 
@@ -203,6 +261,7 @@ class SimulatedAgent(Steward):
     def launch(self, starts: Sequence[Start]) -> None:
         for start in starts:
             proc = SimulatedProc(self._network, start.address, self.loop, next(self._pids), start.incarnation)
+            proc.client = start.spec.client
             proc.mesh.name = start.spec.name
             if start.spec.gated:
                 proc.mesh.close_gate()
@@ -258,6 +317,36 @@ class SimulatedAgent(Steward):
         return None
 
     def finish(self) -> None:
+        if self._worker:
+            self.leave("it was shut down")
+        self.on_done()
+
+    # --- death
+
+    def act(self, effects: Iterable[Effect]) -> None:
+        if not self.dead:
+            super().act(effects)
+
+    def die(self, power: bool) -> None:
+        """The agent is killed, and its processes with it. With `power`, connections break; without, its machine has lost it:
+        nobody hears anything any more."""
+        self.dead = True
+        for key in list(self._timers):
+            self._disarm(key)
+        if not power:
+            self._reach.darken(self.host)
+            for address in (agent_at(self.host), *self.living):
+                self._network.vanish(address)
+        for proc in self.living.values():
+            why = "was killed with its host agent" if power else "its machine has lost power"
+            proc.kill(ProcEnded(proc.address, proc.pid, -SIGKILL, False, [], why, proc.incarnation))
+            singletons._made.pop(proc.address, None)
+            self._thaw(proc.address)
+        self.living.clear()
+        self._by_pid.clear()
+        self._inproc.close()
+        self._inproc.sever("the agent was killed")
+        self._links.abandon()
         self.on_done()
 
     # --- stopped as a shell stops a job
@@ -284,6 +373,27 @@ class SimulatedAgent(Steward):
         for rule in freeze.rules if freeze is not None else ():
             rule.end()
         return freeze
+
+
+class _Door:
+    """Whoever connects to an agent: a process of its host, or the agent of another, for a link."""
+
+    def __init__(self, agent: SimulatedAgent) -> None:
+        self._agent = agent
+        self._entrances: dict[Any, Entrance] = {}  # by connection
+
+    def connection_received(self, connection: Any, received: list[Frame]) -> None:
+        if self._agent.dead:
+            return
+        entrance = self._entrances.get(connection)
+        if entrance is None and not connection.remote and type(message.decode(received[0].head)) is LinkHello:
+            entrance = self._entrances[connection] = self._agent.routes.entrance()
+        (entrance or self._agent).connection_received(connection, received)
+
+    def connection_lost(self, connection: Any, reason: str) -> None:
+        handler = self._entrances.pop(connection, None) or self._agent
+        if not self._agent.dead:
+            handler.connection_lost(connection, reason)
 
 
 class _Freeze:

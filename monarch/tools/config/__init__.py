@@ -1,0 +1,7 @@
+"""What the tools work on."""
+
+from __future__ import annotations
+
+from monarch.tools.config.workspace import Workspace
+
+__all__ = ["Workspace"]
