@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._mesh import value_mesh
 from monarch._mesh.cast import Plan
 from monarch._mesh.endpoint import Endpoint, EndpointProperty, NotAnEndpoint, check_arguments
+from monarch._mesh.reduce import combiner
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
@@ -267,18 +269,32 @@ def as_endpoint(
 
 
 class Accumulator(Generic[A]):
-    """Folds the answers of an endpoint as they arrive."""
+    """Folds the answers of an endpoint: `combine(acc, value)`, beginning with `identity`.
 
-    def __init__(self, endpoint: Endpoint[Any, Any], identity: A, combine: Any) -> None:
+    Ordinarily here, in order of arrival. `associative=True` promises that `combine(a, combine(b, c))` is the same as
+    `combine(combine(a, b), c)` for answers and for what they are folded to; then answers from other hosts are folded on their way,
+    in processes there, and the result is that of the order of ranks. `combine` must be picklable for that. The names "sum",
+    "min", "max" and "concat" stand for functions on numbers, sequences, arrays and tensors (element by element), and are
+    associative.
+
+    ValueError for another name.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint[Any, Any], identity: A, combine: Callable[[A, Any], A] | str, *, associative: bool = False
+    ) -> None:
         self._endpoint = endpoint
         self._identity = identity
-        self._combine = combine
+        self._given = combine
+        self._combine = combiner(combine)
+        self._associative = associative or isinstance(combine, str)
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """Sends now; folds `combine(acc, value)` from `identity` in order of arrival when first observed.
-
-        The first exception is raised.
-        """
+        """Sends now. Associative: the Future has the result when all have answered, and raises the exception of the lowest rank
+        (an exception of `combine` as an ActorError). Otherwise answers are folded when it is first observed, and the first
+        exception is raised."""
+        if self._associative:
+            return self._endpoint._reduce(args, kwargs, self._fold, self._given)
         from monarch._runtime.returns_future import returns_future  # asyncio: loaded by those who use it
 
         stream = self._endpoint.stream(*args, **kwargs)
@@ -290,3 +306,6 @@ class Accumulator(Generic[A]):
             return result
 
         return returns_future(fold)()
+
+    def _fold(self, values: Sequence[Any]) -> A:
+        return functools.reduce(self._combine, values, self._identity)

@@ -31,8 +31,9 @@ from monarch._mesh.routes import Link
 from monarch._mesh.rundir import remove_directory
 from monarch._mesh.steward import Steward
 from monarch._runtime.loop import Loop
-from monarch._wire.address import AGENT, CLIENT, name_of
+from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
 from monarch._wire.frame import Frame
+from monarch._wire.linked import LinkConnection
 from monarch._wire.message import (
     VALUE,
     Answer,
@@ -103,7 +104,7 @@ class HostAgent(Steward):
         self._wake_read.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.loop.call_soon(lambda: self.shutdown(ABANDONED_GRACE)))
+        signal.signal(signal.SIGTERM, lambda *_: self.loop.call_soon(lambda: self._leave("its host agent was told to end")))
         self.loop.add(self._wake_read.fileno(), self._on_signal)
         if self.client is not None:
             self.client.start()  # type: ignore[attr-defined]
@@ -115,6 +116,12 @@ class HostAgent(Steward):
 
     def _on_starter_gone(self) -> None:
         self.loop.remove(self._starter.fileno())
+        self._leave("the worker program there has ended")
+
+    def _leave(self, why: str) -> None:
+        """Nobody asked for it who owns something here: to others this host is lost, at once."""
+        self.links.close()
+        self.routes.close(why)
         self.shutdown(ABANDONED_GRACE)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
@@ -129,6 +136,12 @@ class HostAgent(Steward):
 
     def take_link(self, hello: LinkHello) -> Link:
         return self.links.take(hello)
+
+    def host_suspected(self, host: str, why: str) -> None:
+        super().host_suspected(host, why)
+        link = self.routes.links().get(host)
+        if why and isinstance(link, LinkConnection) and not link.dials and is_dialable(host):
+            self.links.look_after(host, link)
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """A client will use this host: processes that other hosts ask for get this environment."""

@@ -127,6 +127,7 @@ class AttachedHosts:
         self._credentials = given
         self._env = env
         self._spawned: list[OwnedProcs] = []
+        self._living: HostAcks | None = None  # those that have not ended; None until all addresses are known
         self._ending: Source | None = None
         self._ended = ""
         self._lock = threading.Lock()
@@ -146,6 +147,8 @@ class AttachedHosts:
         try:
             hosts = self._hosts.resolve()
             proc = self._proc
+            self._living = HostAcks(hosts)
+            proc.ports.add(self._living)
             trust = Trust(hosts, msgspec.msgpack.encode(settings.snapshot()))
             proc.post(agent_of(proc.address), trust, msgspec.msgpack.encode(self._credentials))
             attaching = Attaching(proc, hosts)
@@ -183,24 +186,34 @@ class AttachedHosts:
         return All([owned.stop("its host mesh was stopped") for owned in spawned])
 
     def shutdown(self) -> Source:
-        """Every host's agent says goodbye when it has stopped its processes."""
+        """Every host's agent says goodbye when it has stopped its processes. A host that ended before is left alone: another
+        may have taken its address."""
         with self._lock:
             if self._ended == "shut down":
                 self.check()
             self._ended = "shut down"
-        proc, done = self._proc, Slot()
-        hosts = self._hosts.resolve()
-        for owned in self._spawned:
+            spawned = list(self._spawned)
+        for owned in spawned:
             owned.stop("its host mesh was shut down")
-        acks = HostAcks(hosts)
-        proc.ports.add(acks)
-        for index, host in enumerate(hosts):
-            try:
-                proc.post(agent_at(host), Shutdown(settings.get("mesh_terminate_timeout")))
-            except PeerEnded:
-                acks.done(index)
-        acks.on_ready(lambda: done.set(None))
+        done = Slot()
+        if self._living is not None:
+            self._shut_down(done)
+        else:
+            self._attached.on_ready(lambda: self._shut_down(done))
         return done
+
+    def _shut_down(self, done: Slot) -> None:
+        living = self._living
+        if living is None:  # no address was ever known
+            done.set(None)
+            return
+        order = Shutdown(settings.get("mesh_terminate_timeout"))
+        for address in living.left():
+            try:
+                self._proc.post(address, order)
+            except PeerEnded:
+                living.waits_for(address)
+        living.on_ready(lambda: done.set(None))
 
 
 class Attaching(Entry):

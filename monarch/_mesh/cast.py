@@ -54,7 +54,7 @@ class Parted:
     """The receivers of a view as a sender on one host sees them: `near` are on the same, `far` on others, in the order of their
     positions in a CastPlan with `hosts`."""
 
-    __slots__ = ("addresses", "far", "hosts", "near")
+    __slots__ = ("addresses", "far", "hosts", "near", "ranks")
 
     def __init__(self, receivers: Receivers, host: str) -> None:
         self.near = tuple(receiver for receiver in receivers if host_of(receiver[2]) == host)
@@ -68,4 +68,5 @@ class Parted:
             for there, some in by_host.items()
         ]
         self.far: Receivers = tuple(receiver for some in by_host.values() for receiver in some)
+        self.ranks = tuple(rank for _, rank, _ in self.far)
         self.addresses = frozenset(address for _, _, address in self.far)

@@ -91,13 +91,13 @@ class Casting:
             pass
 
 
-def stamps(numbering: Any, key: str, far: Sequence[tuple[int, int, str]], restarts: Any) -> tuple[Any, Any]:
+def stamps(numbering: Any, key: str, parted: Parted, restarts: Any) -> tuple[Any, Any]:
     """The numbers of one cast, and the incarnations that are meant, as they travel."""
     if restarts is None:
-        return numbering.next_many(key, [rank for _, rank, _ in far]), 0
-    incarnations = [restarts.of(key, rank, address) for _, rank, address in far]
+        return numbering.next_many(key, parted.ranks), 0
+    incarnations = [restarts.of(key, rank, address) for _, rank, address in parted.far]
     receivers = [
         (rank, incarnation) if incarnation else rank
-        for (_, rank, _), incarnation in zip(far, incarnations, strict=True)
+        for rank, incarnation in zip(parted.ranks, incarnations, strict=True)
     ]
     return numbering.next_many(key, receivers), compress(incarnations)

@@ -29,14 +29,16 @@ that; beyond them, whoever asks again for what is not known gets one too. An age
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from monarch._mesh import tree
+from monarch._mesh import branches
+from monarch._mesh import given as kept
+from monarch._mesh.branches import Above, Branch, Child, Gathering, Part, Passing, Plan, Upstream
 from monarch._mesh.effects import Arm, Disarm
+from monarch._mesh.given import Key, Memory, Record
 from monarch._runtime.ordering import cut, expand
 from monarch._wire.address import name_of
 from monarch._wire.frame import Buffer
@@ -50,7 +52,6 @@ from monarch._wire.message import (
     Delivered,
     Failure,
     ForgetPlan,
-    PlanHost,
     PlanUnknown,
     Skip,
     Unwanted,
@@ -60,23 +61,14 @@ from monarch._wire.message import (
 PLANS_KEPT = 4096  # of one upstream; at one child
 SENDER_PLANS = 256  # a process has at most this many registered with the agent of its host
 GATHERINGS = 65_536
-ALONE = 64 * 1024  # bytes of an answer's body from which it travels alone, at once
 HELD_BYTES = 1024 * 1024  # of one gathering
 KEPT_CASTS = 1000  # for one child, without a gathering
 KEPT_BYTES = 16 * 1024 * 1024  # for one child
-BODY_KEPT = 1024 * 1024  # the largest kept of a call; of an answer
-GIVEN_UP = 1000
-GIVEN_GATHERINGS = 1000
-GIVEN_BYTES = 16 * 1024 * 1024
-EVICTED = 10_000
 CONFIRM_CASTS = 64  # confirmed together at the latest
 CONFIRM_DELAY = 0.05
 CALL_HOLD = 0.01  # `gather` of a call
 STREAM_HOLD = 0.0  # `gather` of a stream: the end of this turn
 PATIENCE = 300.0
-
-Upstream: TypeAlias = Any  # a key; only whoever carries out effects knows more
-Key: TypeAlias = tuple[str, int]  # of a gathering: address of the process that holds the port, port
 
 
 class Deliver(NamedTuple):
@@ -133,371 +125,15 @@ class Counts(NamedTuple):
     finished: int  # gatherings whose answers are remembered
 
 
-class _Record(NamedTuple):
-    """One answer."""
-
-    rank: int
-    kind: int
-    body: Buffer
-    buffers: Sequence[Buffer]
-
-    @property
-    def size(self) -> int:
-        return _size(self.body, self.buffers)
-
-    @property
-    def alone(self) -> bool:
-        return bool(self.buffers) or len(self.body) > ALONE
-
-
-class _Plan:
-    """One as an upstream registered it: its receivers here, and the parts that go to children."""
-
-    __slots__ = ("forgotten", "here", "parts", "prefix", "width")
-
-    def __init__(self, plan: CastPlan) -> None:
-        self.width = plan.width
-        self.forgotten = False
-        own, rest = (plan.hosts[:1], plan.hosts[1:]) if plan.serve else ([], plan.hosts)
-        self.prefix = own[0].host if own else ""
-        # (process name, rank in the view); they have the first positions
-        self.here = list(zip(own[0].names, own[0].indices, strict=True)) if own else []
-        self.parts = _parts(self, rest, len(self.here))
-
-
-class _Part:
-    """A child's host and those below it. Positions `start` to `stop` of whatever it is a part of."""
-
-    __slots__ = ("_below", "host", "hosts", "plan", "ranks", "start", "stop")
-
-    def __init__(self, plan: _Plan, hosts: Sequence[PlanHost], start: int) -> None:
-        self.plan = plan
-        self.hosts = hosts
-        self.host = hosts[0].host
-        self.ranks = frozenset(index for host in hosts for index in host.indices)
-        self.start = start
-        self.stop = start + sum(len(host.names) for host in hosts)
-        self._below: list[_Part] | None = None
-
-    def below(self) -> list[_Part]:
-        """The parts of the child's own children."""
-        if self._below is None:
-            self._below = _parts(self.plan, self.hosts[1:], len(self.hosts[0].names))
-        return self._below
-
-    def known(self) -> Iterable[_Part]:
-        """This one, and those that were adopted."""
-        yield self
-        for part in self._below or ():
-            yield from part.known()
-
-
-def _parts(plan: _Plan, hosts: Sequence[PlanHost], start: int) -> list[_Part]:
-    parts = []
-    for places in tree.split(len(hosts), plan.width):
-        part = _Part(plan, hosts[places.start : places.stop], start)
-        parts.append(part)
-        start = part.stop
-    return parts
-
-
-class _Above:
-    """An upstream: its plans, and which of its casts are not through yet."""
-
-    __slots__ = ("confirmed", "gaps", "key", "last", "open", "plans", "there")
-
-    def __init__(self, key: Upstream) -> None:
-        self.key = key
-        self.there = True
-        self.plans: OrderedDict[int, _Plan] = OrderedDict()
-        self.last = 0
-        self.open: dict[int, None] = {}  # ascending
-        self.gaps: dict[_Gap, None] = {}
-        self.confirmed = 0
-
-    def through(self) -> int:
-        """All up to this number are through."""
-        first = next(iter(self.open), self.last + 1)
-        return min((gap.first for gap in self.gaps), default=first) - 1 if self.gaps else first - 1
-
-
-class _Gap:
-    """Casts of one sender to one part that were given up and are not confirmed.
-
-    The one above is not told that they are through before they are, or before the receivers were told to skip them: should
-    we end too, it is the one to do that. `first` is the lowest number from above, `last` the highest at the child; those
-    given up since are `later`, or a flood of them would never end.
-    """
-
-    __slots__ = ("above", "first", "last", "later")
-
-    def __init__(self, above: _Above | None, first: int, last: int) -> None:
-        self.above = above
-        self.first = first
-        self.last = last
-        self.later: tuple[int, int] | None = None
-
-    def add(self, first: int, last: int) -> None:
-        self.later = (self.later[0] if self.later is not None else first), last
-
-    def confirmed(self, number: int) -> bool:
-        """By the child, up to that number: whether nothing is left."""
-        if self.last <= number and self.later is not None:
-            self.first, self.last = self.later
-            self.later = None
-        return self.last <= number
-
-    def close(self) -> None:
-        if self.above is not None:
-            self.above.gaps.pop(self, None)
-
-
-class _Passing:
-    """A cast without a gathering: through once no branch is left.
-
-    Of one that tells receivers to skip: `gap` is what is through then, or `lost` the answers that the callers get then.
-    """
-
-    __slots__ = ("above", "branches", "gap", "lost", "number")
-
-    def __init__(self, above: _Above | None, number: int) -> None:
-        self.above = above
-        self.number = number
-        self.branches = 1  # until it has left here
-        self.gap: _Gap | None = None
-        self.lost: tuple[_Gathering, list[_Record]] | None = None
-
-
-class _Given:
-    """The answers that a gathering has given. `key`, `sender` and `seqs` tell which cast it was."""
-
-    __slots__ = ("done", "gone", "key", "lost", "records", "sender", "seqs", "size")
-
-    def __init__(self, key: Key, cast: Cast) -> None:
-        self.key = key
-        self.sender = cast.sender
-        self.seqs = cast.seqs
-        self.records: list[_Record] = []
-        self.size = 0
-        self.lost: list[int] = []  # ranks whose answers are not kept
-        self.gone: list[int] = []
-        self.done = False
-
-    def same(self, cast: Cast) -> bool:
-        return self.sender == cast.sender and self.seqs == cast.seqs
-
-
-class _Gathering:
-    """A cast whose answers come up the tree: who has not answered, and what is held."""
-
-    __slots__ = (
-        "aboves",
-        "armed",
-        "branches",
-        "given",
-        "gone",
-        "held",
-        "held_size",
-        "hold",
-        "key",
-        "mine",
-        "orphaned",
-        "root",
-        "skips",
-    )
-
-    def __init__(self, above: _Above, key: Key, cast: Cast) -> None:
-        # Who wants the answers. More than one only while hosts end: a cast of one that has ended may come after that of
-        # whoever took its place, and looks the same.
-        self.aboves = [above]
-        self.key = key
-        self.hold = cast.gather
-        self.root = cast.number == 0
-        self.given = _Given(key, cast)
-        self.mine: dict[int, str] = {}  # rank -> process name
-        self.branches: dict[str, _Branch] = {}  # by the child's host
-        self.skips = 0  # that must be through before the call fails for those who are to skip it
-        self.held: list[_Record] = []
-        self.held_size = 0
-        self.gone: list[int] = []
-        self.armed = False
-        self.orphaned = 0.0  # since when, without anybody above
-
-    @property
-    def timer(self) -> tuple[str, str, int]:
-        return "hold", *self.key
-
-
-class _Branch:
-    """A cast as it went to a child, kept until that has answered or confirmed it."""
-
-    __slots__ = ("body", "buffers", "cast", "owner", "part", "pending", "size", "whole")
-
-    def __init__(
-        self,
-        owner: _Gathering | _Passing,
-        part: _Part,
-        cast: Cast,
-        body: Buffer,
-        buffers: Sequence[Buffer],
-        pending: set[int],
-    ) -> None:
-        self.owner = owner
-        self.part = part
-        self.cast = cast
-        self.body = body
-        self.buffers = buffers
-        self.size = _size(body, buffers)
-        self.whole = True  # the body is kept
-        self.pending = pending  # ranks of a gathering that have not answered
-
-    @property
-    def gap(self) -> tuple[str, str, _Part]:
-        """What its receivers are told to skip if it is lost."""
-        return self.cast.sender, self.cast.to, self.part
-
-    def drop_body(self) -> None:
-        self.whole, self.size, self.body, self.buffers = False, 0, b"", ()
-
-
-class _Child:
-    """An agent we pass on to, and what is kept for it."""
-
-    __slots__ = ("bodies", "given_up", "host", "kept", "last", "last_plan", "loose", "registered", "size", "skips")
-
-    def __init__(self, host: str) -> None:
-        self.host = host
-        self.last = 0
-        self.last_plan = 0
-        self.registered: OrderedDict[_Part, int] = OrderedDict()
-        self.kept: dict[int, _Branch] = {}
-        self.loose: dict[int, _Branch] = {}  # those without a gathering
-        self.bodies: dict[int, _Branch] = {}  # those whose body takes memory
-        self.size = 0
-        self.skips = 0  # of those
-        self.given_up: OrderedDict[tuple[str, str, _Part], _Gap] = OrderedDict()  # (sender, mesh, part)
-
-    def keep(self, branch: _Branch) -> None:
-        number = branch.cast.number
-        self.kept[number] = branch
-        if isinstance(branch.owner, _Passing):
-            self.loose[number] = branch
-            self.skips += branch.cast.skip
-        elif branch.size > BODY_KEPT:
-            branch.drop_body()
-        if branch.size:
-            self.bodies[number] = branch
-            self.size += branch.size
-
-    def release(self, branch: _Branch) -> None:
-        number = branch.cast.number
-        if self.kept.pop(number, None) is not None:
-            if self.loose.pop(number, None) is not None:
-                self.skips -= branch.cast.skip
-            if self.bodies.pop(number, None) is not None:
-                self.size -= branch.size
-
-    def give_up(self, branch: _Branch, passing: _Passing) -> None:
-        """Over a bound: should this child's host end, the receivers below it are told of a gap."""
-        self.release(branch)
-        above = passing.above if passing.number else None
-        gap = self.given_up.get(branch.gap)
-        if gap is not None:
-            gap.add(passing.number, branch.cast.number)
-            self.given_up.move_to_end(branch.gap)
-            return
-        gap = self.given_up[branch.gap] = _Gap(above, passing.number, branch.cast.number)
-        if above is not None:
-            above.gaps[gap] = None
-        if len(self.given_up) > GIVEN_UP:
-            self.given_up.popitem(last=False)[1].close()
-
-    def drop_body(self, branch: _Branch) -> None:
-        """Over a bound: should this child's host end, the call fails."""
-        del self.bodies[branch.cast.number]
-        self.size -= branch.size
-        branch.drop_body()
-
-
-class _Memory:
-    """The answers that gatherings have given, within bounds, and what is known of those that are not kept any more."""
-
-    def __init__(self) -> None:
-        self.done: OrderedDict[Key, _Given] = OrderedDict()
-        self._sized: OrderedDict[Key, _Given] = OrderedDict()  # that take memory; oldest first
-        self._size = 0
-        self._evicted: OrderedDict[str, int] = OrderedDict()  # process -> highest port of a finished gathering
-        self._forgot = False  # some of those, too
-
-    def add(self, given: _Given, records: Iterable[_Record], gone: Iterable[int]) -> None:
-        given.gone += gone
-        for record in records:
-            if record.size > BODY_KEPT:
-                given.lost.append(record.rank)
-                continue
-            given.records.append(record)
-            given.size += record.size
-            self._size += record.size
-        if given.size:
-            self._sized[given.key] = given
-        while self._size > GIVEN_BYTES:
-            self._lose(next(iter(self._sized.values())))
-
-    def finish(self, given: _Given) -> None:
-        given.done = True
-        self.done[given.key] = given
-        while len(self.done) > GIVEN_GATHERINGS:
-            self._evict(next(iter(self.done.values())))
-
-    def used(self, given: _Given) -> None:
-        """Of use just now; others go before it."""
-        self.done.move_to_end(given.key)
-        if given.key in self._sized:
-            self._sized.move_to_end(given.key)
-
-    def forget(self, given: _Given) -> None:
-        if self.done.get(given.key) is given:
-            del self.done[given.key]
-        self._release(given)
-
-    def may_have_answered(self, key: Key) -> bool:
-        """Whether a gathering that is not known may have finished here."""
-        back, port = key
-        highest = self._evicted.get(back)
-        return self._forgot if highest is None else port <= highest
-
-    def _lose(self, given: _Given) -> None:
-        if given.done:
-            self._evict(given)
-            return
-        given.lost += [record.rank for record in given.records]
-        self._release(given)
-
-    def _evict(self, given: _Given) -> None:
-        self.forget(given)
-        back, port = given.key
-        self._evicted[back] = max(port, self._evicted.get(back, 0))
-        self._evicted.move_to_end(back)
-        if len(self._evicted) > EVICTED:
-            self._evicted.popitem(last=False)
-            self._forgot = True
-
-    def _release(self, given: _Given) -> None:
-        if self._sized.get(given.key) is given:
-            del self._sized[given.key]
-            self._size -= given.size
-        given.records, given.size = [], 0
-
-
 class Casts:
     """See the module. `patience`: longer than it takes any two agents to agree that a host has ended."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
-        self._above: dict[Upstream, _Above] = {}
-        self._children: dict[str, _Child] = {}  # one a host, until that ends: its numbers go on
-        self._gatherings: dict[Key, _Gathering] = {}
-        self._memory = _Memory()
+        self._above: dict[Upstream, Above] = {}
+        self._children: dict[str, Child] = {}  # one a host, until that ends: its numbers go on
+        self._gatherings: dict[Key, Gathering] = {}
+        self._memory = Memory()
         self._armed: set[tuple[Any, ...]] = set()
         self._effects: list[Effect] = []
 
@@ -523,7 +159,7 @@ class Casts:
         before = above.plans.pop(plan.number, None)
         if before is not None:
             self._forget(before)
-        above.plans[plan.number] = _Plan(plan)
+        above.plans[plan.number] = Plan(plan)
         if len(above.plans) > PLANS_KEPT:
             self._forget(above.plans.popitem(last=False)[1])
         return self._take()
@@ -578,7 +214,7 @@ class Casts:
             if key not in self._memory.done:
                 self._effects.append(Straight(back, answer, body, buffers))
         elif gathering.mine.pop(answer.rank, None) is not None:
-            self._hold(gathering, _Record(answer.rank, answer.kind, body, buffers))
+            self._hold(gathering, Record(answer.rank, answer.kind, body, buffers))
             self._settle(gathering)
         return self._take()
 
@@ -656,7 +292,7 @@ class Casts:
         if child is not None:
             skips = []
             for what, gap in child.given_up.items():
-                passing = _Passing(None, 0)
+                passing = Passing(None, 0)
                 passing.gap = gap
                 skips.append((what, passing))
             for branch in list(child.kept.values()):
@@ -687,7 +323,7 @@ class Casts:
 
     # --- down: a cast
 
-    def _gather(self, above: _Above, plan: _Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> bool:
+    def _gather(self, above: Above, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> bool:
         """False when its answers do not come up the tree."""
         if cast.gather < 0 or cast.skip or not cast.port:
             return False
@@ -698,7 +334,7 @@ class Casts:
             ranks = [rank for _, rank in plan.here] + [rank for part in plan.parts for rank in sorted(part.ranks)]
             self._send(above, key, [_too_many(rank, cast.method) for rank in ranks], ())
             return False
-        gathering = self._gatherings[key] = _Gathering(above, key, cast)
+        gathering = self._gatherings[key] = Gathering(above, key, cast)
         self._deliver(plan, cast, body, buffers)
         if cast.again and self._memory.may_have_answered(key):
             # Those who answered then drop the call, which is a repeat, and say nothing.
@@ -710,7 +346,7 @@ class Casts:
         self._settle(gathering)
         return True
 
-    def _is_repeat(self, above: _Above, key: Key, cast: Cast) -> bool:
+    def _is_repeat(self, above: Above, key: Key, cast: Cast) -> bool:
         """Whether the cast is known here. Whoever sent it has taken another's place, and is given what that one was."""
         gathering = self._gatherings.get(key)
         given = gathering.given if gathering is not None else self._memory.done.get(key)
@@ -729,20 +365,20 @@ class Casts:
         self._send(above, key, [*given.records, *failed], given.gone)
         return True
 
-    def _distribute(self, above: _Above, plan: _Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    def _distribute(self, above: Above, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
         """A cast without a gathering."""
         if cast.gather >= 0:
             cast = msgspec.structs.replace(cast, gather=-1.0)
         if cast.number:
             above.last = cast.number
             above.open[cast.number] = None
-        passing = _Passing(above, cast.number)
+        passing = Passing(above, cast.number)
         self._deliver(plan, cast, body, buffers)
         for part in plan.parts:
             self._pass(passing, part, _cut_cast(cast, part), body, buffers, set())
         self._passed(passing)
 
-    def _deliver(self, plan: _Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    def _deliver(self, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
         count = len(plan.here)
         seqs = expand(cut(cast.seqs, 0, count), count)
         incarnations = expand(cut(cast.incarnations, 0, count), count)
@@ -759,8 +395,8 @@ class Casts:
 
     def _pass(
         self,
-        owner: _Gathering | _Passing,
-        part: _Part,
+        owner: Gathering | Passing,
+        part: Part,
         cast: Cast,
         body: Buffer,
         buffers: Sequence[Buffer],
@@ -769,12 +405,12 @@ class Casts:
         """To a child, which may be new. `cast` has the numbers of the part's positions."""
         child = self._children.get(part.host)
         if child is None:
-            child = self._children[part.host] = _Child(part.host)
+            child = self._children[part.host] = Child(part.host)
         number = self._register(child, part)
         child.last += 1
         cast = msgspec.structs.replace(cast, plan=number, number=child.last)
-        branch = _Branch(owner, part, cast, body, buffers, pending)
-        if isinstance(owner, _Passing):
+        branch = Branch(owner, part, cast, body, buffers, pending)
+        if isinstance(owner, Passing):
             owner.branches += 1
         else:
             owner.branches[part.host] = branch
@@ -787,19 +423,19 @@ class Casts:
         while child.size > KEPT_BYTES:
             self._give_up(child, next(iter(child.bodies.values())))
 
-    def _give_up(self, child: _Child, branch: _Branch) -> None:
-        if isinstance(branch.owner, _Passing):
+    def _give_up(self, child: Child, branch: Branch) -> None:
+        if isinstance(branch.owner, Passing):
             child.give_up(branch, branch.owner)
             self._left(branch)
         else:
             child.drop_body(branch)
 
-    def _left(self, branch: _Branch) -> None:
+    def _left(self, branch: Branch) -> None:
         """A branch is through, was given up, or others took its place."""
-        if isinstance(branch.owner, _Passing):
+        if isinstance(branch.owner, Passing):
             self._passed(branch.owner)
 
-    def _passed(self, passing: _Passing) -> None:
+    def _passed(self, passing: Passing) -> None:
         passing.branches -= 1
         if passing.branches:
             return
@@ -814,7 +450,7 @@ class Casts:
         if above is not None:
             self._progress(above)
 
-    def _progress(self, above: _Above) -> None:
+    def _progress(self, above: Above) -> None:
         """More of its casts may be through."""
         done = above.through() - above.confirmed if above.there else 0
         if done >= CONFIRM_CASTS:
@@ -822,7 +458,7 @@ class Casts:
         elif done > 0 and ("confirm", above.key) not in self._armed:
             self._arm(("confirm", above.key), CONFIRM_DELAY)
 
-    def _confirm(self, above: _Above) -> None:
+    def _confirm(self, above: Above) -> None:
         self._disarm(("confirm", above.key))
         through = above.through()
         if through > above.confirmed:
@@ -831,7 +467,7 @@ class Casts:
 
     # --- down: plans
 
-    def _register(self, child: _Child, part: _Part) -> int:
+    def _register(self, child: Child, part: Part) -> int:
         number = child.registered.get(part)
         if number is not None:
             child.registered.move_to_end(part)
@@ -844,13 +480,13 @@ class Casts:
         self._effects.append(Pass(child.host, plan))
         return child.last_plan
 
-    def _unregister(self, part: _Part) -> None:
+    def _unregister(self, part: Part) -> None:
         child = self._children.get(part.host)
         number = child.registered.pop(part, None) if child is not None else None
         if number is not None:
             self._effects.append(Pass(part.host, ForgetPlan(number)))
 
-    def _forget(self, plan: _Plan) -> None:
+    def _forget(self, plan: Plan) -> None:
         plan.forgotten = True
         for top in plan.parts:
             for part in top.known():
@@ -858,7 +494,7 @@ class Casts:
 
     # --- up: answers
 
-    def _hold(self, gathering: _Gathering, record: _Record) -> None:
+    def _hold(self, gathering: Gathering, record: Record) -> None:
         if record.alone:
             self._give(gathering, [record], [])
             return
@@ -867,7 +503,7 @@ class Casts:
         if gathering.held_size > HELD_BYTES:
             self._flush(gathering)
 
-    def _settle(self, gathering: _Gathering) -> None:
+    def _settle(self, gathering: Gathering) -> None:
         """After answers came, or ends of those who would have answered."""
         if not gathering.mine and not gathering.branches and not gathering.skips:
             self._flush(gathering)
@@ -878,21 +514,21 @@ class Casts:
             gathering.armed = True
             self._arm(gathering.timer, gathering.hold)
 
-    def _flush(self, gathering: _Gathering) -> None:
+    def _flush(self, gathering: Gathering) -> None:
         records, gone = gathering.held, gathering.gone
         gathering.held, gathering.held_size, gathering.gone = [], 0, []
         if records or gone:
             self._give(gathering, records, gone)
 
-    def _give(self, gathering: _Gathering, records: list[_Record], gone: list[int]) -> None:
+    def _give(self, gathering: Gathering, records: list[Record], gone: list[int]) -> None:
         for above in gathering.aboves:
             self._send(above, gathering.key, records, () if gathering.root else gone)
         if not gathering.root:
             self._memory.add(gathering.given, records, gone)
 
-    def _send(self, above: _Above, key: Key, records: Sequence[_Record], gone: Sequence[int]) -> None:
+    def _send(self, above: Above, key: Key, records: Sequence[Record], gone: Sequence[int]) -> None:
         """As few messages as may be."""
-        together: list[_Record] = []
+        together: list[Record] = []
         size = 0
         for record in records:
             if record.alone:
@@ -906,7 +542,7 @@ class Casts:
         if together or gone:
             self._send_together(above, key, together, gone)
 
-    def _send_together(self, above: _Above, key: Key, records: Sequence[_Record], gone: Sequence[int] = ()) -> None:
+    def _send_together(self, above: Above, key: Key, records: Sequence[Record], gone: Sequence[int] = ()) -> None:
         ranks, kinds, bodies = [], [], []
         for record in records:
             ranks.append(record.rank)
@@ -916,17 +552,17 @@ class Casts:
         body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
         self._effects.append(Up(above.key, answers, body, records[0].buffers if len(records) == 1 else ()))
 
-    def _fail(self, gathering: _Gathering, ranks: Iterable[int], host: str) -> None:
+    def _fail(self, gathering: Gathering, ranks: Iterable[int], host: str) -> None:
         for rank in ranks:
             self._hold(gathering, _lost(rank, host))
 
     # --- ends
 
-    def _end(self, gathering: _Gathering) -> None:
+    def _end(self, gathering: Gathering) -> None:
         del self._gatherings[gathering.key]
         self._disarm(gathering.timer)
 
-    def _abandon(self, gathering: _Gathering) -> None:
+    def _abandon(self, gathering: Gathering) -> None:
         """Its answers are not wanted any more, here and below."""
         self._end(gathering)
         self._memory.forget(gathering.given)
@@ -934,12 +570,12 @@ class Casts:
             self._children[host].release(branch)
             self._effects.append(Pass(host, Unwanted(*gathering.key)))
 
-    def _adopt(self, child: _Child, branch: _Branch) -> _Passing | None:
+    def _adopt(self, child: Child, branch: Branch) -> Passing | None:
         """The host of the branch's child has ended: its own children are ours now. When the cast is lost to them, that of
         the message that they are to skip it."""
         owner, part = branch.owner, branch.part
         again = msgspec.structs.replace(branch.cast, again=child.host)
-        if isinstance(owner, _Passing):
+        if isinstance(owner, Passing):
             for below in part.below():
                 self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, set())
             self._left(branch)
@@ -956,7 +592,7 @@ class Casts:
         self._settle(owner)
         return lost
 
-    def _fail_branch(self, gathering: _Gathering, branch: _Branch) -> _Passing:
+    def _fail_branch(self, gathering: Gathering, branch: Branch) -> Passing:
         """It cannot be sent again: whoever below has not had it never will. They are told to skip it before it fails, for
         should we end meanwhile, the one above us has to do all this again."""
         pending, branch.pending = branch.pending, set()
@@ -966,23 +602,23 @@ class Casts:
         body = encode(
             Failure(
                 f"the call of {branch.cast.method}() was lost on its way through host {branch.part.host}, which has ended; "
-                f"its arguments were not kept to be sent again (limits: {BODY_KEPT} bytes a call, {KEPT_BYTES} a host). It "
-                f"may have run or not: call again if that does no harm"
+                f"its arguments were not kept to be sent again (limits: {branches.BODY_KEPT} bytes a call, {KEPT_BYTES} a "
+                f"host). It may have run or not: call again if that does no harm"
             )
         )
         gathering.skips += 1
-        passing = _Passing(None, 0)
-        passing.lost = gathering, [_Record(rank, FAILED, body, ()) for rank in sorted(pending)]
+        passing = Passing(None, 0)
+        passing.lost = gathering, [Record(rank, FAILED, body, ()) for rank in sorted(pending)]
         return passing
 
-    def _lose(self, gathering: _Gathering, records: list[_Record]) -> None:
+    def _lose(self, gathering: Gathering, records: list[Record]) -> None:
         gathering.skips -= 1
         if self._gatherings.get(gathering.key) is gathering:
             for record in records:
                 self._hold(gathering, record)
             self._settle(gathering)
 
-    def _skip(self, sender: str, to: str, part: _Part, passing: _Passing) -> None:
+    def _skip(self, sender: str, to: str, part: Part, passing: Passing) -> None:
         """Tells the receivers below a host that has ended of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
         for below in part.below():
@@ -1017,10 +653,10 @@ class Casts:
 
     # --- parts
 
-    def _upstream(self, key: Upstream) -> _Above:
+    def _upstream(self, key: Upstream) -> Above:
         above = self._above.get(key)
         if above is None:
-            above = self._above[key] = _Above(key)
+            above = self._above[key] = Above(key)
         return above
 
     def _arm(self, key: tuple[Any, ...], delay: float) -> None:
@@ -1038,7 +674,7 @@ class Casts:
         return effects
 
 
-def _cut_cast(cast: Cast, part: _Part) -> Cast:
+def _cut_cast(cast: Cast, part: Part) -> Cast:
     """The cast with the numbers of the part's positions."""
     if type(cast.seqs) is int and type(cast.incarnations) is int:
         return cast
@@ -1049,32 +685,28 @@ def _cut_cast(cast: Cast, part: _Part) -> Cast:
     )
 
 
-def _records(answers: Answers, body: Buffer, buffers: Sequence[Buffer]) -> Iterable[_Record]:
+def _records(answers: Answers, body: Buffer, buffers: Sequence[Buffer]) -> Iterable[Record]:
     if len(answers.ranks) == 1:
-        yield _Record(answers.ranks[0], answers.kinds[0], body, buffers)
+        yield Record(answers.ranks[0], answers.kinds[0], body, buffers)
         return
     view = memoryview(body)
     start = 0
     for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=False):
-        yield _Record(rank, kind, bytes(view[start : start + size]), ())  # a view would keep the others' bodies alive
+        yield Record(rank, kind, bytes(view[start : start + size]), ())  # a view would keep the others' bodies alive
         start += size
 
 
-def _lost(rank: int, host: str) -> _Record:
+def _lost(rank: int, host: str) -> Record:
     report = (
         f"the answer was lost with host {host}, which has ended: the call may have run, and its answer is not kept any more "
-        f"below that host (limits: {GIVEN_GATHERINGS} calls and {GIVEN_BYTES} bytes, {BODY_KEPT} an answer)"
+        f"below that host (limits: {kept.GIVEN_GATHERINGS} calls and {kept.GIVEN_BYTES} bytes, {kept.ANSWER_KEPT} an answer)"
     )
-    return _Record(rank, FAILED, encode(Failure(report)), ())
+    return Record(rank, FAILED, encode(Failure(report)), ())
 
 
-def _too_many(rank: int, method: str) -> _Record:
+def _too_many(rank: int, method: str) -> Record:
     report = (
         f"more than {GATHERINGS} calls are under way through one host: the call of {method}() is made, and its answer is "
         f"dropped. Await some of the others first"
     )
-    return _Record(rank, FAILED, encode(Failure(report)), ())
-
-
-def _size(body: Buffer, buffers: Sequence[Buffer]) -> int:
-    return len(body) + sum(memoryview(buffer).nbytes for buffer in buffers)
+    return Record(rank, FAILED, encode(Failure(report)), ())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import ActorError, SpawnError
-from monarch._mesh import supervision, waits
+from monarch._mesh import reduce, supervision, waits
 from monarch._mesh.actor import Actor, endpoints_of, needs_loop
 from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
 from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
@@ -32,7 +32,7 @@ from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire import codec, message
-from monarch._wire.address import agent_at, host_of, name_of, split_proc_name
+from monarch._wire.address import AGENT, agent_at, host_of, name_of, split_proc_name
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.message import (
@@ -99,6 +99,7 @@ class MeshLayer:
         }
         proc.receivers.update(receivers)
         waits.serve(proc)
+        reduce.serve(proc)
         Sweep(proc)
 
     # --- meshes of this process
@@ -508,7 +509,11 @@ class MeshLayer:
     # --- failures
 
     def _on_process_ended(self, ended: ProcEnded) -> None:
-        split = split_proc_name(name_of(ended.address))
+        name = name_of(ended.address)
+        if name == AGENT:
+            for procs in list(self.procs.values()):
+                procs.host_lost(host_of(ended.address), ended.detail)
+        split = split_proc_name(name)
         owned = self.procs.get(split[0]) if split is not None else None
         if owned is not None:
             assert split is not None

@@ -273,6 +273,19 @@ class Endpoint(Generic[P, R]):
         """Runs on every rank; nobody waits. An exception there is a failure of that actor, told to its owner."""
         self._cast(None, BROADCAST, args, kwargs)
 
+    def _reduce(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fold: Callable[[list[Any]], Any],
+        combine: Callable[[Any, Any], Any] | str,
+    ) -> Future[Any]:
+        """`call` whose answers may be folded on their way; `fold` gets what is left of them in the order of ranks."""
+        mesh = self._mesh
+        entry = Gather(self._target or self._make_target(), len(mesh._plan), fold)
+        self._cast(entry, CALL, args, kwargs, combine=codec.encode(combine)[0])
+        return make_future(entry)
+
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Distributed tensors of the results; needs the tensor engine."""
         raise NotImplementedError("rref needs the tensor engine, which this version of the package does not have")
@@ -312,6 +325,7 @@ class Endpoint(Generic[P, R]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         only: int | None = None,
+        combine: bytes = b"",
     ) -> None:
         """Encodes once and sends to every receiver of the view (to the `only` one)."""
         if self._property._checked:
@@ -354,7 +368,7 @@ class Endpoint(Generic[P, R]):
         restarts = proc.incarnations if proc.incarnations else None
         incarnation = 0
         if parted is not None:
-            self._cast_far(parted, entry, number, back, adverb, sender, body, buffers, may_wait)
+            self._cast_far(parted, entry, number, back, adverb, sender, body, buffers, may_wait, combine)
         for index, rank, address in receivers:
             if may_wait and proc.must_wait(address, key) and sender.key != key:
                 try:
@@ -392,6 +406,7 @@ class Endpoint(Generic[P, R]):
         body: bytes,
         buffers: Sequence[memoryview],
         may_wait: bool,
+        combine: bytes,
     ) -> None:
         """One message for all receivers on other hosts."""
         proc, spec, plan = sender.proc, self._mesh._spec, self._mesh._plan
@@ -404,10 +419,10 @@ class Endpoint(Generic[P, R]):
                 raise
         gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
         restarts = proc.incarnations if proc.incarnations else None
-        seqs, incarnations = stamps(sender.numbering, spec.key, parted.far, restarts)
+        seqs, incarnations = stamps(sender.numbering, spec.key, parted, restarts)
         cast = Cast(
             0, 0, proc.address, spec.key, sender.unique, self._name, number, back, plan.view, adverb, seqs, incarnations,
-            gather,
+            gather, combine=combine,
         )  # fmt: skip
         proc.mesh.casting.cast(
             parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if gather >= 0 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch._mesh.agent_start import AgentOptions, Credentials
@@ -10,6 +11,7 @@ from monarch._runtime.loop import Loop, start_thread
 from monarch._wire import host_address
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
+from monarch._wire.link import REFUSALS, REFUSED_FOR
 from monarch._wire.linked import DialFailed, LinkConnection, limits_from
 from monarch._wire.message import LinkHello
 from monarch._wire.transport import tcp
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import ssl
 
     from monarch._mesh.routes import Routes
+
+_KNOCK_AGAIN = 1.0  # seconds until a host that answers, but has not dialled again, is looked at again
 
 
 class Listening:
@@ -70,8 +74,6 @@ class HostLinks:
         limits = limits_from(settings)
 
         def begin(done: Any) -> None:
-            given = self._trusted.get(host, self._own)
-
             def connected(outcome: Any) -> None:
                 if isinstance(outcome, OSError):
                     done(DialFailed(str(outcome), getattr(outcome, "refused", False), getattr(outcome, "final", False)))
@@ -81,8 +83,7 @@ class HostLinks:
                 connection.start()
 
             try:
-                tls = _context(given, server=False)
-                tcp.dial(address, self._loop, connected, secret=_secret(given), tls=tls, start_thread=start_thread)
+                self._dial(host, address, connected)
             except (OSError, ValueError) as exc:
                 why = str(exc)
                 self._loop.call_soon(lambda: done(DialFailed(why, final=True)))
@@ -103,6 +104,36 @@ class HostLinks:
             self._loop, self._routes, uid=hello.link, host=hello.reached, agent=self._routes.agent, limits=limits,
             rng=self._rng,
         )  # fmt: skip
+
+    def look_after(self, host: str, link: LinkConnection) -> None:
+        """`host` has dialled that link, whose connection broke. It will dial again, unless it has ended: then nobody listens
+        there, and the link is closed rather than waited for."""
+        address, first_refused, refusals = host_address.parse_dial(host), 0.0, 0
+
+        def knock() -> None:
+            if not link.lost and link.suspected:
+                self._dial(host, address, answered)
+
+        def answered(outcome: Any) -> None:
+            nonlocal first_refused, refusals
+            if not isinstance(outcome, OSError):
+                outcome.close()
+            refused = getattr(outcome, "refused", False)
+            refusals = refusals + 1 if refused else 0
+            now = self._loop.now()
+            if refusals == 1:
+                first_refused = now
+            if refusals < REFUSALS or now < first_refused + REFUSED_FOR:
+                self._loop.call_later(REFUSED_FOR / 2 if refused else _KNOCK_AGAIN, knock)
+            elif not link.lost and link.suspected:
+                link.finish(f"nobody listens at {host} any more: the process has ended")
+
+        knock()
+
+    def _dial(self, host: str, address: host_address.HostAddress, done: Callable[[Any], None]) -> None:
+        given = self._trusted.get(host, self._own)
+        tls = _context(given, server=False)
+        tcp.dial(address, self._loop, done, secret=_secret(given), tls=tls, start_thread=start_thread)
 
     def accepted(self, accepted: tcp.Accepted) -> None:
         """A connection of somebody who may speak."""

@@ -60,6 +60,11 @@ class Acks(Entry):
             self.close()
             self.settle()
 
+    def left(self) -> list[str]:
+        """The addresses that have neither answered nor ended."""
+        with self._lock:
+            return list(self._left.values())
+
     def _ranks_at(self, address: str) -> list[int]:
         with self._lock:
             return [rank for rank, there in self._left.items() if there == address]
@@ -179,6 +184,7 @@ class OwnedProcs:
         self._running: set[int] = set()
         self._ended: set[int] = set()
         self._restarting: dict[int, Slot] = {}
+        self._lost: dict[str, str] = {}  # hosts that are gone, and why
         self._stopping: Source | None = None
         self._lock = threading.Lock()
 
@@ -230,6 +236,11 @@ class OwnedProcs:
         )
         (slot or self.started).fail(error)
 
+    def host_lost(self, host: str, why: str) -> None:
+        """None of its processes comes back: who answers at that address one day is another host."""
+        with self._lock:
+            self._lost[host] = why
+
     def ended_ranks(self) -> list[int]:
         """Ranks whose process has ended and is not being restarted."""
         with self._lock:
@@ -240,7 +251,8 @@ class OwnedProcs:
     def restart(self, ranks: Sequence[int]) -> Source:
         """New processes for these ranks; those that run are stopped first. Ready when they run.
 
-        A rank that is being restarted already is waited for. RuntimeError from what it returns when the mesh was stopped.
+        A rank that is being restarted already is waited for. RuntimeError from what it returns when the mesh was stopped, and
+        when the host of one of them is gone; then none is restarted.
         """
         slots: list[Source] = []
         asked: dict[int, list[int]] = {}
@@ -249,6 +261,15 @@ class OwnedProcs:
                 return Done(
                     RuntimeError(f"the mesh {self.spec.name!r} was stopped: spawn new processes with spawn_procs()")
                 )
+            for rank in ranks:
+                host = self.spec.hosts[rank // self._per_host]
+                if host in self._lost:
+                    return Done(
+                        RuntimeError(
+                            f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {host} is gone "
+                            f"({self._lost[host]}): attach a host that lives, and spawn there"
+                        )
+                    )
             for rank in ranks:
                 slot = self._restarting.get(rank)
                 if slot is None:
@@ -320,6 +341,9 @@ class OwnedProcs:
                 continue
         grace = settings.get("process_exit_timeout")
         for rank, host in enumerate(spec.hosts):
+            if host in self._lost:
+                gone.append(rank)
+                continue
             try:
                 proc.post(agent_at(host), StopProcs(spec.uid, reason, grace, port))
             except PeerEnded:

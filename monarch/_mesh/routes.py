@@ -91,6 +91,7 @@ class Routes:
         self._early_bytes = 0
         self._held: deque[tuple[Any, Any]] = deque()  # (who is not read from, who does not take)
         self._looking = False
+        self._closed = ""
 
     def __repr__(self) -> str:
         return f"<Routes of {sorted(self.names)} ({len(self._links)} hosts, {len(self._local)} processes)>"
@@ -133,7 +134,7 @@ class Routes:
     def way_to(self, host: str) -> Link | None:
         """The link over which `host` is reached; begun if need be. None when there can be none."""
         link = self._links.get(host)
-        if link is None:
+        if link is None and not self._closed:
             if self.gateway and host != self.gateway:
                 link = self.way_to(self.gateway)
             elif is_dialable(host):
@@ -143,7 +144,7 @@ class Routes:
         return link
 
     def _refuse(self, origin: Any, host: str) -> None:
-        why = (
+        why = self._closed or (
             f"there is no way to the host {host}: it has no address of its own and no connection to this one. Give it one "
             f"with enable_transport('tcp') before its first use of monarch"
         )
@@ -304,6 +305,8 @@ class Routes:
         return any(not is_dialable(host) for host in self._links)
 
     def close(self, reason: str) -> None:
+        """Says goodbye to every host, and speaks to none from now on."""
+        self._closed = self._closed or reason
         for link in {id(link): link for link in [*self._links.values(), *self._accepted.values()]}.values():
             link.close(reason)
 

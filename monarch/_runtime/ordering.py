@@ -7,7 +7,8 @@ Senders count what they send to each receiver (`Numbering`); receivers release i
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterator, Sequence
+import threading
+from collections.abc import Hashable, Sequence
 from typing import Generic, TypeVar
 
 from monarch._wire.message import Stamp
@@ -20,44 +21,100 @@ Receiver = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarte
 class Numbering:
     """The sender's side: how many messages each receiver was sent.
 
-    Receivers are (mesh, rank), and once one was restarted (mesh, (rank, incarnation)). Safe from any thread without a lock,
-    because taking from a counter is atomic and a message may leave in any order once it is numbered.
+    Receivers are (mesh, rank), and once one was restarted (mesh, (rank, incarnation)). Safe from any thread; a message may
+    leave in any order once it is numbered.
     """
 
-    __slots__ = ("_counts",)
+    __slots__ = ("_counts", "_lock", "_repeated")
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, dict[Receiver, Iterator[int]]] = {}
+        self._counts: dict[Hashable, dict[Receiver, int]] = {}
+        self._repeated: dict[Hashable, _Repeated] = {}  # the last to a mesh, while they all go to the same receivers
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._counts)
 
     def next(self, mesh: Hashable, rank: Receiver) -> int:
         """The number of the next message to (mesh, rank); the first is 1."""
-        try:
-            return next(self._counts[mesh][rank])
-        except KeyError:
-            counters = self._counts.setdefault(mesh, {})
-            counter = counters.setdefault(rank, itertools.count(1))
-            if isinstance(rank, tuple):
-                self._forget_before(counters, *rank)
-            return next(counter)
+        with self._lock:
+            if mesh in self._repeated:
+                self._count_repeated(mesh)
+            try:
+                counts = self._counts[mesh]
+                counts[rank] = number = counts[rank] + 1
+            except KeyError:
+                return self._first(mesh, rank)
+            return number
 
-    def _forget_before(self, counters: dict[Receiver, Iterator[int]], rank: int, incarnation: int) -> None:
+    def _first(self, mesh: Hashable, rank: Receiver) -> int:
+        counts = self._counts.setdefault(mesh, {})
+        counts[rank] = 1
+        if isinstance(rank, tuple):
+            self._forget_before(counts, *rank)
+        return 1
+
+    def _forget_before(self, counts: dict[Receiver, int], rank: int, incarnation: int) -> None:
         """Nothing is sent to earlier incarnations any more."""
-        counters.pop(rank, None)
-        for known in list(counters):
+        counts.pop(rank, None)
+        for known in list(counts):
             if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
-                counters.pop(known, None)
+                del counts[known]
 
     def next_many(self, mesh: Hashable, ranks: Sequence[Receiver]) -> Stamp:
-        """Numbers of one message to many ranks: one number when all stand at the same count, else runs (number, length)."""
-        numbers = [self.next(mesh, rank) for rank in ranks]
-        return compress(numbers)
+        """Numbers of one message to many ranks, each there once: one number when all stand at the same count, else runs
+        (number, length).
+
+        The same tuple time after time, with nothing to others of the mesh in between, costs the same for any number of ranks.
+        """
+        with self._lock:
+            repeated = self._repeated.get(mesh)
+            if repeated is not None:
+                if repeated.ranks is ranks:
+                    return repeated.again()
+                self._count_repeated(mesh)
+            counts = self._counts.get(mesh, {})
+            numbers = [counts.get(rank, 0) + 1 for rank in ranks]
+            for rank, number in zip(ranks, numbers, strict=True):
+                if number == 1:
+                    self._first(mesh, rank)
+                else:
+                    counts[rank] = number
+            stamp = compress(numbers)
+            if numbers and type(ranks) is tuple:
+                self._repeated[mesh] = _Repeated(ranks, stamp)
+            return stamp
+
+    def _count_repeated(self, mesh: Hashable) -> None:
+        """What was sent to all of them, for each."""
+        repeated = self._repeated.pop(mesh)
+        if repeated.times:
+            counts = self._counts[mesh]
+            for rank in repeated.ranks:
+                counts[rank] += repeated.times
 
     def forget(self, mesh: Hashable) -> None:
         """No more messages go to `mesh`: it has ended."""
-        self._counts.pop(mesh, None)
+        with self._lock:
+            self._repeated.pop(mesh, None)
+            self._counts.pop(mesh, None)
+
+
+class _Repeated:
+    """Messages to always the same ranks. `times` of them are not in the counts yet; `stamp` is that of the last."""
+
+    __slots__ = ("ranks", "stamp", "times")
+
+    def __init__(self, ranks: tuple[Receiver, ...], stamp: Stamp) -> None:
+        self.ranks = ranks
+        self.stamp = stamp
+        self.times = 0
+
+    def again(self) -> Stamp:
+        stamp = self.stamp
+        self.times += 1
+        self.stamp = stamp + 1 if isinstance(stamp, int) else [(number + 1, length) for number, length in stamp]
+        return self.stamp
 
 
 def compress(numbers: Sequence[int]) -> Stamp:

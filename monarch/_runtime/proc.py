@@ -766,10 +766,11 @@ class Proc:
         """That host is gone, or cannot be reached any more: as if everything on it had ended."""
         agent = agent_at(host)
         known = {address for address, _ in self.known_processes() if host_of(address) == host}
+        if agent in self._peers:  # first: who hears of the others is not to ask it for new ones
+            self.on_process_ended(ProcEnded(agent, 0, 1, False, [], why))
         for address in sorted(known.union(self.addresses_on(host))):
             self.on_process_ended(ProcEnded(address, 0, 1, False, [], why, _NEWEST))
         if agent in self._peers:
-            self.on_process_ended(ProcEnded(agent, 0, 1, False, [], why))
             if agent != agent_of(self.address):  # another may be reached there one day
                 self._peers.pop(agent, None)
                 self._relays.pop(agent, None)

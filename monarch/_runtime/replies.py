@@ -17,8 +17,9 @@ import msgspec
 from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future import Source
 from monarch._wire import codec, message
+from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Failure, ProcEnded
+from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Failure, ProcEnded
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -233,10 +234,14 @@ class Entry(Source):
         if not suspected or self.target is None:
             return ""
         addresses = self.target.addresses
-        known = [rank for rank in self.unanswered() if addresses[rank] in suspected]
-        if not known:
-            return ""
-        return f". The process of rank(s) {shown(known)} is suspected: {suspected[addresses[known[0]]]}"
+        processes = [rank for rank in self.unanswered() if addresses[rank] in suspected]
+        hosts = [rank for rank in self.unanswered() if agent_of(addresses[rank]) in suspected]
+        said = ""
+        if processes:
+            said += f". The process of rank(s) {shown(processes)} is suspected: {suspected[addresses[processes[0]]]}"
+        if hosts:
+            said += f". The host of rank(s) {shown(hosts)} is suspected: {suspected[agent_of(addresses[hosts[0]])]}"
+        return said
 
 
 def shown(ranks: Sequence[int]) -> str:
@@ -344,9 +349,9 @@ class Gather(_Result):
             raise self._error
         label = self.target.label if self.target else None
         for raw in self._answers:
-            if raw is not None and raw[1] != VALUE:
+            if raw is not None and raw[1] not in (VALUE, MERGED):
                 decode_answer(raw, label)
-        return self._finish([decode_answer(raw, label) for raw in self._answers if raw is not None])
+        return self._finish([decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED])
 
 
 class Queue(Entry):

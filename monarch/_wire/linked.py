@@ -158,6 +158,11 @@ class LinkConnection:
         return self._carrier is not None
 
     @property
+    def dials(self) -> bool:
+        """Whether it is this side that makes connections."""
+        return self._dial is not None
+
+    @property
     def suspected(self) -> str:
         """Why nothing gets through at present, or ""."""
         return self._link.suspected

@@ -15,6 +15,7 @@ VALUE = 0  # the endpoint's result
 ERROR = 1  # an exception of the endpoint: payload is (exception or None, message, formatted)
 RAISED = 2  # port.exception(e): payload is e, raised as it is
 FAILED = 3  # the target failed: payload is a Failure, msgpack
+MERGED = 4  # part of the answer of the rank before it: no payload
 
 
 class _Message(msgspec.Struct, array_like=True, gc=False):
@@ -534,6 +535,7 @@ class Cast(_Message, tag=63):
     gather: float = -1.0
     skip: bool = False
     again: str = ""
+    combine: bytes = b""  # how answers are folded on their way (see Combine); b"": they are not
 
 
 class PlanUnknown(_Message, tag=62):
@@ -594,13 +596,37 @@ class Climb(_Message, tag=69):
     answer: Answer
 
 
+class Combine(_Message, tag=70):
+    """From the agent of this host: fold answers into one for each group of neighbours, by the order in which they stand.
+
+    The frame's body are their bodies one after the other, of `sizes` bytes; its buffers are theirs, `buffers[i]` of answer i.
+    Answered by a Combined for each group.
+    """
+
+    back: str
+    port: int
+    combine: bytes  # the pickled function, or its name: see `reduce`
+    groups: list[int]  # answers in each
+    sizes: list[int]
+    buffers: list[int]
+
+
+class Combined(_Message, tag=71):
+    """What a group has come to; a VALUE or an ERROR."""
+
+    back: str
+    port: int
+    group: int
+    kind: int
+
+
 Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
     | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
     | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
     | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | Trust | Attach
     | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | Unwanted | Skip | Dealt
-    | Climb
+    | Climb | Combine | Combined
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -32,7 +32,7 @@ from monarch._shape.slice import NDSlice
 from monarch._wire import message
 from monarch._wire.address import AGENT, CLIENT, agent_at, host_of
 from monarch._wire.ids import new_id
-from monarch._wire.message import Envelope, encode_extent
+from monarch._wire.message import Envelope, Shutdown, encode_extent
 from monarch._wire.transport.inproc import Network, Sent
 from monarch.config import settings
 from monarch.testing import local
@@ -73,9 +73,9 @@ class InProcessCluster:
             counters = procs.spawn("counters", Counter)
             assert counters.add.call(1).get().item(gpus=0) == 1
 
-    `hosts` further hosts are beside that of the client: `cluster.hosts` is their mesh, and a process on one is reached over a link
-    between the agents of both. With `gateway`, the client's own agent has a link to that one only, and reaches the others
-    through it (as after `attach`). The client's host has no address, as usual: it is the one that dials.
+    `hosts` further hosts are beside that of the client: `cluster.hosts` is their mesh, and a process on one is reached over
+    a link between the agents of both. With `gateway`, the index of one, the client's agent has a link to that one only and
+    reaches the others through it (as after `attach`). The client's host has no address, as usual: it dials.
 
     `clock` governs the runtime's timers; `seed` the network's chances. Entering starts no process, only one
     thread. Blocks may be nested; the innermost is the one in use. Settings (`monarch.configured`) that
@@ -131,13 +131,9 @@ class InProcessCluster:
         loop = self._loop = Loop("monarch-simulated-io", now, virtual=clock is not None)
         loop.on_error = self._errors.append
         self._done = {host: Slot() for host in (self._host, *self._workers)}
-        self._agents = {
-            host: SimulatedAgent(
-                self.network, host, loop, lambda done=done: done.set(None), self._reach, host != self._host
-            )  # type: ignore[misc]
-            for host, done in self._done.items()
-        }
-        self._agents[self._host].routes.gateway = self._gateway
+        self._agents = {host: self._make_agent(host, loop) for host in self._done}
+        self._agent = self._agents[self._host]
+        self._agent.routes.gateway = self._gateway
         proc = self._proc = SimulatedProc(self.network, f"{self._host}/client", loop, _CLIENT_PID)
         proc.mesh.fault = self._on_failure
         self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
@@ -153,6 +149,10 @@ class InProcessCluster:
         if self._workers:
             self._attach()
         return self
+
+    def _make_agent(self, host: str, loop: Loop) -> SimulatedAgent:
+        done = self._done[host]
+        return SimulatedAgent(self.network, host, loop, lambda: done.set(None), self._reach, worker=host != self._host)
 
     def _attach(self) -> None:
         hosts = Prefixes(self._workers)
@@ -184,8 +184,9 @@ class InProcessCluster:
             own = [proc.mesh.stop_instance(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
             grace = settings.get("process_exit_timeout")
-            for agent in self._agents.values():
-                self._on_loop(lambda agent=agent: agent.shutdown(grace))  # type: ignore[misc]
+            for host in self._workers:  # also those that no message reaches
+                self._on_loop(lambda agent=self._agents[host]: agent.shutdown(grace))  # type: ignore[misc]
+            proc.post(agent_at(self._host), Shutdown(grace))
             All(list(self._done.values())).wait(max(0.0, deadline - time.monotonic()))
             living = [proc, *(other for other in self._all_procs() if other.killed is None)]
             instances = [instance for other in living for instance in other.instances]
@@ -246,8 +247,8 @@ class InProcessCluster:
         self._each(mesh, rank, lambda address: self._agent_of(address).unfreeze(address))
 
     def address_of(self, mesh: ProcMesh | ActorMesh[Any] | str, rank: int = 0, *, host: int | str = CLIENT) -> str:
-        """For the rules of `network`: the address of the process under rank `rank` of `mesh`, of the "client", or of the "agent"
-        of `host` (the index of a further one, or "client"). What goes from host to host goes from agent to agent."""
+        """For the rules of `network`: the address of the process under rank `rank` of `mesh`, of the "client", or of the
+        "agent" of `host` (the index of a further one, or "client"). Between hosts, frames go from agent to agent."""
         if isinstance(mesh, str):
             if mesh not in (CLIENT, AGENT):
                 raise ValueError(f"expected a mesh, 'client' or 'agent', got {mesh!r}")
@@ -265,8 +266,8 @@ class InProcessCluster:
         return self._hosts
 
     def cut_hosts(self, a: int | str, b: int | str) -> int:
-        """Breaks the connections of the links between two hosts (indices, or "client"); returns how many. Frames under way are
-        lost, which the links make good when they have dialled anew: at once or, after a connection that was young, a
+        """Breaks the connections of the links between two hosts (indices, or "client"); returns how many. Frames under way
+        are lost, which the links make good when they have dialled anew: at once or, after a connection that was young, a
         little later (`clock`)."""
         self._check()
         return self.network.cut(agent_at(self._prefix(a)), agent_at(self._prefix(b)))
@@ -286,8 +287,8 @@ class InProcessCluster:
         self._kill_agent(index, False)
 
     def kill_agent(self, index: int) -> None:
-        """As if by SIGKILL, and its processes end with it. Others see the connections break and then nobody listen there, which
-        for those who dial it is its end. Otherwise as `kill_host`."""
+        """As if by SIGKILL, and its processes end with it. Others see the connections break and then nobody listen there,
+        which for those who dial it is its end. Otherwise as `kill_host`."""
         self._kill_agent(index, True)
 
     def _kill_agent(self, index: int, power: bool) -> None:
@@ -330,8 +331,8 @@ class InProcessCluster:
 
     def expect(self, kind: str, source: str = "*", target: str = "*") -> Expectation:
         """Watches for one frame with a message of that kind (a struct of `monarch._wire.message`: "Call",
-        "Answer", "Pause", "ProcEnded"...; enclosed in an Envelope, too) between these addresses. Ask first, cause it, then `wait()`.
-        ValueError for other names."""
+        "Answer", "Pause", "ProcEnded"...; enclosed in an Envelope, too) between these addresses. Ask first, cause it, then
+        `wait()`. ValueError for other names."""
         self._check()
         known = getattr(message, kind, None)
         if not isinstance(known, type) or not issubclass(known, message._Message):

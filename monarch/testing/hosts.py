@@ -1,8 +1,9 @@
 """Further hosts of an InProcessCluster: how their agents reach each other, and what a test can do about it.
 
-Agents of simulated hosts talk as those of real ones do: over links (`linked.LinkConnection`) whose connections are those of the
-cluster's network, so that one which breaks is dialled anew and nothing is lost. Links have timers: heartbeats, pauses between
-attempts to dial, limits. A virtual clock governs them; while it stands still, a link whose redial was put off stays down.
+Agents of simulated hosts talk as those of real ones do: over links (`linked.LinkConnection`) whose connections are those of
+the cluster's network, so that one which breaks is dialled anew and nothing is lost. Links have timers: heartbeats, pauses
+between attempts to dial, limits. A virtual clock governs them; while it stands still, a link whose redial was put off stays
+down.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class Reach:
 
 
 class Parting:
-    """Two hosts that cannot connect to each other until it ends; made by `InProcessCluster.part_hosts`. A context manager that
-    ends itself."""
+    """Two hosts that cannot connect to each other until it ends; made by `InProcessCluster.part_hosts`. A context manager
+    that ends itself."""
 
     def __init__(self, heal: Callable[[], None]) -> None:
         self._heal: Callable[[], None] | None = heal

@@ -196,8 +196,8 @@ class _Abandoned:
 
 
 class SimulatedAgent(Steward):
-    """Starts, watches, stops and kills simulated processes. `on_done()` is called once none is left: after a shutdown, or when
-    the agent was killed. A `worker` is of a further host and leaves the network then."""
+    """Starts, watches, stops and kills simulated processes. `on_done()` is called once none is left: after a shutdown, or
+    when the agent was killed. A `worker` is of a further host and leaves the network then."""
 
     def __init__(
         self,

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch._mesh import branches
 from monarch._mesh import casts as machine
+from monarch._mesh import given as kept
 from monarch._mesh.casts import Casts, Deliver, Pass, Straight, Up
 from monarch._mesh.effects import Arm, Disarm
 from monarch._mesh.tree import arrange, split
@@ -218,7 +220,7 @@ def test_answers_wait_no_longer_than_the_caller_said() -> None:
 def test_large_answers_and_those_with_buffers_go_alone_at_once() -> None:
     casts = one("HAB")
     casts.cast(0.0, "P", cast(gather=0.01), b"")
-    large = b"x" * (machine.ALONE + 1)
+    large = b"x" * (kept.ALONE + 1)
     (up,) = casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), large)
     assert up == Up("P", Answers(CALLER, PORT, [0], [VALUE], [len(large)]), large)
     (up,) = casts.answers(0.0, "A", answers(1)[0], b"1", (b"buffer",))
@@ -424,7 +426,7 @@ def lost_ranks(effects: Iterable[Any], text: str) -> list[int]:
 
 def test_a_call_whose_arguments_are_not_kept_fails_with_the_host_it_went_through() -> None:
     casts = one("HAB", width=1)
-    casts.cast(0.0, "P", cast(1, gather=0.01), b"x" * (machine.BODY_KEPT + 1))
+    casts.cast(0.0, "P", cast(1, gather=0.01), b"x" * (branches.BODY_KEPT + 1))
     assert casts.counts().kept_bytes == 0
     effects = casts.host_ended(0.0, "A")
     assert passed(effects, Unwanted) == ["B"]
@@ -482,7 +484,7 @@ def test_what_is_confirmed_leaves_no_gap() -> None:
 
 def test_what_is_given_up_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "KEPT_CASTS", 0)
-    monkeypatch.setattr(machine, "GIVEN_UP", 2)
+    monkeypatch.setattr(branches, "GIVEN_UP", 2)
     casts = one("HA")
     for number, sender in enumerate("abc", 1):
         casts.cast(0.0, "P", msgspec.structs.replace(cast(number), sender=sender), b"")
@@ -511,7 +513,7 @@ def test_a_call_over_the_bound_of_bytes_loses_its_body_and_not_its_answers(monke
 def test_answers_that_are_not_kept_any_more_are_failures_for_who_asks_again(
     bound: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, bound, limit)
+    monkeypatch.setattr(kept, bound, limit)
     casts = one("H")
     calls = [msgspec.structs.replace(cast(port, gather=0.01, seqs=port), port=port) for port in (1, 2, 3)]
     for call in calls[:2]:
@@ -531,13 +533,13 @@ def test_a_large_answer_is_not_kept() -> None:
     casts = one("HA")
     call = cast(1, gather=0.01)
     casts.cast(0.0, "P", call, b"")
-    casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"x" * (machine.BODY_KEPT + 1))
+    casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"x" * (kept.ANSWER_KEPT + 1))
     effects = casts.cast(0.0, "P", msgspec.structs.replace(call, again="Z"), b"")
     assert lost_ranks(effects, "the answer was lost with host Z") == [0]
 
 
 def test_of_a_gathering_under_way_too_the_oldest_answers_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "GIVEN_BYTES", 1)
+    monkeypatch.setattr(kept, "GIVEN_BYTES", 1)
     casts = one("HAB")
     call = cast(1, gather=0.0)
     casts.cast(0.0, "P", call, b"")
@@ -549,8 +551,8 @@ def test_of_a_gathering_under_way_too_the_oldest_answers_go_first(monkeypatch: p
 
 
 def test_what_is_remembered_of_callers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "GIVEN_GATHERINGS", 0)
-    monkeypatch.setattr(machine, "EVICTED", 1)
+    monkeypatch.setattr(kept, "GIVEN_GATHERINGS", 0)
+    monkeypatch.setattr(kept, "EVICTED", 1)
     casts = one("H")
     for back in ("root/a", "root/b"):
         casts.cast(0.0, "P", msgspec.structs.replace(cast(1, gather=0.01), back=back), b"")
@@ -830,7 +832,7 @@ class World:
                 self.put(caller.address, caller.host, ForgetPlan(number))
         while self.step():
             pass
-        for _ in range(100):
+        while any(self.timers.values()):
             for host in sorted(self.alive):
                 for key in list(self.timers[host]):
                     if key in self.timers[host]:
@@ -855,7 +857,7 @@ def sizes() -> st.SearchStrategy[dict[str, int]]:
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(sizes(), st.integers(1, 25), st.integers(0, 10))
 def test_every_living_receiver_handles_every_cast_once_and_answers_once(
     world: dict[str, int], casts: int, ends: int
@@ -877,13 +879,15 @@ def test_every_living_receiver_handles_every_cast_once_and_answers_once(
     tree.tidy()
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(sizes(), st.integers(1, 25), st.integers(0, 10))
 def test_where_little_is_kept_nothing_waits_for_what_is_lost(world: dict[str, int], casts: int, ends: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for bound, limit in {"KEPT_CASTS": 1, "KEPT_BYTES": 20, "BODY_KEPT": 12, "GIVEN_BYTES": 10}.items():
+        for bound, limit in {"KEPT_CASTS": 1, "KEPT_BYTES": 20}.items():
             patch.setattr(machine, bound, limit)
-        patch.setattr(machine, "GIVEN_GATHERINGS", 1)
+        patch.setattr(kept, "GIVEN_GATHERINGS", 1)
+        patch.setattr(kept, "GIVEN_BYTES", 10)
+        patch.setattr(branches, "BODY_KEPT", 12)
         tree = World(**world, views=1)
         tree.run(casts, ends)
         for caller in tree.callers.values():

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._runtime.ordering import Numbering, Reorder, expand
+from monarch._runtime.ordering import Numbering, Reorder, compress, cut, expand
 
 SENDERS = ("a", "b", "c")
 counts = st.fixed_dictionaries({sender: st.integers(0, 12) for sender in SENDERS})
@@ -205,3 +205,12 @@ def test_casts_and_single_messages_share_the_order(ranks: list[int]) -> None:
     for rank, number in zip(ranks, first, strict=True):
         got[rank] += receivers[rank].accept("s", number, "first")
     assert got == {rank: ["first", *(["alone"] if rank == ranks[0] else []), "last"] for rank in ranks}
+
+
+@given(st.lists(st.integers(0, 3), max_size=30), st.integers(0, 30), st.integers(0, 30))
+def test_a_part_of_a_stamp_is_the_stamp_of_the_part(numbers: list[int], start: int, stop: int) -> None:
+    stop = min(stop, len(numbers))
+    start = min(start, stop)
+    stamp = compress(numbers)
+    assert expand(stamp, len(numbers)) == numbers
+    assert cut(stamp, start, stop) == compress(numbers[start:stop])

@@ -413,3 +413,311 @@ def test_ctrl_c_ends_a_worker_and_its_processes(hosts: Hosts, one: HostMesh, wat
     assert hosts.workers[0].status() != 0
     assert running.survivors(GRACE) == {}
     assert "KeyboardInterrupt" in hosts.workers[0].output()
+
+
+# --- hosts that are lost
+
+
+class Overseer(Actor):
+    """Owns actors on processes of others and keeps what it is told of them."""
+
+    def __init__(self) -> None:
+        self.told: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+
+    @endpoint
+    async def oversee(self, procs: ProcMesh) -> int:
+        self.kids = procs.spawn("kids", Resident)
+        return len(await self.kids.pid.call())
+
+    @endpoint
+    async def next(self) -> str:
+        return await self.told.get()
+
+    @endpoint
+    async def more(self) -> int:
+        return self.told.qsize()
+
+    def __supervise__(self, failure: Any) -> bool:
+        self.told.put_nowait(failure.report())
+        return True
+
+
+@pytest.fixture
+def two(hosts: Hosts) -> HostMesh:
+    return hosts.attach(hosts.start(), hosts.start())
+
+
+@pytest.mark.parametrize("victim", ["agent", "worker"])
+def test_a_worker_that_is_killed(hosts: Hosts, two: HostMesh, proc: ProcMesh, faults: Any, watch: Any, victim: str) -> None:
+    lost, other = hosts.workers
+    procs = two.spawn_procs({"gpus": 2}, name="remote")
+    residents = procs.spawn("residents", Resident)
+    overseer = proc.spawn("overseer", Overseer)
+    assert overseer.oversee.call_one(procs).get(TIMEOUT) == 4
+    port, started = Channel.open()
+    waiting = residents.slice(hosts=0, gpus=1).wait.call_one(port)
+    gone = watch([*residents.slice(hosts=0, gpus=0).pid.call().get(TIMEOUT).values(), started.recv().get(TIMEOUT)])
+    os.kill(lost.agent if victim == "agent" else lost.pid, signal.SIGKILL)
+    import time; t = time.monotonic()
+    with pytest.raises(SupervisionError) as raised:
+        waiting.get(TIMEOUT)
+    print("NOTICED", victim, time.monotonic() - t, raised.value)
+    assert lost.address in str(raised.value)
+    assert gone.survivors(GRACE) == {}
+    # Who owns something there is told of each rank, once.
+    reports = sorted(overseer.next.call_one().get(TIMEOUT) for _ in range(2))
+    assert all(lost.address in report for report in reports)
+    mine = sorted(faults.next().report() for _ in range(2))
+    assert all(lost.address in report for report in mine)
+    # The other host goes on, and one that is started where the lost one was is a host like any other.
+    assert len(residents.slice(hosts=1).pid.call().get(TIMEOUT)) == 2
+    assert lost.status() != 0
+    again = hosts.start("w0")
+    mesh = hosts.attach(again)
+    assert len(pids(mesh.spawn_procs({"gpus": 2}))) == 2
+    assert overseer.more.call_one().get(TIMEOUT) == 0
+    assert faults.rest() == []
+    mesh.shutdown().get(TIMEOUT)
+    two.shutdown().get(TIMEOUT)
+    assert (again.status(), other.status()) == (0, 0)
+
+
+def test_a_process_of_another_host_that_ends(hosts: Hosts, one: HostMesh, faults: Any) -> None:
+    residents = one.spawn_procs({"gpus": 2}, name="remote").spawn("residents", Resident)
+    pid = residents.slice(gpus=1).pid.call_one().get(TIMEOUT)
+    with pytest.raises(SupervisionError) as raised:
+        residents.slice(gpus=1).die.call_one("these are my last words").get(TIMEOUT)
+    for text in (str(raised.value), faults.next().report()):
+        assert "exited with non-zero code 3" in text and "these are my last words" in text
+        assert f"pid {pid}" in text and socket.gethostname() in text
+    one.shutdown().get(TIMEOUT)
+
+
+CLIENT = """
+    import os, signal, sys, threading
+    from monarch.actor import Actor, attach_to_workers, endpoint
+
+    class Resident(Actor):
+        @endpoint
+        async def pid(self): return os.getpid()
+
+    mesh = attach_to_workers(workers=sys.argv[2:], ca="trust_all_connections")
+    residents = mesh.spawn_procs({"gpus": 2}).spawn("residents", Resident)
+    print(*residents.pid.call().get(30).values(), flush=True)
+    sys.stdin.readline()
+    match sys.argv[1]:
+        case "return": pass
+        case "raise": raise RuntimeError("of the client")
+        case "os._exit": os._exit(0)
+        case signal_name: os.kill(os.getpid(), signal.Signals[signal_name]); threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("way", ["return", "raise", "os._exit", "SIGTERM", "SIGKILL"])
+def test_a_client_that_leaves(hosts: Hosts, scripts: Any, watch: Any, way: str) -> None:
+    workers = [hosts.start(), hosts.start_tcp()]
+    client = scripts.start(CLIENT, way, *(worker.address for worker in workers))
+    running = watch([int(pid) for pid in client.stdout.readline().split()])
+    client.communicate("go on\n", timeout=TIMEOUT)
+    assert running.survivors(GRACE) == {}
+    mesh = hosts.attach(*workers)
+    assert len(pids(mesh.spawn_procs())) == 2
+    mesh.shutdown().get(TIMEOUT)
+    assert [worker.status() for worker in workers] == [0, 0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_client_whose_machine_is_gone(
+    hosts: Hosts, scripts: Any, watch: Any, descendants: Any, number: signal.Signals
+) -> None:
+    """Its agent says nothing more, and nobody says goodbye."""
+    short = {"HYPERACTOR_SERVER_HEARTBEAT_INTERVAL": "100ms", "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "300ms"}
+    worker = hosts.start_tcp(env=short)
+    client = scripts.start(CLIENT, "return", worker.address, env=short)
+    running = watch([int(pid) for pid in client.stdout.readline().split()])
+    for pid in [client.pid, *descendants(client.pid)]:
+        os.kill(pid, number)
+    assert running.survivors(GRACE) == {}
+    mesh = hosts.attach(worker)
+    assert len(pids(mesh.spawn_procs())) == 1
+    mesh.shutdown().get(TIMEOUT)
+    assert worker.status() == 0
+    for pid in descendants(client.pid):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Spawner(Actor):
+    """Owns processes on another host."""
+
+    @endpoint
+    async def spawn(self, mesh: HostMesh) -> list[int]:
+        self.kids = mesh.spawn_procs({"k": 2}, name="kids").spawn("kids", Resident)
+        return list((await self.kids.pid.call()).values())
+
+    @endpoint
+    async def wait(self, port: Port[int]) -> None:
+        await self.kids.slice(k=0).wait.call_one(port)
+
+
+def test_what_a_lost_host_owned_on_others_ends(hosts: Hosts, two: HostMesh, faults: Any, watch: Any) -> None:
+    spawner = two.slice(hosts=0).spawn_procs().spawn("spawner", Spawner)
+    running = watch(spawner.spawn.call_one(two.slice(hosts=1)).get(TIMEOUT))
+    os.kill(hosts.workers[0].agent, signal.SIGKILL)
+    assert running.survivors(GRACE) == {}
+    assert len(pids(two.slice(hosts=1).spawn_procs())) == 1
+    faults.next()
+    two.shutdown().get(TIMEOUT)
+
+
+def test_an_owner_on_another_host_hears_of_a_lost_host(hosts: Hosts, two: HostMesh, faults: Any) -> None:
+    """Without its client: what the two hosts say to each other does not go through it."""
+    spawner = two.slice(hosts=0).spawn_procs().spawn("spawner", Spawner)
+    spawner.spawn.call_one(two.slice(hosts=1)).get(TIMEOUT)
+    port, started = Channel.open()
+    waiting = spawner.wait.call_one(port)
+    started.recv().get(TIMEOUT)
+    os.kill(hosts.workers[1].agent, signal.SIGKILL)
+    with pytest.raises(SupervisionError) as raised:
+        waiting.get(TIMEOUT)
+    assert hosts.workers[1].address in str(raised.value)
+    assert hosts.workers[1].address in faults.next().report()
+    two.shutdown().get(TIMEOUT)
+
+
+# --- programs
+
+
+class Talker(Actor):
+    def __init__(self) -> None:
+        self.singleton: Any = None
+
+    @endpoint
+    async def ask(self, others: Any) -> list[int]:
+        return sorted((await others.pid.call()).values())
+
+    @endpoint
+    async def tell(self, port: Port[int], values: range) -> None:
+        for value in values:
+            port.send(value)
+
+    @endpoint
+    async def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    async def sibling(self) -> int:
+        kids = this_host().spawn_procs().spawn("kids", Resident)
+        return await kids.parent.call_one()
+
+    @endpoint
+    async def count(self) -> int:
+        counter = await get_or_spawn_controller("counter", Counter)
+        return await counter.add.call_one()
+
+
+class Counter(Actor):
+    def __init__(self) -> None:
+        self.value = 0
+
+    @endpoint
+    async def add(self) -> int:
+        self.value += 1
+        return self.value
+
+
+def test_actors_talk_across_hosts(hosts: Hosts, two: HostMesh) -> None:
+    procs = two.spawn_procs({"gpus": 2})
+    talkers, residents = procs.spawn("talkers", Talker), procs.spawn("residents", Resident)
+    expected = sorted(residents.pid.call().get(TIMEOUT).values())
+    assert [value for _, value in talkers.ask.call(residents).get(TIMEOUT)] == [expected] * 4
+    port, received = Channel.open()
+    talkers.tell.broadcast(port, range(100))
+    values = [received.recv().get(TIMEOUT) for _ in range(400)]
+    assert sorted(values) == sorted([*range(100)] * 4)
+    parents = [value for _, value in talkers.sibling.call().get(TIMEOUT)]
+    assert parents == [worker.agent for worker in hosts.workers for _ in range(2)]
+    assert sorted(talkers.count.call().get(TIMEOUT).values()) == [1, 2, 3, 4]
+    two.shutdown().get(TIMEOUT)
+
+
+class Large(Actor):
+    @endpoint
+    async def turn(self, data: bytes) -> bytes:
+        return data[::-1]
+
+
+def test_200_megabytes_there_and_back(hosts: Hosts) -> None:
+    mesh = hosts.attach(hosts.start_tcp())
+    data = os.urandom(1 << 20) * 200
+    result = mesh.spawn_procs().spawn("large", Large).turn.call_one(data).get(2 * TIMEOUT)
+    assert result == data[::-1]
+    mesh.shutdown().get(TIMEOUT)
+
+
+def test_environment_comes_from_the_worker_then_attach_then_spawn(hosts: Hosts) -> None:
+    worker = hosts.start(env={"FROM_A": "worker", "FROM_B": "worker", "FROM_C": "worker", "FROM_D": "worker"})
+    os.environ["FROM_CLIENT"] = "not to be seen"
+    try:
+        mesh = hosts.attach(worker, env={"FROM_B": "attach", "FROM_C": "attach"})
+        procs = mesh.spawn_procs(env={"FROM_C": "spawn", "FROM_D": None})
+        names = ["FROM_A", "FROM_B", "FROM_C", "FROM_D", "FROM_CLIENT"]
+        found = procs.spawn("residents", Resident).env.call_one(*names).get(TIMEOUT)
+    finally:
+        del os.environ["FROM_CLIENT"]
+    assert found == ["worker", "attach", "spawn", None, None]
+    mesh.shutdown().get(TIMEOUT)
+
+
+def test_folders_and_import_paths(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, gone = tmp_path / "there", tmp_path / "gone"
+    there.mkdir()
+    monkeypatch.setattr(sys, "path", [str(there), str(gone), *sys.path])
+    monkeypatch.chdir(there)
+    mesh = hosts.attach(hosts.start())
+    cwd, path = mesh.spawn_procs().spawn("residents", Resident).where.call_one().get(TIMEOUT)
+    assert (cwd, path[0]) == (str(there), str(there))
+    assert str(gone) not in path and str(ROOT) in path
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()  # as on another machine, which has no such folder
+    cwd, path = mesh.spawn_procs().spawn("residents", Resident).where.call_one().get(TIMEOUT)
+    assert (cwd, path[0]) == (str(hosts.cwd), str(hosts.cwd))
+    mesh.shutdown().get(TIMEOUT)
+
+
+def test_commands_executables_bindings_bootstraps(hosts: Hosts, one: HostMesh) -> None:
+    names = ["IN_COMMAND", "IN_WORKER", "IN_BOOTSTRAP"]
+    command = default_bootstrap_cmd().with_env({"IN_COMMAND": "yes"})
+
+    def bootstrap() -> None:
+        os.environ["IN_BOOTSTRAP"] = "yes"
+
+    procs = one.spawn_procs({"gpus": 2}, bootstrap=bootstrap, bootstrap_command=command, proc_bind=[{"cpus": "0"}] * 2)
+    residents = procs.spawn("residents", Resident)
+    assert [value for _, value in residents.env.call(*names).get(TIMEOUT)] == [["yes", None, "yes"]] * 2
+    assert [value for _, value in residents.affinity.call().get(TIMEOUT)] == [[0]] * 2
+    assert [value for _, value in residents.parent.call().get(TIMEOUT)] == [hosts.workers[0].agent] * 2
+    python = hosts.folder / "another-python"
+    python.symlink_to(sys.executable)
+    other = one.with_python_executable(str(python)).spawn_procs().spawn("residents", Resident)
+    assert other.argv0.call_one().get(TIMEOUT) == str(python)
+    with pytest.raises(Exception, match="does not exist") as raised:
+        one.with_python_executable("/no/such/python").spawn_procs().initialized.get(TIMEOUT)
+    assert "/no/such/python" in str(raised.value)
+    one.shutdown().get(TIMEOUT)
+
+
+def test_a_process_of_another_host_is_restarted(hosts: Hosts, two: HostMesh, faults: Any) -> None:
+    procs = two.spawn_procs({"gpus": 2})
+    residents = procs.spawn("residents", Resident, restart=RestartPolicy(max_restarts=2))
+    talker = two.slice(hosts=0).spawn_procs().spawn("talker", Talker)
+    before = residents.pid.call().get(TIMEOUT)
+    victim = residents.slice(hosts=1, gpus=1)
+    assert talker.ask.call_one(residents).get(TIMEOUT) == sorted(before.values())
+    with pytest.raises(SupervisionError):
+        victim.die.call_one("for a new one").get(TIMEOUT)
+    pid = ask_until_it_is_back(victim)
+    assert pid not in before.values()
+    assert sorted(set(before.values()) - {before.item(hosts=1, gpus=1)} | {pid}) == talker.ask.call_one(residents).get(TIMEOUT)
+    procs.restart(hosts=0).get(TIMEOUT)
+    two.shutdown().get(TIMEOUT)

@@ -1,0 +1,275 @@
+"""Workloads of scale.py: the same few operations on meshes of many shapes, and who spends how much processor time on them.
+
+`hosts`: real processes, on hosts that worker agents on this machine stand for (ipc:// addresses, a socket and a folder
+each). `cluster`: simulated ones, all in this process. Both print a list of points, one a shape, under "points".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from statistics import median
+from typing import Any
+
+from _workload import Params, main
+from monarch_actors import Echo
+
+import monarch
+import monarch._mesh.cast as cast
+from monarch.actor import attach_to_workers, context, shutdown_context
+
+Point = dict[str, float]
+Clocks = Callable[[], dict[str, float]]
+
+
+# --- where processor time goes
+
+
+def of_process(pid: int) -> float:
+    """Processor seconds of a whole process, whosever it is, since its start: see clock_getcpuclockid(3)."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
+            found += map(int, file.read().split())
+    return found
+
+
+def of_thread(name: str) -> float:
+    """Processor seconds of a thread of this process."""
+    idents = [thread.ident for thread in threading.enumerate() if thread.name == name]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(ident)) for ident in idents if ident)
+
+
+class Spending:
+    """Processor time spent between two looks, by who spent it."""
+
+    def __init__(self, clocks: Clocks) -> None:
+        self._clocks = clocks
+        self._before = clocks()
+
+    def each(self, count: int) -> dict[str, float]:
+        now = self._clocks()
+        return {f"{name}_cpu": (now[name] - self._before[name]) / count for name in now}
+
+
+# --- what is measured on one mesh of actors
+
+
+def repetitions(params: Params, procs: int) -> int:
+    """As many as fit the time that a shape gets, at about 0.2 ms a receiver."""
+    return max(params["least"], min(params["most"], round(params["seconds"] / (0.0002 * procs))))
+
+
+def measure(mesh: Any, params: Params, clocks: Clocks) -> Point:
+    """Calls and casts on actors that live. The first call of the view is told apart: it brings the tree its plan."""
+    procs = len(mesh)
+    point: Point = {}
+    start = time.perf_counter()
+    mesh.echo.call(1).get()
+    point["call_cold"] = time.perf_counter() - start
+    for _ in range(params["warmup"]):
+        mesh.echo.call(1).get()
+        mesh.hit.broadcast()
+    mesh.count.call().get()
+    count = repetitions(params, procs)
+    gc.collect()
+    point |= calls(mesh, count, clocks)
+    point |= casts(mesh, count, clocks)
+    return point
+
+
+def calls(mesh: Any, count: int, clocks: Clocks) -> Point:
+    """One after the other. `issue` is the part of a call until its Future is there."""
+    taken, issued = [], []
+    spending = Spending(clocks)
+    for _ in range(count):
+        start = time.perf_counter()
+        future = mesh.echo.call(1)
+        issued.append(time.perf_counter() - start)
+        future.get()
+        taken.append(time.perf_counter() - start)
+    spent = spending.each(count)
+    return {"call": median(taken), "call_issue": median(issued), **{f"call_{who}": t for who, t in spent.items()}}
+
+
+def casts(mesh: Any, count: int, clocks: Clocks) -> Point:
+    """Broadcasts without a pause; then a call, which every actor answers after the last of them."""
+    issued = []
+    before = sum(mesh.count.call().get().values())
+    spending = Spending(clocks)
+    begin = time.perf_counter()
+    for _ in range(count):
+        start = time.perf_counter()
+        mesh.hit.broadcast()
+        issued.append(time.perf_counter() - start)
+    after = sum(mesh.count.call().get().values())
+    taken = time.perf_counter() - begin
+    if after - before != count * len(mesh):
+        raise RuntimeError(f"Error: {count} casts to {len(mesh)} actors were handled {after - before} times")
+    spent = spending.each(count)
+    return {"cast": taken / count, "cast_issue": median(issued), **{f"cast_{who}": t for who, t in spent.items()}}
+
+
+def spawn(hosts: Any, per_host: int, clocks: Clocks) -> tuple[Any, Any, Point]:
+    """From asking for processes until an actor in each of them has answered."""
+    spending = Spending(clocks)
+    start = time.perf_counter()
+    procs = hosts.spawn_procs(per_host={"gpus": per_host})
+    mesh = procs.spawn("echo", Echo)
+    issued = time.perf_counter() - start
+    mesh.echo.call(1).get()
+    return procs, mesh, {"spawn": time.perf_counter() - start, "spawn_issue": issued, **_named("spawn", spending.each(1))}
+
+
+def _named(what: str, spent: dict[str, float]) -> Point:
+    return {f"{what}_{who}": seconds for who, seconds in spent.items()}
+
+
+# --- shapes
+
+
+def shapes(hosts: Any, params: Params, clocks: Clocks, watched: list[int]) -> list[Point]:
+    """Each shape (hosts, processes a host) with a mesh of its own."""
+    points = []
+    for count, per_host in params["shapes"]:
+        part = hosts.slice(hosts=slice(0, count))
+        procs, mesh, point = spawn(part, per_host, clocks)
+        watched[:] = mesh.pid.call().get().values()
+        point |= {"hosts": count, "per_host": per_host, "procs": len(mesh), **measure(mesh, params, clocks)}
+        points.append(point)
+        say(point)
+        if [count, per_host] == params["vary"]:
+            points += [*varied(procs, params, clocks)]
+        watched.clear()
+        procs.stop().get()
+    return points
+
+
+def varied(procs: Any, params: Params, clocks: Clocks) -> Iterator[Point]:
+    """Trees of other widths, and no tree: every receiver is sent a message of its own. Over more and more of the hosts."""
+    per_host = procs.extent["gpus"]
+    for count in params["vary_hosts"]:
+        part = procs.slice(hosts=slice(0, count))
+        for width in (0, *params["widths"]):
+            if width > 2 * count:
+                continue
+            with sending(width):
+                mesh = part.spawn("echo", Echo)
+                point = measure(mesh, params, clocks)
+            point |= {"hosts": count, "per_host": per_host, "procs": len(mesh), "width": width}
+            mesh.stop().get()
+            say(point)
+            yield point
+
+
+@contextlib.contextmanager
+def sending(width: int) -> Iterator[None]:
+    """`width` 0: no tree at all."""
+    few = cast.FEW
+    cast.FEW = few if width else sys.maxsize
+    try:
+        with monarch.configured(max_cast_fanout=width or 16):
+            yield
+    finally:
+        cast.FEW = few
+
+
+def crossing(hosts: Any, params: Params, clocks: Clocks) -> list[Point]:
+    """With the tree and without it, for small numbers of hosts and receivers: from where on does it pay?"""
+    points = []
+    for count, per_host in params["crossing"]:
+        procs = hosts.slice(hosts=slice(0, count)).spawn_procs(per_host={"gpus": per_host})
+        for width in (0, 16):
+            with sending(width):
+                mesh = procs.spawn("echo", Echo)
+                few, cast.FEW = cast.FEW, cast.FEW if not width else 1
+                try:
+                    point = measure(mesh, params, clocks)
+                finally:
+                    cast.FEW = few
+            points.append({"hosts": count, "per_host": per_host, "procs": len(mesh), "width": width, **point})
+            mesh.stop().get()
+        procs.stop().get()
+    return points
+
+
+def say(point: Point) -> None:
+    keys = ("hosts", "per_host", "width", "spawn", "call_cold", "call", "cast", "cast_issue")
+    print({key: float(f"{point[key]:.3g}") for key in keys if key in point}, flush=True)
+
+
+# --- workloads
+
+
+def hosts(params: Params) -> dict[str, Any]:
+    """See the module. The agents are started two at a time, one a core, as long as they take."""
+    agents: list[Any] = []
+    started = time.perf_counter()
+    secret = os.urandom(32)
+    with ThreadPoolExecutor(2) as pool:
+        agents += pool.map(lambda _: start_worker(secret), range(params["hosts"]))
+    ready = time.perf_counter()
+    workers = [agent.pid for agent, _, _ in agents]
+    try:
+        mesh = attach_to_workers(workers=[prefix for _, _, prefix in agents], secret=secret)
+        mesh.initialized.get()
+        attached = time.perf_counter()
+        (own,) = set(children(os.getpid())) - set(workers)
+        watched: list[int] = []  # processes of the mesh that is measured
+
+        def clocks() -> dict[str, float]:
+            return {
+                "client": time.thread_time(),
+                "io": of_thread("monarch-io"),
+                "agent": of_process(own),
+                "workers": sum(map(of_process, workers)),
+                "procs": sum(map(of_process, watched)),
+            }
+
+        points = shapes(mesh, params, clocks, watched)
+        crossed = crossing(mesh, params, clocks)
+        mesh.shutdown().get()
+    finally:
+        for agent, sock, _ in agents:
+            sock.close()
+            agent.wait()
+    return {"points": points, "crossing": crossed, "start": [ready - started], "attach": [attached - ready]}
+
+
+def start_worker(secret: bytes) -> Any:
+    """A host's agent, as `hosts_from_config` starts it."""
+    from monarch._mesh import agent_start
+    from monarch._mesh.rundir import make_directory
+
+    directory = make_directory()
+    given = agent_start.Credentials(secret)
+    return agent_start.start(agent_start.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given))
+
+
+def cluster(params: Params) -> dict[str, Any]:
+    """Everything in this process: agents and processes share one I/O thread, each actor has a thread of its own."""
+    from monarch.testing import InProcessCluster
+
+    def clocks() -> dict[str, float]:
+        return {"client": time.thread_time(), "all": time.process_time()}
+
+    with InProcessCluster(hosts=max(count for count, _ in params["shapes"])) as simulated:
+        points = shapes(simulated.hosts, {**params, "vary": None}, clocks, [])
+    return {"points": points}
+
+
+if __name__ == "__main__":
+    try:
+        main({"hosts": hosts, "cluster": cluster})
+    finally:
+        shutdown_context().get()

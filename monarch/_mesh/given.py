@@ -1,0 +1,128 @@
+"""The answers that gatherings have given, kept within bounds for whoever asks again. Pure; see `casts`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeAlias
+
+from monarch._wire.frame import Buffer
+from monarch._wire.message import Cast
+
+ALONE = 64 * 1024  # bytes of an answer's body from which it travels alone, at once
+ANSWER_KEPT = 1024 * 1024  # bytes of the largest
+GIVEN_GATHERINGS = 1000  # finished ones
+GIVEN_BYTES = 16 * 1024 * 1024  # in all
+EVICTED = 10_000  # processes whose last port that is not kept is remembered
+
+Key: TypeAlias = tuple[str, int]  # of a gathering: address of the process that holds the port, port
+
+
+class Record(NamedTuple):
+    """One answer."""
+
+    rank: int
+    kind: int
+    body: Buffer
+    buffers: Sequence[Buffer]
+
+    @property
+    def size(self) -> int:
+        return size_of(self.body, self.buffers)
+
+    @property
+    def alone(self) -> bool:
+        return bool(self.buffers) or len(self.body) > ALONE
+
+
+class Given:
+    """The answers that a gathering has given. `key`, `sender` and `seqs` tell which cast it was."""
+
+    __slots__ = ("done", "gone", "key", "lost", "records", "sender", "seqs", "size")
+
+    def __init__(self, key: Key, cast: Cast) -> None:
+        self.key = key
+        self.sender = cast.sender
+        self.seqs = cast.seqs
+        self.records: list[Record] = []
+        self.size = 0
+        self.lost: list[int] = []  # ranks whose answers are not kept
+        self.gone: list[int] = []
+        self.done = False
+
+    def same(self, cast: Cast) -> bool:
+        return self.sender == cast.sender and self.seqs == cast.seqs
+
+
+class Memory:
+    """The answers that gatherings have given, within bounds, and what is known of those that are not kept any more."""
+
+    def __init__(self) -> None:
+        self.done: OrderedDict[Key, Given] = OrderedDict()
+        self._sized: OrderedDict[Key, Given] = OrderedDict()  # that take memory; oldest first
+        self._size = 0
+        self._evicted: OrderedDict[str, int] = OrderedDict()  # process -> highest port of a finished gathering
+        self._forgot = False  # some of those, too
+
+    def add(self, given: Given, records: Iterable[Record], gone: Iterable[int]) -> None:
+        given.gone += gone
+        for record in records:
+            if record.size > ANSWER_KEPT:
+                given.lost.append(record.rank)
+                continue
+            given.records.append(record)
+            given.size += record.size
+            self._size += record.size
+        if given.size:
+            self._sized[given.key] = given
+        while self._size > GIVEN_BYTES:
+            self._lose(next(iter(self._sized.values())))
+
+    def finish(self, given: Given) -> None:
+        given.done = True
+        self.done[given.key] = given
+        while len(self.done) > GIVEN_GATHERINGS:
+            self._evict(next(iter(self.done.values())))
+
+    def used(self, given: Given) -> None:
+        """Of use just now; others go before it."""
+        self.done.move_to_end(given.key)
+        if given.key in self._sized:
+            self._sized.move_to_end(given.key)
+
+    def forget(self, given: Given) -> None:
+        if self.done.get(given.key) is given:
+            del self.done[given.key]
+        self._release(given)
+
+    def may_have_answered(self, key: Key) -> bool:
+        """Whether a gathering that is not known may have finished here."""
+        back, port = key
+        highest = self._evicted.get(back)
+        return self._forgot if highest is None else port <= highest
+
+    def _lose(self, given: Given) -> None:
+        if given.done:
+            self._evict(given)
+            return
+        given.lost += [record.rank for record in given.records]
+        self._release(given)
+
+    def _evict(self, given: Given) -> None:
+        self.forget(given)
+        back, port = given.key
+        self._evicted[back] = max(port, self._evicted.get(back, 0))
+        self._evicted.move_to_end(back)
+        if len(self._evicted) > EVICTED:
+            self._evicted.popitem(last=False)
+            self._forgot = True
+
+    def _release(self, given: Given) -> None:
+        if self._sized.get(given.key) is given:
+            del self._sized[given.key]
+            self._size -= given.size
+        given.records, given.size = [], 0
+
+
+def size_of(body: Buffer, buffers: Sequence[Buffer]) -> int:
+    return len(body) + sum(memoryview(buffer).nbytes for buffer in buffers)

@@ -1,0 +1,224 @@
+"""client.py: a client of hosts, told by lines of JSON on stdin what to do; each is answered with a line of JSON.
+
+    [name, argument...]  ->  {"ok": value} or {"error": "TypeName: text"}
+
+The names are the methods of `Client` below. What it is said to start goes on while the next lines are read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import sys
+import threading
+from typing import Any
+
+import monarch.actor
+from monarch.actor import Actor, ActorMesh, HostMesh, attach_to_workers, current_rank, endpoint
+
+SECONDS = 25.0
+
+
+class Resident(Actor):
+    """Lives on some host, and writes down what it hears."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    @endpoint
+    def where(self) -> tuple[int, int, int]:
+        """Its network (the number of the namespace), process and host agent."""
+        return os.stat("/proc/self/ns/net").st_ino, os.getpid(), os.getppid()
+
+    @endpoint
+    async def ask_neighbour(self, others: ActorMesh) -> tuple[dict[str, int], int]:
+        """(the point asked, its network): of the same process on the next host."""
+        point = current_rank()
+        there = {label: point[label] for label in point.extent.labels}
+        there["hosts"] = (there["hosts"] + 1) % others.sizes["hosts"]
+        return there, (await others.slice(**there).where.call_one())[0]
+
+    @endpoint
+    def call(self, number: int) -> int:
+        self.log.append(f"call {number}")
+        return number
+
+    @endpoint
+    def cast(self, number: int) -> None:
+        self.log.append(f"cast {number}")
+
+    @endpoint
+    def heard(self) -> list[str]:
+        return self.log
+
+
+class Load:
+    """Calls to all, with many unanswered at a time, and broadcasts between them, until it is told to end."""
+
+    WINDOW = 32
+
+    def __init__(self, residents: Any) -> None:
+        self._residents = residents
+        self._ending = threading.Event()
+        self.changed = threading.Condition()
+        self._futures: queue.Queue[Any] = queue.Queue(self.WINDOW)
+        self.sent = self.answered = 0
+        self.wrong: list[Any] = []
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._send, self._take)]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self) -> None:
+        while not self._ending.is_set():
+            number = self.sent
+            try:
+                self._residents.cast.broadcast(number)
+                self._futures.put((number, self._residents.call.call(number)))
+            except Exception as error:
+                self._failed(error)
+                break
+            self.sent += 1
+        self._futures.put(None)
+
+    def _take(self) -> None:
+        while (taken := self._futures.get()) is not None:
+            number, future = taken
+            try:
+                answers = future.get(SECONDS)
+            except Exception as error:
+                self._failed(error)
+                continue
+            with self.changed:
+                self.answered += 1
+                if set(answers.values()) != {number}:
+                    self.wrong.append([number, list(answers.values())])
+                self.changed.notify_all()
+
+    def _failed(self, error: Exception) -> None:
+        with self.changed:
+            self.failures.append(f"{type(error).__name__}: {error}")
+            self._ending.set()
+            self.changed.notify_all()
+
+    def more(self, count: int) -> int:
+        """Waits for `count` more answers, or a failure."""
+        with self.changed:
+            wanted = self.answered + count
+            assert self.changed.wait_for(lambda: self.answered >= wanted or self.failures, SECONDS), "no more answers come"
+            return self.answered
+
+    def end(self) -> dict[str, Any]:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(SECONDS)
+            assert not thread.is_alive(), "the load does not end"
+        return {"sent": self.sent, "answered": self.answered, "wrong": self.wrong, "failures": self.failures}
+
+
+class Client:
+    """`hosts`, `residents` and `load` are those of the last attach, spawn and begin."""
+
+    def __init__(self) -> None:
+        self.hosts: HostMesh
+        self.procs: Any
+        self.residents: Any
+        self.load: Load
+        self.faults: list[str] = []
+
+    def attach(self, *workers: str, **options: Any) -> dict[str, int]:
+        """A mesh of the hosts, complete."""
+        self.hosts = attach_to_workers(workers=workers, **options)
+        self.hosts.initialized.get(SECONDS)
+        return dict(self.hosts.sizes)
+
+    def spawn(self, count: int) -> list[Any]:
+        """Processes on each host and an actor in each; where they are."""
+        self.procs = self.hosts.spawn_procs({"gpus": count})
+        self.residents = self.procs.spawn("residents", Resident)
+        return self.where()
+
+    def where(self) -> list[Any]:
+        return list(self.residents.where.call().get(SECONDS).values())
+
+    def pick(self, start: int, stop: int) -> list[Any]:
+        """From now on the residents are those of these hosts alone."""
+        self.residents = self.residents.slice(hosts=slice(start, stop))
+        return self.where()
+
+    def ask_neighbours(self) -> list[Any]:
+        """Actors beside the residents ask residents of the next host."""
+        asking = self.procs.spawn("asking", Resident)
+        return list(asking.ask_neighbour.call(self.residents).get(SECONDS).values())
+
+    def ask_each_other(self) -> None:
+        self.residents.ask_neighbour.call(self.residents).get(SECONDS)
+
+    def cast(self, first: int, stop: int) -> None:
+        for number in range(first, stop):
+            self.residents.cast.broadcast(number)
+
+    def stream(self, number: int) -> list[int]:
+        return [future.get(SECONDS) for future in self.residents.call.stream(number)]
+
+    def heard(self) -> list[list[str]]:
+        """What each resident has heard, in that order."""
+        return list(self.residents.heard.call().get(SECONDS).values())
+
+    def begin(self) -> None:
+        self.load = Load(self.residents)
+
+    def more(self, count: int) -> int:
+        return self.load.more(count)
+
+    def end(self) -> dict[str, Any]:
+        return self.load.end()
+
+    def end_when_it_fails(self) -> dict[str, Any]:
+        with self.load.changed:
+            assert self.load.changed.wait_for(lambda: self.load.failures, SECONDS), "it does not fail"
+        return self.load.end()
+
+    def send_before_answers(self, count: int) -> dict[str, Any]:
+        """`count` calls without waiting for answers: how many were sent when the first was answered, and the answers."""
+        futures: list[Any] = []
+        sent_by_then = []
+
+        def wait() -> None:
+            futures[0].get(SECONDS)
+            sent_by_then.append(len(futures))
+
+        futures.append(self.residents.call.call(0))
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        futures.extend(self.residents.call.call(number) for number in range(1, count))
+        waiter.join(SECONDS)
+        return {"sent": sent_by_then, "answers": [sorted(set(future.get(SECONDS).values())) for future in futures]}
+
+    def told(self) -> list[str]:
+        """The failures that reached the root so far."""
+        return self.faults
+
+    def stop(self) -> None:
+        self.hosts.stop().get(SECONDS)
+
+    def shutdown(self) -> None:
+        self.hosts.shutdown().get(SECONDS)
+
+
+def main() -> None:
+    client = Client()
+    monarch.actor.unhandled_fault_hook = lambda failure: client.faults.append(str(failure))
+    for line in sys.stdin:
+        name, *arguments = json.loads(line)
+        options = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
+        try:
+            answer = {"ok": getattr(client, name)(*arguments, **options)}
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Meshes over hosts with networks of their own: everything arrives where it should, through trouble and not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.netns.lab import NAMESPACES, Host, Lab
+
+pytestmark = pytest.mark.netns
+
+PORT = 26600
+SECRET = "a secret of this job alone, 40 letters.."
+SECONDS = 30.0
+
+# A link is suspected after three heartbeats of silence.
+QUICK = {"HYPERACTOR_SERVER_HEARTBEAT_INTERVAL": "100ms", "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "20s"}
+SOON_DEAD = QUICK | {"HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "500ms", "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "500ms"}
+
+
+def secret_of(host: Host) -> dict[str, str]:
+    """The environment of who knows it."""
+    file = host.folder / "secret"
+    file.touch(mode=0o600)
+    file.write_text(SECRET)
+    return {"MONARCH_SECRET_FILE": str(file)}
+
+
+def network(host: Host) -> int:
+    return os.stat(NAMESPACES / host.namespace).st_ino
+
+
+def serve(
+    host: Host, env: dict[str, str] | None = None, *options: str, secret: bool = True
+) -> subprocess.Popen[str]:
+    """`monarch worker` there; a client may attach at once."""
+    command = host.python("-m", "monarch", "worker", "--address", f"tcp://*:{PORT}", *options)
+    return host.popen(command, env=(secret_of(host) if secret else {}) | (env or {}))
+
+
+def url(address: str) -> str:
+    return f"tcp://[{address}]:{PORT}" if ":" in address else f"tcp://{address}:{PORT}"
+
+
+class Client:
+    """programs/client.py on a host."""
+
+    def __init__(self, host: Host, env: dict[str, str] | None = None, *, secret: bool = True) -> None:
+        self.host = host
+        self.process = host.popen(host.program("client.py"), env=(secret_of(host) if secret else {}) | (env or {}))
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """The answer; AssertionError when it is an error."""
+        self.tell(name, *arguments)
+        return self.hear()
+
+    def refused(self, name: str, *arguments: Any) -> str:
+        """The error that it is answered with."""
+        self.tell(name, *arguments)
+        answer = self._answer()
+        assert "error" in answer, answer
+        return str(answer["error"])
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        answer = self._answer()
+        assert "ok" in answer, answer["error"]
+        return answer["ok"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the client ended with {self.process.wait(SECONDS)}:\n{self.host.log.read_text()}"
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def leave(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(SECONDS)
+
+
+def log_of(stop: int) -> list[str]:
+    """What a resident has heard of a load that sent `stop` times."""
+    return [f"{kind} {number}" for number in range(stop) for kind in ("cast", "call")]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """The kernel has no event for what is waited for here."""
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"in {SECONDS} s never: {what}"
+        select.select([], [], [], 0.005)
+
+
+def connected(host: Host, port: int = PORT) -> bool:
+    """Whether a program there has an established connection to or from that port."""
+    table = Path(f"/proc/{host.pids()[0]}/net/tcp").read_text().splitlines()[1:]
+    for row in table:
+        _, local, remote, state, *_ = row.split()
+        if state == "01" and f"{port:04X}" in (local.split(":")[1], remote.split(":")[1]):
+            return True
+    return False
+
+
+@pytest.fixture
+def trio(lab: Lab) -> Callable[..., tuple[Client, list[subprocess.Popen[str]]]]:
+    """Makes host 0 a client, attached to workers on the two others with two processes each."""
+
+    def make(env: dict[str, str]) -> tuple[Client, list[subprocess.Popen[str]]]:
+        workers = [serve(host, env) for host in lab.hosts[1:]]
+        client = Client(lab.hosts[0], env)
+        assert client.ask("attach", *(url(host.address) for host in lab.hosts[1:])) == {"hosts": 2}
+        assert len(client.ask("spawn", 2)) == 4
+        return client, workers
+
+    return make
+
+
+# --- nothing goes wrong
+
+
+def test_a_mesh_over_eight_hosts() -> None:
+    with Lab(hosts=9) as lab:
+        there = lab.hosts[1:]
+        workers = [serve(host) for host in there]
+        client = Client(lab.hosts[0])
+        # The third is known by its IPv6 address, to the others as well.
+        addresses = [host.address6 if i == 2 else host.address for i, host in enumerate(there)]
+        assert client.ask("attach", *map(url, addresses)) == {"hosts": 8}
+        where = client.ask("spawn", 4)
+        assert [net for net, _, _ in where] == [network(host) for host in there for _ in range(4)]
+        assert len({pid for _, pid, _ in where}) == 32
+        asked = client.ask("ask_neighbours")
+        points = [{"hosts": (host + 1) % 8, "gpus": gpu} for host in range(8) for gpu in range(4)]
+        assert asked == [[point, network(there[point["hosts"]])] for point in points]
+        client.ask("cast", 0, 50)
+        assert client.ask("stream", 50) == [50] * 32
+        client.ask("cast", 51, 100)
+        wanted = [*(f"cast {n}" for n in range(50)), "call 50", *(f"cast {n}" for n in range(51, 100))]
+        assert client.ask("heard") == [wanted] * 32
+        client.ask("shutdown")
+        assert [worker.wait(SECONDS) for worker in workers] == [0] * 8
+        assert client.leave() == 0
+        assert [host.log.read_text() for host in lab.hosts] == [""] * 9
+
+
+def test_actors_of_several_hosts_that_wait_for_each_other(trio: Any) -> None:
+    client, _ = trio({"MONARCH_DEADLOCK_AFTER": "200ms"})
+    error = client.refused("ask_each_other")
+    assert "DeadlockError: 2 actors wait for each other in a circle" in error
+
+
+def test_what_is_sent_does_not_wait_for_answers_from_afar(lab: Lab) -> None:
+    workers = [serve(host) for host in lab.hosts[1:]]
+    proxies = [lab.proxy(host.index, f"127.0.0.1:{PORT}", delay=0.02) for host in lab.hosts[1:]]
+    client = Client(lab.hosts[0])
+    client.ask("attach", *(f"tcp://{proxy.address}" for proxy in proxies))
+    client.ask("spawn", 2)
+    told = client.ask("send_before_answers", 200)
+    assert told["answers"] == [[number] for number in range(200)]
+    assert told["sent"] == [200]
+    client.ask("shutdown")
+    assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
+
+
+# --- who may speak
+
+
+def test_who_has_the_wrong_secret_or_none(lab: Lab) -> None:
+    worker = serve(lab.hosts[1])
+    address = url(lab.hosts[1].address)
+    client = Client(lab.hosts[0])
+    wrong = client.refused("attach", address, {"secret": "a secret of some other job, as long"})
+    assert f"attach failed: config push failed during attach to {address}" in wrong and "secret" in wrong
+    none = Client(lab.hosts[0], secret=False)
+    trusting = none.refused("attach", address, {"ca": "trust_all_connections"})
+    assert f"attach failed: config push failed during attach to {address}" in trusting and "secret" in trusting
+    assert "who may speak" in none.refused("attach", address)
+    # The worker says who it was, and serves those who know it.
+    log = lab.hosts[1].log.read_text()
+    assert len(re.findall(re.escape(lab.hosts[0].address), log)) >= 2, log
+    assert SECRET not in log + lab.hosts[0].log.read_text() + wrong + trusting
+    assert client.ask("attach", address) == {"hosts": 1}
+    client.ask("shutdown")
+    assert worker.wait(SECONDS) == 0
+
+
+def test_hosts_that_show_each_other_certificates(lab: Lab) -> None:
+    pytest.importorskip("cryptography", reason="monarch certs needs it")
+    folder = lab.hosts[0].folder / "certs"
+    names = [part for host in lab.hosts[1:] for part in ("--host", host.address)]
+    lab.hosts[0].run(lab.hosts[0].python("-m", "monarch", "certs", str(folder), *names))
+    files = {"ca": "ca.pem", "certificate": "host.pem", "private_key": "host-key.pem"}
+    pems = {name: str(folder / file) for name, file in files.items()}
+    variables = ("MONARCH_TLS_CA", "MONARCH_TLS_CERT", "MONARCH_TLS_KEY")
+    tls = dict(zip(variables, pems.values(), strict=True))
+    one, two = lab.hosts[1:]
+    workers = [
+        serve(one, tls, secret=False),
+        # The other is told by arguments.
+        serve(two, {}, *(f"--{name.replace('_', '-')}={file}" for name, file in pems.items()), secret=False),
+    ]
+    client = Client(lab.hosts[0], secret=False)
+    assert client.ask("attach", url(one.address), url(two.address), pems) == {"hosts": 2}
+    client.ask("spawn", 1)
+    assert [net for _, net in client.ask("ask_neighbours")] == [network(two), network(one)]
+    # By an address that the certificate does not name, and without any.
+    assert "certificate" in client.refused("attach", url(one.address6), pems)
+    assert "attach failed" in Client(lab.hosts[0]).refused("attach", url(one.address))
+    client.ask("shutdown")
+    assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
+
+
+# --- links break under load
+
+
+@pytest.mark.parametrize(("who", "how"), [(1, "drop"), (1, "down"), (0, "drop"), (0, "down")])
+def test_a_link_that_is_cut_and_healed_loses_nothing(lab: Lab, trio: Any, who: int, how: str) -> None:
+    client, _ = trio(QUICK)
+    client.ask("begin")
+    for _ in range(2):
+        client.ask("more", 20)
+        lab.cut(who, how)
+        # Both sides have given the connection up, and the dialling one looks for another.
+        until(lambda: not connected(lab.hosts[1]), "host 1 gives the connection up")
+        until(lambda: not connected(lab.hosts[0]) or who == 1, "the client gives its connections up")
+        lab.heal(who)
+        client.ask("more", 60)
+    done = client.ask("end")
+    assert (done["wrong"], done["failures"]) == ([], [])
+    assert done["answered"] == done["sent"] >= 160
+    assert client.ask("heard") == [log_of(done["sent"])] * 4
+    assert client.ask("told") == []
+
+
+def test_a_host_that_was_lost_is_attached_again_before_it_has_noticed(lab: Lab, trio: Any) -> None:
+    client, workers = trio(QUICK | {"HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "500ms"})
+    lost = [pid for net, pid, _ in client.ask("where") if net == network(lab.hosts[1])]
+    lab.cut(1, "drop")
+    assert "SupervisionError" in client.refused("where")
+    assert all(Path(f"/proc/{pid}").exists() for pid in lost)  # for another 20 s
+    lab.heal(1)
+    assert client.ask("attach", url(lab.hosts[1].address)) == {"hosts": 1}
+    assert [net for net, _, _ in client.ask("spawn", 2)] == [network(lab.hosts[1])] * 2
+    client.ask("cast", 0, 100)
+    assert client.ask("stream", 100) == [100] * 2
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in lost), "those whose owner gave them up end")
+    client.ask("shutdown")
+    assert workers[0].wait(SECONDS) == 0
+
+
+def test_a_link_that_is_cut_for_too_long_is_the_end_of_that_host(lab: Lab, trio: Any) -> None:
+    client, workers = trio(SOON_DEAD)
+    first = [pid for net, pid, _ in client.ask("where") if net == network(lab.hosts[1])]
+    client.ask("begin")
+    client.ask("more", 20)
+    lab.cut(1, "drop")
+    done = client.ask("end_when_it_fails")
+    assert done["wrong"] == []
+    assert done["failures"] and all("SupervisionError" in failure for failure in done["failures"])
+    assert all(url(lab.hosts[1].address) in failure for failure in done["failures"])
+    # The other host goes on, and has heard all that was sent.
+    assert [net for net, _, _ in client.ask("pick", 1, 2)] == [network(lab.hosts[2])] * 2
+    assert client.ask("heard") == [log_of(done["sent"])] * 2
+    # What was started on the lost host ends by itself; then the host is there for the next.
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in first), "orphans end")
+    lab.heal(1)
+    assert client.ask("attach", url(lab.hosts[1].address)) == {"hosts": 1}
+    assert [net for net, _, _ in client.ask("spawn", 2)] == [network(lab.hosts[1])] * 2
+    client.ask("shutdown")
+    assert workers[0].wait(SECONDS) == 0
+    assert workers[1].poll() is None
