@@ -22,7 +22,7 @@ from monarch_actors import Echo
 
 import monarch
 import monarch._mesh.cast as cast
-from monarch.actor import attach_to_workers, context, shutdown_context
+from monarch.actor import attach_to_workers, shutdown_context
 
 Point = dict[str, float]
 Clocks = Callable[[], dict[str, float]]
@@ -128,7 +128,11 @@ def spawn(hosts: Any, per_host: int, clocks: Clocks) -> tuple[Any, Any, Point]:
     mesh = procs.spawn("echo", Echo)
     issued = time.perf_counter() - start
     mesh.echo.call(1).get()
-    return procs, mesh, {"spawn": time.perf_counter() - start, "spawn_issue": issued, **_named("spawn", spending.each(1))}
+    return (
+        procs,
+        mesh,
+        {"spawn": time.perf_counter() - start, "spawn_issue": issued, **_named("spawn", spending.each(1))},
+    )
 
 
 def _named(what: str, spent: dict[str, float]) -> Point:
@@ -253,7 +257,9 @@ def start_worker(secret: bytes) -> Any:
 
     directory = make_directory()
     given = agent_start.Credentials(secret)
-    return agent_start.start(agent_start.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given))
+    return agent_start.start(
+        agent_start.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given)
+    )
 
 
 def cluster(params: Params) -> dict[str, Any]:

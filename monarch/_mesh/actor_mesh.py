@@ -272,16 +272,21 @@ class Accumulator(Generic[A]):
     """Folds the answers of an endpoint: `combine(acc, value)`, beginning with `identity`.
 
     Ordinarily here, in order of arrival. `associative=True` promises that `combine(a, combine(b, c))` is the same as
-    `combine(combine(a, b), c)` for answers and for what they are folded to; then answers from other hosts are folded on their way,
-    in processes there, and the result is that of the order of ranks. `combine` must be picklable for that. The names "sum",
-    "min", "max" and "concat" stand for functions on numbers, sequences, arrays and tensors (element by element), and are
-    associative.
+    `combine(combine(a, b), c)` for answers and for what they are folded to; then answers from other hosts are folded on
+    their way, in processes there, and the result is that of the order of ranks. `combine` must be picklable for that.
+    The names "sum", "min", "max" and "concat" stand for functions on numbers, sequences, arrays and tensors (element by
+    element), and are associative.
 
     ValueError for another name.
     """
 
     def __init__(
-        self, endpoint: Endpoint[Any, Any], identity: A, combine: Callable[[A, Any], A] | str, *, associative: bool = False
+        self,
+        endpoint: Endpoint[Any, Any],
+        identity: A,
+        combine: Callable[[A, Any], A] | str,
+        *,
+        associative: bool = False,
     ) -> None:
         self._endpoint = endpoint
         self._identity = identity
@@ -290,9 +295,9 @@ class Accumulator(Generic[A]):
         self._associative = associative or isinstance(combine, str)
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """Sends now. Associative: the Future has the result when all have answered, and raises the exception of the lowest rank
-        (an exception of `combine` as an ActorError). Otherwise answers are folded when it is first observed, and the first
-        exception is raised."""
+        """Sends now. Associative: the Future has the result when all have answered, and raises the exception of the
+        lowest rank (an exception of `combine` as an ActorError). Otherwise answers are folded when it is first
+        observed, and the first exception is raised."""
         if self._associative:
             return self._endpoint._reduce(args, kwargs, self._fold, self._given)
         from monarch._runtime.returns_future import returns_future  # asyncio: loaded by those who use it

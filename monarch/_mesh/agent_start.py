@@ -88,8 +88,8 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
-    """Starts a host agent as a child in a session of its own; returns it, our end of its socket, and the prefix of the address
-    where it listens ("" when it was not to). It ends with the socket. OSError when it cannot listen."""
+    """Starts a host agent as a child in a session of its own; returns it, our end of its socket, and the prefix of the
+    address where it listens ("" when it was not to). It ends with the socket. OSError when it cannot listen."""
     import subprocess  # slow to import; used when a client starts
 
     inherited = _inherited(options.listen)
@@ -121,7 +121,9 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
         ours.close()
         agent.wait()
         raise OSError(f"cannot listen at {options.listen!r}: {said.error}")
-    for descriptor in inherited:  # the agent has it: were it open here too, clients would wait for ever when the agent ends
+    for (
+        descriptor
+    ) in inherited:  # the agent has it: were it open here too, clients would wait for ever when the agent ends
         os.close(descriptor)
     return agent, ours, said.prefix
 

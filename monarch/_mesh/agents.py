@@ -1,9 +1,9 @@
 """The host agent: starts the processes of a host, tells whoever asks when they end, carries frames to other hosts and back.
 
 A client's own agent ends with the client; a worker's ends when it is shut down, or with the process that started it.
-Single-threaded but for the looking up of host names, runs no user code, unpickles nothing. It is a subreaper, so every process that descends from it and loses
-its parent comes to it, and none is left when it goes. What is told to whom is decided by its Roster; here is what touches
-the operating system.
+Single-threaded but for the looking up of host names, runs no user code, unpickles nothing. It is a subreaper, so every
+process that descends from it and loses its parent comes to it, and none is left when it goes. What is told to whom is
+decided by its Roster; here is what touches the operating system.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from monarch._wire.linked import LinkConnection
 from monarch._wire.message import (
     VALUE,
     Answer,
+    AskDirect,
     Attach,
     AttachedHost,
     Command,
@@ -50,6 +51,7 @@ from monarch._wire.message import (
     ProcEnded,
     Trust,
 )
+from monarch._wire.relay import Relay
 from monarch._wire.transport import unix
 from monarch._wire.transport.base import Connection
 from monarch.config import settings
@@ -96,6 +98,7 @@ class HostAgent(Steward):
         self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(option)
         self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
         self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
+        self.receivers[AskDirect] = lambda connection, ask, frame: self._on_ask_direct(connection, ask)
         self.receivers[Trust] = lambda connection, trust, frame: self._on_trust(trust, frame)
 
     def run(self) -> None:
@@ -104,7 +107,9 @@ class HostAgent(Steward):
         self._wake_read.setblocking(False)
         signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.loop.call_soon(lambda: self._leave("its host agent was told to end")))
+        signal.signal(
+            signal.SIGTERM, lambda *_: self.loop.call_soon(lambda: self._leave("its host agent was told to end"))
+        )
         self.loop.add(self._wake_read.fileno(), self._on_signal)
         if self.client is not None:
             self.client.start()  # type: ignore[attr-defined]
@@ -149,6 +154,10 @@ class HostAgent(Steward):
         settings.restore(msgspec.msgpack.decode(attach.config))
         facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0], bool(os.environ.get("WORKSPACE_DIR")))
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
+
+    def _on_ask_direct(self, connection: Connection, ask: AskDirect) -> None:
+        if type(connection) is not Relay:  # the secret leaves this host for nobody
+            self.send(connection, self.links.may_dial(ask.address))
 
     def _on_trust(self, trust: Trust, frame: Frame) -> None:
         settings.restore(msgspec.msgpack.decode(trust.config))

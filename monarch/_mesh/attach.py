@@ -42,17 +42,19 @@ def attach_to_workers(
 ) -> HostMesh:
     """The hosts at these addresses, where worker loops wait, as a mesh `{"hosts": n}` that this program owns.
 
-    Returns at once and connects in the background; processes can be spawned on it meanwhile. `initialized` says when every host
-    has taken this program's settings and `env` (variables for all processes that are started there from now on, over the
-    worker's own environment); it raises what stood in the way, at the latest after `mesh_attach_config_timeout`.
+    Returns at once and connects in the background; processes can be spawned on it meanwhile. `initialized` says when
+    every host has taken this program's settings and `env` (variables for all processes that are started there from now
+    on, over the worker's own environment); it raises what stood in the way, at the latest after
+    `mesh_attach_config_timeout`.
 
-    `workers`: `tcp://host:port`, `ipc://path`, or `dial@bind`, of which the first counts; or Futures of such. A mesh with Futures
-    is complete when the last of them is; using it waits for that.
+    `workers`: `tcp://host:port`, `ipc://path`, or `dial@bind`, of which the first counts; or Futures of such. A mesh
+    with Futures is complete when the last of them is; using it waits for that.
 
-    Who may speak: both sides show each other that they know `secret` (by default what MONARCH_SECRET_FILE or MONARCH_SECRET
-    say). With `ca`, `certificate` and `private_key` (PEM files or bytes; MONARCH_TLS_CA, MONARCH_TLS_CERT, MONARCH_TLS_KEY) the
-    connections are TLS and both sides show certificates of that authority. `ca="trust_all_connections"` asks for nothing and
-    warns when other machines can reach the worker. ValueError when nothing of all this is there, and for what is no address.
+    Who may speak: both sides show each other that they know `secret` (by default what MONARCH_SECRET_FILE or
+    MONARCH_SECRET say). With `ca`, `certificate` and `private_key` (PEM files or bytes; MONARCH_TLS_CA,
+    MONARCH_TLS_CERT, MONARCH_TLS_KEY) the connections are TLS and both sides show certificates of that authority.
+    `ca="trust_all_connections"` asks for nothing and warns when other machines can reach the worker. ValueError when
+    nothing of all this is there, and for what is no address.
     """
     if isinstance(workers, str) or not isinstance(workers, Sequence):
         raise TypeError(f"workers is a sequence of addresses or Futures of them, got {workers!r}")
@@ -280,8 +282,8 @@ _started: list[Any] = []  # what keeps the agents of `hosts_from_config` alive: 
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Two hosts on this machine, as a mesh `{"hosts": 2}`: a stand-in for hosts that a configuration called `name` would give. They
-    end with this program."""
+    """Two hosts on this machine, as a mesh `{"hosts": 2}`: a stand-in for hosts that a configuration called `name`
+    would give. They end with this program."""
     from monarch._mesh import agent_start
     from monarch._mesh.rundir import make_directory
 

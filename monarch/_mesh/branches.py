@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeAlias
 
 from monarch._mesh import tree
 from monarch._mesh.given import Given, Key, Record, size_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import Cast, CastPlan, PlanHost
+from monarch._wire.message import VALUE, Cast, CastPlan, PlanHost
 
 BODY_KEPT = 1024 * 1024  # bytes of the largest kept of a call
 GIVEN_UP = 1000  # (sender, mesh, part) a child
 
-Upstream: TypeAlias = Hashable  # a key; only whoever carries out effects knows more
+Upstream: TypeAlias = Any  # a key; only whoever carries out effects knows more
 
 
 class Plan:
@@ -142,12 +142,14 @@ class Gathering:
         "aboves",
         "armed",
         "branches",
+        "combine",
         "given",
         "gone",
         "held",
         "held_size",
         "hold",
         "key",
+        "merging",
         "mine",
         "orphaned",
         "root",
@@ -164,6 +166,8 @@ class Gathering:
         self.given = Given(key, cast)
         self.mine: dict[int, str] = {}  # rank -> process name
         self.branches: dict[str, Branch] = {}  # by the child's host
+        self.combine = b"" if self.root else cast.combine  # the root has no processes that are receivers
+        self.merging: Merging | None = None
         self.skips = 0  # that must be through before the call fails for those who are to skip it
         self.held: list[Record] = []
         self.held_size = 0
@@ -174,6 +178,54 @@ class Gathering:
     @property
     def timer(self) -> tuple[str, str, int]:
         return "hold", *self.key
+
+
+class Merging:
+    """Answers that a process of this host folds: `groups` of neighbours, each into one. `helpers`: addresses of those
+    that can, the first of which is at it."""
+
+    __slots__ = ("done", "groups", "helpers", "others")
+
+    def __init__(self, helpers: list[str]) -> None:
+        self.helpers = helpers
+        self.groups: list[list[Record]] = []
+        self.others: list[Record] = []  # that stay as they are
+        self.done: dict[int, Record] = {}
+
+    def sort(self, records: Sequence[Record]) -> bool:
+        """Puts answers into groups. Whether there is anything to fold."""
+        groups: list[list[Record]] = []
+        for record in sorted(records):
+            last = groups[-1][-1] if groups else None
+            if last is not None and last.kind == record.kind == VALUE and last.rank + last.span == record.rank:
+                groups[-1].append(record)
+            else:
+                groups.append([record])
+        self.groups = [group for group in groups if len(group) > 1]
+        self.others = [group[0] for group in groups if len(group) == 1]
+        return bool(self.groups)
+
+    def ended(self, address: str) -> bool:
+        """A process has ended: whether it was at it."""
+        if address not in self.helpers:
+            return False
+        working = bool(self.groups) and self.helpers[0] == address
+        self.helpers.remove(address)
+        return working
+
+    def take(self, number: int, kind: int, body: Buffer, buffers: Sequence[Buffer]) -> bool:
+        """A group has been folded. Whether all have."""
+        if 0 <= number < len(self.groups):
+            group = self.groups[number]
+            span = sum(record.span for record in group)
+            self.done[number] = Record(group[0].rank, kind, body, buffers, span)
+        return len(self.done) == len(self.groups)
+
+    def result(self) -> list[Record]:
+        return sorted([*self.others, *self.done.values()])
+
+    def unfolded(self) -> list[Record]:
+        return sorted([*self.others, *(record for group in self.groups for record in group)])
 
 
 class Branch:

@@ -51,8 +51,8 @@ class Plan:
 
 
 class Parted:
-    """The receivers of a view as a sender on one host sees them: `near` are on the same, `far` on others, in the order of their
-    positions in a CastPlan with `hosts`."""
+    """The receivers of a view as a sender on one host sees them: `near` are on the same, `far` on others, in the order of
+    their positions in a CastPlan with `hosts`; `ranks` are those of `far` in the mesh, always the same object."""
 
     __slots__ = ("addresses", "far", "hosts", "near", "ranks")
 

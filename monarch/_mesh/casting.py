@@ -1,7 +1,7 @@
 """The sender's part in casts over a tree of agents: one message to the agent of this host, whatever the number of receivers.
 
-A view's receivers on other hosts are registered with the agent once and named by a number from then on. At most 256 views of a
-process are registered at a time; the longest unused is forgotten, and registered anew when it is used again.
+A view's receivers on other hosts are registered with the agent once and named by a number from then on. At most 256 views
+of a process are registered at a time; the longest unused is forgotten, and registered anew when it is used again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from monarch._mesh.casts import SENDER_PLANS
 from monarch._runtime.ordering import compress
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_of
-from monarch._wire.message import Cast, CastPlan, ForgetPlan, Unwanted
+from monarch._wire.frame import Frame
+from monarch._wire.message import Cast, CastPlan, ForgetPlan, PlanUnknown, Unwanted
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -32,8 +33,9 @@ class Casting:
         self._numbers: OrderedDict[Parted, int] = OrderedDict()
         self._last = 0
         self._lock = threading.Lock()
-        self._cast: OrderedDict[str, set[str]] = OrderedDict()  # actor -> processes that its casts went to
+        self._cast: OrderedDict[str, _Casts] = OrderedDict()  # by actor
         proc.cast_to = self.cast_to
+        proc.receivers[PlanUnknown] = lambda connection, unknown, frame: self._on_unknown(unknown, frame)
 
     def cast(
         self,
@@ -44,12 +46,12 @@ class Casting:
         lazy: float,
         wanted: Any = None,
     ) -> None:
-        """Sends a Call to every receiver of the far part; `cast` lacks the plan's number. `wanted` is the Gather or Queue that
-        waits for the answers, which come up the tree then."""
+        """Sends a Call to every receiver of the far part; `cast` lacks the plan's number. `wanted` is the Gather or Queue
+        that waits for the answers, which come up the tree then."""
         proc = self._proc
         with self._lock:  # a plan is registered before the first cast that names it
             cast.plan = self._number(parted)
-            self._note(cast.sender, parted)
+            self._note(cast.sender, cast.plan, parted)
             if wanted is not None:
                 wanted.unwanted = lambda: self._unwanted(cast.port)
         proc.post(self._agent, cast, body, buffers, lazy)
@@ -69,26 +71,51 @@ class Casting:
             self._proc.post(self._agent, ForgetPlan(self._numbers.popitem(last=False)[1]))
         return number
 
-    def _note(self, sender: str, parted: Parted) -> None:
+    def _on_unknown(self, unknown: PlanUnknown, frame: Frame) -> None:
+        """Our agent lacks the plan: it is registered anew, and the cast sent once more."""
+        number = unknown.cast.plan
+        with self._lock:
+            parted = next((known for known, given in self._numbers.items() if given == number), None)
+            if parted is None:
+                return  # forgotten since: nobody can say any more who was meant
+            del self._numbers[parted]
+        buffers = [memoryview(buffer) for buffer in frame.buffers]
+        try:
+            self.cast(parted, unknown.cast, bytes(frame.body), buffers, 0.0)
+        except PeerEnded:
+            pass
+
+    def _note(self, sender: str, number: int, parted: Parted) -> None:
         known = self._cast.get(sender)
         if known is None:
-            known = self._cast[sender] = set()
+            known = self._cast[sender] = _Casts()
             if len(self._cast) > _SENDERS:
                 self._cast.popitem(last=False)
-        if not parted.addresses <= known:
-            known |= parted.addresses
+        if known.plan != number:
+            known.plan = number
+            known.addresses |= parted.addresses
 
     def cast_to(self, sender: str) -> list[str]:
         """The processes of other hosts that casts of that actor went to; it has ended and is forgotten."""
         with self._lock:
             known = self._cast.pop(sender, None)
-        return sorted(known) if known else []
+        return sorted(known.addresses) if known else []
 
     def _unwanted(self, port: int) -> None:
         try:
             self._proc.post(self._agent, Unwanted(self._proc.address, port))
         except (PeerEnded, RuntimeError):  # it is all over
             pass
+
+
+class _Casts:
+    """What an actor has cast: to which processes, and with which plan the last."""
+
+    __slots__ = ("addresses", "plan")
+
+    def __init__(self) -> None:
+        self.addresses: set[str] = set()
+        self.plan = 0
 
 
 def stamps(numbering: Any, key: str, parted: Parted, restarts: Any) -> tuple[Any, Any]:

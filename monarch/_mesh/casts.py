@@ -14,21 +14,25 @@ Rules:
    or confirmed is sent to the grandchildren, marked `again`. Who knows the gathering gives its answers once more, to the new
    parent; receivers drop what they have had by its number (`ordering.Reorder`).
 4. Casts without a gathering are confirmed by each child once they are through to all below it, and kept until then.
-5. Whose process or host has ended counts as done (`gone`); the caller is told of such ends by others.
+5. Answers of a cast with `combine` are all waited for; a process of this host then folds those of neighbouring ranks into one
+   (Merge), at every agent but the root.
+6. Whose process or host has ended counts as done (`gone`); the caller is told of such ends by others.
 
-Bounds, and what happens beyond: an upstream's plans, and ours at a child: 4,096, the least recently used is forgotten and
-registered anew when needed. Gatherings: 65,536, further calls are delivered but answered with a Failure. Answers held to
-travel together: 1 MiB a gathering, then they go. Kept for a child: 1,000 casts without a gathering, 16 MiB of bodies and none
-above 1 MiB with a gathering. Without its body a call fails when the child's host ends; a cast that is given up leaves a gap
-then, of which the receivers are told (Skip). The last 1,000 (sender, mesh, part) with such casts are remembered a child;
-Skips, as many at most for each end, are always kept. Answers that were given: 1,000 finished gatherings and 16 MiB in all,
-none above 1 MiB; who asks for one that is not kept gets a Failure. The last ports of 10,000 processes are remembered to know
-that; beyond them, whoever asks again for what is not known gets one too. An agent whose parent's host has ended waits
-`patience` seconds for whoever takes its place.
+Bounds, and what happens beyond: an upstream's plans, and ours at a child: 4,096, the least recently used is forgotten
+and registered anew when needed. Gatherings: 65,536, further calls are delivered but answered with a Failure. Answers
+held to travel together: 1 MiB a gathering, then they go (of a reduction: all of its part). Kept for a child: 1,000
+casts without a gathering, 16 MiB of bodies and none above 1 MiB with a gathering. Without its body a call fails when
+the child's host ends; a cast that is given up leaves a gap then, of which the receivers are told (Skip). The last 1,000
+(sender, mesh, part) with such casts are remembered a child; Skips, as many at most for each end, are always kept.
+Answers that were given: 1,000 finished gatherings and 16 MiB in all, none above 1 MiB; who asks for one that is not
+kept gets a Failure. The last ports of 10,000 processes are remembered to know that; beyond them, whoever asks again for
+what is not known gets one too. An agent whose parent's host has ended waits `patience` seconds for whoever takes its
+place.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -36,7 +40,7 @@ import msgspec
 
 from monarch._mesh import branches
 from monarch._mesh import given as kept
-from monarch._mesh.branches import Above, Branch, Child, Gathering, Part, Passing, Plan, Upstream
+from monarch._mesh.branches import Above, Branch, Child, Gathering, Merging, Part, Passing, Plan, Upstream
 from monarch._mesh.effects import Arm, Disarm
 from monarch._mesh.given import Key, Memory, Record
 from monarch._runtime.ordering import cut, expand
@@ -44,11 +48,14 @@ from monarch._wire.address import name_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import (
     FAILED,
+    MERGED,
     Answer,
     Answers,
     Call,
     Cast,
     CastPlan,
+    Combine,
+    Combined,
     Delivered,
     Failure,
     ForgetPlan,
@@ -108,7 +115,16 @@ class Straight(NamedTuple):
     buffers: Sequence[Buffer]
 
 
-Effect: TypeAlias = Deliver | Pass | Up | Straight | Arm | Disarm
+class Merge(NamedTuple):
+    """Hand it to the process of this host, which answers with `combined`. If it has ended, call `process_ended`."""
+
+    address: str
+    message: Combine
+    body: Buffer
+    buffers: Sequence[Buffer]
+
+
+Effect: TypeAlias = Deliver | Pass | Up | Straight | Merge | Arm | Disarm
 
 
 class Counts(NamedTuple):
@@ -228,6 +244,23 @@ class Casts:
             if ranks:
                 gathering.gone += ranks
                 self._settle(gathering)
+            if gathering.merging is not None and gathering.merging.ended(address):
+                gathering.held = gathering.merging.unfolded()
+                gathering.merging.groups = []
+                self._settle(gathering)
+        return self._take()
+
+    def combined(
+        self, now: float, address: str, combined: Combined, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A process of this host has folded a group of answers."""
+        gathering = self._gatherings.get((combined.back, combined.port))
+        merging = gathering.merging if gathering is not None else None
+        if gathering is None or merging is None or not merging.groups or merging.helpers[0] != address:
+            return []
+        if merging.take(combined.group, combined.kind, body, buffers):
+            gathering.held = merging.result()
+            self._finish(gathering)
         return self._take()
 
     # --- events: from below
@@ -243,7 +276,7 @@ class Casts:
         pending = branch.pending
         for record in _records(answers, body, buffers):
             if record.rank in pending:
-                pending.remove(record.rank)
+                pending.difference_update(record.ranks)
                 self._hold(gathering, record)
         for rank in answers.gone:
             if rank in pending:
@@ -341,6 +374,8 @@ class Casts:
             self._fail(gathering, [rank for _, rank in plan.here], cast.again)
         else:
             gathering.mine = {rank: name for name, rank in plan.here}
+        if gathering.combine:
+            gathering.merging = Merging([f"{plan.prefix}/{name}" for name, _ in plan.here])
         for part in plan.parts:
             self._pass(gathering, part, _cut_cast(cast, part), body, buffers, set(part.ranks))
         self._settle(gathering)
@@ -495,6 +530,9 @@ class Casts:
     # --- up: answers
 
     def _hold(self, gathering: Gathering, record: Record) -> None:
+        if gathering.merging is not None:  # all are waited for: see `_merge`
+            gathering.held.append(record)
+            return
         if record.alone:
             self._give(gathering, [record], [])
             return
@@ -506,13 +544,37 @@ class Casts:
     def _settle(self, gathering: Gathering) -> None:
         """After answers came, or ends of those who would have answered."""
         if not gathering.mine and not gathering.branches and not gathering.skips:
-            self._flush(gathering)
-            self._end(gathering)
-            if not gathering.root:
-                self._memory.finish(gathering.given)
-        elif not gathering.armed and (gathering.held or gathering.gone):
+            if gathering.merging is None or not self._merge(gathering, gathering.merging):
+                self._finish(gathering)
+        elif not gathering.armed and gathering.merging is None and (gathering.held or gathering.gone):
             gathering.armed = True
             self._arm(gathering.timer, gathering.hold)
+
+    def _merge(self, gathering: Gathering, merging: Merging) -> bool:
+        """All have answered: neighbours are folded into one. False when there is nothing to fold, or nobody to do it."""
+        if merging.groups:
+            return True  # at it
+        if not merging.helpers or not merging.sort(gathering.held):
+            return False
+        merging.done = {}
+        records = [record for group in merging.groups for record in group]
+        message = Combine(
+            *gathering.key,
+            gathering.combine,
+            [len(group) for group in merging.groups],
+            [len(record.body) for record in records],
+            [len(record.buffers) for record in records],
+        )
+        buffers = [buffer for record in records for buffer in record.buffers]
+        body = b"".join(record.body for record in records)
+        self._effects.append(Merge(merging.helpers[0], message, body, buffers))
+        return True
+
+    def _finish(self, gathering: Gathering) -> None:
+        self._flush(gathering)
+        self._end(gathering)
+        if not gathering.root:
+            self._memory.finish(gathering.given)
 
     def _flush(self, gathering: Gathering) -> None:
         records, gone = gathering.held, gathering.gone
@@ -543,13 +605,15 @@ class Casts:
             self._send_together(above, key, together, gone)
 
     def _send_together(self, above: Above, key: Key, records: Sequence[Record], gone: Sequence[int] = ()) -> None:
-        ranks, kinds, bodies = [], [], []
+        ranks: list[int] = []
+        kinds: list[int] = []
+        sizes: list[int] = []
         for record in records:
-            ranks.append(record.rank)
-            kinds.append(record.kind)
-            bodies.append(record.body)
-        answers = Answers(*key, ranks, kinds, [len(body) for body in bodies], list(gone))
-        body = bodies[0] if len(bodies) == 1 else b"".join(bodies)
+            ranks += record.ranks
+            kinds += [record.kind, *[MERGED] * (record.span - 1)]
+            sizes += [len(record.body), *[0] * (record.span - 1)]
+        answers = Answers(*key, ranks, kinds, sizes, list(gone))
+        body = records[0].body if len(records) == 1 else b"".join(record.body for record in records)
         self._effects.append(Up(above.key, answers, body, records[0].buffers if len(records) == 1 else ()))
 
     def _fail(self, gathering: Gathering, ranks: Iterable[int], host: str) -> None:
@@ -686,13 +750,17 @@ def _cut_cast(cast: Cast, part: Part) -> Cast:
 
 
 def _records(answers: Answers, body: Buffer, buffers: Sequence[Buffer]) -> Iterable[Record]:
-    if len(answers.ranks) == 1:
-        yield Record(answers.ranks[0], answers.kinds[0], body, buffers)
+    merged = answers.kinds.count(MERGED)
+    if len(answers.ranks) - merged == 1:
+        yield Record(answers.ranks[0], answers.kinds[0], body, buffers, 1 + merged)
         return
     view = memoryview(body)
+    firsts = [at for at, kind in enumerate(answers.kinds) if kind != MERGED] if merged else range(len(answers.ranks))
     start = 0
-    for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=False):
-        yield Record(rank, kind, bytes(view[start : start + size]), ())  # a view would keep the others' bodies alive
+    for at, after in itertools.zip_longest(firsts, firsts[1:], fillvalue=len(answers.ranks)):
+        size = answers.sizes[at]
+        # A view would keep the others' bodies alive.
+        yield Record(answers.ranks[at], answers.kinds[at], bytes(view[start : start + size]), (), after - at)
         start += size
 
 

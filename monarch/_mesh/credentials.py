@@ -26,17 +26,20 @@ def credentials(
 ) -> Credentials:
     """Puts together what was given here and what the environment says, for links at or to these addresses.
 
-    `ca`, `certificate`, `private_key`: PEM files or their bytes; MONARCH_TLS_CA, MONARCH_TLS_CERT and MONARCH_TLS_KEY where they
-    are None. `secret`: MONARCH_SECRET_FILE or MONARCH_SECRET where it is None. `ca="trust_all_connections"` uses no certificates.
+    `ca`, `certificate`, `private_key`: PEM files or their bytes; MONARCH_TLS_CA, MONARCH_TLS_CERT and MONARCH_TLS_KEY
+    where they are None. `secret`: MONARCH_SECRET_FILE or MONARCH_SECRET where it is None. `ca="trust_all_connections"`
+    uses no certificates.
 
-    ValueError when only some of the certificates are given, when a file cannot be read, and when there is neither a secret nor a
-    certificate for an address that others can reach, unless everybody is to be trusted: that warns.
+    ValueError when only some of the certificates are given, when a file cannot be read, and when there is neither a
+    secret nor a certificate for an address that others can reach, unless everybody is to be trusted: that warns.
     """
     trusting = ca == TRUST_ALL
     given = [ca, certificate, private_key]
     if trusting:
         if certificate is not None or private_key is not None:
-            raise ValueError(f"ca={TRUST_ALL!r} uses no certificates: leave out certificate and private_key, or name a ca")
+            raise ValueError(
+                f"ca={TRUST_ALL!r} uses no certificates: leave out certificate and private_key, or name a ca"
+            )
         given = [None, None, None]
     elif all(pem is None for pem in given):
         given = [os.environ.get(name) or None for name in _TLS]

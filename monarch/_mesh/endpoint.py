@@ -394,7 +394,6 @@ class Endpoint(Generic[P, R]):
                 elif number:
                     proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
 
-
     def _cast_far(
         self,
         parted: Parted,

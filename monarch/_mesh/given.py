@@ -19,12 +19,17 @@ Key: TypeAlias = tuple[str, int]  # of a gathering: address of the process that 
 
 
 class Record(NamedTuple):
-    """One answer."""
+    """One answer; of a reduction, what the answers of `span` neighbouring ranks have come to."""
 
     rank: int
     kind: int
     body: Buffer
     buffers: Sequence[Buffer]
+    span: int = 1
+
+    @property
+    def ranks(self) -> range:
+        return range(self.rank, self.rank + self.span)
 
     @property
     def size(self) -> int:
@@ -68,7 +73,7 @@ class Memory:
         given.gone += gone
         for record in records:
             if record.size > ANSWER_KEPT:
-                given.lost.append(record.rank)
+                given.lost += record.ranks
                 continue
             given.records.append(record)
             given.size += record.size
@@ -105,7 +110,7 @@ class Memory:
         if given.done:
             self._evict(given)
             return
-        given.lost += [record.rank for record in given.records]
+        given.lost += [rank for record in given.records for rank in record.ranks]
         self._release(given)
 
     def _evict(self, given: Given) -> None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._mesh.agent_start import AgentOptions, Credentials
 from monarch._runtime.loop import Loop, start_thread
-from monarch._wire import host_address
+from monarch._wire import frame as frames
+from monarch._wire import host_address, message
+from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
 from monarch._wire.link import REFUSALS, REFUSED_FOR
 from monarch._wire.linked import DialFailed, LinkConnection, limits_from
-from monarch._wire.message import LinkHello
-from monarch._wire.transport import tcp
+from monarch._wire.message import Bye, LinkHello, MayDial
+from monarch._wire.transport import tcp, unix
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import settings
 
@@ -57,6 +59,7 @@ class HostLinks:
         self._host = host
         self._loop = loop
         self._routes = routes
+        self._folder = options.directory
         self._own = options.credentials
         self._trusted: dict[str, Credentials] = {}  # by host, where they are not those of our own
         self._listening = listening
@@ -138,13 +141,47 @@ class HostLinks:
     def accepted(self, accepted: tcp.Accepted) -> None:
         """A connection of somebody who may speak."""
         queue = int(settings.get("outgoing_queue_bytes"))
-        self._connection(accepted.sock, self._routes.entrance(), queue).start()
+        self._connection(accepted.sock, self._routes.entrance(self._hand_over), queue).start()
+
+    # --- links that processes make themselves (see `_runtime.direct`)
+
+    def may_dial(self, address: str) -> MayDial:
+        """What a process of this host needs to dial one of another. Only for its eyes: it has the job's secret in it."""
+        host = host_of(address)
+        given = self._trusted.get(host, self._own)
+        why = ""
+        if not is_dialable(host):
+            why = "it has no address that can be dialled"
+        elif self._routes.gateway and host != self._routes.gateway:
+            why = "it is reached through a gateway"
+        elif given.ca:
+            why = "a connection with TLS cannot be handed from the agent to a process"
+        return MayDial(address, why=why) if why else MayDial(address, given.secret)
+
+    def _hand_over(self, connection: StreamConnection, hello: LinkHello) -> str:
+        """Gives a connection to the process that it is for; returns why it cannot. That process may refuse it still."""
+        sock = connection.detach()
+        if sock is None:
+            return "a link of two processes goes without TLS, and whoever dials waits for the answer to its hello"
+        with sock:
+            try:
+                unix.hand_over(self._folder, name_of(hello.to), sock, message.encode(hello))
+            except (OSError, ValueError) as exc:
+                _say_bye(sock, f"it could not be handed to the process {name_of(hello.to)}: {exc}")
+        return ""
 
     def _connection(self, sock: Any, handler: Any, queue: int) -> StreamConnection:
         return StreamConnection(sock, self._loop, handler, limit=queue, frame_limit=self._frame_limit)
 
     def close(self) -> None:
         self._listening.close()
+
+
+def _say_bye(sock: Any, why: str) -> None:
+    try:
+        sock.send(frames.encode_small(message.encode(Bye(why)), b""))
+    except OSError:
+        pass
 
 
 def _secret(given: Credentials) -> Secret | None:

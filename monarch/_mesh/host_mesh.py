@@ -261,10 +261,10 @@ class HostMesh(MeshTrait):
     async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
         """Makes `$WORKSPACE_DIR/<dst>` on each host hold what the local directories of `workspace.dirs` hold, {local: dst}.
 
-        Only what differs is sent, once a host; what is gone here is removed there. `conda`: the active conda environment as
-        well. `auto_reload`: modules whose files changed are reloaded in the processes this program has spawned. See
-        docs/workspace.md. RuntimeError on a mesh that `attach_to_workers` has not returned; WorkspaceError naming host and path
-        for what could not be done; ValueError for a dst that is not below WORKSPACE_DIR.
+        Only what differs is sent, once a host; what is gone here is removed there. `conda`: the active conda
+        environment as well. `auto_reload`: modules whose files changed are reloaded in the processes this program has
+        spawned. See docs/workspace.md. RuntimeError on a mesh that `attach_to_workers` has not returned; WorkspaceError
+        naming host and path for what could not be done; ValueError for a dst that is not below WORKSPACE_DIR.
         """
         if self._session is None:
             raise RuntimeError(

@@ -45,8 +45,8 @@ def start_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def settle_here(spec: LaunchSpec, environ: Mapping[str, str]) -> None:
-    """Makes a spec that another host has sent one of this host: our environment with its changes, and of its folders those that
-    exist here too."""
+    """Makes a spec that another host has sent one of this host: our environment with its changes, and of its folders
+    those that exist here too."""
     spec.env = _changed(environ, spec.env, spec.removed)
     for command in spec.commands or ():
         if command is not None and command.inherit:

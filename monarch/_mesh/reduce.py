@@ -1,8 +1,9 @@
-"""Reductions: answers that are combined on their way, in processes below each agent of the tree, rather than all at the caller.
+"""Reductions: answers that are combined on their way, in processes below each agent of the tree, rather than all at the
+caller.
 
-Agents run no code of programs. One that has the answers of its whole part gives them to a process of its host that is a receiver
-itself (Combine), which folds those of neighbouring ranks into one and answers (Combined); that goes up in their place. The result
-is that of folding in the order of ranks, provided that `combine` is associative.
+Agents run no code of programs. One that has the answers of its whole part gives them to a process of its host that is a
+receiver itself (Combine), which folds those of neighbouring ranks into one and answers (Combined); that goes up in
+their place. The result is that of folding in the order of ranks, provided that `combine` is associative.
 """
 
 from __future__ import annotations

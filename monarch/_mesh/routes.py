@@ -2,9 +2,9 @@
 
     process ──► its agent ──link──► the other agent ──► process
 
-A host is known by the prefixes under which others have reached it (`names`). To a host that has an address of its own a link is
-dialled with the first frame; one that has none (a client behind a firewall) is reached over the link it has dialled itself, or
-over the gateway through which its frames came.
+A host is known by the prefixes under which others have reached it (`names`). To a host that has an address of its own a
+link is dialled with the first frame; one that has none (a client behind a firewall) is reached over the link it has
+dialled itself, or over the gateway through which its frames came.
 
 What is to be handed to a process that has not said hello yet waits for it. Bounds: a link or a process that does not take its
 frames, and what waits for processes to come, hold up to `limit` bytes each; then those who send to it are not read from until
@@ -27,6 +27,10 @@ from monarch._wire.transport.base import Connection, ConnectionLost, Reactor
 _LOOK_AGAIN = 0.005  # seconds until those who were held up are looked at again
 
 
+# Gives a connection to the process of this host that its first frame names; returns why that cannot be, or "".
+HandOver = Callable[[Any, LinkHello], str]
+
+
 class Link(Protocol):
     """A connection that survives its sockets (see `linked`)."""
 
@@ -36,9 +40,7 @@ class Link(Protocol):
     def queued(self) -> int: ...
     @property
     def lost(self) -> bool: ...
-    def send(
-        self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False
-    ) -> None: ...
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None: ...
     def send_small(self, frame: bytes) -> bool: ...
     def wait_room(self, timeout: float) -> bool: ...
     def accept(self, connection: Any, hello: LinkHello) -> None: ...
@@ -74,9 +76,10 @@ class Station(Protocol):
     def host_lost(self, host: str, why: str) -> None: ...
     def host_suspected(self, host: str, why: str) -> None: ...
 
+
 class Routes:
-    """See the module. `agent` is the unique id of this process, `limit` bytes; `gateway` the host that is asked to pass on what is
-    for hosts there is no link to, or ""."""
+    """See the module. `agent` is the unique id of this process, `limit` bytes; `gateway` the host that is asked to pass
+    on what is for hosts there is no link to, or ""."""
 
     def __init__(self, station: Station, host: str, agent: str, limit: int) -> None:
         self.names = {host}
@@ -86,6 +89,7 @@ class Routes:
         self._limit = limit
         self._links: dict[str, Link] = {}  # by host; those behind a gateway share its link
         self._accepted: dict[str, Link] = {}  # by the link's id
+        self._latest: dict[tuple[str, str], str] = {}  # (host, name it dialled) -> the uid of the last link it began
         self._local: dict[str, Connection] = {}
         self._early: dict[str, list[list[Buffer]]] = {}  # for processes that are to come
         self._early_bytes = 0
@@ -165,22 +169,31 @@ class Routes:
             if self._early_bytes > self._limit:
                 self._hold(origin, None)
 
-    def hand(self, name: str, address: str, msg: Any, body: Buffer = b"", buffers: Sequence[Buffer] = ()) -> bool:
-        """A message of the agent's own for a process of this host. False when it is not there and will not come."""
+    def hand(
+        self,
+        name: str,
+        address: str,
+        msg: Any,
+        body: Buffer = b"",
+        buffers: Sequence[Buffer] = (),
+        lazy: float = 0.0,
+    ) -> bool:
+        """A message of the agent's own for a process of this host. False when it is not there and will not come. `lazy`: see
+        `base.Connection.send`."""
         connection = self._local.get(name)
         if connection is None and not self._station.awaited(address):
             return False
         pieces = frames.encode(message.encode(msg), body, [memoryview(buffer) for buffer in buffers])
         if connection is not None:
-            self._hand(connection, pieces)
+            self._hand(connection, pieces, lazy)
         else:
             self._early.setdefault(name, []).append(pieces)
             self._early_bytes += _size(pieces)
         return True
 
-    def _hand(self, connection: Any, pieces: list[Buffer]) -> None:
+    def _hand(self, connection: Any, pieces: list[Buffer], lazy: float = 0.0) -> None:
         try:
-            connection.send(pieces)
+            connection.send(pieces, False, lazy)
         except ConnectionLost:  # its end is told in other ways
             pass
 
@@ -234,9 +247,9 @@ class Routes:
         for host in [host for host, known in self._links.items() if known is link]:
             self._station.host_suspected(host, why)
 
-    def entrance(self) -> Entrance:
-        """The handler of a connection that another host's agent has made."""
-        return Entrance(self)
+    def entrance(self, hand_over: HandOver | None = None) -> Entrance:
+        """The handler of a connection that another host has made: its agent, or a process of it, which `hand_over` serves."""
+        return Entrance(self, hand_over)
 
     def link_hello(self, connection: Any, hello: LinkHello) -> Link | None:
         """The first frame of a connection from another agent. None when it is refused."""
@@ -246,6 +259,8 @@ class Routes:
             return None
         link = self._accepted.get(hello.link)
         if link is None or link.lost:
+            if not hello.resume:
+                self._replace(hello)
             link = self._station.take_link(hello)
             self._accepted[hello.link] = link
         known = self._links.get(hello.host)
@@ -255,6 +270,15 @@ class Routes:
             self.names.add(hello.reached)
         link.accept(connection, hello)
         return None if link.lost else link
+
+    def _replace(self, hello: LinkHello) -> None:
+        """A host begins a link when it has none, or has given up the one it had: what it told its processes then is
+        true here too, though this side would have waited for longer."""
+        way = (hello.host, hello.reached)
+        earlier = self._accepted.get(self._latest.get(way, ""))
+        self._latest[way] = hello.link
+        if earlier is not None:
+            earlier.close(f"{hello.host} gave the link up and began another")
 
     def _refuse_link(self, connection: Any, why: str) -> None:
         _try_send(connection, Bye(why))
@@ -281,6 +305,7 @@ class Routes:
         for key, accepted in list(self._accepted.items()):
             if accepted is link:
                 del self._accepted[key]
+                self._latest = {way: uid for way, uid in self._latest.items() if uid != key}
         for host in [host for host, known in self._links.items() if known is link]:
             del self._links[host]
             self._tell_lost(host, reason)
@@ -317,8 +342,9 @@ class Routes:
 class Entrance:
     """Hears the first frame of a connection that was accepted, and is the link's part of it from then on."""
 
-    def __init__(self, routes: Routes) -> None:
+    def __init__(self, routes: Routes, hand_over: HandOver | None = None) -> None:
         self._routes = routes
+        self._hand_over = hand_over
         self._link: Link | None = None
 
     def connection_received(self, connection: Any, received: list[Frame]) -> None:
@@ -327,10 +353,20 @@ class Entrance:
             if type(hello) is not LinkHello:
                 self._routes._refuse_link(connection, f"the first frame of a link is a LinkHello (version {VERSION})")
                 return
+            if hello.to:
+                self._pass_on(connection, hello, len(received))
+                return
             self._link = self._routes.link_hello(connection, hello)
             received = received[1:]
         if self._link is not None and received:
             self._link.connection_received(connection, received)
+
+    def _pass_on(self, connection: Any, hello: LinkHello, count: int) -> None:
+        why = "it sent more before it was answered" if count > 1 else "this host serves no links of processes"
+        if count == 1 and self._hand_over is not None:
+            why = self._hand_over(connection, hello)
+        if why:
+            self._routes._refuse_link(connection, why)
 
     def connection_lost(self, connection: Any, reason: str) -> None:
         if self._link is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.casts import Casts, Deliver, Pass, Straight, Up
+from monarch._mesh.casts import Casts, Deliver, Merge, Pass, Straight, Up
 from monarch._mesh.effects import (
     Arm,
     Disarm,
@@ -47,6 +47,7 @@ from monarch._wire.message import (
     CastPlan,
     Census,
     Climb,
+    Combined,
     Dealt,
     Delivered,
     Envelope,
@@ -72,6 +73,9 @@ from monarch._wire.relay import Relay, addressed, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
 
+# Broadcasts that follow each other within this time (seconds) on one connection are written several at once.
+_FLOOD = 0.0003
+
 # (connection, message, its frame)
 Receiver = Callable[[Connection, Any, Frame], None]
 
@@ -85,6 +89,7 @@ class Steward:
         self.roster = Roster(host, settings.get("host_spawn_ready_timeout"))
         self.routes = Routes(self, host, new_id(), int(settings.get("outgoing_queue_bytes")))
         self.casts = Casts()
+        self._children: dict[str, Relay] = {}  # agents that casts are passed on to, by host
         self._sources: set[str] = set()  # processes of other hosts whose casts came here
         self._far: dict[tuple[str, str], Relay] = {}  # by who speaks to us from another host, and as whom
         self._timers: dict[tuple[Any, ...], Timer] = {}
@@ -102,9 +107,10 @@ class Steward:
             Pong: lambda c, m, f: self.act(roster.pong(now(), c, m.token)),
             CastPlan: lambda c, m, f: self._cast_on(self.casts.plan(now(), c, m)),
             ForgetPlan: lambda c, m, f: self._cast_on(self.casts.forget(now(), c, m)),
-            Cast: lambda c, m, f: self._on_cast(c, m, f),
+            Cast: self._on_cast,
             Unwanted: lambda c, m, f: self._cast_on(self.casts.unwanted(now(), c, m)),
             Climb: lambda c, m, f: self._cast_on(self.casts.answer(now(), m.back, m.answer, f.body, f.buffers)),
+            Combined: lambda c, m, f: self._cast_on(self.casts.combined(now(), c.remote, m, f.body, f.buffers)),
             Answers: lambda c, m, f: self._cast_on(self.casts.answers(now(), host_of(c.remote), m, f.body, f.buffers)),
             Delivered: lambda c, m, f: self._cast_on(self.casts.delivered(now(), host_of(c.remote), m)),
             PlanUnknown: lambda c, m, f: self._cast_on(
@@ -219,6 +225,7 @@ class Steward:
     def host_lost(self, host: str, why: str) -> None:
         for key in [key for key in self._far if host_of(key[0]) == host]:
             self._drop_far(key)
+        self._children.pop(host, None)
         self._sources = {source for source in self._sources if host_of(source) != host}
         self._cast_on(self.casts.host_ended(self.loop.now(), host))
         self.act(self.roster.host_ended(self.loop.now(), host, why))
@@ -242,12 +249,15 @@ class Steward:
             match effect:
                 case Deliver():
                     self._deal(effect)
+                case Merge(address, msg, body, buffers):
+                    if not self.routes.hand(name_of(address), address, msg, body, buffers):
+                        self._cast_on(self.casts.process_ended(self.loop.now(), address))
                 case Pass(host, msg, body, buffers):
                     way = self.routes.way_to(host)
                     if way is None:
                         self._cast_on(self.casts.host_ended(self.loop.now(), host))
                     else:
-                        self._give(self._relay(agent_at(host), agent_at(self.host)), msg, body, buffers)
+                        self._give(self._child(host), msg, body, buffers, _lazy(msg))
                 case Up(upstream, msg, body, buffers):
                     self._give(upstream, msg, body, buffers)
                 case Straight(address, msg, body, buffers):
@@ -259,22 +269,32 @@ class Steward:
                 case Disarm(key):
                     self._disarm(("casts", *key))
 
+    def _child(self, host: str) -> Relay:
+        """The agent of another host."""
+        relay = self._children.get(host)
+        if relay is None:
+            relay = self._children[host] = self._relay(agent_at(host), agent_at(self.host))
+        return relay
+
     def _cast_timer(self, timer: tuple[Any, ...]) -> None:
         del self._timers[timer]
         self._cast_on(self.casts.fired(self.loop.now(), timer[1:]))
 
     def _deal(self, deliver: Deliver) -> None:
         msg: Any = deliver.message
+        lazy = _lazy(msg)
         if type(msg) is Call:
             msg = Dealt(deliver.source, msg, bool(msg.port) and self.casts.gathers(msg.back, msg.port))
         name = name_of(deliver.address)
-        if not self.routes.hand(name, deliver.address, msg, deliver.body, deliver.buffers):
+        if not self.routes.hand(name, deliver.address, msg, deliver.body, deliver.buffers, lazy):
             self._cast_on(self.casts.process_ended(self.loop.now(), deliver.address))
 
-    def _give(self, connection: Connection, msg: Any, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    def _give(
+        self, connection: Connection, msg: Any, body: Buffer, buffers: Sequence[Buffer], lazy: float = 0.0
+    ) -> None:
         head = addressed(connection, message.encode(msg))
         try:
-            connection.send(frames.encode(head, body, [memoryview(buffer) for buffer in buffers]))
+            connection.send(frames.encode(head, body, [memoryview(buffer) for buffer in buffers]), False, lazy)
         except (ConnectionLost, PeerEnded):
             pass
 
@@ -363,3 +383,6 @@ class Steward:
         self.act(self.roster.fired(self.loop.now(), key))
 
 
+def _lazy(msg: Any) -> float:
+    """See `_FLOOD`; 0 for what somebody waits for."""
+    return _FLOOD if type(msg) in (Cast, Call) and not msg.port else 0.0

@@ -48,8 +48,8 @@ def attach(address: str) -> None:
     """Sends everything to other hosts through the worker that listens at `address` (`ipc://path`, `tcp://host:port`), as is
     needed where only that one can be reached. `this_host()` still is this machine.
 
-    To be called before this program first uses the runtime: RuntimeError afterwards. The same address again is a no-op; another
-    one raises RuntimeError. ValueError for what is no address of a worker.
+    To be called before this program first uses the runtime: RuntimeError afterwards. The same address again is a no-op;
+    another one raises RuntimeError. ValueError for what is no address of a worker.
     """
     global _gateway
     from monarch._wire.host_address import parse_dial  # for the few programs that need it
@@ -58,7 +58,9 @@ def attach(address: str) -> None:
     if prefix == _gateway:
         return
     if _gateway:
-        raise RuntimeError(f"this program is attached through {_gateway} already, and cannot be through {prefix} as well")
+        raise RuntimeError(
+            f"this program is attached through {_gateway} already, and cannot be through {prefix} as well"
+        )
     if home() is not None:
         raise RuntimeError(
             "the client was initialized without a remote attachment: call attach() before any other use of monarch"
@@ -81,8 +83,8 @@ _ANY = {
 
 
 def listens_at() -> str:
-    """Where the agent of this machine is to listen, by the setting `default_transport`; "" nowhere: other hosts reach it over the
-    connections that it makes itself."""
+    """Where the agent of this machine is to listen, by the setting `default_transport`; "" nowhere: other hosts reach
+    it over the connections that it makes itself."""
     spec = BindSpec(settings.get("default_transport"))
     if spec.address is not None and spec.transport is not ChannelTransport.Local:
         return spec.address

@@ -3,8 +3,8 @@
     your process ── child ──► agent ◄── link ── the agent of a client's machine
                                 └── child ──► processes of the client's meshes
 
-The agent is a process of its own, because it has to fork and to reap, and so that nothing the program here does slows it. It ends
-with this process; when the last mesh that owns the host calls `shutdown()`, both end.
+The agent is a process of its own, because it has to fork and to reap, and so that nothing the program here does slows
+it. It ends with this process; when the last mesh that owns the host calls `shutdown()`, both end.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ def run_worker_loop_forever(
     certificate: Pem | None = None,
     secret: str | bytes | Secret | None = None,
 ) -> None:
-    """Serves this machine as a host at `address` and does not return: when a client that owns it calls `HostMesh.shutdown()`, this
-    process exits with status 0, its `atexit` functions included.
+    """Serves this machine as a host at `address` and does not return: when a client that owns it calls
+    `HostMesh.shutdown()`, this process exits with status 0, its `atexit` functions included.
 
-    `address`: `tcp://host:port`, `tcp://*:port` for all interfaces, `ipc://path`, `tcp://host:fdN` for an inherited descriptor
-    that listens already, `dial@bind` to listen at one and be known by the other. Clients that leave without a word lose their
-    processes here (their end is noticed at once, their silence after `mesh_orphan_timeout`); the host waits for the next.
+    `address`: `tcp://host:port`, `tcp://*:port` for all interfaces, `ipc://path`, `tcp://host:fdN` for an inherited
+    descriptor that listens already, `dial@bind` to listen at one and be known by the other. Clients that leave without
+    a word lose their processes here (their end is noticed at once, their silence after `mesh_orphan_timeout`); the host
+    waits for the next.
 
     Who may speak: `secret` (MONARCH_SECRET_FILE, MONARCH_SECRET) and, with `ca`, `certificate`, `private_key`, TLS: see
     `attach_to_workers`, which has to be given the same.
 
-    Raises ValueError for an address or credentials that cannot be, OSError when it cannot listen there, RuntimeError when the host
-    agent is killed. Ctrl-C ends the host and everything on it.
+    Raises ValueError for an address or credentials that cannot be, OSError when it cannot listen there, RuntimeError
+    when the host agent is killed. Ctrl-C ends the host and everything on it.
     """
     _Worker(address, ca, certificate, private_key, secret).wait()
     sys.exit(0)
@@ -71,8 +72,8 @@ def start_worker_loop_forever(
     certificate: Pem | None = None,
     secret: str | bytes | Secret | None = None,
 ) -> Future[None]:
-    """As `run_worker_loop_forever`, but returns as soon as it listens. The Future resolves when the host was shut down, and raises
-    RuntimeError when its agent was killed; dropping it changes nothing. The host ends with this process."""
+    """As `run_worker_loop_forever`, but returns as soon as it listens. The Future resolves when the host was shut down,
+    and raises RuntimeError when its agent was killed; dropping it changes nothing. The host ends with this process."""
     worker = _Worker(address, ca, certificate, private_key, secret)
     slot = Slot()
 
@@ -118,7 +119,9 @@ class _Worker:
             remove_directory(self._directory)
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-            raise RuntimeError(f"the host agent of {self.prefix} (pid {self._agent.pid}) {how}; its processes ended with it")
+            raise RuntimeError(
+                f"the host agent of {self.prefix} (pid {self._agent.pid}) {how}; its processes ended with it"
+            )
 
 
 def _end(agent: subprocess.Popen[bytes], sock: socket.socket) -> None:

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """A Call as it arrived; `back` is the process its answer goes to (`up`: through the tree it came down), `source` the one it
-    came from, `started` when the actor took it from its mailbox."""
+    """A Call as it arrived; `back` is the process its answer goes to (`up`: through the tree it came down), `source`
+    the one it came from, `started` when the actor took it from its mailbox."""
 
     __slots__ = ("back", "body", "buffers", "call", "source", "started", "up")
     started: float
@@ -194,6 +194,13 @@ class Instance:
     def path_lost(self, sender: str) -> None:
         """The process of `sender` is gone, or the connection to it was."""
         self._release(self._reorder.lost, sender)
+
+    def skip_lost(self, sender: str) -> None:
+        """Messages of `sender` were lost on their way, perhaps the first ones: those that come are taken as they come."""
+        self.path_lost(sender)
+        with self._lock:
+            if not self._reorder.knows(sender):
+                self._reorder.skip(sender)
 
     def sender_ended(self, sender: str) -> None:
         """No more messages come from that actor."""

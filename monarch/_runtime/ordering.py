@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from monarch._wire.message import Stamp
@@ -25,11 +25,13 @@ class Numbering:
     leave in any order once it is numbered.
     """
 
-    __slots__ = ("_counts", "_lock", "_repeated")
+    __slots__ = ("_counts", "_lock", "_repeated", "_single")
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, dict[Receiver, int]] = {}
-        self._repeated: dict[Hashable, _Repeated] = {}  # the last to a mesh, while they all go to the same receivers
+        self._counts: dict[Hashable, dict[Receiver, Iterator[int]]] = {}
+        # What was sent to a mesh since it all goes to the same receivers; such meshes are not in `_single`.
+        self._repeated: dict[Hashable, _Repeated] = {}
+        self._single: dict[Hashable, dict[Receiver, Iterator[int]]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -38,28 +40,35 @@ class Numbering:
     def next(self, mesh: Hashable, rank: Receiver) -> int:
         """The number of the next message to (mesh, rank); the first is 1."""
         with self._lock:
-            if mesh in self._repeated:
-                self._count_repeated(mesh)
             try:
-                counts = self._counts[mesh]
-                counts[rank] = number = counts[rank] + 1
+                return next(self._single[mesh][rank])
             except KeyError:
-                return self._first(mesh, rank)
-            return number
+                return self._next(self._counters(mesh), rank)
 
-    def _first(self, mesh: Hashable, rank: Receiver) -> int:
-        counts = self._counts.setdefault(mesh, {})
-        counts[rank] = 1
-        if isinstance(rank, tuple):
-            self._forget_before(counts, *rank)
-        return 1
+    def _counters(self, mesh: Hashable) -> dict[Receiver, Iterator[int]]:
+        """With the lock: those of a mesh, all that was sent counted."""
+        counters = self._counts.setdefault(mesh, {})
+        self._single[mesh] = counters
+        repeated = self._repeated.pop(mesh, None)
+        if repeated is not None and repeated.times:
+            for rank in repeated.ranks:
+                counters[rank] = itertools.count(next(counters[rank]) + repeated.times)
+        return counters
 
-    def _forget_before(self, counts: dict[Receiver, int], rank: int, incarnation: int) -> None:
+    def _next(self, counters: dict[Receiver, Iterator[int]], rank: Receiver) -> int:
+        counter = counters.get(rank)
+        if counter is None:
+            counter = counters[rank] = itertools.count(1)
+            if isinstance(rank, tuple):
+                self._forget_before(counters, *rank)
+        return next(counter)
+
+    def _forget_before(self, counters: dict[Receiver, Iterator[int]], rank: int, incarnation: int) -> None:
         """Nothing is sent to earlier incarnations any more."""
-        counts.pop(rank, None)
-        for known in list(counts):
+        counters.pop(rank, None)
+        for known in list(counters):
             if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
-                del counts[known]
+                del counters[known]
 
     def next_many(self, mesh: Hashable, ranks: Sequence[Receiver]) -> Stamp:
         """Numbers of one message to many ranks, each there once: one number when all stand at the same count, else runs
@@ -69,39 +78,24 @@ class Numbering:
         """
         with self._lock:
             repeated = self._repeated.get(mesh)
-            if repeated is not None:
-                if repeated.ranks is ranks:
-                    return repeated.again()
-                self._count_repeated(mesh)
-            counts = self._counts.get(mesh, {})
-            numbers = [counts.get(rank, 0) + 1 for rank in ranks]
-            for rank, number in zip(ranks, numbers, strict=True):
-                if number == 1:
-                    self._first(mesh, rank)
-                else:
-                    counts[rank] = number
-            stamp = compress(numbers)
-            if numbers and type(ranks) is tuple:
+            if repeated is not None and repeated.ranks is ranks:
+                return repeated.again()
+            counters = self._counters(mesh)
+            stamp = compress([self._next(counters, rank) for rank in ranks])
+            if ranks and type(ranks) is tuple:
                 self._repeated[mesh] = _Repeated(ranks, stamp)
+                del self._single[mesh]
             return stamp
-
-    def _count_repeated(self, mesh: Hashable) -> None:
-        """What was sent to all of them, for each."""
-        repeated = self._repeated.pop(mesh)
-        if repeated.times:
-            counts = self._counts[mesh]
-            for rank in repeated.ranks:
-                counts[rank] += repeated.times
 
     def forget(self, mesh: Hashable) -> None:
         """No more messages go to `mesh`: it has ended."""
         with self._lock:
-            self._repeated.pop(mesh, None)
-            self._counts.pop(mesh, None)
+            for table in (self._counts, self._single, self._repeated):
+                table.pop(mesh, None)
 
 
 class _Repeated:
-    """Messages to always the same ranks. `times` of them are not in the counts yet; `stamp` is that of the last."""
+    """Messages to always the same ranks. `times` of them are not in the counters yet; `stamp` is that of the last."""
 
     __slots__ = ("ranks", "stamp", "times")
 

@@ -28,6 +28,7 @@ from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, na
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import (
     FAILED,
+    MERGED,
     VALUE,
     VERSION,
     ActorEnded,
@@ -437,8 +438,10 @@ class Proc:
     def _on_answers(self, answers: Answers, frame: Frame) -> None:
         """They came up the tree together."""
         receive, port = self.ports.receive, answers.port
-        if len(answers.ranks) == 1:
+        if frame.buffers or len(answers.ranks) == 1:  # it is one, and what is merged into it
             receive(port, (answers.ranks[0], answers.kinds[0], frame.body, frame.buffers))
+            for rank in answers.ranks[1:]:
+                receive(port, (rank, MERGED, b"", ()))
             return
         view, start = memoryview(frame.body), 0
         for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=True):
@@ -456,7 +459,7 @@ class Proc:
         elif kind is Skip:
             instance = self.actors.get(msg.to)
             if instance is not None:
-                instance.path_lost(msg.sender)
+                instance.skip_lost(msg.sender)
         elif kind is ActorEnded:
             self.actor_failed(msg)
         elif kind is Bounced:

@@ -351,7 +351,9 @@ class Gather(_Result):
         for raw in self._answers:
             if raw is not None and raw[1] not in (VALUE, MERGED):
                 decode_answer(raw, label)
-        return self._finish([decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED])
+        return self._finish(
+            [decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED]
+        )
 
 
 class Queue(Entry):

@@ -115,6 +115,11 @@ class Decoder:
             return self._window
         return self._view[self._end :]
 
+    @property
+    def empty(self) -> bool:
+        """Whether no part of a frame is here."""
+        return self._window is None and not self._end
+
     def received(self, count: int) -> list[Frame]:
         """`count` bytes were put into the last `get_buffer()`; returns the frames they complete.
 

@@ -100,14 +100,23 @@ Effect: TypeAlias = Dial | Send | Carry | Refuse | Close | Suspect | Dead
 _DOWN, _GREETING, _UP = "down", "greeting", "up"
 
 
+class Meant(NamedTuple):
+    """For a link between two processes: see the fields of that name in `message.LinkHello`."""
+
+    to: str = ""
+    meant: int = -1
+    incarnation: int = 0
+
+
 class Link:
     """See the module. `uid` is unique for all time and chosen by the side that dials; `host` is the address prefix of this
     side, `agent` the unique id of its process, `reached` the address that is dialled. The acceptor leaves `reached` empty:
-    the dialler's hello says what its host is called. `rng`: for the jitter of pauses."""
+    the dialler's hello says what its host is called. `rng`: for the jitter of pauses. `meant`: whom the dialler is after."""
 
     def __init__(
-        self, uid: str, *, host: str, agent: str, limits: LinkLimits, rng: random.Random, reached: str = ""
-    ) -> None:
+        self, uid: str, *, host: str, agent: str, limits: LinkLimits, rng: random.Random, reached: str = "",
+        meant: Meant = Meant(),
+    ) -> None:  # fmt: skip
         self.uid = uid
         self.remote = reached  # address prefix of the other host; known to the acceptor from the first hello on
         self.kept: deque[tuple[Sequence[Buffer], int]] = deque()  # sent and not known to be received: pieces, bytes
@@ -119,6 +128,7 @@ class Link:
         self._host = host
         self._agent = agent
         self._reached = reached
+        self._meant = meant
         self._dials = bool(reached)
         self._limits = limits
         self._rng = rng
@@ -341,7 +351,8 @@ class Link:
         return self._refuse_and_die(self.connection, reason, orderly=True)
 
     def _hello(self, host: str, reached: str) -> LinkHello:
-        return LinkHello(VERSION, host, self._agent, self.uid, reached, self.received, self._established)
+        state = (self.uid, reached, self.received, self._established)
+        return LinkHello(VERSION, host, self._agent, *state, *self._meant)
 
     def _unfit(self, hello: LinkHello) -> str:
         """Why the two cannot go on."""

@@ -34,6 +34,7 @@ from monarch._wire.link import (
     Effect,
     Link,
     LinkLimits,
+    Meant,
     Refuse,
     Send,
     Suspect,
@@ -109,10 +110,12 @@ class LinkConnection:
         rng: random.Random,
         reached: str = "",
         dial: Dialler | None = None,
+        meant: Meant = Meant(),
     ) -> None:
         if bool(reached) != (dial is not None):
             raise ValueError(f"`reached` and `dial` go together: got {reached!r} and {dial!r}")
         self.remote = reached
+        self.route = b""
         self.pid = 0
         self.uid = uid
         self.reason = ""
@@ -122,7 +125,7 @@ class LinkConnection:
         self._loop = loop
         self._handler = handler
         self._dial = dial
-        self._link = Link(uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached)
+        self._link = Link(uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached, meant=meant)
         self._lock = threading.Lock()  # for what `_link` keeps, and so for its events
         self._carrier: Any = None  # takes data: the link's connection once it is up
         self._room = threading.Condition()
@@ -161,6 +164,11 @@ class LinkConnection:
     def dials(self) -> bool:
         """Whether it is this side that makes connections."""
         return self._dial is not None
+
+    @property
+    def reads(self) -> int:
+        """Grows while bytes arrive on the present connection; 0 without one."""
+        return int(getattr(self._link.connection, "reads", 0))
 
     @property
     def suspected(self) -> str:

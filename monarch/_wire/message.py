@@ -437,6 +437,9 @@ class LinkHello(_Message, tag=51):
     reached: str  # the address that the dialler dialled: the acceptor's host goes by it from now on
     received: int  # data frames of this link that the sender has received so far
     resume: bool  # whether the sender has had a connection of this link before
+    to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
+    meant: int = -1  # the incarnation of that process
+    incarnation: int = 0  # of the process that dials
 
 
 class Beat(_Message, tag=52):
@@ -475,6 +478,29 @@ class HostEnded(_Message, tag=53):
 
     host: str
     why: str
+
+
+class AskDirect(_Message, tag=56):
+    """From a process to the agent of its host: may it dial that process of another host itself? Answered by MayDial."""
+
+    address: str
+
+
+class MayDial(_Message, tag=57):
+    """How to; or `why` not, for all processes of that host and for good. Never leaves the host: it holds the job's secret."""
+
+    address: str
+    secret: bytes = b""
+    why: str = ""
+
+    def __repr__(self) -> str:
+        return f"<MayDial {self.address} {'(' + self.why + ')' if self.why else 'with secret' if self.secret else ''}>"
+
+
+class Barrier(_Message, tag=58):
+    """The last message of a process to another that goes through the agents: those behind it go over that link."""
+
+    link: str
 
 
 # --- casts over a tree --------------------------------------------------------------------------------------
@@ -624,7 +650,7 @@ Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
     | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
     | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
-    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | Trust | Attach
+    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | Trust | Attach | AskDirect | MayDial | Barrier
     | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | Unwanted | Skip | Dealt
     | Climb | Combine | Combined
 )  # fmt: skip

@@ -151,6 +151,14 @@ class Peer:
                 self.connection = connection
                 self._changed.notify_all()
 
+    def succeed(self, connection: Connection, successor: Connection) -> bool:
+        """A better connection to the same process: what is sent from now on goes there. False when `connection` is not ours."""
+        with self._lock:
+            if self.connection is not connection or self.ended is not None:
+                return False
+            self.connection = successor
+            return True
+
     def lost(self, connection: Connection, port: int | None = None) -> None:
         """The connection broke; asks the agent what became of the process. `port`: of a message that it did not take."""
         with self._lock:

@@ -1,18 +1,20 @@
 """A process of another host, as a connection: its frames go through the agent of this host, inside Envelopes.
 
 Nothing is lost on the way while both hosts live and reach each other (links between agents see to that), so a Relay
-ends only with the process at its other end, or with that host.
+ends only with the process at its other end, or with that host. Or it is succeeded by a link between the two processes: see
+`_runtime.direct`.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
-from monarch._wire.frame import Buffer
+from monarch._wire.frame import Buffer, encode_small
 from monarch._wire.transport.base import Connection, ConnectionLost
 
 _ENVELOPE = b"\x95\x32"  # msgpack: an array of five, the first of which is the tag of message.Envelope
@@ -51,16 +53,42 @@ class Way(Protocol):
 
 class Relay:
     """See the module, and `base.Connection`. `agent` is the connection to this host's agent; what is sent must be enclosed
-    (`route` is not empty, which says so). It is lost when this side says so."""
+    (`route` is not empty, which says so). It is lost when this side says so. `busy` hears of it, once, in the thread that
+    sends, when `many` frames were sent (0: never)."""
 
-    __slots__ = ("_agent", "lost", "pid", "remote", "route")
+    __slots__ = (
+        "_agent",
+        "_busy",
+        "_emptied",
+        "_lock",
+        "_many",
+        "_sending",
+        "_successor",
+        "lost",
+        "pid",
+        "remote",
+        "route",
+    )
 
-    def __init__(self, agent: Callable[[], Way | None], route: bytes, remote: str = "") -> None:
+    def __init__(
+        self,
+        agent: Callable[[], Way | None],
+        route: bytes,
+        remote: str = "",
+        many: int = 0,
+        busy: Callable[[Relay], None] | None = None,
+    ) -> None:
         self._agent = agent
         self.route = route
         self.remote = remote
         self.pid = 0
         self.lost = False
+        self._many = many
+        self._busy = busy
+        self._lock = threading.Lock()
+        self._sending = 0  # threads that are at it
+        self._successor: Way | None = None
+        self._emptied: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         return f"<Relay to {self.remote or '?'}{' (lost)' if self.lost else ''}>"
@@ -71,20 +99,68 @@ class Relay:
             raise ConnectionLost("the process at the other end, or the agent of this host, has ended")
         return connection
 
+    def _enter(self) -> Way | None:
+        """The successor, or None: then `_leave` is called when the frame is sent."""
+        with self._lock:
+            if self._successor is None:
+                self._sending += 1
+            return self._successor
+
+    def _leave(self) -> None:
+        emptied, busy = None, False
+        with self._lock:
+            self._sending -= 1
+            if self._many:
+                self._many -= 1
+                busy = not self._many
+            if not self._sending:
+                emptied, self._emptied = self._emptied, None
+        if emptied is not None:
+            emptied()
+        if busy and self._busy is not None:
+            self._busy(self)
+
+    def succeed(self, successor: Way, emptied: Callable[[], None]) -> None:
+        """What is sent from now on goes to `successor`, enclosed as it is. `emptied` is called once no thread sends here any
+        more, in this thread or in the last of them."""
+        with self._lock:
+            self._successor = successor
+            if self._sending:
+                self._emptied = emptied
+                return
+        emptied()
+
+    def last_word(self, head: bytes) -> None:
+        """Sends an encoded message after all others, although there is a successor."""
+        self._way().send([encode_small(enclose(self.route, head), b"")])
+
     @property
     def queued(self) -> int:
-        connection = self._agent()
+        connection = self._successor or self._agent()
         return 0 if connection is None else connection.queued
 
     def send_small(self, frame: bytes) -> bool:
-        connection = None if self.lost else self._agent()
-        return connection is not None and connection.send_small(frame)
+        successor = self._enter()
+        if successor is not None:
+            return successor.send_small(frame)
+        try:
+            connection = None if self.lost else self._agent()
+            return connection is not None and connection.send_small(frame)
+        finally:
+            self._leave()
 
     def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
-        self._way().send(pieces, wait, lazy)
+        successor = self._enter()
+        if successor is not None:
+            successor.send(pieces, wait, lazy)
+            return
+        try:
+            self._way().send(pieces, wait, lazy)
+        finally:
+            self._leave()
 
     def wait_room(self, timeout: float) -> bool:
-        connection = self._agent()
+        connection = self._successor or self._agent()
         return connection is None or connection.wait_room(timeout)
 
     def close(self, reason: str) -> None:

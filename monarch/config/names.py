@@ -46,6 +46,7 @@ CountName = Literal[
     "undelivered_messages",
     "message_ack_every_n_messages",
     "max_cast_fanout",
+    "direct_after",
     "restart_argument_bytes",
     "tail_log_lines",
     "rdma_max_chunk_size_mb",

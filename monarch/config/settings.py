@@ -61,6 +61,8 @@ TABLE: tuple[Setting, ...] = (
             "How often an idle link between hosts says that it lives; three missed raise suspicion."),
     Setting("max_cast_fanout", POSITIVE, 16, "HYPERACTOR_MESH_MAX_CAST_FANOUT",
             "Most hosts one host passes a cast on to."),
+    Setting("direct_after", COUNT, 100, "MONARCH_DIRECT_AFTER",
+            "Messages between processes of two hosts after which they connect directly; 0 is never."),
     _inert("channel_net_rx_buffer_full_check_interval", DURATION, "5s",
            "HYPERACTOR_CHANNEL_NET_RX_BUFFER_FULL_CHECK_INTERVAL", "Check interval of full receive buffers."),
     _inert("message_ttl_default", COUNT, 64, "HYPERACTOR_MESSAGE_TTL_DEFAULT", "Hops a message may take."),

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from collections import Counter
+from queue import Queue
+from threading import Thread
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -214,3 +219,47 @@ def test_a_part_of_a_stamp_is_the_stamp_of_the_part(numbers: list[int], start: i
     stamp = compress(numbers)
     assert expand(stamp, len(numbers)) == numbers
     assert cut(stamp, start, stop) == compress(numbers[start:stop])
+
+
+whole, half = tuple(range(6)), tuple(range(3))
+sent_to = st.one_of(st.integers(0, 6), st.sampled_from([whole, half, (*whole,), (2, (3, 1), 4), "forget"]))
+
+
+@given(st.lists(st.tuples(st.sampled_from("mn"), sent_to), max_size=40))
+def test_numbers_are_the_same_however_often_the_same_receivers_are_sent_to(sent: list[tuple[str, Any]]) -> None:
+    numbering = Numbering()
+    counts: Counter[tuple[str, Any]] = Counter()
+    for mesh, to in sent:
+        if to == "forget":
+            numbering.forget(mesh)
+            for key in [key for key in counts if key[0] == mesh]:
+                del counts[key]
+            continue
+        ranks = to if isinstance(to, tuple) else (to,)
+        stamp = numbering.next_many(mesh, to) if isinstance(to, tuple) else numbering.next(mesh, to)
+        if (3, 1) in ranks and not counts[mesh, (3, 1)]:
+            del counts[mesh, 3]  # nothing is sent to it any more
+        counts.update((mesh, rank) for rank in ranks)
+        assert expand(stamp, len(ranks)) == [counts[mesh, rank] for rank in ranks]
+
+
+def test_many_threads_that_send_to_one_and_to_all_take_each_number_once() -> None:
+    numbering, ranks, taken = Numbering(), tuple(range(8)), Queue[list[int]]()
+
+    def casts() -> None:
+        taken.put([expand(numbering.next_many("m", ranks), 8)[5] for _ in range(300)])
+
+    def calls() -> None:
+        taken.put([numbering.next("m", 5) for _ in range(300)])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [Thread(target=run) for run in (casts, calls, casts)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(number for _ in threads for number in taken.get()) == list(range(1, 901))

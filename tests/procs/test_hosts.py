@@ -19,18 +19,22 @@ import pytest
 
 from monarch.actor import (
     Actor,
-    BootstrapCommand,
+    ActorError,
     Channel,
+    DeadlockError,
     HostMesh,
     Port,
     ProcMesh,
+    RestartPolicy,
     SupervisionError,
     attach_to_workers,
     default_bootstrap_cmd,
     endpoint,
+    get_or_spawn_controller,
     run_worker_loop_forever,
     start_worker_loop_forever,
     this_host,
+    wait_graph,
 )
 from monarch.config import configure
 
@@ -159,6 +163,14 @@ class Resident(Actor):
     @endpoint
     async def where(self) -> tuple[str, list[str]]:
         return os.getcwd(), sys.path
+
+    @endpoint
+    async def affinity(self) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+    @endpoint
+    async def executable(self) -> str:
+        return sys.executable
 
     @endpoint
     async def env(self, *names: str) -> list[str | None]:
@@ -700,7 +712,7 @@ def test_commands_executables_bindings_bootstraps(hosts: Hosts, one: HostMesh) -
     python = hosts.folder / "another-python"
     python.symlink_to(sys.executable)
     other = one.with_python_executable(str(python)).spawn_procs().spawn("residents", Resident)
-    assert other.argv0.call_one().get(TIMEOUT) == str(python)
+    assert other.executable.call_one().get(TIMEOUT) == str(python)
     with pytest.raises(Exception, match="does not exist") as raised:
         one.with_python_executable("/no/such/python").spawn_procs().initialized.get(TIMEOUT)
     assert "/no/such/python" in str(raised.value)
@@ -709,15 +721,85 @@ def test_commands_executables_bindings_bootstraps(hosts: Hosts, one: HostMesh) -
 
 def test_a_process_of_another_host_is_restarted(hosts: Hosts, two: HostMesh, faults: Any) -> None:
     procs = two.spawn_procs({"gpus": 2})
-    residents = procs.spawn("residents", Resident, restart=RestartPolicy(max_restarts=2))
+    residents = procs.spawn("residents", Resident)
     talker = two.slice(hosts=0).spawn_procs().spawn("talker", Talker)
-    before = residents.pid.call().get(TIMEOUT)
     victim = residents.slice(hosts=1, gpus=1)
-    assert talker.ask.call_one(residents).get(TIMEOUT) == sorted(before.values())
-    with pytest.raises(SupervisionError):
-        victim.die.call_one("for a new one").get(TIMEOUT)
-    pid = ask_until_it_is_back(victim)
-    assert pid not in before.values()
-    assert sorted(set(before.values()) - {before.item(hosts=1, gpus=1)} | {pid}) == talker.ask.call_one(residents).get(TIMEOUT)
-    procs.restart(hosts=0).get(TIMEOUT)
+    for _ in range(2):
+        before = sorted(residents.pid.call().get(TIMEOUT).values())
+        assert talker.ask.call_one(residents).get(TIMEOUT) == before
+        pid = victim.pid.call_one().get(TIMEOUT)
+        os.kill(pid, signal.SIGKILL)
+        assert f"pid {pid}" in faults.next().report()
+        procs.restart(failed=True).get(TIMEOUT)
+        residents.restart(failed=True).get(TIMEOUT)
+        after = sorted(residents.pid.call().get(TIMEOUT).values())
+        assert len(set(after) - set(before)) == 1
+        assert talker.ask.call_one(residents).get(TIMEOUT) == after
+    assert faults.rest() == []
+    two.shutdown().get(TIMEOUT)
+
+
+class Reborn(Resident):
+    def __init__(self, port: Port[int]) -> None:
+        self.port = port
+
+    def __restarted__(self, failure: Any) -> None:
+        self.port.send(os.getpid())
+
+
+def test_a_policy_restarts_on_another_host_but_not_on_a_lost_one(hosts: Hosts, two: HostMesh, faults: Any) -> None:
+    port, reborn = Channel.open()
+    procs = two.spawn_procs(name="policed")
+    with RestartPolicy(max_restarts=9, backoff=0.01):
+        residents = procs.spawn("residents", Reborn, port)
+    os.kill(residents.slice(hosts=1).pid.call_one().get(TIMEOUT), signal.SIGKILL)
+    pid = reborn.recv().get(TIMEOUT)
+    assert residents.slice(hosts=1).pid.call_one().get(TIMEOUT) == pid
+    lost = hosts.workers[1]
+    os.kill(lost.agent, signal.SIGKILL)
+    assert lost.address in faults.next().report()
+    with pytest.raises(RuntimeError, match=f"its host {lost.address} is gone"):
+        procs.restart(failed=True).get(TIMEOUT)
+    assert len(residents.slice(hosts=0).pid.call().get(TIMEOUT)) == 1
+    assert faults.rest() == []
+    two.shutdown().get(TIMEOUT)
+
+
+class Chained(Actor):
+    @endpoint
+    def ask(self, chain: list[Any]) -> int:
+        return chain[0].ask.call_one(chain[1:]).get() if chain else os.getpid()
+
+    @endpoint
+    def hold(self, entered: Port[Port[None]]) -> None:
+        port, receiver = Channel.open()
+        entered.send(port)
+        receiver.recv().get(TIMEOUT)
+
+
+def test_a_circle_of_waits_across_hosts(hosts: Hosts) -> None:
+    configure(deadlock_after="200ms")
+    mesh = hosts.attach(hosts.start(), hosts.start())
+    chained = mesh.spawn_procs().spawn("chained", Chained)
+    a, b = chained.slice(hosts=0), chained.slice(hosts=1)
+    error = a.ask.call_one([b, a]).exception(TIMEOUT)
+    while isinstance(error, ActorError):
+        error = error.exception
+    assert isinstance(error, DeadlockError)
+    assert a.ask.call_one([b]).get(TIMEOUT)
+    mesh.shutdown().get(TIMEOUT)
+
+
+def test_the_wait_graph_shows_other_hosts(two: HostMesh) -> None:
+    chained = two.spawn_procs().spawn("chained", Chained)
+    a, b = chained.slice(hosts=0), chained.slice(hosts=1)
+    port, entered = Channel.open()
+    held = b.hold.call_one(port)
+    release = entered.recv().get(TIMEOUT)
+    asked = a.ask.call_one([b])
+    addresses = {edge.address for edge in wait_graph().get(TIMEOUT).edges}
+    assert two._hosts[1] in {address.rpartition("/")[0] for address in addresses}
+    release.send(None)
+    held.get(TIMEOUT)
+    assert asked.get(TIMEOUT)
     two.shutdown().get(TIMEOUT)

@@ -305,6 +305,22 @@ class StreamConnection:
             self._readable(final=True)
         self._lose(reason)
 
+    def detach(self) -> socket.socket | None:
+        """On the I/O thread, from `connection_received`: gives the socket away, and is lost without a word to anybody.
+
+        None, and nothing changes, when bytes of it are here, or when it is no plain socket: another could not go on.
+        """
+        sock = self._sock
+        if self._lost or not self._decoder.empty or not isinstance(sock, socket.socket):
+            return None
+        with self._lock:
+            if self._out or self._deferred:
+                return None
+            self._reason, self._lost = "its socket was given away", True
+        self._loop.remove(self._fd)
+        self._tell_room()
+        return sock
+
     def _lose(self, reason: str) -> None:
         if self._lost:
             return

@@ -2,10 +2,14 @@
 
 A socket lives in a 0700 folder, and whoever connects must have our uid (SO_PEERCRED): nothing of another user reaches a
 decoder, let alone pickle.
+
+The host agent hands connections of other hosts to the processes they are for, over the same socket: whoever connects from a
+socket with the name of a handover sends one descriptor and a few bytes that go with it, then closes.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import struct
@@ -18,6 +22,9 @@ from monarch._wire.transport.stream import StreamConnection
 PATH_LIMIT = 107  # bytes the kernel takes for a socket's path
 _BACKLOG = 4096
 _BUFFER = 1 << 20  # kernel buffer of a connection: fewer wake-ups for large payloads
+_HANDOVER = "handover."
+_HANDOVER_BYTES = 16 * 1024  # that may go with a descriptor; the kernel takes so many at once
+_handovers = itertools.count(1)
 
 
 def listen(path: str) -> socket.socket:
@@ -59,42 +66,94 @@ def same_user(sock: socket.socket) -> bool:
     return bool(uid == os.geteuid())
 
 
-class Listener:
-    """Accepts on a listening socket and hands each connected socket of our own user to `accepted`."""
+def hand_over(folder: str, name: str, sock: socket.socket, data: bytes) -> None:
+    """Gives the process `name` of `folder` a connected socket of ours, and `data` with it. Never waits. OSError when nobody
+    listens there or the process takes nothing at present."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as carrier:
+        carrier.setblocking(False)
+        # The name tells the other side what this is; the folder is ours alone, and nobody needs the file.
+        path = f"{folder}/{_HANDOVER}{next(_handovers)}"
+        carrier.bind(path)
+        os.unlink(path)
+        carrier.connect(f"{folder}/{name}")
+        if len(data) > _HANDOVER_BYTES or socket.send_fds(carrier, [data], [sock.fileno()]) != len(data):
+            raise OSError(f"{len(data)} bytes are too many to go with a descriptor")
 
-    def __init__(self, sock: socket.socket, loop: Reactor, accepted: Callable[[socket.socket], None]) -> None:
+
+# Gets a socket that was handed over, and the bytes that came with it.
+Handed = Callable[[socket.socket, bytes], None]
+
+
+class Listener:
+    """Accepts on a listening socket and hands each connected socket of our own user to `accepted`, and what comes in a
+    handover to `handed`."""
+
+    def __init__(
+        self, sock: socket.socket, loop: Reactor, accepted: Callable[[socket.socket], None], handed: Handed | None = None
+    ) -> None:
         self._sock = sock
         self._loop = loop
         self._accepted = accepted
+        self._handed = handed
+        self._carriers: set[socket.socket] = set()
         self.refused = 0
         loop.add(sock.fileno(), self._on_event)
 
     def _on_event(self, _mask: int) -> None:
         for _ in range(64):
             try:
-                sock, _ = self._sock.accept()
+                sock, name = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError:
                 if self._sock.fileno() < 0:  # closed by another thread just now
                     return
                 raise
-            if same_user(sock):
-                tune(sock)
-                self._accepted(sock)
-            else:
+            if not same_user(sock):
                 self.refused += 1
                 sock.close()
+            elif os.path.basename(os.fsdecode(name)).startswith(_HANDOVER):
+                self._receive(sock)
+            else:
+                tune(sock)
+                self._accepted(sock)
+
+    def _receive(self, carrier: socket.socket) -> None:
+        carrier.setblocking(False)
+        self._carriers.add(carrier)
+        self._loop.add(carrier.fileno(), lambda _mask: self._on_carrier(carrier))
+
+    def _on_carrier(self, carrier: socket.socket) -> None:
+        try:  # one message, which the kernel never splits: its first byte has the descriptor with it
+            data, fds, _, _ = socket.recv_fds(carrier, _HANDOVER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, fds = b"", []
+        self._drop(carrier)
+        if fds:
+            sock = socket.socket(fileno=fds[0])
+            if self._handed is None:
+                sock.close()
+            else:
+                self._handed(sock, data)
+
+    def _drop(self, carrier: socket.socket) -> None:
+        self._carriers.discard(carrier)
+        self._loop.remove(carrier.fileno())
+        carrier.close()
 
     def close(self) -> None:
         if self._sock.fileno() >= 0:
             self._loop.remove(self._sock.fileno())
             self._sock.close()
+        for carrier in list(self._carriers):
+            self._drop(carrier)
 
 
 class UnixTransport:
-    """Dials and accepts for one process of a host whose sockets lie in `folder`, by the names in their addresses. `limits` gives
-    (bytes queued before senders wait, largest frame)."""
+    """Dials and accepts for one process of a host whose sockets lie in `folder`, by the names in their addresses.
+    `limits` gives (bytes queued before senders wait, largest frame)."""
 
     def __init__(self, folder: str, loop: Reactor, handler: Handler, limits: Callable[[], tuple[int, int]]) -> None:
         self._folder = folder
@@ -102,6 +161,7 @@ class UnixTransport:
         self._handler = handler
         self._limits = limits
         self._listener: Listener | None = None
+        self.handed: Handed | None = None  # see `Listener`; set before `listen`
 
     def dial(self, address: str) -> StreamConnection:
         connection = self.connect(dial(f"{self._folder}/{name_of(address)}"), address)
@@ -116,7 +176,7 @@ class UnixTransport:
         return connection
 
     def listen(self, sock: socket.socket) -> None:
-        self._listener = Listener(sock, self._loop, lambda accepted: self.connect(accepted, "").start())
+        self._listener = Listener(sock, self._loop, lambda accepted: self.connect(accepted, "").start(), self.handed)
 
     def close(self) -> None:
         if self._listener is not None:
