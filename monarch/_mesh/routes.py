@@ -13,7 +13,7 @@ half of that is gone.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import VERSION, Bye, Envelope, HostEnded, LinkHello
 from monarch._wire.transport.base import Connection, ConnectionLost, Reactor
 
+_GONE_KEPT = 1_000  # hosts; the end of one that is forgotten may be told to its processes twice
 _LOOK_AGAIN = 0.005  # seconds until those who were held up are looked at again
 
 
@@ -90,6 +91,7 @@ class Routes:
         self._links: dict[str, Link] = {}  # by host; those behind a gateway share its link
         self._accepted: dict[str, Link] = {}  # by the link's id
         self._latest: dict[tuple[str, str], str] = {}  # (host, name it dialled) -> the uid of the last link it began
+        self._gone: OrderedDict[str, None] = OrderedDict()  # hosts whose end was passed on, and of which nothing came since
         self._local: dict[str, Connection] = {}
         self._early: dict[str, list[list[Buffer]]] = {}  # for processes that are to come
         self._early_bytes = 0
@@ -145,6 +147,7 @@ class Routes:
                 link = self._station.begin_link(host)
             if link is not None:
                 self._links[host] = link
+                self._gone.pop(host, None)
         return link
 
     def _refuse(self, origin: Any, host: str) -> None:
@@ -266,6 +269,7 @@ class Routes:
         known = self._links.get(hello.host)
         if known is None or known.lost:
             self._links[hello.host] = link
+            self._gone.pop(hello.host, None)
         if hello.reached:
             self.names.add(hello.reached)
         link.accept(connection, hello)
@@ -299,6 +303,7 @@ class Routes:
         known = self._links.get(host)
         if known is not link and (known is None or known.lost) and host not in self.names:
             self._links[host] = link
+            self._gone.pop(host, None)
 
     def connection_lost(self, link: Any, reason: str) -> None:
         """A link has ended: all hosts behind it are lost."""
@@ -311,12 +316,15 @@ class Routes:
             self._tell_lost(host, reason)
 
     def _host_ended(self, host: str, why: str, link: Link) -> None:
-        """The gateway says so."""
-        if self._links.get(host) in (link, None):
+        """Another agent says so. Agents tell each other, so each passes it on once."""
+        if self._links.get(host) in (link, None) and host not in self._gone:
             self._links.pop(host, None)
             self._tell_lost(host, why)
 
     def _tell_lost(self, host: str, why: str) -> None:
+        self._gone[host] = None
+        if len(self._gone) > _GONE_KEPT:
+            self._gone.popitem(last=False)
         ended = HostEnded(host, why)
         for connection in self.processes():
             _try_send(connection, ended)

@@ -192,9 +192,9 @@ def test_who_has_the_wrong_secret_or_none(lab: Lab) -> None:
     assert f"attach failed: config push failed during attach to {address}" in trusting and "secret" in trusting
     assert "who may speak" in none.refused("attach", address)
     # The worker says who it was, and serves those who know it.
-    log = lab.hosts[1].log.read_text()
-    assert len(re.findall(re.escape(lab.hosts[0].address), log)) >= 2, log
-    assert SECRET not in log + lab.hosts[0].log.read_text() + wrong + trusting
+    refusal = re.compile(rf"refused {re.escape(lab.hosts[0].address)}.*secret")
+    until(lambda: len(refusal.findall(lab.hosts[1].log.read_text())) >= 2, "the worker tells of both")
+    assert SECRET not in lab.hosts[1].log.read_text() + lab.hosts[0].log.read_text() + wrong + trusting
     assert client.ask("attach", address) == {"hosts": 1}
     client.ask("shutdown")
     assert worker.wait(SECONDS) == 0
@@ -219,9 +219,15 @@ def test_hosts_that_show_each_other_certificates(lab: Lab) -> None:
     assert client.ask("attach", url(one.address), url(two.address), pems) == {"hosts": 2}
     client.ask("spawn", 1)
     assert [net for _, net in client.ask("ask_neighbours")] == [network(two), network(one)]
-    # By an address that the certificate does not name, and without any.
-    assert "certificate" in client.refused("attach", url(one.address6), pems)
-    assert "attach failed" in Client(lab.hosts[0]).refused("attach", url(one.address))
+    # One of another job, and one without a certificate.
+    stranger = lab.hosts[0].folder / "others"
+    lab.hosts[0].run(lab.hosts[0].python("-m", "monarch", "certs", str(stranger), *names))
+    others = {name: str(stranger / file) for name, file in files.items()}
+    refused = Client(lab.hosts[0], secret=False).refused("attach", url(one.address), others)
+    assert "attach failed" in refused and "certificate" in refused
+    refused = Client(lab.hosts[0]).refused("attach", url(one.address))
+    assert "attach failed" in refused and "TLS" in refused
+    print(refused, lab.hosts[1].log.read_text(), lab.hosts[0].log.read_text())
     client.ask("shutdown")
     assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
 
