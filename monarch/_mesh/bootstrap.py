@@ -53,6 +53,7 @@ class Served:
         proc.client = spec.client
         transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
         proc.transport = transport
+        transport.handed = proc.take_over
         layer = MeshLayer(proc)
         layer.executable = spec.executable
         layer.name = spec.name

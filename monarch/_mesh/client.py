@@ -56,6 +56,7 @@ class Client:
             proc = self.proc = Proc(f"{host}/client", loop)
             transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
             proc.transport = transport
+            transport.handed = proc.take_over
             listening = unix.listen(os.path.join(self.directory, "client"))
         except BaseException:
             remove_directory(self.directory)

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -34,6 +34,7 @@ from monarch._wire.message import (
     ActorEnded,
     Answer,
     Answers,
+    Barrier,
     Bounced,
     Bye,
     Call,
@@ -45,6 +46,7 @@ from monarch._wire.message import (
     Hello,
     HostEnded,
     Listening,
+    MayDial,
     Pause,
     Ping,
     Pong,
@@ -60,6 +62,11 @@ from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay, addressed, enclose, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
+
+if TYPE_CHECKING:
+    import socket
+
+    from monarch._runtime.direct import Directs
 
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
 _MISSED = 10_000  # actors remembered that were sent messages and never came
@@ -123,6 +130,10 @@ class Proc:
         self._connections: dict[str, list[Connection]] = {}
         self.ended_afar: set[str] = set()  # processes of other hosts
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
+        self._directs: Directs | None = None  # made with the first of them that speaks much
+        self._direct_after = int(settings.get("direct_after"))
+        self.receivers[MayDial] = lambda connection, may, frame: self._on_may_dial(connection.remote, may)
+        self.receivers[Barrier] = lambda connection, barrier, frame: self.directs().barrier(connection, barrier)
         # New processes at addresses whose last one we still know: their connection, incarnation, and what they sent.
         self._newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
@@ -387,7 +398,7 @@ class Proc:
         msg = message.decode(envelope.head)
         relay = self._relays.get(source)
         if type(msg) is Hello:
-            relay = self._relays[source] = Relay(self._agent, route(source, self.address, msg.incarnation))
+            relay = self._relays[source] = self._new_relay(route(source, self.address, msg.incarnation), source)
             self._on_hello(relay, msg)
         elif relay is None and name_of(source) == AGENT:
             relay = self._relays[source] = Relay(self._agent, route(source, self.address), source)
@@ -465,7 +476,8 @@ class Proc:
         elif kind is Bounced:
             self.bounced(msg)
         elif kind is ProcEnded:
-            self.on_process_ended(msg)
+            if self._directs is None or not self._directs.ended(msg):
+                self.on_process_ended(msg)
         elif kind is HostEnded:
             self.host_ended(msg.host, msg.why)
         elif kind is Listening:
@@ -651,11 +663,38 @@ class Proc:
         """The way to a process of another host. OSError until its agent has said that it can be reached."""
         if not peer.listens and name_of(peer.address) != AGENT:
             raise ConnectionRefusedError(111, "its agent has to be asked first", peer.address)
-        relay = Relay(self._agent, peer.route, peer.address)
+        relay = self._new_relay(peer.route, peer.address)
         known = self._relays.get(peer.address)
         if known is None or known.lost:
             self._relays[peer.address] = relay
         return relay
+
+    def _new_relay(self, route: bytes, address: str) -> Relay:
+        """Both processes count; of two that say as much to each other one is the first to ask for a link between them."""
+        many = self._direct_after if name_of(address) != AGENT else 0
+        return Relay(self._agent, route, address, many if self.address < address else 2 * many, self._busy)
+
+    def _busy(self, relay: Relay) -> None:
+        self.loop.call_soon(lambda: self.directs().busy(relay))
+
+    def directs(self) -> Directs:
+        """On the I/O thread: the links that this process has made with processes of other hosts."""
+        if self._directs is None:
+            from monarch._runtime.direct import Directs  # few processes need it, and it imports much
+
+            self._directs = Directs(self)
+        return self._directs
+
+    def take_over(self, sock: socket.socket, data: bytes) -> None:
+        """The agent gives us a connection that a process of another host has made."""
+        self.directs().handed(sock, data)
+
+    def _on_may_dial(self, remote: str, may: MayDial) -> None:
+        if remote == agent_of(self.address):
+            self.directs().may_dial(may)
+
+    def known_peer(self, address: str) -> Peer | None:
+        return self._peers.get(address)
 
     def watch(self, address: str) -> None:
         """Sees to it that we hear of the end of that process of another host."""
@@ -691,6 +730,8 @@ class Proc:
     def on_listening(self, listening: Listening) -> None:
         """The agent's word: a process can be reached there; perhaps a new one in the place of one that ended."""
         address, incarnation = listening.address, listening.incarnation
+        if self._directs is not None:
+            self._directs.settle(address)
         peer = self._peers.get(address)
         if peer is not None and peer.route and not peer.aware and incarnation > peer.incarnation:
             peer.incarnation = incarnation  # the first that we hear of it
@@ -742,6 +783,8 @@ class Proc:
         peer.incarnation = ended.incarnation
         if peer.route:
             self.ended_afar.add(address)
+        if self._directs is not None:
+            self._directs.end(address, ended.incarnation)
         newcomer = self._newcomers.get(address)
         for connection in list(self._connections.get(address, ())):
             if newcomer is None or newcomer[0] is not connection:
@@ -840,6 +883,8 @@ class Proc:
         """`close` for a Proc whose loop serves others as well."""
         self.closed = error
         self.ports.close_all(Failure(str(error), stopped=True))
+        if self._directs is not None:
+            self._directs.close("this process is closing")
         if self.transport is not None:
             self.transport.close()
         for peer in list(self._peers.values()):

@@ -108,6 +108,9 @@ class Meant(NamedTuple):
     incarnation: int = 0
 
 
+NOBODY = Meant()  # a link between agents
+
+
 class Link:
     """See the module. `uid` is unique for all time and chosen by the side that dials; `host` is the address prefix of this
     side, `agent` the unique id of its process, `reached` the address that is dialled. The acceptor leaves `reached` empty:
@@ -115,7 +118,7 @@ class Link:
 
     def __init__(
         self, uid: str, *, host: str, agent: str, limits: LinkLimits, rng: random.Random, reached: str = "",
-        meant: Meant = Meant(),
+        meant: Meant = NOBODY,
     ) -> None:  # fmt: skip
         self.uid = uid
         self.remote = reached  # address prefix of the other host; known to the acceptor from the first hello on

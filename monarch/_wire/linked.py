@@ -27,6 +27,7 @@ from monarch._wire import message
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.link import (
     NEVER,
+    NOBODY,
     Carry,
     Close,
     Dead,
@@ -110,7 +111,7 @@ class LinkConnection:
         rng: random.Random,
         reached: str = "",
         dial: Dialler | None = None,
-        meant: Meant = Meant(),
+        meant: Meant = NOBODY,
     ) -> None:
         if bool(reached) != (dial is not None):
             raise ValueError(f"`reached` and `dial` go together: got {reached!r} and {dial!r}")

@@ -509,7 +509,7 @@ class Barrier(_Message, tag=58):
 Stamp = int | list[tuple[int, int]]
 
 
-class PlanHost(_Message):
+class PlanHost(msgspec.Struct, array_like=True, gc=False):
     """Receivers on one host: `names[i]` is a process's name in it, `indices[i]` the receiver's rank in the view."""
 
     host: str

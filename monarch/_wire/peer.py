@@ -152,7 +152,7 @@ class Peer:
                 self._changed.notify_all()
 
     def succeed(self, connection: Connection, successor: Connection) -> bool:
-        """A better connection to the same process: what is sent from now on goes there. False when `connection` is not ours."""
+        """A better connection to the same process, for what is sent from now on. False when `connection` is not ours."""
         with self._lock:
             if self.connection is not connection or self.ended is not None:
                 return False

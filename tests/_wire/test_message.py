@@ -51,6 +51,13 @@ def made(cls: type) -> st.SearchStrategy[Any]:
 def one_of(hint: Any) -> st.SearchStrategy[Any]:
     if hint in BASIC:
         return BASIC[hint]
+    inner = typing.get_args(hint)
+    if typing.get_origin(hint) is list:
+        return st.lists(one_of(inner[0]), max_size=3)
+    if typing.get_origin(hint) is tuple:
+        return st.tuples(*map(one_of, inner))
+    if typing.get_origin(hint) is dict:
+        return st.dictionaries(one_of(inner[0]), one_of(inner[1]), max_size=3)
     if isinstance(hint, types.UnionType):  # or None
         return st.one_of(*map(one_of, typing.get_args(hint)))
     return st.none() if hint is type(None) else made(hint)

@@ -227,7 +227,6 @@ def test_hosts_that_show_each_other_certificates(lab: Lab) -> None:
     assert "attach failed" in refused and "certificate" in refused
     refused = Client(lab.hosts[0]).refused("attach", url(one.address))
     assert "attach failed" in refused and "TLS" in refused
-    print(refused, lab.hosts[1].log.read_text(), lab.hosts[0].log.read_text())
     client.ask("shutdown")
     assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
 
@@ -291,3 +290,59 @@ def test_a_link_that_is_cut_for_too_long_is_the_end_of_that_host(lab: Lab, trio:
     client.ask("shutdown")
     assert workers[0].wait(SECONDS) == 0
     assert workers[1].poll() is None
+
+
+# --- hosts die under load
+
+
+@pytest.mark.parametrize("what", ["agent", "host"])
+def test_a_host_that_is_killed_is_told_of_and_the_others_go_on(lab: Lab, trio: Any, what: str) -> None:
+    client, workers = trio(QUICK)
+    net, _, agent = client.ask("where")[0]
+    assert net == network(lab.hosts[1])
+    client.ask("begin")
+    client.ask("more", 20)
+    if what == "agent":
+        os.kill(agent, signal.SIGKILL)
+    else:
+        lab.hosts[1].kill()
+    done = client.ask("end_when_it_fails")
+    assert done["wrong"] == []
+    assert done["failures"] and all("SupervisionError" in failure for failure in done["failures"])
+    assert all(url(lab.hosts[1].address) in failure for failure in done["failures"])
+    assert [net for net, _, _ in client.ask("pick", 1, 2)] == [network(lab.hosts[2])] * 2
+    assert client.ask("heard") == [log_of(done["sent"])] * 2
+    if what == "agent":
+        assert workers[0].wait(SECONDS) == 1
+        assert f"the host agent of {url(lab.hosts[1].address)}" in lab.hosts[1].log.read_text()
+    until(lambda: not lab.hosts[1].pids(), "nothing is left on that host")
+    # Another worker there is another host, at the same address.
+    again = serve(lab.hosts[1], QUICK)
+    assert client.ask("attach", url(lab.hosts[1].address)) == {"hosts": 1}
+    assert [net for net, _, _ in client.ask("spawn", 1)] == [network(lab.hosts[1])]
+    client.ask("shutdown")
+    assert again.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_an_inner_host_of_a_tree_dies_while_casts_go_down_it(how: str) -> None:
+    env = SOON_DEAD | {"HYPERACTOR_MESH_MAX_CAST_FANOUT": "2"}
+    with Lab(hosts=8) as lab:
+        there = lab.hosts[1:]
+        for host in there:
+            serve(host, env)
+        client = Client(lab.hosts[0], env)
+        client.ask("attach", *(url(host.address) for host in there))
+        client.ask("spawn", 1)
+        # Two parts of the seven: the first of them, with three hosts below it, dies.
+        client.ask("begin_casts", 200)
+        if how == "kill":
+            there[0].kill()
+        else:
+            lab.cut(1, "drop")
+        sent, refusal = client.ask("end_casts")
+        assert "SupervisionError" in refusal and url(there[0].address) in refusal
+        client.ask("pick", 1, 7)
+        assert client.ask("heard") == [[f"cast {number}" for number in range(sent)]] * 6
+        client.ask("cast", sent, sent + 10)
+        assert client.ask("heard") == [[f"cast {number}" for number in range(sent + 10)]] * 6

@@ -52,26 +52,11 @@ class Sender(Actor):
 class Owner(Actor):
     """Has a mesh of its own on other hosts."""
 
-    def __init__(self) -> None:
-        self.told: list[MeshFailure] = []
-
     @endpoint
-    def own(self, hosts: Any, ended: Port[str]) -> Any:
-        self.mesh = hosts.spawn_procs().spawn("owned", Owned, ended)
-        self.mesh.ready.call().get(TIMEOUT)
+    def own(self, hosts: Any) -> Any:
+        self.mesh = hosts.spawn_procs().spawn("owned", Log)
+        self.mesh.note.call(0).get(TIMEOUT)
         return self.mesh
-
-
-class Owned(Actor):
-    def __init__(self, ended: Port[str]) -> None:
-        self.ended = ended
-
-    @endpoint
-    def ready(self) -> None:
-        return None
-
-    def __cleanup__(self, exc: Exception | None) -> None:
-        self.ended.send("cleaned")
 
 
 @pytest.fixture
@@ -92,6 +77,11 @@ def logs(cluster: InProcessCluster, **per_host: int) -> Any:
 
 def taken_failures(cluster: InProcessCluster, count: int) -> list[list[int]]:
     return sorted(cluster.next_failure().crashed_ranks for _ in range(count))
+
+
+def processes(cluster: InProcessCluster) -> list[str]:
+    """Those that live on the further hosts."""
+    return [address for address in cluster.statistics() if ".h" in address]
 
 
 # --- messages
@@ -255,18 +245,19 @@ def test_a_host_whose_agent_is_killed_is_noticed_soon(hosts: InProcessCluster, c
 def test_what_a_dead_hosts_actors_own_elsewhere_ends(end: str, hosts: InProcessCluster, clock: VirtualClock) -> None:
     owner = hosts.hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
     others = hosts.hosts.slice(hosts=slice(1, 3))
-    port, receiver = Channel[str].open()
-    owned = owner.own.call_one(others, port).get(TIMEOUT)
+    owned = owner.own.call_one(others).get(TIMEOUT)
+    assert len(processes(hosts)) == 3
     if end == "part":
         for other in ("client", 1, 2):
             hosts.part_hosts(0, other)
     else:
         getattr(hosts, end)(0)
     clock.advance(GIVEN_UP)
-    assert [receiver.recv().get(TIMEOUT) for _ in range(2)] == ["cleaned", "cleaned"]
     assert taken_failures(hosts, 1) == [[0]]
     with pytest.raises(SupervisionError):
-        owned.ready.call().get(TIMEOUT)
+        owned.note.call(1).get(TIMEOUT)
+    hosts.settle()
+    assert processes(hosts) == []
 
 
 def test_who_waits_on_another_host_hears_of_a_hosts_death(hosts: InProcessCluster, clock: VirtualClock) -> None:
@@ -340,7 +331,7 @@ def test_hosts_can_be_shut_down(hosts: InProcessCluster) -> None:
     procs = hosts.hosts.spawn_procs()
     procs.spawn("logs", Log).note.call(0).get(TIMEOUT)
     hosts.hosts.shutdown().get(TIMEOUT)
-    assert [address for address in hosts.statistics() if ".h" in address] == []
+    assert processes(hosts) == []
     with pytest.raises(RuntimeError, match="shut down"):
         hosts.hosts.spawn_procs()
     with pytest.raises(ValueError, match="host 0 has ended already"):
@@ -350,7 +341,7 @@ def test_hosts_can_be_shut_down(hosts: InProcessCluster) -> None:
 def test_meshes_of_hosts_can_be_stopped(hosts: InProcessCluster) -> None:
     hosts.hosts.spawn_procs().spawn("logs", Log).note.call(0).get(TIMEOUT)
     hosts.hosts.stop().get(TIMEOUT)
-    assert [address for address in hosts.statistics() if ".h" in address] == []
+    assert processes(hosts) == []
 
 
 # --- a client that reaches the hosts through one of them
@@ -402,7 +393,7 @@ def test_the_end_of_the_gateway_is_the_end_of_all_behind_it(behind: InProcessClu
     assert taken_failures(behind, 3) == [[0], [1], [2]]
     behind.settle()
     clock.advance(GIVEN_UP)  # those behind it have lost the client, who owned what they ran
-    assert [address for address in behind.statistics() if ".h" in address] == []
+    assert processes(behind) == []
 
 
 # --- mistakes

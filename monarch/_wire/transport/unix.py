@@ -89,7 +89,11 @@ class Listener:
     handover to `handed`."""
 
     def __init__(
-        self, sock: socket.socket, loop: Reactor, accepted: Callable[[socket.socket], None], handed: Handed | None = None
+        self,
+        sock: socket.socket,
+        loop: Reactor,
+        accepted: Callable[[socket.socket], None],
+        handed: Handed | None = None,
     ) -> None:
         self._sock = sock
         self._loop = loop

@@ -12,6 +12,7 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import monarch.actor
@@ -117,6 +118,31 @@ class Load:
         return {"sent": self.sent, "answered": self.answered, "wrong": self.wrong, "failures": self.failures}
 
 
+class Casts:
+    """Broadcasts, one after the other, until one is refused."""
+
+    def __init__(self, residents: Any) -> None:
+        self._residents = residents
+        self._changed = threading.Condition()
+        self.sent, self.ended = 0, ""
+        threading.Thread(target=self._send, daemon=True).start()
+
+    def _send(self) -> None:
+        while not self.ended:
+            try:
+                self._residents.cast.broadcast(self.sent)
+            except Exception as error:
+                self.ended = f"{type(error).__name__}: {error}"
+            else:
+                self.sent += 1
+            with self._changed:
+                self._changed.notify_all()
+
+    def wait_for(self, what: Callable[[], Any]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(what, SECONDS), f"{self.sent} broadcasts, and nothing more comes of it"
+
+
 class Client:
     """`hosts`, `residents` and `load` are those of the last attach, spawn and begin."""
 
@@ -125,6 +151,7 @@ class Client:
         self.procs: Any
         self.residents: Any
         self.load: Load
+        self.casts: Casts
         self.faults: list[str] = []
 
     def attach(self, *workers: str, **options: Any) -> dict[str, int]:
@@ -174,6 +201,16 @@ class Client:
 
     def end(self) -> dict[str, Any]:
         return self.load.end()
+
+    def begin_casts(self, count: int) -> None:
+        """Broadcasts that go on; `count` have been sent."""
+        self.casts = Casts(self.residents)
+        self.casts.wait_for(lambda: self.casts.sent >= count)
+
+    def end_casts(self) -> list[Any]:
+        """When one is refused: how many were not, and the refusal."""
+        self.casts.wait_for(lambda: self.casts.ended)
+        return [self.casts.sent, self.casts.ended]
 
     def end_when_it_fails(self) -> dict[str, Any]:
         with self.load.changed:
