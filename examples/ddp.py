@@ -2,6 +2,7 @@
 
     python examples/ddp.py                                    # four processes, under a minute on two cores
     python examples/ddp.py --procs 8 --device cuda --batch 64  # one process a device
+    python examples/ddp.py --workers tcp://node1:26600 tcp://node2:26600  # four processes on each of two hosts (docs/hosts.md)
 
 The text is the standard library's own source, which every machine that has Python has. There is no launcher:
 `main` below spawns one `Trainer` actor a process and tells them what to do next. Needs torch >= 2.6.
@@ -10,7 +11,12 @@ The text is the standard library's own source, which every machine that has Pyth
 import argparse
 import asyncio
 import ctypes
+import fcntl
 import hashlib
+import math
+import os
+import socket
+import struct
 import sys
 import sysconfig
 import time
@@ -18,6 +24,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -26,7 +33,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from monarch.actor import Actor, current_rank, current_size, endpoint, this_host
+from monarch.actor import Actor, attach_to_workers, context, current_rank, current_size, endpoint, this_host
 
 
 @dataclass
@@ -80,25 +87,27 @@ class Trainer(Actor):
     def __init__(self, settings: Settings):
         torch.set_num_threads(1)
         self.settings = settings
-        self.rank, self.ranks = current_rank()["gpus"], current_size()["gpus"]
-        self.device_ids = None if settings.device == "cpu" else [self.rank]
+        self.rank, self.ranks = current_rank().rank, math.prod(current_size().values())
+        self.device_ids = None if settings.device == "cpu" else [current_rank()["gpus"]]
         if self.device_ids:
-            torch.accelerator.set_device_index(self.rank)
+            torch.accelerator.set_device_index(self.device_ids[0])
         self.train_data, self.val_data = train_and_validation_text()
         self.places = torch.Generator().manual_seed(1000 + self.rank)  # every rank reads elsewhere
         self.seconds: list[list[float]] = []
 
     @endpoint
-    def listen(self) -> int:
+    def listen(self) -> tuple[str, int]:
         """On rank 0: open the store the ranks meet at, on a port the system picks; no two runs collide."""
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        return self.store.port
+        self.store = dist.TCPStore(self.address(), 0, is_master=True, wait_for_workers=False)
+        return self.address(), self.store.port
 
     @endpoint
     def setup(self, address: str, port: int) -> int:
         """On all ranks: join the process group and build the model. Returns the number of parameters."""
         store = self.store if self.rank == 0 else dist.TCPStore(address, port, is_master=False)
         backend = dist.get_default_backend_for_device(self.settings.device)
+        if backend == "gloo":  # which would take the address that this host has for its own name, often a loopback one
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", self.interface())
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
         torch.manual_seed(0)
         self.model = DDP(GPT(self.settings).to(self.settings.device), device_ids=self.device_ids)
@@ -157,6 +166,23 @@ class Trainer(Actor):
     def teardown(self) -> None:
         dist.destroy_process_group()
 
+    def address(self) -> str:
+        """What the other ranks know this host by: the address it was attached with, or this machine's own."""
+        return urlsplit(context().actor_instance.actor_id.addr).hostname or "127.0.0.1"
+
+    def interface(self) -> str:
+        """The network interface with that address."""
+        address = socket.gethostbyname(self.address())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            for _, name in socket.if_nameindex():
+                try:
+                    told = fcntl.ioctl(asking, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
+                except OSError:  # it has no IPv4 address
+                    continue
+                if socket.inet_ntoa(told[20:24]) == address:
+                    return name
+        raise RuntimeError(f"no interface of this host has the address {address}; set GLOO_SOCKET_IFNAME")
+
     def loss(self, data: torch.Tensor, places: torch.Generator) -> torch.Tensor:
         """The loss on sequences from random places: the model has to predict every byte's next one."""
         length = self.settings.context
@@ -209,7 +235,8 @@ def show_throughput(ranks: list[list[float]], tokens: int, device: str) -> None:
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT with DDP, one process a rank.")
-    parser.add_argument("--procs", type=int, default=4, help="processes (default %(default)s)")
+    parser.add_argument("--procs", type=int, default=4, help="processes a host (default %(default)s)")
+    parser.add_argument("--workers", nargs="+", metavar="ADDRESS", help="hosts, where `monarch worker` runs")
     parser.add_argument("--steps", type=int, default=Settings.steps, help="steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=Settings.batch, help="sequences a rank a step")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, xpu, ... (default %(default)s)")
@@ -217,23 +244,24 @@ async def main() -> None:
     settings = Settings(choose_device(args.device, args.procs), args.steps, args.batch)
     tokens = settings.batch * settings.context
 
-    procs = this_host().spawn_procs({"gpus": args.procs})
+    hosts = attach_to_workers(workers=args.workers) if args.workers else this_host()
+    procs = hosts.spawn_procs({"gpus": args.procs})
     trainers = procs.spawn("trainers", Trainer, settings)
-    port = await trainers.slice(gpus=0).listen.call_one()
-    parameters = (await trainers.setup.call("127.0.0.1", port)).get(0)
-    print(f"{args.procs} ranks on {settings.device}, a GPT of {parameters:,} parameters each")
+    first = trainers.flatten("rank").slice(rank=0)
+    parameters = (await trainers.setup.call(*await first.listen.call_one())).values()[0]
+    print(f"{len(trainers)} ranks on {settings.device}, a GPT of {parameters:,} parameters each")
 
     train_start, val_start = await mean_losses(trainers)
     start = time.perf_counter()
     for number in range(settings.steps):
         losses = (await trainers.step.call(number)).values()
-        speed = (number + 1) * tokens * args.procs / (time.perf_counter() - start)
+        speed = (number + 1) * tokens * len(trainers) / (time.perf_counter() - start)
         show_progress(number + 1, settings.steps, fmean(losses), speed)
     train_end, val_end = await mean_losses(trainers)
     print(f"train loss {train_start:.3f} -> {train_end:.3f}")
     print(f"val   loss {val_start:.3f} -> {val_end:.3f}")
 
-    sample = await trainers.slice(gpus=0).sample.call_one("def ", 200)
+    sample = await first.sample.call_one("def ", 200)
     print(f"--- a sample ---\n{sample}\n--- end of the sample ---")
     prints = (await trainers.fingerprint.call()).values()
     for rank, (digest, norm) in enumerate(prints):

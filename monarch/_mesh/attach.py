@@ -8,12 +8,13 @@ from typing import Any
 
 import msgspec
 
+from monarch._mesh import transports
 from monarch._mesh.agent_start import Credentials
 from monarch._mesh.credentials import Pem, credentials
 from monarch._mesh.host_mesh import HostMesh
 from monarch._mesh.owned import HostAcks, OwnedProcs
 from monarch._runtime.context import here
-from monarch._runtime.future import All, Future, Slot, Source
+from monarch._runtime.future import All, Future, Slot, Source, once
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Entry, Raw, Target
@@ -209,13 +210,22 @@ class AttachedHosts:
         if living is None:  # no address was ever known
             done.set(None)
             return
+        living.on_ready(lambda: done.set(None))
+        hosts = [host_of(address) for address in living.left()]
+        passing = [host for host in hosts if host == transports.gateway()]
+        others = HostAcks(host for host in hosts if host not in passing)
+        self._proc.ports.add(others)
+        self._order(others.left())
+        # Last, what is said to the others and comes from them goes through it.
+        others.on_ready(once(lambda: self._order([agent_at(host) for host in passing])))
+
+    def _order(self, addresses: Sequence[str]) -> None:
         order = Shutdown(settings.get("mesh_terminate_timeout"))
-        for address in living.left():
+        for address in addresses:
             try:
                 self._proc.post(address, order)
-            except PeerEnded:
-                living.waits_for(address)
-        living.on_ready(lambda: done.set(None))
+            except PeerEnded as exc:  # it has ended just now, which those who wait are told
+                self._proc.ports.process_ended(exc.why)
 
 
 class Attaching(Entry):

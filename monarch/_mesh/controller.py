@@ -517,6 +517,8 @@ class MeshLayer:
         owned = self.procs.get(split[0]) if split is not None else None
         if owned is not None:
             assert split is not None
+            if owned.stopping and host_of(ended.address) in owned.lost:
+                ended.stopped = True  # word of its end was lost with its host
             owned.on_ended(split[1], ended)
         with self.lock:
             effects = self.ledger.process_ended(ended)

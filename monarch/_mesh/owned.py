@@ -184,7 +184,7 @@ class OwnedProcs:
         self._running: set[int] = set()
         self._ended: set[int] = set()
         self._restarting: dict[int, Slot] = {}
-        self._lost: dict[str, str] = {}  # hosts that are gone, and why
+        self.lost: dict[str, str] = {}  # hosts that are gone, and why
         self._stopping: Source | None = None
         self._lock = threading.Lock()
 
@@ -236,10 +236,15 @@ class OwnedProcs:
         )
         (slot or self.started).fail(error)
 
+    @property
+    def stopping(self) -> bool:
+        """Whether its owner has asked for its end."""
+        return self._stopping is not None
+
     def host_lost(self, host: str, why: str) -> None:
         """None of its processes comes back: who answers at that address one day is another host."""
         with self._lock:
-            self._lost[host] = why
+            self.lost[host] = why
 
     def ended_ranks(self) -> list[int]:
         """Ranks whose process has ended and is not being restarted."""
@@ -263,11 +268,11 @@ class OwnedProcs:
                 )
             for rank in ranks:
                 host = self.spec.hosts[rank // self._per_host]
-                if host in self._lost:
+                if host in self.lost:
                     return Done(
                         RuntimeError(
                             f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {host} is gone "
-                            f"({self._lost[host]}): attach a host that lives, and spawn there"
+                            f"({self.lost[host]}): attach a host that lives, and spawn there"
                         )
                     )
             for rank in ranks:
@@ -341,7 +346,7 @@ class OwnedProcs:
                 continue
         grace = settings.get("process_exit_timeout")
         for rank, host in enumerate(spec.hosts):
-            if host in self._lost:
+            if host in self.lost:
                 gone.append(rank)
                 continue
             try:

@@ -91,7 +91,8 @@ class Routes:
         self._links: dict[str, Link] = {}  # by host; those behind a gateway share its link
         self._accepted: dict[str, Link] = {}  # by the link's id
         self._latest: dict[tuple[str, str], str] = {}  # (host, name it dialled) -> the uid of the last link it began
-        self._gone: OrderedDict[str, None] = OrderedDict()  # hosts whose end was passed on, and of which nothing came since
+        # Hosts whose end was passed on, and of which nothing came since.
+        self._gone: OrderedDict[str, None] = OrderedDict()
         self._local: dict[str, Connection] = {}
         self._early: dict[str, list[list[Buffer]]] = {}  # for processes that are to come
         self._early_bytes = 0
@@ -118,6 +119,7 @@ class Routes:
 
     def gone(self, name: str) -> None:
         """The process has ended; if it never said hello, what waits for it is given up. Senders hear of its end."""
+        self._local.pop(name, None)  # its connection may be there for a little longer, and takes nothing for a successor
         self._early_bytes -= sum(map(_size, self._early.pop(name, ())))
 
     def processes(self) -> list[Connection]:
@@ -149,6 +151,14 @@ class Routes:
                 self._links[host] = link
                 self._gone.pop(host, None)
         return link
+
+    def has_ended(self, host: str) -> bool:
+        """Whether its end was told, and neither side has begun a link since."""
+        return host in self._gone and host not in self._links
+
+    def may_be_back(self, host: str) -> None:
+        """Somebody counts on it: its end is old news."""
+        self._gone.pop(host, None)
 
     def _refuse(self, origin: Any, host: str) -> None:
         why = self._closed or (
@@ -259,6 +269,9 @@ class Routes:
         if hello.agent == self.agent:
             self.names.add(hello.reached)
             self._refuse_link(connection, f"{hello.reached} is this host itself")
+            return None
+        if self._closed:
+            self._refuse_link(connection, self._closed)
             return None
         link = self._accepted.get(hello.link)
         if link is None or link.lost:

@@ -1,18 +1,24 @@
-"""`get_or_spawn_controller`: one actor a name for the whole program, in the root client's process."""
+"""Actors known by their name: one for the whole program, in the root client's process (`get_or_spawn_controller`), or one for
+each process (`process_service`).
+"""
 
 from __future__ import annotations
 
 import threading
 from typing import Any, TypeVar
 
-from monarch._mesh.actor import Actor
+from monarch._mesh.actor import Actor, needs_loop
 from monarch._mesh.actor_mesh import ActorMesh
+from monarch._mesh.controller import check_class
 from monarch._mesh.endpoint import concurrent_endpoint
 from monarch._mesh.proc_mesh import proc_mesh_of
 from monarch._mesh.supervision import MeshFailure
 from monarch._runtime.context import Current, current, here, root_of
 from monarch._runtime.future import Future
 from monarch._runtime.proc import Proc
+from monarch._wire import codec
+from monarch._wire.address import name_of
+from monarch._wire.message import Spawn, encode_extent
 
 T = TypeVar("T")
 KEY = "controllers"
@@ -89,3 +95,32 @@ def serve(proc: Proc) -> None:
                 _made[proc.address] = _spawn(proc)
 
     proc.absent[KEY] = make
+
+
+# --- one a process
+
+
+def process_service(name: str, Class: type[T], *args: Any) -> T:
+    """The actor called `name` of this process, as a mesh of one that may be sent anywhere. The first use here makes it.
+
+    It belongs to the process and lives as long: nobody supervises it, an exception nobody waits for ends it, and calls raise
+    SupervisionError then. For parts of a program, or of this package, that serve other processes from every process.
+    ValueError for a class that is no Actor.
+    """
+    check_class(Class)
+    proc = here()
+    mesh = proc.mesh.this_proc()
+    key = f"{name}@{name_of(proc.address)}"  # senders number their messages by it
+    with _making:
+        if key not in proc.services:
+            proc.services.add(key)
+            _make_service(proc, mesh, key, Class, args)
+    return proc.mesh.reference(mesh, key, Class)  # type: ignore[no-any-return]
+
+
+def _make_service(proc: Proc, mesh: Any, name: str, cls: type, args: tuple[Any, ...]) -> None:
+    body, buffers = codec.encode((cls, args, {}, mesh, None))
+    shown = f"{cls.__module__}.{cls.__qualname__}"
+    view = encode_extent((), ())
+    spawn = Spawn(name, name, 0, view, "", proc.address, "<process>", shown, needs_loop(cls))
+    proc.loop.call_soon(lambda: proc.post(proc.address, spawn, body, buffers))

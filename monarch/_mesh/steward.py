@@ -73,8 +73,10 @@ from monarch._wire.relay import Relay, addressed, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
 
-# Broadcasts that follow each other within this time (seconds) on one connection are written several at once.
-_FLOOD = 0.0003
+# Broadcasts that follow each other within this time (seconds) are written several at once, at the end of the loop's turn or
+# when there are so many.
+_FLOOD = 0.01
+_TOGETHER = 32
 
 # (connection, message, its frame)
 Receiver = Callable[[Connection, Any, Frame], None]
@@ -90,6 +92,7 @@ class Steward:
         self.routes = Routes(self, host, new_id(), int(settings.get("outgoing_queue_bytes")))
         self.casts = Casts()
         self._children: dict[str, Relay] = {}  # agents that casts are passed on to, by host
+        self._broadcasts = 0
         self._sources: set[str] = set()  # processes of other hosts whose casts came here
         self._far: dict[tuple[str, str], Relay] = {}  # by who speaks to us from another host, and as whom
         self._timers: dict[tuple[Any, ...], Timer] = {}
@@ -105,7 +108,7 @@ class Steward:
             Census: lambda c, m, f: self.act(roster.census(now(), c, m)),
             Shutdown: lambda c, m, f: self.shutdown(m.grace),
             Pong: lambda c, m, f: self.act(roster.pong(now(), c, m.token)),
-            CastPlan: lambda c, m, f: self._cast_on(self.casts.plan(now(), c, m)),
+            CastPlan: lambda c, m, f: self._on_plan(c, m),
             ForgetPlan: lambda c, m, f: self._cast_on(self.casts.forget(now(), c, m)),
             Cast: self._on_cast,
             Unwanted: lambda c, m, f: self._cast_on(self.casts.unwanted(now(), c, m)),
@@ -118,7 +121,7 @@ class Steward:
             ),
             Envelope: lambda c, m, f: self.routes.pass_on(m, f, c),
             ProcEnded: lambda c, m, f: self._on_far_ended(m),
-            Listening: lambda c, m, f: None,  # a process of another host lives; we asked to hear of its end
+            Listening: lambda c, m, f: self._on_far_listening(c, m),
         }
 
     # --- what an agent supplies
@@ -216,6 +219,11 @@ class Steward:
                 self.send(process, ended)
         self.act(self.roster.owner_ended(self.loop.now(), ended.address))
 
+    def _on_far_listening(self, connection: Connection, listening: Listening) -> None:
+        """We asked to hear of its end; who takes its place is not announced before all have heard."""
+        if listening.incarnation:
+            self.send(connection, Heard(listening.address, listening.incarnation))
+
     def _drop_far(self, key: tuple[str, str]) -> None:
         connection = self._far.pop(key)
         connection.lost = True
@@ -238,10 +246,17 @@ class Steward:
 
     # --- casts over a tree of agents
 
+    def _on_plan(self, connection: Connection, plan: CastPlan) -> None:
+        if plan.serve:  # another agent's, for which those below live
+            for below in plan.hosts[1:]:
+                self.routes.may_be_back(below.host)
+        self._cast_on(self.casts.plan(self.loop.now(), connection, plan))
+
     def _on_cast(self, connection: Connection, cast: Cast, frame: Frame) -> None:
         if cast.source not in self._sources and host_of(cast.source) not in self.routes.names:
             self._sources.add(cast.source)  # processes here remember what they got from it until they hear of its end
             self._to_far(agent_of(cast.source), Watch(cast.source))
+        self._broadcasts += not cast.port
         self._cast_on(self.casts.cast(self.loop.now(), connection, cast, frame.body, frame.buffers))
 
     def _cast_on(self, effects: Iterable[Any]) -> None:
@@ -253,11 +268,11 @@ class Steward:
                     if not self.routes.hand(name_of(address), address, msg, body, buffers):
                         self._cast_on(self.casts.process_ended(self.loop.now(), address))
                 case Pass(host, msg, body, buffers):
-                    way = self.routes.way_to(host)
-                    if way is None:
+                    # Dialling a host that has ended would hold up all below it for as long as attaching may take.
+                    if self.routes.has_ended(host) or self.routes.way_to(host) is None:
                         self._cast_on(self.casts.host_ended(self.loop.now(), host))
                     else:
-                        self._give(self._child(host), msg, body, buffers, _lazy(msg))
+                        self._give(self._child(host), msg, body, buffers, self._lazy(msg))
                 case Up(upstream, msg, body, buffers):
                     self._give(upstream, msg, body, buffers)
                 case Straight(address, msg, body, buffers):
@@ -282,12 +297,16 @@ class Steward:
 
     def _deal(self, deliver: Deliver) -> None:
         msg: Any = deliver.message
-        lazy = _lazy(msg)
+        lazy = self._lazy(msg)
         if type(msg) is Call:
             msg = Dealt(deliver.source, msg, bool(msg.port) and self.casts.gathers(msg.back, msg.port))
         name = name_of(deliver.address)
         if not self.routes.hand(name, deliver.address, msg, deliver.body, deliver.buffers, lazy):
             self._cast_on(self.casts.process_ended(self.loop.now(), deliver.address))
+
+    def _lazy(self, msg: Any) -> float:
+        """See `base.Connection.send`; 0 for what somebody waits for."""
+        return _FLOOD if type(msg) in (Cast, Call) and not msg.port and self._broadcasts % _TOGETHER else 0.0
 
     def _give(
         self, connection: Connection, msg: Any, body: Buffer, buffers: Sequence[Buffer], lazy: float = 0.0
@@ -381,8 +400,3 @@ class Steward:
     def _fired(self, key: tuple[Any, ...]) -> None:
         del self._timers[key]
         self.act(self.roster.fired(self.loop.now(), key))
-
-
-def _lazy(msg: Any) -> float:
-    """See `_FLOOD`; 0 for what somebody waits for."""
-    return _FLOOD if type(msg) in (Cast, Call) and not msg.port else 0.0

@@ -100,9 +100,9 @@ class _Heard(Entry):
 
 class _Survey(Entry):
     """Collects the answers of all processes: the client and those that this one knows are asked at once, the others when the
-    host agent has said which there are."""
+    agents of the hosts that are known here have said which there are."""
 
-    __slots__ = ("_asked", "_census", "_left", "_lock", "_proc", "_reports", "_timeout")
+    __slots__ = ("_agents", "_asked", "_left", "_lock", "_proc", "_reports", "_timeout")
 
     def __init__(self, proc: Proc, timeout: float) -> None:
         super().__init__(None)
@@ -110,8 +110,9 @@ class _Survey(Entry):
         self._timeout = timeout
         self._lock = threading.Lock()
         self._asked: list[str] = []
-        self._census = agent_of(proc.address)
-        self._left: set[str] = {self._census}
+        known = [address for address, peer in proc.known_processes() if peer.ended is None]
+        self._agents = sorted({agent_of(address) for address in (proc.address, proc.client, *known)})
+        self._left: set[str] = set(self._agents)
         self._reports: list[Report] = []
 
     def start(self) -> None:
@@ -119,13 +120,17 @@ class _Survey(Entry):
         proc.ports.add(self)
         self.timer = proc.loop.call_later(self._timeout, self._settle)
         self._ask([proc.address, proc.client, *proc.connected()])
-        heard = _Heard(self._on_census)
+        for agent in self._agents:
+            self._ask_census(agent)
+
+    def _ask_census(self, agent: str) -> None:
+        heard = _Heard(lambda raw: self._on_census(agent, raw))
+        self.on_ready(heard.close)
         try:
-            proc.post(self._census, Census(proc.ports.add(heard)))
+            self._proc.post(agent, Census(self._proc.ports.add(heard)))
         except PeerEnded:
             heard.close()
-            self._done(self._census)
-        self.on_ready(heard.close)
+            self._done(agent)
 
     def _ask(self, addresses: Iterable[str]) -> None:
         with self._lock:  # all before the first can answer, who would otherwise be the last
@@ -139,9 +144,9 @@ class _Survey(Entry):
             except PeerEnded:
                 self._done(address)
 
-    def _on_census(self, raw: Raw) -> None:
+    def _on_census(self, agent: str, raw: Raw) -> None:
         self._ask(msgspec.msgpack.decode(raw[2], type=list[str]))
-        self._done(self._census)
+        self._done(agent)
 
     def receive(self, raw: Raw) -> None:
         report = _decode_report(raw[2])
@@ -192,7 +197,7 @@ class _Survey(Entry):
         )
 
     def _who(self, address: str) -> str:
-        return " (the host agent: processes this one does not know are missing)" if address == self._census else ""
+        return " (a host agent: processes that this one does not know are missing)" if address in self._agents else ""
 
 
 def _longest(item: WaitEdge | RunningHandler) -> float:

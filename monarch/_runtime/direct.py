@@ -3,10 +3,10 @@
     before   A ──► agent ──link──► agent ──► B       (see `_wire.relay`)
     after    A ──────────link──────────────► B
 
-When A has sent B so many messages (setting direct_after), A asks the agent of its host how to dial (AskDirect, MayDial) and
-connects to the port of B's host, as an agent does. The first frame names B; B's agent, who has checked that the connection may
-speak, hands its descriptor to B. So a host has one open port, and a connection that breaks is made again in the same way: both
-ends are `linked.LinkConnection`s, so nothing is lost, repeated or reordered by that.
+When A has sent B so many messages (setting direct_after), A asks the agent of its host how to dial (AskDirect, MayDial)
+and connects to the port of B's host, as an agent does. The first frame names B; B's agent, who has checked that the
+connection may speak, hands its descriptor to B. So a host has one open port, and a connection that breaks is made again in
+the same way: both ends are `linked.LinkConnection`s, so nothing is lost, repeated or reordered by that.
 
 Order across the change: once the link is up, A sends everything new over it, and behind what still goes through the agents a
 Barrier. B takes nothing from the link before the Barrier has come. B then does the same towards A. A link that dies is as any

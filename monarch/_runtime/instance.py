@@ -240,7 +240,7 @@ class Instance:
             if self.stopping or self.end is not None:
                 return
             self.stopping = True
-            waiting = self.mailbox.drain()
+            waiting = self.mailbox.drain() + self._reorder.drain()
         assert self.behaviour is not None
         failure = self._stop_failure = self.behaviour.describe_stop(reason)
         self._answer_all(waiting, failure)
@@ -263,7 +263,7 @@ class Instance:
             first = self.end is None
             if first:
                 self.end = failure
-            waiting: list[Delivery] = self.mailbox.drain()
+            waiting: list[Delivery] = self.mailbox.drain() + self._reorder.drain()
             waiting += self.concurrent.values()
             self.concurrent = {}
             if self.current is not None:

@@ -181,6 +181,13 @@ class Reorder(Generic[T]):
             del self._held[sender]
         return ready
 
+    def drain(self) -> list[T]:
+        """Takes out what is held, each sender's in order: nothing more will be handled."""
+        drained = [waiting[number] for waiting in self._held.values() for number in sorted(waiting)]
+        self._held.clear()
+        self.held = 0
+        return drained
+
     def knows(self, sender: str) -> bool:
         return sender in self._expected
 

@@ -113,6 +113,7 @@ class Proc:
         self.agent_lost: Callable[[str], None] = _ignore
         self.transport: Transport | None = None
         self.root_name = ""
+        self.services: set[str] = set()  # actors that belong to the process itself
         self.absent: dict[str, Callable[[], Any]] = {}  # actors made by the first message to them
         self.mesh: Any = None  # the mesh layer's state for this process
         self.mailbox_messages = int(settings.get("mailbox_messages"))
@@ -131,7 +132,6 @@ class Proc:
         self.ended_afar: set[str] = set()  # processes of other hosts
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         self._directs: Directs | None = None  # made with the first of them that speaks much
-        self._direct_after = int(settings.get("direct_after"))
         self.receivers[MayDial] = lambda connection, may, frame: self._on_may_dial(connection.remote, may)
         self.receivers[Barrier] = lambda connection, barrier, frame: self.directs().barrier(connection, barrier)
         # New processes at addresses whose last one we still know: their connection, incarnation, and what they sent.
@@ -671,7 +671,7 @@ class Proc:
 
     def _new_relay(self, route: bytes, address: str) -> Relay:
         """Both processes count; of two that say as much to each other one is the first to ask for a link between them."""
-        many = self._direct_after if name_of(address) != AGENT else 0
+        many = int(settings.get("direct_after")) if name_of(address) != AGENT else 0
         return Relay(self._agent, route, address, many if self.address < address else 2 * many, self._busy)
 
     def _busy(self, relay: Relay) -> None:
@@ -733,7 +733,8 @@ class Proc:
         if self._directs is not None:
             self._directs.settle(address)
         peer = self._peers.get(address)
-        if peer is not None and peer.route and not peer.aware and incarnation > peer.incarnation:
+        unknown = peer is not None and peer.route and not peer.aware and peer.ended is None
+        if peer is not None and unknown and incarnation > peer.incarnation:
             peer.incarnation = incarnation  # the first that we hear of it
             self.incarnations.process_restarted(address, incarnation)
         if peer is not None and incarnation > peer.incarnation:

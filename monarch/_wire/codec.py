@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.machinery
 import io
 import pickle
+import socket
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -133,9 +134,10 @@ def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
         return pickle.loads(body, buffers=buffers)
     except ModuleNotFoundError as exc:
         exc.msg = (
-            f"{exc.msg}: the message names something from module {exc.name!r}, which this process cannot import. "
-            f"Install it here, put its folder on PYTHONPATH (or start the program in it), or send the class by "
-            f"value with cloudpickle.register_pickle_by_value(module)"
+            f"{exc.msg}: the message names something from module {exc.name!r}, which this process cannot import (host "
+            f"{socket.gethostname()}, interpreter {sys.executable}). Install it here, put its folder on PYTHONPATH (of the "
+            f"worker, when this is another host), bring your files along with host_mesh.sync_workspace(...), or send the "
+            f"class by value with cloudpickle.register_pickle_by_value(module)"
         )
         raise
 

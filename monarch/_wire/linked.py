@@ -235,9 +235,12 @@ class LinkConnection:
         self._on_loop(lambda: self._event(self._link.close, reason))
 
     def finish(self, reason: str) -> None:
-        """On the I/O thread, when the other host has ended: takes what it still sent, then closes."""
-        if self._link.connection is not None:
-            self._link.connection.finish(reason)
+        """On the I/O thread, when the other host has ended: takes what it still sent, then closes. Says Bye, should it have
+        been told wrongly."""
+        connection = self._link.connection
+        if connection is not None:
+            self._tell(connection, Bye(reason))
+            connection.finish(reason)
         self._event(self._link.close, reason)
 
     def _on_loop(self, fn: Callable[[], Any]) -> None:

@@ -51,7 +51,7 @@ from monarch._mesh.proc_mesh import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch._mesh.restarts import RestartPolicy
-from monarch._mesh.singletons import get_or_spawn_controller
+from monarch._mesh.singletons import get_or_spawn_controller, process_service
 from monarch._mesh.supervision import MeshFailure
 from monarch._mesh.transports import attach, enable_transport
 from monarch._mesh.value_mesh import ValueMesh
@@ -131,6 +131,7 @@ __all__ = [
     "hosts_from_config",
     "local_proc_mesh",
     "proc_mesh",
+    "process_service",
     "register_proc_mesh_spawn_callback",
     "returns_future",
     "run_worker_loop_forever",

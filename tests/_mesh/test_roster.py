@@ -57,6 +57,7 @@ from monarch._wire.message import (
 
 HOST = "unix:/h"
 CLIENT = f"{HOST}/client"
+FAR = "tcp://far:1/o.0"  # a process of another host; connected as F
 LIMITS = Limits(ready=30.0, suspect_after=10.0, suspect_timeout=300.0)
 SPEC = LaunchSpec("m", {}, "/", [], "", b"", False, False, [], False)
 
@@ -165,7 +166,8 @@ class Player:
     # --- events
 
     def spawn(self, mesh: str, count: str, by: str = "C") -> None:
-        ask = SpawnProcs(mesh, mesh, 0, int(count), b"", CLIENT if by == "C" else address_of(by)[0])
+        owner = {"C": CLIENT, "F": FAR}.get(by) or address_of(by)[0]
+        ask = SpawnProcs(mesh, mesh, 0, int(count), b"", owner)
         self.do(self.roster.spawn(self.now, by, ask, self.spec, self.limits))
 
     def restart(self, *names: str) -> None:
@@ -232,6 +234,12 @@ class Player:
     def census(self) -> None:
         self.do(self.roster.census(self.now, "C", Census(3)))
 
+    def owner_ended(self) -> None:
+        self.do(self.roster.owner_ended(self.now, FAR))
+
+    def host_ended(self, host: str, *why: str) -> None:
+        self.do(self.roster.host_ended(self.now, host, " ".join(why)))
+
     def shutdown(self) -> None:
         self.do(self.roster.shutdown(self.now, 5.0))
 
@@ -252,6 +260,54 @@ class Player:
 
 
 SCENARIOS = {
+    # --- owners on other hosts
+    "the owner on another host ends": """
+        > spawn m 1 F
+        open m.0#0
+        launch m.0#0
+        > runs m.0#0 100
+        F <- started m.0#0 pid 1000
+        > spawn other 1
+        open other.0#0
+        launch other.0#0
+        > runs other.0#0 101
+        C <- started other.0#0 pid 1000
+        > owner_ended
+        m.0#0 <- stop: the process that spawned it has ended
+        > wait 0.4
+        SIGTERM 100
+        > exit 100 0
+        gone m.0#0
+        F <- ended m.0#0 code 0, stopped
+        mesh m gone
+        > owner_ended
+    """,
+    "the host of the owner is lost": """
+        > spawn m 1 F
+        open m.0#0
+        launch m.0#0
+        > runs m.0#0 100
+        F <- started m.0#0 pid 1000
+        > host_ended tcp://other:1 the cable was cut
+        > lost F
+        > host_ended tcp://far:1 the cable was cut
+        m.0#0 <- stop: the host of the process that spawned it is gone: the cable was cut
+        > exit 100 0
+        gone m.0#0
+        mesh m gone
+    """,
+    "the host of the owner is lost before its process is there": """
+        > spawn m 1 F
+        open m.0#0
+        launch m.0#0
+        > lost F
+        > host_ended tcp://far:1 the cable was cut
+        > born m.0#0 100
+        SIGKILL 100
+        > exit 100 -9
+        gone m.0#0
+        mesh m gone
+    """,
     # --- starting
     "a mesh starts": """
         > spawn m 2
@@ -1639,3 +1695,25 @@ class AnyEvents(RuleBasedStateMachine):
 
 AnyEvents.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestAnyEvents = AnyEvents.TestCase
+
+
+def test_who_is_awaited() -> None:
+    player = Player()
+    awaited = player.roster.awaited
+    address = address_of("m.0")[0]
+    assert not awaited(address)
+    player.play("spawn m 1")
+    assert awaited(address) and not awaited(address_of("m.1")[0])
+    player.play("runs m.0#0 100")
+    assert not awaited(address)
+    player.play("lost m.0#0")
+    assert not awaited(address)  # it is not to come: it was there
+
+
+def test_processes_are_known_by_the_address_under_which_their_host_was_reached() -> None:
+    roster = Roster(HOST, 30.0)
+    ask = SpawnProcs("m", "m", 2, 2, b"", FAR, host="tcp://named:2")
+    (prepare,) = (effect for effect in roster.spawn(0.0, "F", ask, SPEC, LIMITS) if isinstance(effect, Prepare))
+    assert [start.address for start in prepare.starts] == ["tcp://named:2/m.2", "tcp://named:2/m.3"]
+    assert [start.place for start in prepare.starts] == [0, 1]
+    assert roster.awaited("tcp://named:2/m.2") and not roster.awaited(f"{HOST}/m.2")

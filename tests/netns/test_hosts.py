@@ -9,23 +9,27 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.netns.lab import NAMESPACES, Host, Lab
+from tests.netns.lab import NAMESPACES, ROOT, Host, Lab
 
 pytestmark = pytest.mark.netns
 
 PORT = 26600
 SECRET = "a secret of this job alone, 40 letters.."
-SECONDS = 30.0
+SECONDS = 90.0
 
-# A link is suspected after three heartbeats of silence.
-QUICK = {"HYPERACTOR_SERVER_HEARTBEAT_INTERVAL": "100ms", "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "20s"}
-SOON_DEAD = QUICK | {"HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "500ms", "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "500ms"}
+# A link is suspected after three heartbeats of silence. Where nobody is to die of it, that may happen on a busy machine too.
+QUICK = {"HYPERACTOR_SERVER_HEARTBEAT_INTERVAL": "100ms"}
+SOON_DEAD = {
+    "HYPERACTOR_SERVER_HEARTBEAT_INTERVAL": "300ms",
+    "HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "1s",
+    "HYPERACTOR_MESH_ORPHAN_TIMEOUT": "1s",
+}
 
 
 def secret_of(host: Host) -> dict[str, str]:
@@ -40,9 +44,7 @@ def network(host: Host) -> int:
     return os.stat(NAMESPACES / host.namespace).st_ino
 
 
-def serve(
-    host: Host, env: dict[str, str] | None = None, *options: str, secret: bool = True
-) -> subprocess.Popen[str]:
+def serve(host: Host, env: dict[str, str] | None = None, *options: str, secret: bool = True) -> subprocess.Popen[str]:
     """`monarch worker` there; a client may attach at once."""
     command = host.python("-m", "monarch", "worker", "--address", f"tcp://*:{PORT}", *options)
     return host.popen(command, env=(secret_of(host) if secret else {}) | (env or {}))
@@ -254,11 +256,11 @@ def test_a_link_that_is_cut_and_healed_loses_nothing(lab: Lab, trio: Any, who: i
 
 
 def test_a_host_that_was_lost_is_attached_again_before_it_has_noticed(lab: Lab, trio: Any) -> None:
-    client, workers = trio(QUICK | {"HYPERACTOR_CHANNEL_RECONNECT_TIMEOUT": "500ms"})
+    client, workers = trio(SOON_DEAD | {"HYPERACTOR_MESH_ORPHAN_TIMEOUT": "1h"})
     lost = [pid for net, pid, _ in client.ask("where") if net == network(lab.hosts[1])]
     lab.cut(1, "drop")
     assert "SupervisionError" in client.refused("where")
-    assert all(Path(f"/proc/{pid}").exists() for pid in lost)  # for another 20 s
+    assert all(Path(f"/proc/{pid}").exists() for pid in lost)  # for another hour
     lab.heal(1)
     assert client.ask("attach", url(lab.hosts[1].address)) == {"hosts": 1}
     assert [net for net, _, _ in client.ask("spawn", 2)] == [network(lab.hosts[1])] * 2
@@ -335,14 +337,43 @@ def test_an_inner_host_of_a_tree_dies_while_casts_go_down_it(how: str) -> None:
         client.ask("attach", *(url(host.address) for host in there))
         client.ask("spawn", 1)
         # Two parts of the seven: the first of them, with three hosts below it, dies.
-        client.ask("begin_casts", 200)
+        client.ask("begin_casts", 1)
+        client.ask("more_casts", 200)
         if how == "kill":
             there[0].kill()
         else:
             lab.cut(1, "drop")
-        sent, refusal = client.ask("end_casts")
-        assert "SupervisionError" in refusal and url(there[0].address) in refusal
+        assert url(there[0].address) in client.ask("fault")
+        client.ask("more_casts", 200)
+        sent = client.ask("end_casts")
         client.ask("pick", 1, 7)
         assert client.ask("heard") == [[f"cast {number}" for number in range(sent)]] * 6
         client.ask("cast", sent, sent + 10)
         assert client.ask("heard") == [[f"cast {number}" for number in range(sent + 10)]] * 6
+
+
+# --- a program of users
+
+
+@pytest.mark.slow
+def test_the_ddp_example_over_three_hosts_learns_what_it_does_on_one(lab: Lab) -> None:
+    pytest.importorskip("torch", reason="the example needs torch")
+
+    # torch looks up the names of its connections: nobody is there to ask, and that is told at once.
+    for server in re.findall(r"^nameserver\s+([0-9.]+)$", Path("/etc/resolv.conf").read_text(), re.MULTILINE):
+        for host in lab.hosts:
+            host.run(["ip", "route", "replace", "prohibit", server])
+
+    def train(*options: str, env: dict[str, str] | None = None) -> list[str]:
+        script = str(ROOT / "examples" / "ddp.py")
+        command = lab.hosts[0].python(script, "--steps", "6", "--device", "cpu", *options)
+        return lab.hosts[0].run(command, env=env, timeout=120).stdout.splitlines()
+
+    for host in lab.hosts:
+        serve(host)
+    there = train("--procs", "1", "--workers", *(url(host.address) for host in lab.hosts), env=secret_of(lab.hosts[0]))
+    here = train("--procs", "3")
+    assert there[0].startswith("3 ranks on cpu, ")
+    # The same ranks read the same text, and gloo adds in the same order: the losses are equal, and so are the parameters.
+    kept = re.compile(r"\d+ ranks on|train loss|val   loss|rank \d: parameters|parameters equal")
+    assert [line for line in there if kept.match(line)] == [line for line in here if kept.match(line)]

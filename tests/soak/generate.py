@@ -27,11 +27,13 @@ from tests.soak.program import (
     Calm,
     Cast,
     Cut,
+    CutHosts,
     Disturb,
     Freeze,
     Hold,
     Join,
     Kill,
+    KillHost,
     Lose,
     Open,
     Operation,
@@ -48,6 +50,7 @@ from tests.soak.program import (
 
 KINDS = ("Plain", "Looped", "Concurrent")
 _LARGE = 0.01  # share of programs with up to 64 processes
+_SPREAD = 0.35  # share of programs with several hosts
 _MOST_PROCS, _MOST_MESHES = 3, 5  # meshes in a program
 _LONGEST_DELAY = 0.2  # seconds; of one rule
 _SWITCHES = (5e-3, 1e-4, 1e-6)
@@ -63,6 +66,9 @@ class _Author:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self._large = rng.random() < _LARGE
+        self._hosts = rng.choice((2, 2, 3)) if rng.random() < _SPREAD else 0
+        self._gateway = 0 if self._hosts and rng.random() < 0.25 else None
+        self._killed = False  # whether a host is
         self._procs: dict[str, int] = {}  # name -> size
         self._meshes: dict[str, int] = {}
         self._owned: list[str] = []  # meshes that the client spawned
@@ -82,7 +88,7 @@ class _Author:
             made = maker()
             if made is not None:
                 self._operations.append(made)
-        return Program(seed, tuple(self._operations), rng.choice(_SWITCHES))
+        return Program(seed, tuple(self._operations), rng.choice(_SWITCHES), self._hosts, self._gateway)
 
     def _favoured(self) -> dict[Callable[[], Operation | None], float]:
         usual: dict[Callable[[], Operation | None], float] = {
@@ -101,6 +107,8 @@ class _Author:
             self._calm: 1,
             self._lose: 0.5,
             self._cut: 1,
+            self._cut_hosts: 4 if self._hosts else 0,
+            self._kill_host: 1.5 if self._hosts else 0,
             self._advance: 1,
             self._join: 1,
         }
@@ -135,6 +143,11 @@ class _Author:
         if len(self._procs) == _MOST_PROCS:
             return None
         rng, name = self._rng, f"p{len(self._procs)}"
+        if self._hosts and rng.random() < 0.7:
+            first = rng.randrange(self._hosts)
+            hosts = (first,) if rng.random() < 0.5 else tuple(range(first, self._hosts))
+            self._procs[name] = len(hosts) if len(hosts) > 1 else rng.choice((1, 1, 2))
+            return SpawnProcs(name, self._procs[name], hosts)
         self._procs[name] = rng.randint(8, 64) if self._large and not self._procs else rng.choice((1, 1, 2, 2, 3))
         return SpawnProcs(name, self._procs[name])
 
@@ -258,6 +271,19 @@ class _Author:
         return Cut(
             self._any_place(), process(*self._any_procs()), tuple(self._work() for _ in range(rng.randint(0, 4)))
         )
+
+    def _cut_hosts(self) -> CutHosts:
+        rng = self._rng
+        one, other = rng.sample((CLIENT, *range(self._hosts)), 2)
+        casts = tuple(self._work() for _ in range(rng.randint(0, 4)))
+        return CutHosts(one, other, rng.random() < 0.5, casts)
+
+    def _kill_host(self) -> KillHost | None:
+        if self._killed:
+            return None
+        self._killed = True
+        # Without the gateway nobody hears for a while how it is with the others.
+        return KillHost(self._rng.randrange(0 if self._gateway is None else 1, self._hosts), self._rng.random() < 0.5)
 
     def _advance(self) -> Advance:
         return Advance(self._rng.choice((0.01, 0.1, 0.5)))

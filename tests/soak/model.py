@@ -36,6 +36,7 @@ _REFUSALS = (  # what operations may be refused with, and restarts may end with
     "was stopped",
     "no simulated process lives at",
     "cannot be restarted, because its process",
+    "cannot be restarted, its host",
     "constructed on purpose to fail",
     "restarted by its owner",
     "the connection to",

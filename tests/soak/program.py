@@ -18,11 +18,19 @@ WORK, FAIL, ABORT, EXIT, LEAVE = "work", "fail", "abort", "exit", "leave"
 
 @dataclass(frozen=True)
 class SpawnProcs:
+    """On the client's host, on one of the `hosts` (indices), or one process on each of several that follow each other."""
+
     procs: str
     size: int
+    hosts: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.procs} = this_host().spawn_procs({{'gpus': {self.size}}})"
+        if len(self.hosts) > 1:
+            return (
+                f"{self.procs} = cluster.hosts.slice(hosts=slice({self.hosts[0]}, {self.hosts[-1] + 1})).spawn_procs()"
+            )
+        where = f"cluster.hosts.slice(hosts={self.hosts[0]})" if self.hosts else "this_host()"
+        return f"{self.procs} = {where}.spawn_procs({{'gpus': {self.size}}})"
 
 
 @dataclass(frozen=True)
@@ -216,6 +224,33 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class CutHosts:
+    """The connections between two hosts break while `casts`, and whatever else, are under way. `parted`: they cannot connect
+    again until the next Join, or until a second has passed. No failure: nothing may come of it."""
+
+    one: int | str
+    other: int | str
+    parted: bool
+    casts: tuple[Cast, ...]
+
+    def __str__(self) -> str:
+        casts = "; ".join(map(str, self.casts))
+        what = "part_hosts" if self.parted else "cut_hosts"
+        return f"{casts}{'; ' if casts else ''}cluster.{what}({self.one!r}, {self.other!r})"
+
+
+@dataclass(frozen=True)
+class KillHost:
+    """A host loses power, or its agent is killed and its processes with it."""
+
+    host: int
+    power: bool
+
+    def __str__(self) -> str:
+        return f"cluster.{'kill_agent' if self.power else 'kill_host'}({self.host})"
+
+
+@dataclass(frozen=True)
 class Advance:
     seconds: float
 
@@ -233,20 +268,24 @@ class Join:
 
 Operation = (
     SpawnProcs | Spawn | Cast | Hold | Open | Kill | Freeze | StopActors | StopProcs | RestartActors | RestartProcs | Disturb
-    | Calm | Lose | Cut | Advance | Join
+    | Calm | Lose | Cut | CutHosts | KillHost | Advance | Join
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Program:
-    """`switch_interval`: how soon Python takes the interpreter from a thread, in seconds; shakes the interleaving."""
+    """`switch_interval`: how soon Python takes the interpreter from a thread, in seconds; shakes the interleaving. `hosts`,
+    `gateway`: see InProcessCluster."""
 
     seed: int
     operations: Sequence[Operation] = field(default_factory=tuple)
     switch_interval: float = 0.005
+    hosts: int = 0
+    gateway: int | None = None
 
     def __str__(self) -> str:
-        return "\n".join(f"  {index:3}  {operation}" for index, operation in enumerate(self.operations))
+        lines = [f"  InProcessCluster(hosts={self.hosts}, gateway={self.gateway})"] if self.hosts else []
+        return "\n".join(lines + [f"  {index:3}  {operation}" for index, operation in enumerate(self.operations)])
 
 
 def _selection(rank: int | None, failed: bool) -> str:

@@ -30,11 +30,13 @@ from tests.soak.program import (
     Calm,
     Cast,
     Cut,
+    CutHosts,
     Disturb,
     Freeze,
     Hold,
     Join,
     Kill,
+    KillHost,
     Lose,
     Open,
     Operation,
@@ -51,6 +53,10 @@ from tests.soak.program import (
 PATIENCE = 20.0  # real seconds for a whole program; what is not there by then never comes
 _QUIET = 0.1  # real seconds
 _LIMIT = 1.0  # virtual seconds of the runtime's own limits that programs run into
+_LIMIT_SPREAD = 8.0  # with several hosts: what comes over a link that is down has to come in time
+_LOST = 4.0  # virtual seconds in which hosts that cannot connect lose each other
+_PARTED = 1.0  # virtual seconds that hosts may be parted: well below that
+_BEAT = 0.5  # virtual seconds
 _ROLL_CALL = 1_000_000  # its messages are numbered from here
 
 
@@ -76,11 +82,22 @@ def _settings_for(program: Program) -> Iterator[None]:
     sys.setswitchinterval(program.switch_interval)
     logger.setLevel(logging.CRITICAL)
     try:
-        with monarch.configured(pending_actor_delivery_timeout=f"{_LIMIT:g}s"):
+        with monarch.configured(**_limits(program)):
             yield
     finally:
         logger.setLevel(level)
         sys.setswitchinterval(interval)
+
+
+def _limits(program: Program) -> dict[str, str]:
+    limit = _LIMIT_SPREAD if program.hosts else _LIMIT
+    return {
+        "pending_actor_delivery_timeout": f"{limit:g}s",
+        "server_heartbeat_interval": f"{_BEAT:g}s",
+        "channel_reconnect_timeout": f"{_LOST:g}s",
+        "mesh_orphan_timeout": f"{_LOST:g}s",
+        "mesh_attach_config_timeout": f"{_LOST:g}s",
+    }
 
 
 def _threads_left(before: set[threading.Thread]) -> list[str]:
@@ -104,7 +121,16 @@ class _Runner:
         self.history = History()
         self._program = program
         self._clock = VirtualClock()
-        self._cluster = InProcessCluster(clock=self._clock, seed=program.seed, patience=5.0)
+        self._cluster = InProcessCluster(
+            clock=self._clock, seed=program.seed, patience=5.0, hosts=program.hosts, gateway=program.gateway
+        )
+        self._limit = _LIMIT_SPREAD if program.hosts else _LIMIT
+        self._places: dict[str, int | str] = {}  # process -> its host
+        self._dead: int | None = None  # the host that was killed
+        self._unnoticed = False  # its death may not be known to all
+        self._partings: list[Any] = []
+        self._parted_at = 0.0
+        self._torn = False  # links were cut since the last Join
         self._until = time.monotonic() + patience
         self._shared = Local(self.history)
         self._procs: dict[str, Any] = {}
@@ -116,7 +142,7 @@ class _Runner:
         self._answers: list[tuple[Cast, Any]] = []
         self._ends: list[tuple[str, Any, Struck]] = []  # of stops and restarts: what, its Future, what it is the end of
         self._delays = 0.0  # seconds that frames under way may take at most
-        self._needs_time = any(map(_needs_time, program.operations))
+        self._needs_time = bool(program.hosts) or any(map(_needs_time, program.operations))
         self._doing = "the beginning"
 
     def run(self) -> list[str]:
@@ -143,7 +169,7 @@ class _Runner:
         try:
             match operation:
                 case SpawnProcs():
-                    self._procs[operation.procs] = this_host().spawn_procs({"gpus": operation.size})
+                    self._spawn_procs(operation)
                 case Spawn():
                     self._spawn(operation)
                 case Cast():
@@ -167,8 +193,12 @@ class _Runner:
                     self._lose(operation)
                 case Cut():
                     self._cut(operation)
+                case CutHosts():
+                    self._cut_hosts(operation)
+                case KillHost():
+                    self._kill_host(operation)
                 case Advance():
-                    self._clock.advance(operation.seconds)
+                    self._advance(operation.seconds)
                 case Join():
                     self._join()
         except Missing:
@@ -176,10 +206,29 @@ class _Runner:
         except (RuntimeError, ValueError) as exc:
             self.history.note(Refused(str(operation), type(exc).__name__, str(exc)))
 
+    def _spawn_procs(self, spawn: SpawnProcs) -> None:
+        hosts = self._cluster.hosts if spawn.hosts else None
+        places = [process(spawn.procs, rank) for rank in range(spawn.size)]
+        if hosts is None:
+            self._procs[spawn.procs] = this_host().spawn_procs({"gpus": spawn.size})
+        elif len(spawn.hosts) == 1:
+            self._procs[spawn.procs] = hosts.slice(hosts=spawn.hosts[0]).spawn_procs({"gpus": spawn.size})
+        else:
+            whole = hosts.slice(hosts=slice(spawn.hosts[0], spawn.hosts[-1] + 1))
+            self._procs[spawn.procs] = whole.spawn_procs()
+        for rank, place in enumerate(places):
+            self._places[place] = spawn.hosts[rank % len(spawn.hosts)] if spawn.hosts else CLIENT
+        lost = tuple(place for place in places if self._places[place] == self._dead)
+        if lost:
+            struck = Struck("kill", places=lost)
+            self.history.note(struck)
+            self.history.note(Done(struck))
+            self._unnoticed = True
+
     def _spawn(self, spawn: Spawn) -> None:
         procs = self._find(self._procs, spawn.procs)
         places = tuple(process(spawn.procs, spawn.first + rank) for rank in range(spawn.count))
-        view = procs.slice(gpus=slice(spawn.first, spawn.first + spawn.count))
+        view = procs.slice(**{procs.extent.labels[0]: slice(spawn.first, spawn.first + spawn.count)})
         if spawn.owner is not None:
             self._adopt(spawn, view, places)
             return
@@ -237,6 +286,15 @@ class _Runner:
         self._cluster.kill(procs, kill.rank)
         self.history.note(Done(struck))
 
+    def _kill_host(self, kill: KillHost) -> None:
+        lost = tuple(place for place, host in self._places.items() if host == kill.host)
+        struck = Struck("kill", places=lost)
+        self.history.note(struck)
+        (self._cluster.kill_agent if kill.power else self._cluster.kill_host)(kill.host)
+        self._dead = kill.host
+        self._unnoticed = True
+        self.history.note(Done(struck))
+
     def _end(self, operation: StopActors | StopProcs | RestartActors | RestartProcs) -> None:
         """Begins to stop or restart; how that ends is seen in the next Join."""
         restart = isinstance(operation, (RestartActors, RestartProcs))
@@ -251,7 +309,7 @@ class _Runner:
             ranks = range(len(mesh)) if rank is None else [rank]
             struck = Struck(what, actors=tuple((operation.mesh, rank) for rank in ranks))
         self.history.note(struck)
-        selected = {} if rank is None else {"gpus": rank}
+        selected = {} if rank is None else {mesh.extent.labels[0]: rank}
         future = mesh.restart(failed=failed, **selected) if restart else mesh.stop()
         self._ends.append((str(operation), future, struck))
 
@@ -289,16 +347,20 @@ class _Runner:
     def _lose(self, lose: Lose) -> None:
         self._join()
         here, there = self._address(CLIENT), self._address(lose.target)
+        if self._places.get(lose.target, CLIENT) != CLIENT:  # between hosts nothing is lost
+            for cast in lose.casts:
+                self._do(cast)
+            return
         with self._struck_by_cut(CLIENT, lose.target):
             with self._cluster.network.drop(lose.share, here, there):
                 for cast in lose.casts:
                     self._do(cast)
                 if lose.patient:
-                    self._clock.advance(max(cast.deadline or 0.0 for cast in lose.casts))
+                    self._advance(max(cast.deadline or 0.0 for cast in lose.casts))
             self._cluster.network.cut(here, there)
 
     def _cut(self, cut: Cut) -> None:
-        if cut.source == cut.target:
+        if cut.source == cut.target or self._places.get(cut.source, CLIENT) != self._places.get(cut.target, CLIENT):
             return
         here, there = self._address(cut.source), self._address(cut.target)
         with self._struck_by_cut(cut.source, cut.target):
@@ -314,6 +376,36 @@ class _Runner:
         self._cluster.settle()
         self.history.note(Done(struck))
 
+    def _cut_hosts(self, cut: CutHosts) -> None:
+        for cast in cut.casts:
+            self._do(cast)
+        self._torn = True
+        if cut.parted:
+            if not self._partings:
+                self._parted_at = self._clock.now()
+            self._partings.append(self._cluster.part_hosts(cut.one, cut.other))
+        else:
+            self._cluster.cut_hosts(cut.one, cut.other)
+
+    def _advance(self, seconds: float) -> None:
+        if self._partings and self._clock.now() + seconds > self._parted_at + _PARTED:
+            self._heal()
+        self._clock.advance(seconds)
+
+    def _heal(self) -> None:
+        for parting in self._partings:
+            parting.end()
+        self._partings = []
+
+    def _mend_links(self) -> None:
+        """They dial again, or notice that nobody is there any more."""
+        self._heal()
+        seconds = 2 * _LOST if self._unnoticed else 2.0 if self._torn else 0.0
+        self._torn = self._unnoticed = False
+        for _ in range(round(seconds / _BEAT)):
+            self._cluster.settle()
+            self._clock.advance(_BEAT)
+
     # --- waiting
 
     def _join(self) -> None:
@@ -322,6 +414,7 @@ class _Runner:
         self._cluster.network.calm()
         self._clock.advance(self._delays)
         self._delays = 0.0
+        self._mend_links()
         answers, self._answers = self._answers, []
         for cast, future in answers:
             hear(self.history, CLIENT, cast, lambda future=future, cast=cast: self._wait(future, str(cast)))
@@ -350,7 +443,7 @@ class _Runner:
                     raise
             if patience == left:
                 raise Hang(f"no answer to {what}")
-            self._clock.advance(_LIMIT)
+            self._clock.advance(self._limit)
 
     def _open_gates(self) -> None:
         for gate in self._gates.values():
@@ -387,7 +480,7 @@ class _Runner:
         while not self.history.wait_for(lambda facts: not model.owed(facts), _QUIET if self._needs_time else PATIENCE):
             if time.monotonic() > self._until:
                 raise Hang(f"nobody was told of the end of {model.owed(self.history.facts())}, nor was it restarted")
-            self._clock.advance(_LIMIT)
+            self._clock.advance(self._limit)
 
     def _stop_everything(self) -> None:
         for name in self._owned:
@@ -400,15 +493,17 @@ class _Runner:
         """What is left when everything was stopped, and what goes by itself had the time to."""
         while (left := self._left()) and time.monotonic() < self._until:
             self._cluster.settle()
-            self._clock.advance(_LIMIT)
+            self._clock.advance(self._limit)
         return left
 
     def _left(self) -> list[str]:
         cluster = self._cluster
         proc, layer = cluster._proc, cluster._proc.mesh
+        attached: Any = cluster.hosts._session if self._program.hosts else None  # waits for the end of its hosts
+        ports = [entry for entry in proc.ports.entries() if attached is None or entry is not attached._living]
         left = {
             "actors of the client": proc.actors,
-            "ports of the client": [_shown_port(entry) for entry in list(proc.ports._entries.values())],
+            "ports of the client": [_shown_port(entry) for entry in ports],
             "messages for unknown actors": proc._unknown,
             "meshes in the ledger": layer.ledger._entries,
             "actor meshes": layer.actors,
@@ -429,7 +524,7 @@ class _Runner:
         found = self._find(self._meshes, mesh)
         if rank is None or len(found) == 1:
             return found
-        return found.slice(gpus=rank)
+        return found.slice(**{found.extent.labels[0]: rank})
 
     def _situation(self) -> str:
         frames = sys._current_frames()

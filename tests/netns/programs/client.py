@@ -12,13 +12,12 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import monarch.actor
 from monarch.actor import Actor, ActorMesh, HostMesh, attach_to_workers, current_rank, endpoint
 
-SECONDS = 25.0
+SECONDS = 60.0
 
 
 class Resident(Actor):
@@ -48,6 +47,10 @@ class Resident(Actor):
     @endpoint
     def cast(self, number: int) -> None:
         self.log.append(f"cast {number}")
+
+    @endpoint
+    def heard_count(self) -> int:
+        return len(self.log)
 
     @endpoint
     def heard(self) -> list[str]:
@@ -107,7 +110,9 @@ class Load:
         """Waits for `count` more answers, or a failure."""
         with self.changed:
             wanted = self.answered + count
-            assert self.changed.wait_for(lambda: self.answered >= wanted or self.failures, SECONDS), "no more answers come"
+            assert self.changed.wait_for(lambda: self.answered >= wanted or self.failures, SECONDS), (
+                "no more answers come"
+            )
             return self.answered
 
     def end(self) -> dict[str, Any]:
@@ -119,28 +124,38 @@ class Load:
 
 
 class Casts:
-    """Broadcasts, one after the other, until one is refused."""
+    """Broadcasts, one after the other, not many of them ahead of an answer, until they are to end."""
 
-    def __init__(self, residents: Any) -> None:
+    AHEAD = 100
+
+    def __init__(self, residents: Any, survivors: Any) -> None:
         self._residents = residents
+        self._survivors = survivors
+        self._ending = threading.Event()
         self._changed = threading.Condition()
-        self.sent, self.ended = 0, ""
-        threading.Thread(target=self._send, daemon=True).start()
+        self.sent = 0
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
 
     def _send(self) -> None:
-        while not self.ended:
-            try:
+        while not self._ending.is_set():
+            for _ in range(self.AHEAD):
                 self._residents.cast.broadcast(self.sent)
-            except Exception as error:
-                self.ended = f"{type(error).__name__}: {error}"
-            else:
                 self.sent += 1
+            self._survivors.heard_count.call().get(SECONDS)
             with self._changed:
                 self._changed.notify_all()
 
-    def wait_for(self, what: Callable[[], Any]) -> None:
+    def more(self, count: int) -> None:
+        wanted = self.sent + count
         with self._changed:
-            assert self._changed.wait_for(what, SECONDS), f"{self.sent} broadcasts, and nothing more comes of it"
+            assert self._changed.wait_for(lambda: self.sent >= wanted, SECONDS), f"stuck at {self.sent} broadcasts"
+
+    def end(self) -> int:
+        self._ending.set()
+        self._thread.join(SECONDS)
+        assert not self._thread.is_alive(), "a broadcast hangs"
+        return self.sent
 
 
 class Client:
@@ -152,7 +167,7 @@ class Client:
         self.residents: Any
         self.load: Load
         self.casts: Casts
-        self.faults: list[str] = []
+        self.faults: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def attach(self, *workers: str, **options: Any) -> dict[str, int]:
         """A mesh of the hosts, complete."""
@@ -202,15 +217,21 @@ class Client:
     def end(self) -> dict[str, Any]:
         return self.load.end()
 
-    def begin_casts(self, count: int) -> None:
-        """Broadcasts that go on; `count` have been sent."""
-        self.casts = Casts(self.residents)
-        self.casts.wait_for(lambda: self.casts.sent >= count)
+    def begin_casts(self, spared: int) -> None:
+        """Broadcasts that go on, to all; hosts from `spared` on are those that will not die."""
+        self.casts = Casts(self.residents, self.residents.slice(hosts=slice(spared, None)))
 
-    def end_casts(self) -> list[Any]:
-        """When one is refused: how many were not, and the refusal."""
-        self.casts.wait_for(lambda: self.casts.ended)
-        return [self.casts.sent, self.casts.ended]
+    def more_casts(self, count: int) -> None:
+        """Waits for so many more."""
+        self.casts.more(count)
+
+    def fault(self) -> str:
+        """Waits for a failure to reach the root."""
+        return self.faults.get(timeout=SECONDS)
+
+    def end_casts(self) -> int:
+        """How many were sent."""
+        return self.casts.end()
 
     def end_when_it_fails(self) -> dict[str, Any]:
         with self.load.changed:
@@ -234,8 +255,8 @@ class Client:
         return {"sent": sent_by_then, "answers": [sorted(set(future.get(SECONDS).values())) for future in futures]}
 
     def told(self) -> list[str]:
-        """The failures that reached the root so far."""
-        return self.faults
+        """The failures that reached the root, those that `fault` gave left out."""
+        return [self.faults.get() for _ in range(self.faults.qsize())]
 
     def stop(self) -> None:
         self.hosts.stop().get(SECONDS)
@@ -246,7 +267,7 @@ class Client:
 
 def main() -> None:
     client = Client()
-    monarch.actor.unhandled_fault_hook = lambda failure: client.faults.append(str(failure))
+    monarch.actor.unhandled_fault_hook = lambda failure: client.faults.put(str(failure))
     for line in sys.stdin:
         name, *arguments = json.loads(line)
         options = arguments.pop() if arguments and isinstance(arguments[-1], dict) else {}
