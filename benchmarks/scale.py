@@ -1,7 +1,7 @@
-"""How do calls, broadcasts and spawns grow with the number of processes and hosts? And what does the tree of agents bring?
+"""How do calls, broadcasts and spawns grow with the number of processes and hosts? What does the tree of agents bring?
 
-Hosts are stood for by worker agents on this machine (ipc:// addresses), so everything shares its cores: elapsed times say what
-the whole mesh costs here, processor times what each part of it does. `docs/scale.md` says what follows for real clusters.
+Hosts are stood for by worker agents on this machine (ipc:// addresses), so everything shares its cores: elapsed times
+say what the whole mesh costs here, processor times what each part of it does. `docs/scale.md` says what follows for clusters.
 Where real processes do not fit, and beside them for comparison, the cluster in memory of `monarch.testing` is measured.
 
     python benchmarks/scale.py [--quick] [--rounds N] [--only hosts,cluster] [--plot docs/scale.svg] [--from FILE]
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -33,7 +34,7 @@ FULL: dict[str, Any] = {
     "vary": [64, 4],
     "vary_hosts": [4, 16, 64],
     "widths": [2, 4, 16, 64],
-    "crossing": [[1, 1], [1, 2], [1, 4], [2, 1], [4, 1], [2, 4], [8, 1]],
+    "crossing": [[1, 1], [1, 2], [1, 4], [1, 8], [2, 1], [4, 1], [8, 1], [16, 1], [2, 4], [4, 4], [8, 4]],
     "least": 8,
     "most": 300,
     "seconds": 1.5,
@@ -54,6 +55,7 @@ MEMORY: dict[str, Any] = {**FULL, "shapes": [[1, 1], [1, 8], [8, 8], [16, 16], [
 QUICK_MEMORY = {**MEMORY, "shapes": [[1, 1], [1, 8], [8, 8]], "seconds": 0.3}
 BYTES_A_PROC, BYTES_A_HOST = 10e6, 40e6  # of real processes; of an agent and its fork server
 CORES = os.cpu_count() or 1
+_SHAPE = f"  {'hosts':>6}{'procs':>7}"
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -69,6 +71,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 1 when a run failed."""
     options = parse(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # or what runs would be left behind
     if options.recorded:
         record = json.loads(options.recorded.read_text().splitlines()[-1])
     else:
@@ -207,7 +210,8 @@ def growth(points: Points) -> list[str]:
 def client(points: Points) -> list[str]:
     lines = [
         f"  {'':>13}{'a cast':>30}{'a call':>36}",
-        f"  {'hosts':>6}{'procs':>7}{'thread':>10}{'I/O':>10}{'agent':>10}{'issue':>12}{'thread':>12}{'I/O':>12}{'agent':>12}",
+        "".join([_SHAPE, *(f"{who:>10}" for who in ("thread", "I/O", "agent"))])
+        + "".join(f"{who:>12}" for who in ("issue", "thread", "I/O", "agent")),
     ]
     for point in points:
         cast = "".join(f"{point[f'cast_{who}_cpu'] * 1e6:>10.1f}" for who in ("client", "io", "agent"))
@@ -232,9 +236,8 @@ def crossing(points: Points) -> list[str]:
     for direct, tree in zip(points[::2], points[1::2], strict=True):
         ratios = (tree["call"] / direct["call"], busy(tree, "call") / busy(direct, "call"))
         casts = (tree["cast"] / direct["cast"], tree["cast_issue"] / direct["cast_issue"])
-        lines.append(
-            f"  {direct['hosts']:>6}{direct['procs']:>7}{ratios[0]:>10.2f}{ratios[1]:>16.2f}{casts[0]:>10.2f}{casts[1]:>12.2f}"
-        )
+        shape = f"  {direct['hosts']:>6}{direct['procs']:>7}"
+        lines.append(f"{shape}{ratios[0]:>10.2f}{ratios[1]:>16.2f}{casts[0]:>10.2f}{casts[1]:>12.2f}")
     return lines
 
 
@@ -252,9 +255,7 @@ def fitted(points: Points) -> list[str]:
         parts = ", ".join(f"{constant * 1e6:.3g} {name}" for name, constant in found.constants.items())
         lines.append(f"  {kind:<14}{parts:<46} median error {found.error:.0%}")
     lines += ["", f"model against measured: all work / {CORES} cores, and elapsed [ms]"]
-    lines.append(
-        f"  {'hosts':>6}{'procs':>7}{'call: model':>14}{'work':>10}{'elapsed':>10}{'cast: model':>14}{'work':>10}{'elapsed':>10}"
-    )
+    lines.append(_SHAPE + "".join(f"{what + ': model':>14}{'work':>10}{'elapsed':>10}" for what in ("call", "cast")))
     for point in shaped:
         line = f"  {point['hosts']:>6}{point['procs']:>7}"
         for what in ("call", "cast"):

@@ -2,7 +2,7 @@
 
     python examples/ddp.py                                    # four processes, under a minute on two cores
     python examples/ddp.py --procs 8 --device cuda --batch 64  # one process a device
-    python examples/ddp.py --workers tcp://node1:26600 tcp://node2:26600  # four processes on each of two hosts (docs/hosts.md)
+    python examples/ddp.py --workers tcp://node1:26600 tcp://node2:26600  # two hosts, four processes each: docs/hosts.md
 
 The text is the standard library's own source, which every machine that has Python has. There is no launcher:
 `main` below spawns one `Trainer` actor a process and tells them what to do next. Needs torch >= 2.6.

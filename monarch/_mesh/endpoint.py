@@ -349,7 +349,7 @@ class Endpoint(Generic[P, R]):
             receivers = plan.receivers if only is None else plan.receivers[only : only + 1]
         key, method, unique, view = spec.key, self._name, sender.unique, plan.view
         entry: Entry | None = None
-        number, back = 0, ""
+        number, back, alone = 0, "", False
         if isinstance(reply, Port):
             number = reply._number
             back = "" if reply._address == proc.address else reply._address
@@ -359,6 +359,7 @@ class Endpoint(Generic[P, R]):
             if known is not None:
                 entry.give_up(failure_error(known, f"{spec.name}.{method}"))
                 return
+            alone = entry.sending = parted is None and len(receivers) == 1
             number = proc.ports.add(entry)
             if self._timeout is not None:
                 entry.expire_after(proc, self._timeout)
@@ -386,7 +387,9 @@ class Endpoint(Generic[P, R]):
                 key, unique, next_number(key, receiver), method, number, back, index, view, adverb, incarnation
             )
             try:
-                proc.post(address, message, body, buffers, lazy)
+                taken = proc.post(address, message, body, buffers, lazy)
+                if alone:
+                    entry.sent(taken)  # type: ignore[union-attr]
             except PeerEnded as exc:
                 failure = process_failure(spec, exc.why, [rank])
                 if entry is not None:

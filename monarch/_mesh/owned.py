@@ -267,12 +267,12 @@ class OwnedProcs:
                     RuntimeError(f"the mesh {self.spec.name!r} was stopped: spawn new processes with spawn_procs()")
                 )
             for rank in ranks:
-                host = self.spec.hosts[rank // self._per_host]
-                if host in self.lost:
+                there = self.spec.hosts[rank // self._per_host]
+                if there in self.lost:
                     return Done(
                         RuntimeError(
-                            f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {host} is gone "
-                            f"({self.lost[host]}): attach a host that lives, and spawn there"
+                            f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {there} is gone "
+                            f"({self.lost[there]}): attach a host that lives, and spawn there"
                         )
                     )
             for rank in ranks:

@@ -119,7 +119,7 @@ class Routes:
 
     def gone(self, name: str) -> None:
         """The process has ended; if it never said hello, what waits for it is given up. Senders hear of its end."""
-        self._local.pop(name, None)  # its connection may be there for a little longer, and takes nothing for a successor
+        self._local.pop(name, None)  # its connection may stay a little longer: nothing for a successor goes there
         self._early_bytes -= sum(map(_size, self._early.pop(name, ())))
 
     def processes(self) -> list[Connection]:

@@ -175,8 +175,9 @@ class Proc:
 
     def post(
         self, address: str, msg: Any, body: bytes = b"", buffers: Sequence[memoryview] = (), lazy: float = 0.0
-    ) -> None:
-        """Sends a message: here, or to another process. Raises PeerEnded, MessageTooLargeError; may wait for room."""
+    ) -> Connection | None:
+        """Sends a message: here, or to another process. Returns the connection that took it, None when it stayed here or is
+        kept for later. Raises PeerEnded, MessageTooLargeError; may wait for room."""
         peer = self._peers.get(address)
         if peer is not None and not buffers and not lazy and len(body) < frames.SMALL:
             connection = peer.connection
@@ -185,10 +186,10 @@ class Proc:
                 if connection.route:
                     head = enclose(connection.route, head)
                 if connection.send_small(frames.encode_small(head, body)):
-                    return
+                    return connection
         if address == self.address:
             self._receive_here(msg, body, buffers)
-            return
+            return None
         if peer is None:
             peer = self.peer(address)
         head = message.encode(msg)
@@ -196,7 +197,7 @@ class Proc:
         size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
         wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
         port = msg.port if type(msg) is Call else 0
-        peer.send(pieces, wait, lazy if size < _WAIT_FROM else 0.0, port)
+        return peer.send(pieces, wait, lazy if size < _WAIT_FROM else 0.0, port)
 
     def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> None:
         """Raises MessageTooLargeError when a message of this size cannot be sent."""
@@ -767,7 +768,7 @@ class Proc:
         count = self._broken.pop(address, None)
         if count is not None:
             what = f"the connection to {address} broke while the call was under way; it may have run there or not"
-            self.ports.connection_broke(address, range(count), late, Failure(what))
+            self.ports.connection_broke(address, range(count), late, Failure(what), peer.spared)
             for owner_proc, ended in list(self._told):
                 if owner_proc == address:
                     self._post_quietly(address, ended)
@@ -817,10 +818,9 @@ class Proc:
             self.on_process_ended(ProcEnded(agent, 0, 1, False, [], why))
         for address in sorted(known.union(self.addresses_on(host))):
             self.on_process_ended(ProcEnded(address, 0, 1, False, [], why, _NEWEST))
-        if agent in self._peers:
-            if agent != agent_of(self.address):  # another may be reached there one day
-                self._peers.pop(agent, None)
-                self._relays.pop(agent, None)
+        if agent != agent_of(self.address):  # another may be reached there one day
+            self._peers.pop(agent, None)
+            self._relays.pop(agent, None)
 
     def _forget_peer(self, address: str) -> None:
         peer = self._peers.get(address)

@@ -24,6 +24,7 @@ from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Failure,
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
     from monarch._runtime.proc import Proc
+    from monarch._wire.transport.base import Connection
 
 # (rank, kind, body, buffers) as they came; decoded by whoever observes them.
 Raw = tuple[int, int, Buffer, Sequence[Buffer]]
@@ -151,11 +152,17 @@ class Ports:
         """A number above those of all ports there are, and below those to come."""
         return next(self._numbers)
 
-    def connection_broke(self, address: str, ports: range, late: Container[int], failure: Failure) -> None:
-        """Tells whatever waits at these ports for an answer from that process, but for those in `late`."""
+    def connection_broke(
+        self, address: str, ports: range, late: Container[int], failure: Failure, spared: Connection | None = None
+    ) -> None:
+        """Tells whatever waits at these ports for an answer from that process, but for those in `late`. What is being sent
+        just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
         for entry in list(self._entries.values()):
             if entry.number in ports and entry.number not in late:
-                entry.connection_broke(address, failure)
+                if entry.waits_for(address):
+                    entry.torn = (address, failure, spared)
+                if not entry.sending:  # looked at after that was said: one of the two sees what the other did
+                    entry.connection_broke(address, failure)
 
     def close_all(self, failure: Failure) -> None:
         for entry in list(self._entries.values()):
@@ -173,7 +180,7 @@ _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("number", "owner", "table", "target", "timer")
+    __slots__ = ("number", "owner", "sending", "table", "target", "timer", "torn")
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
@@ -182,6 +189,9 @@ class Entry(Source):
         self.target = target
         self.timer: Any = None
         self.owner: Instance | None = None  # the actor that opened the port
+        self.sending = False  # its message to one receiver is being sent
+        # (process, what became of it, connection that was spared): a connection broke.
+        self.torn: tuple[str, Failure, Connection | None] | None = None
 
     def receive(self, raw: Raw) -> None:
         raise NotImplementedError
@@ -203,6 +213,14 @@ class Entry(Source):
         """That process lives, and what was under way to it or from it may be lost."""
         if self.target is not None and self.waits_for(address):
             self.fail(failure)
+
+    def sent(self, taken: Connection | None) -> None:
+        """The message has left for its only receiver; `taken` is the connection that took it. If another one to there broke
+        meanwhile, nothing is lost where that was made since."""
+        self.sending = False
+        torn = self.torn
+        if torn is not None and (taken is None or taken.lost or taken is torn[2]):
+            self.connection_broke(*torn[:2])
 
     def unanswered(self) -> list[int]:
         """Ranks of the addressed view that have not answered."""
@@ -277,7 +295,8 @@ class OneReply(_Result):
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = None
+        self.timer = self.owner = self.torn = None
+        self.sending = False
         self._raw: Raw | None = None
         self._error = None
         self.rank = rank

@@ -57,6 +57,7 @@ class Peer:
         "late",
         "listens",
         "route",
+        "spared",
         "torn",
         "watched",
     )
@@ -77,6 +78,7 @@ class Peer:
         self.broken = False  # asking because a connection broke: what was under way on it may be lost
         self.late: set[int] = set()  # ports of messages that a broken connection did not take: nothing of them is lost
         self.torn = False  # whether a connection to that process ever broke: messages to it may be missing there
+        self.spared: Connection | None = None  # ours when another one broke, so it is older than that
         self._lost: Connection | None = None
         self._dial = dial
         self._ask = ask
@@ -107,17 +109,18 @@ class Peer:
         connection = self.connection
         return self._kept_bytes + (connection.queued if connection is not None else 0)
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, port: int = 0) -> None:
-        """Writes, dials and writes, or keeps. Raises PeerEnded. `port`: where the answer to it is awaited, 0 for none."""
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, port: int = 0) -> Connection | None:
+        """Writes, dials and writes, or keeps. Returns the connection that took it, None when it is kept. Raises PeerEnded.
+        `port`: where the answer to it is awaited, 0 for none."""
         while True:
             connection = self.connection
             if connection is None:
                 connection = self._connect_or_keep(pieces, port)
                 if connection is None:
-                    return
+                    return None
             try:
                 connection.send(pieces, wait, lazy)
-                return
+                return connection
             except ConnectionLost:
                 self.lost(connection, port)
 
@@ -171,6 +174,7 @@ class Peer:
             if self.connection is connection:
                 self.connection = None
                 self.late.clear()  # those before were sent on this one
+            self.spared = self.connection
             if port is not None:
                 self.late.add(port)
             if self.ended is not None or self.asking:

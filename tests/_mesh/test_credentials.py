@@ -74,7 +74,9 @@ def test_certificates_are_bytes_or_files_or_named_by_the_environment(
         monkeypatch.setenv(f"MONARCH_TLS_{variable}", str(files[name]))
     assert given(EXPOSED) == expected
     assert own_credentials().ca == b"authority"
-    with pytest.warns(UserWarning, match="without a secret"):  # asked for: no certificates, whatever the environment says
+    with pytest.warns(
+        UserWarning, match="without a secret"
+    ):  # asked for: no certificates, whatever the environment says
         assert given(EXPOSED, ca=TRUST_ALL) == Credentials()
 
 

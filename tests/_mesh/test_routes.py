@@ -37,7 +37,12 @@ class End:
     def send(self, pieces: Sequence[Any], *_: Any, **__: Any) -> None:
         if self.lost:
             raise ConnectionLost("gone")
-        self.got += [message.decode(frame.head) for frame in frames.Decoder(1 << 20).feed(b"".join(map(bytes, pieces)))]
+        decoder, data = frames.Decoder(), b"".join(map(bytes, pieces))
+        while data:
+            room = decoder.get_buffer()[: len(data)]
+            room[:] = data[: len(room)]
+            data = data[len(room) :]
+            self.got += [message.decode(frame.head) for frame in decoder.received(len(room))]
 
     def accept(self, connection: Any, hello: LinkHello) -> None:
         self.accepted.append(hello)

@@ -168,13 +168,16 @@ def in_loop(loop: Loop, fn: Callable[[], Any]) -> Any:
 class Gate:
     """The agent at the port of a host: hands over what comes for its process."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, net: Net) -> None:
         self._process = process
+        self._net = net
 
     def connection_received(self, connection: StreamConnection, received: list[Frame]) -> None:
         sock = connection.detach() if len(received) == 1 else None
         if sock is None:
             connection.close("it said more than hello")
+        elif self._net.held is not None:
+            self._net.held.append((self._process, sock, received[0].head))
         else:
             self._process.directs.handed(sock, received[0].head)
 
@@ -191,7 +194,7 @@ class Net:
         self.loop.start()
         self.processes: dict[str, Process] = {}
         self.dials = 0
-        self.sockets: list[socket.socket] = []
+        self.held: list[tuple[Process, socket.socket, bytes]] | None = None  # a list: handovers wait there
         monkeypatch.setattr(direct.tcp, "dial", self._dial)
 
     def process(self, address: str, incarnation: int = 0) -> Process:
@@ -202,8 +205,7 @@ class Net:
     def _dial(self, to: Any, loop: Loop, done: Callable[[Any], None], **_how: Any) -> Any:
         near, far = socket.socketpair()
         self.dials += 1
-        self.sockets.append(near)
-        gate = Gate(self.processes[str(to.dial)])
+        gate = Gate(self.processes[str(to.dial)], self)
 
         def connected() -> None:
             StreamConnection(far, loop, gate, limit=1 << 20).start()
@@ -405,7 +407,12 @@ def test_a_host_that_cannot_be_dialled_is_not_asked_about_again(net: Net) -> Non
 
 def test_two_that_dial_each_other_end_up_with_one_link(net: Net) -> None:
     a, b = net.two()
+    net.held = []
     in_loop(net.loop, lambda: (a.directs.may_dial(MayDial(B)), b.directs.may_dial(MayDial(A))))
+    wait_for(net.loop, lambda: len(net.held or ()) == 2)
+    handovers, net.held = net.held, None
+    for process, sock, hello in handovers:
+        in_loop(net.loop, lambda process=process, sock=sock, hello=hello: process.directs.handed(sock, hello))
     wait_for(net.loop, lambda: sending(a) and len(b.directs.pairs) == 1)
     b.deliver(a)
     a.deliver(b)

@@ -180,6 +180,31 @@ def test_what_is_sent_does_not_wait_for_answers_from_afar(lab: Lab) -> None:
     assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
 
 
+def test_a_client_that_reaches_one_host_goes_through_it_to_the_others(lab: Lab) -> None:
+    workers = [serve(host) for host in lab.hosts[1:]]
+    lab.separate(0, 2)
+    client = Client(lab.hosts[0])
+    client.ask("go_through", url(lab.hosts[1].address))
+    assert client.ask("attach", *(url(host.address) for host in lab.hosts[1:])) == {"hosts": 2}
+    assert [net for net, _, _ in client.ask("spawn", 1)] == [network(host) for host in lab.hosts[1:]]
+    assert client.ask("call_home") == [network(lab.hosts[0])] * 2
+    client.ask("cast", 0, 100)
+    assert client.ask("heard") == [[f"cast {number}" for number in range(100)]] * 2
+    client.ask("shutdown")
+    assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
+
+
+def test_a_client_that_listens(lab: Lab) -> None:
+    workers = [serve(host) for host in lab.hosts[1:]]
+    client = Client(lab.hosts[0])
+    client.ask("listen", f"tcp://{lab.hosts[0].address}:26601")
+    client.ask("attach", *(url(host.address) for host in lab.hosts[1:]))
+    client.ask("spawn", 1)
+    assert client.ask("call_home") == [network(lab.hosts[0])] * 2
+    client.ask("shutdown")
+    assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
+
+
 # --- who may speak
 
 

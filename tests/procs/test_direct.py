@@ -415,7 +415,10 @@ def test_agents_tell_the_secret_to_nobody_else(hosts: Hosts, one: HostMesh) -> N
     far.echo.call_one(1).get(TIMEOUT)
     told: list[Any] = []
     proc = _home()
-    proc.receivers[MayDial], before = lambda connection, may, frame: told.append(connection.remote), proc.receivers[MayDial]
+    proc.receivers[MayDial], before = (
+        lambda connection, may, frame: told.append(connection.remote),
+        proc.receivers[MayDial],
+    )
     try:
         proc.post(agent_at(hosts.workers[0].address), AskDirect("tcp://127.0.0.1:1/x.0"))
         one.spawn_procs().spawn("later", Far).echo.call_one(1).get(TIMEOUT)  # the agent has handled what came before

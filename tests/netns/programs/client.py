@@ -40,6 +40,10 @@ class Resident(Actor):
         return there, (await others.slice(**there).where.call_one())[0]
 
     @endpoint
+    async def ask(self, other: ActorMesh) -> tuple[int, int, int]:
+        return await other.where.call_one()
+
+    @endpoint
     def call(self, number: int) -> int:
         self.log.append(f"call {number}")
         return number
@@ -169,6 +173,12 @@ class Client:
         self.casts: Casts
         self.faults: queue.SimpleQueue[str] = queue.SimpleQueue()
 
+    def go_through(self, worker: str) -> None:
+        monarch.actor.attach(worker)
+
+    def listen(self, transport: str) -> None:
+        monarch.actor.enable_transport(transport)
+
     def attach(self, *workers: str, **options: Any) -> dict[str, int]:
         """A mesh of the hosts, complete."""
         self.hosts = attach_to_workers(workers=workers, **options)
@@ -193,6 +203,11 @@ class Client:
         """Actors beside the residents ask residents of the next host."""
         asking = self.procs.spawn("asking", Resident)
         return list(asking.ask_neighbour.call(self.residents).get(SECONDS).values())
+
+    def call_home(self) -> list[int]:
+        """Residents ask an actor in this process."""
+        mine = monarch.actor.this_proc().spawn("mine", Resident)
+        return [net for net, _, _ in self.residents.ask.call(mine).get(SECONDS).values()]
 
     def ask_each_other(self) -> None:
         self.residents.ask_neighbour.call(self.residents).get(SECONDS)
