@@ -46,12 +46,14 @@ class Fit:
 
 
 def fit(points: Sequence[Counts], values: Sequence[float], terms: Terms) -> Fit:
-    """Least squares of relative errors, so that small meshes count as much as large ones. No constant is below 0: one that
-    would be is left out."""
+    """Least squares, weighted with the inverse of the measured value: between absolute errors, for which small meshes would
+    not count, and relative ones, for which they would be all. No constant is below 0: one that would be is left out."""
     used = dict(terms)
+    weights = [value**-0.5 for value in values]
+    goals = [value**0.5 for value in values]
     while True:
-        rows = [[term(point) / value for term in used.values()] for point, value in zip(points, values, strict=True)]
-        found = dict(zip(used, solve(rows), strict=True))
+        rows = [[weight * term(point) for term in used.values()] for point, weight in zip(points, weights, strict=True)]
+        found = dict(zip(used, solve(rows, goals), strict=True))
         negative = [name for name, constant in found.items() if constant < 0]
         if not negative:
             break
@@ -61,11 +63,13 @@ def fit(points: Sequence[Counts], values: Sequence[float], terms: Terms) -> Fit:
     return Fit(made.constants, errors[len(errors) // 2])
 
 
-def solve(rows: Sequence[Sequence[float]]) -> list[float]:
-    """The x for which the sum of (row . x - 1)**2 is least: normal equations, Gauss-Jordan."""
+def solve(rows: Sequence[Sequence[float]], goals: Sequence[float]) -> list[float]:
+    """The x for which the sum of (row . x - goal)**2 is least: normal equations, Gauss-Jordan."""
     size = len(rows[0]) if rows else 0
     matrix = [
-        [sum(row[i] * row[j] for row in rows) for j in range(size)] + [sum(row[i] for row in rows)] for i in range(size)
+        [sum(row[i] * row[j] for row in rows) for j in range(size)]
+        + [sum(row[i] * goal for row, goal in zip(rows, goals, strict=True))]
+        for i in range(size)
     ]
     for i in range(size):
         pivot = max(range(i, size), key=lambda at: abs(matrix[at][i]))

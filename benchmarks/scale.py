@@ -30,29 +30,31 @@ Points = list[dict[str, Any]]
 # Shapes are (hosts, processes a host). `vary` is the shape on whose processes trees of other widths are tried, and none.
 FULL: dict[str, Any] = {
     "hosts": 64,
-    "shapes": [[1, 1], [1, 8], [8, 1], [4, 4], [4, 16], [64, 1], [16, 4], [64, 4], [16, 16], [64, 16]],
-    "vary": [64, 4],
-    "vary_hosts": [4, 16, 64],
-    "widths": [2, 4, 16, 64],
     "crossing": [[1, 1], [1, 2], [1, 4], [1, 8], [2, 1], [4, 1], [8, 1], [16, 1], [2, 4], [4, 4], [8, 4]],
+    "shapes": [[1, 1], [1, 8], [8, 1], [4, 4], [4, 16], [64, 1], [16, 4], [16, 16], [64, 16], [64, 4]],
+    "vary": [64, 4],
+    "vary_hosts": [16, 64],
+    "widths": [2, 4, 16, 64],
     "least": 8,
     "most": 300,
-    "seconds": 1.5,
+    "seconds": 1.0,  # for the calls of a shape, and about as long for its casts
     "warmup": 2,
+    "budget": 200,  # seconds; what has not begun by then is left out
 }
 QUICK = {
     **FULL,
     "hosts": 16,
+    "crossing": [[1, 2], [2, 1]],
     "shapes": [[1, 1], [1, 8], [8, 1], [16, 1], [8, 8], [16, 4]],
     "vary": [16, 1],
     "vary_hosts": [16],
-    "widths": [2, 4, 16],
-    "crossing": [[1, 1], [1, 2], [2, 1]],
-    "seconds": 0.5,
+    "widths": [2, 16],
+    "seconds": 0.3,
     "least": 5,
+    "budget": 40,
 }
-MEMORY: dict[str, Any] = {**FULL, "shapes": [[1, 1], [1, 8], [8, 8], [16, 16], [64, 16]], "seconds": 1.0}
-QUICK_MEMORY = {**MEMORY, "shapes": [[1, 1], [1, 8], [8, 8]], "seconds": 0.3}
+MEMORY: dict[str, Any] = {**FULL, "shapes": [[1, 1], [1, 8], [8, 8], [16, 16], [64, 16]], "budget": 60}
+QUICK_MEMORY = {**QUICK, "shapes": [[1, 1], [1, 8], [8, 8]]}
 BYTES_A_PROC, BYTES_A_HOST = 10e6, 40e6  # of real processes; of an agent and its fork server
 CORES = os.cpu_count() or 1
 _SHAPE = f"  {'hosts':>6}{'procs':>7}"
@@ -61,9 +63,10 @@ _SHAPE = f"  {'hosts':>6}{'procs':>7}"
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round, up to 64 processes on 16 hosts")
-    parser.add_argument("--rounds", type=int, help="rounds (default 2; quick 1); figures are the median of them")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds (default 1); figures are the median of them")
     parser.add_argument("--only", default="hosts,cluster", help="comma-separated: hosts,cluster")
     parser.add_argument("--plot", type=Path, help="write the figure there (needs matplotlib)")
+    parser.add_argument("--markdown", action="store_true", help="print the tables of docs/scale.md")
     parser.add_argument("--from", dest="recorded", type=Path, help="show a JSON line of an earlier run instead")
     return parser.parse_args(argv)
 
@@ -81,8 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         out.mkdir(exist_ok=True)
         with open(out / "scale.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-    print("\n".join(tables(record)))
-    if options.plot:
+    print("\n".join(markdown(record) if options.markdown else tables(record)))
+    if options.plot and record.get("hosts_points"):
         plot(record, options.plot)
     return 1 if record["problems"] else 0
 
@@ -91,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    rounds = options.rounds or (1 if options.quick else 2)
+    rounds = options.rounds
     asked = {
         "hosts": QUICK if options.quick else FULL,
         "cluster": QUICK_MEMORY if options.quick else MEMORY,
@@ -123,11 +126,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "machine": {"cores": CORES, "arch": platform.machine(), "system": platform.platform(terse=True)},
         "python": platform.python_version(),
         "problems": problems,
+        "left_out": {name: results[0]["left_out"] for name, results in found.items()},
         **{
             f"{name}_{part}": merged([result[part] for result in results])
             for name, results in found.items()
             for part in ("points", "crossing")
-            if part in results[0]
         },
     }
 
@@ -152,7 +155,7 @@ def fitting(params: dict[str, Any]) -> dict[str, Any]:
 
 def merged(rounds: Sequence[Points]) -> Points:
     """The rounds' medians, point by point."""
-    keys = ("hosts", "per_host", "procs", "width")
+    keys = ("hosts", "per_host", "procs", "width")  # two turns of one round count as two rounds
     by_shape: dict[tuple[Any, ...], Points] = {}
     for points in rounds:
         for point in points:
@@ -162,6 +165,7 @@ def merged(rounds: Sequence[Points]) -> Points:
             name: point[name] if name in keys else float(f"{median(other[name] for other in same):.5g}")
             for point in same[:1]
             for name in point
+            if name != "turn"
         }
         for same in by_shape.values()
     ]
@@ -177,6 +181,9 @@ def tables(record: Mapping[str, Any]) -> list[str]:
     ]
     for name, problem in record["problems"].items():
         lines.append(f"  {name} failed: {problem}")
+    for name, shapes in record["left_out"].items():
+        if shapes:
+            lines.append(f"  {name}: left out, time was up: {shapes}")
     points = record.get("hosts_points", [])
     plain = [point for point in points if "width" not in point]
     if plain:
@@ -268,6 +275,55 @@ def fitted(points: Points) -> list[str]:
         cast, row, call = cluster.cast(hosts, 8), cluster.casts(hosts, 8), cluster.call(hosts, 8)
         lines.append(f"  {hosts:>7} hosts{cast * 1e3:>10.2f}{1 / row:>10,.0f}{call * 1e3:>10.1f}")
     return lines
+
+
+def markdown(record: Mapping[str, Any]) -> list[str]:
+    """The tables of docs/scale.md."""
+    points = [
+        {**point, **model.counts(point["hosts"], point["per_host"])}
+        for point in record["hosts_points"]
+        if "width" not in point
+    ]
+    points.sort(key=lambda point: (point["procs"], point["hosts"]))
+    lines = ["| hosts | procs | spawn, s | first call, ms | call, ms | cast, ms | casts/s |", "|---" * 7 + "|"]
+    for point in points:
+        cells = (point["spawn"], point["call_cold"] * 1e3, point["call"] * 1e3, point["cast"] * 1e3)
+        lines.append(row(point["hosts"], int(point["procs"]), *map(short, cells), f"{1 / point['cast']:,.0f}"))
+    lines += ["", "| hosts | procs | cast: thread | I/O | agent | call: thread | I/O | agent |", "|---" * 8 + "|"]
+    for point in points:
+        spent = [point[f"{what}_{who}_cpu"] * 1e6 for what in ("cast", "call") for who in ("client", "io", "agent")]
+        lines.append(row(point["hosts"], int(point["procs"]), *(f"{value:,.0f}" for value in spent)))
+    made = model.fits(points)
+    lines += ["", "| work | constants, µs | median error |", "|---|---|---|"]
+    for kind, found in made.items():
+        parts = ", ".join(f"{constant * 1e6:.3g} {name}" for name, constant in found.constants.items())
+        lines.append(row(kind.replace("_", ", "), parts, f"{found.error:.0%}"))
+    lines += ["", "| hosts | procs | call: model, ms | measured | elapsed | cast: model, ms | measured | elapsed |"]
+    lines.append("|---" * 8 + "|")
+    for point in points:
+        cells = [
+            short(figure * 1e3)
+            for what in ("call", "cast")
+            for figure in (model.work(made, what, point), busy(point, what), point[what])
+        ]
+        lines.append(row(point["hosts"], int(point["procs"]), *cells))
+    cluster = model.Cluster(made, LATENCY)
+    lines += ["", "| hosts | procs | levels | one cast, ms | casts/s | call, ms |", "|---" * 6 + "|"]
+    for hosts in (16, 100, 1000, 10_000):
+        cast, each, call = cluster.cast(hosts, 8), cluster.casts(hosts, 8), cluster.call(hosts, 8)
+        levels = len(cluster.levels(hosts))
+        lines.append(
+            row(f"{hosts:,}", f"{hosts * 8:,}", levels, short(cast * 1e3), f"{1 / each:,.0f}", short(call * 1e3))
+        )
+    return lines
+
+
+def row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def short(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 LATENCY = 100e-6  # between two machines, wake-up included

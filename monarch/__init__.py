@@ -9,6 +9,7 @@ General layout, from the inside out (a file imports from above, never from below
     _runtime    one process: mailboxes, ports, actors
     _mesh       many processes as arrays
     actor       the door: the actor API, and nothing else
+    rdma        memory of one process, read and written by others
     testing     for those who test their actors
 
 Names below are loaded when first touched; `import monarch` itself loads nothing.
@@ -33,6 +34,7 @@ _HOMES = {
     "clear_runtime_config": ("monarch.config", "clear_runtime_config"),
     "actor": ("monarch.actor", ""),
     "config": ("monarch.config", ""),
+    "rdma": ("monarch.rdma", ""),
     "testing": ("monarch.testing", ""),
 }
 

@@ -2,6 +2,14 @@
 
     Exception
     ├── ActorError                    the endpoint raised; its actor lives on
+    ├── RDMAError                     a transfer of monarch.rdma; each is also what its line names beside it
+    │   ├── BufferDroppedError        the buffer was dropped before the transfer, or meanwhile
+    │   ├── OwnerEndedError           the process that owns the buffer has ended
+    │   ├── RDMATimeoutError          (TimeoutError) not done within the transfer's timeout
+    │   ├── RDMAUnavailableError      (RuntimeError) no way from here to the owner that settings allow
+    │   ├── RDMAMemoryError           (ValueError) not memory that can be registered or moved
+    │   ├── RDMASizeError             (ValueError) the two sides' sizes do not fit
+    │   └── RDMAReadOnlyError         (ValueError) the bytes may not be written to
     ├── RuntimeError
     │   ├── SupervisionError          the target, its process or its owner failed or was stopped
     │   ├── ClientClosedError         *you* shut this process's client down and then used it
@@ -157,3 +165,45 @@ class UnhandledFaultError(KeyboardInterrupt):
     the main thread cannot be told which it is: SIGURG has a handler of the program, or `monarch.actor` was first imported in
     another thread and no client was started in the main one.
     """
+
+
+class RDMAError(Exception):
+    """A transfer of `monarch.rdma` failed, or could not begin; the subclasses say why. The text names the path, the buffer and
+    its owner.
+
+    Mistakes in the arguments (memory, size, read-only, timeout) are raised by the call; everything else by the Future. After a
+    failure what was to be written holds bytes of before and bytes of the transfer, nobody knows where; nothing outside of
+    it was touched, and no copying goes on (RDMATimeoutError tells of the exception).
+    """
+
+
+class BufferDroppedError(RDMAError):
+    """The buffer was dropped, by its owner or by anybody who had it, before the transfer or while it went on."""
+
+
+class OwnerEndedError(RDMAError):
+    """The process that owns the buffer has ended, or its host; the memory is gone for good. Ask its successor for a new buffer."""
+
+
+class RDMATimeoutError(RDMAError, TimeoutError):
+    """The transfer was not done within its `timeout` and was given up.
+
+    Where the bytes go through the owner's process ("actor"), a part of a write that was on its way may still arrive later;
+    on all other paths nothing moves any more when this is raised.
+    """
+
+
+class RDMAUnavailableError(RDMAError, RuntimeError):
+    """No path leads from this process to the buffer's owner, or settings forbid those that do; the text names each and why."""
+
+
+class RDMAMemoryError(RDMAError, ValueError):
+    """Not memory that can be registered or moved: of another type, of size 0, not contiguous, or on a device without a path."""
+
+
+class RDMASizeError(RDMAError, ValueError):
+    """The range does not lie in the buffer, or the local memory is too small for it; the text names both sizes in bytes."""
+
+
+class RDMAReadOnlyError(RDMAError, ValueError):
+    """The transfer would write into memory that is read-only: the destination of a read, or the buffer of a write."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from typing import Any
 
-from _workload import Params, main
+from _workload import RESULT_PREFIX, Params, main
 from monarch_actors import Echo
 
 import monarch
@@ -146,74 +147,86 @@ def _named(what: str, spent: dict[str, float]) -> Point:
 # --- shapes
 
 
-def shapes(hosts: Any, params: Params, clocks: Clocks, watched: list[int]) -> list[Point]:
+class Record:
+    """What was found so far, printed after each shape: should the rest take too long, this much is known."""
+
+    def __init__(self, params: Params) -> None:
+        self.found: dict[str, Any] = {"points": [], "crossing": [], "left_out": []}
+        self._ends = time.monotonic() + params["budget"]
+
+    def time_is_up(self, *shape: Any) -> bool:
+        """Whether a shape has to be left out; notes it."""
+        if time.monotonic() < self._ends:
+            return False
+        self.found["left_out"].append(list(shape))
+        return True
+
+    def add(self, part: str, point: Point, **shape: int) -> None:
+        self.found[part].append({**shape, **point})
+        keys = ("spawn", "call_cold", "call", "cast", "cast_issue")
+        print({**shape, **{key: float(f"{point[key]:.3g}") for key in keys if key in point}})
+        print(RESULT_PREFIX + json.dumps(self.found), flush=True)
+
+
+def shapes(hosts: Any, params: Params, clocks: Clocks, record: Record, watched: list[int]) -> None:
     """Each shape (hosts, processes a host) with a mesh of its own."""
-    points = []
     for count, per_host in params["shapes"]:
-        part = hosts.slice(hosts=slice(0, count))
-        procs, mesh, point = spawn(part, per_host, clocks)
+        if record.time_is_up(count, per_host):
+            continue
+        procs, mesh, point = spawn(hosts.slice(hosts=slice(0, count)), per_host, clocks)
         watched[:] = mesh.pid.call().get().values()
-        point |= {"hosts": count, "per_host": per_host, "procs": len(mesh), **measure(mesh, params, clocks)}
-        points.append(point)
-        say(point)
+        point |= measure(mesh, params, clocks)
+        record.add("points", point, hosts=count, per_host=per_host, procs=len(mesh))
         if [count, per_host] == params["vary"]:
-            points += [*varied(procs, params, clocks)]
+            varied(procs, params, clocks, record)
         watched.clear()
         procs.stop().get()
-    return points
 
 
-def varied(procs: Any, params: Params, clocks: Clocks) -> Iterator[Point]:
-    """Trees of other widths, and no tree: every receiver is sent a message of its own. Over more and more of the hosts."""
+def varied(procs: Any, params: Params, clocks: Clocks, record: Record) -> None:
+    """Trees of other widths, and none (width 0): every receiver is sent a message of its own. On parts of the hosts."""
     per_host = procs.extent["gpus"]
     for count in params["vary_hosts"]:
         part = procs.slice(hosts=slice(0, count))
         for width in (0, *params["widths"]):
-            if width > 2 * count:
+            if width > 2 * count or record.time_is_up(count, per_host, width):
                 continue
+            mesh = part.spawn("echo", Echo)
             with sending(width):
-                mesh = part.spawn("echo", Echo)
                 point = measure(mesh, params, clocks)
-            point |= {"hosts": count, "per_host": per_host, "procs": len(mesh), "width": width}
+            record.add("points", point, hosts=count, per_host=per_host, procs=len(mesh), width=width)
             mesh.stop().get()
-            say(point)
-            yield point
+
+
+def crossing(hosts: Any, params: Params, clocks: Clocks, record: Record, watched: list[int]) -> None:
+    """Without the tree and with it, for few hosts and receivers: from where on does it pay? In turn, twice."""
+    for count, per_host in params["crossing"]:
+        if record.time_is_up(count, per_host, "crossing"):
+            continue
+        procs = hosts.slice(hosts=slice(0, count)).spawn_procs(per_host={"gpus": per_host})
+        for turn in range(4):
+            mesh = procs.spawn("echo", Echo)
+            width = 16 * (turn % 2)
+            with sending(width, few=1):
+                watched[:] = mesh.pid.call().get().values()
+                point = measure(mesh, params, clocks)
+            record.add("crossing", point, hosts=count, per_host=per_host, procs=len(mesh), width=width, turn=turn // 2)
+            mesh.stop().get()
+        watched.clear()
+        procs.stop().get()
 
 
 @contextlib.contextmanager
-def sending(width: int) -> Iterator[None]:
-    """`width` 0: no tree at all."""
-    few = cast.FEW
-    cast.FEW = few if width else sys.maxsize
+def sending(width: int, few: int | None = None) -> Iterator[None]:
+    """Casts of views that are used for the first time go down a tree of that width; 0: no tree at all. `few` receivers make
+    one worth while."""
+    before = cast.FEW
+    cast.FEW = (few or before) if width else sys.maxsize
     try:
         with monarch.configured(max_cast_fanout=width or 16):
             yield
     finally:
-        cast.FEW = few
-
-
-def crossing(hosts: Any, params: Params, clocks: Clocks) -> list[Point]:
-    """With the tree and without it, for small numbers of hosts and receivers: from where on does it pay?"""
-    points = []
-    for count, per_host in params["crossing"]:
-        procs = hosts.slice(hosts=slice(0, count)).spawn_procs(per_host={"gpus": per_host})
-        for width in (0, 16):
-            with sending(width):
-                mesh = procs.spawn("echo", Echo)
-                few, cast.FEW = cast.FEW, cast.FEW if not width else 1
-                try:
-                    point = measure(mesh, params, clocks)
-                finally:
-                    cast.FEW = few
-            points.append({"hosts": count, "per_host": per_host, "procs": len(mesh), "width": width, **point})
-            mesh.stop().get()
-        procs.stop().get()
-    return points
-
-
-def say(point: Point) -> None:
-    keys = ("hosts", "per_host", "width", "spawn", "call_cold", "call", "cast", "cast_issue")
-    print({key: float(f"{point[key]:.3g}") for key in keys if key in point}, flush=True)
+        cast.FEW = before
 
 
 # --- workloads
@@ -244,14 +257,16 @@ def hosts(params: Params) -> dict[str, Any]:
                 "procs": sum(map(of_process, watched)),
             }
 
-        points = shapes(mesh, params, clocks, watched)
-        crossed = crossing(mesh, params, clocks)
+        record = Record(params)
+        record.found |= {"start": [ready - started], "attach": [attached - ready]}
+        crossing(mesh, params, clocks, record, watched)
+        shapes(mesh, params, clocks, record, watched)
         mesh.shutdown().get()
     finally:
         for agent, sock, _ in agents:
             sock.close()
             agent.wait()
-    return {"points": points, "crossing": crossed, "start": [ready - started], "attach": [attached - ready]}
+    return record.found
 
 
 def start_worker(secret: bytes) -> Any:
@@ -274,8 +289,9 @@ def cluster(params: Params) -> dict[str, Any]:
         return {"client": time.thread_time(), "all": time.process_time()}
 
     with InProcessCluster(hosts=max(count for count, _ in params["shapes"])) as simulated:
-        points = shapes(simulated.hosts, {**params, "vary": None}, clocks, [])
-    return {"points": points}
+        record = Record(params)
+        shapes(simulated.hosts, {**params, "vary": None}, clocks, record, [])
+    return record.found
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from monarch._mesh.roster import ABANDONED_GRACE
 from monarch._mesh.routes import Link
 from monarch._mesh.rundir import remove_directory
 from monarch._mesh.steward import Steward
+from monarch._runtime import direct  # noqa: F401  so that processes forked from here have it already
 from monarch._runtime.loop import Loop
 from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
 from monarch._wire.frame import Frame

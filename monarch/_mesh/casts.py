@@ -9,7 +9,8 @@ is that of `tree`: what is below a host in a plan never changes, only who is abo
 Rules:
 1. Nothing is reordered: what comes on one path goes on in the same order on each path below.
 2. Casts that want their answers up the tree are gatherings, known by (process that holds the port, port), the same at every
-   agent. One gives each answer once, when all below have answered or `gather` seconds after the first it holds.
+   agent. One gives each answer once, when all below have answered or `gather` seconds after the first it holds; the root
+   passes on at once what came together.
 3. When the host of a child ends, its part without it is adopted: cut as the child had cut it, and what it had not answered
    or confirmed is sent to the grandchildren, marked `again`. Who knows the gathering gives its answers once more, to the new
    parent; receivers drop what they have had by its number (`ordering.Reorder`).
@@ -69,6 +70,7 @@ PLANS_KEPT = 4096  # of one upstream; at one child
 SENDER_PLANS = 256  # a process has at most this many registered with the agent of its host
 GATHERINGS = 65_536
 HELD_BYTES = 1024 * 1024  # of one gathering
+MANY = 8  # answers that came together, from which on the root does not look at each
 KEPT_CASTS = 1000  # for one child, without a gathering
 KEPT_BYTES = 16 * 1024 * 1024  # for one child
 CONFIRM_CASTS = 64  # confirmed together at the latest
@@ -274,10 +276,16 @@ class Casts:
         if gathering is None or branch is None:
             return []
         pending = branch.pending
-        for record in _records(answers, body, buffers):
-            if record.rank in pending:
-                pending.difference_update(record.ranks)
-                self._hold(gathering, record)
+        if gathering.root and len(answers.ranks) >= MANY and pending.issuperset(answers.ranks):
+            # As they came: to look at each would be the most work of all, for whoever stands at the end of every way up.
+            pending.difference_update(answers.ranks)
+            as_they_came = msgspec.structs.replace(answers, gone=[]) if answers.gone else answers
+            self._effects += [Up(above.key, as_they_came, body, buffers) for above in gathering.aboves]
+        else:
+            for record in _records(answers, body, buffers):
+                if record.rank in pending:
+                    pending.difference_update(record.ranks)
+                    self._hold(gathering, record)
         for rank in answers.gone:
             if rank in pending:
                 pending.remove(rank)

@@ -390,6 +390,26 @@ def done_future(result: Any = None) -> Future[Any]:
     return Future(_MADE, Done(result))
 
 
+class Promise(Generic[T]):
+    """A Future that code of this package fulfils: `future` is given away, then one call of `set` or `fail`, on any thread.
+
+    For the other branches. Observers of `future` wait until then; a second call does nothing. `fail` takes the exception that
+    every observation raises.
+    """
+
+    __slots__ = ("_slot", "future")
+
+    def __init__(self) -> None:
+        self._slot = Slot()
+        self.future: Future[T] = Future(_MADE, self._slot)
+
+    def set(self, result: T) -> None:
+        self._slot.set(result)
+
+    def fail(self, error: BaseException) -> None:
+        self._slot.fail(error)
+
+
 def check_timeout(timeout: float) -> float:
     """A timeout in seconds as threading takes it. ValueError for negative, NaN and infinite ones."""
     if not isinstance(timeout, (int, float)) or math.isnan(timeout) or math.isinf(timeout) or timeout < 0:

@@ -24,7 +24,7 @@ from monarch._runtime.replies import Ports
 from monarch._runtime.waiting import Waits
 from monarch._wire import frame as frames
 from monarch._wire import message
-from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, name_of
+from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, is_dialable, name_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import (
     FAILED,
@@ -672,10 +672,16 @@ class Proc:
 
     def _new_relay(self, route: bytes, address: str) -> Relay:
         """Both processes count; of two that say as much to each other one is the first to ask for a link between them."""
-        many = int(settings.get("direct_after")) if name_of(address) != AGENT else 0
-        return Relay(self._agent, route, address, many if self.address < address else 2 * many, self._busy)
+        many = int(settings.get("direct_after"))
+        if name_of(address) == AGENT or not is_dialable(host_of(address)):
+            many = 0
+        elif self.address > address and is_dialable(self.host):
+            many *= 2
+        return Relay(self._agent, route, address, many, self._busy)
 
     def _busy(self, relay: Relay) -> None:
+        from monarch._runtime import direct  # noqa: F401  takes its time, which is better this thread's than the loop's
+
         self.loop.call_soon(lambda: self.directs().busy(relay))
 
     def directs(self) -> Directs:

@@ -159,9 +159,11 @@ class Ports:
         just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
         for entry in list(self._entries.values()):
             if entry.number in ports and entry.number not in late:
-                if entry.waits_for(address):
+                if entry.sending and entry.waits_for(address):
                     entry.torn = (address, failure, spared)
-                if not entry.sending:  # looked at after that was said: one of the two sees what the other did
+                    if entry.sending:  # looked at again now that it was said: one of the two sees what the other did
+                        continue
+                if entry.may_be_lost(spared):
                     entry.connection_broke(address, failure)
 
     def close_all(self, failure: Failure) -> None:
@@ -180,7 +182,7 @@ _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("number", "owner", "sending", "table", "target", "timer", "torn")
+    __slots__ = ("number", "owner", "sending", "table", "taken", "target", "timer", "torn")
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
@@ -190,6 +192,7 @@ class Entry(Source):
         self.timer: Any = None
         self.owner: Instance | None = None  # the actor that opened the port
         self.sending = False  # its message to one receiver is being sent
+        self.taken: Connection | None = None  # what took it
         # (process, what became of it, connection that was spared): a connection broke.
         self.torn: tuple[str, Failure, Connection | None] | None = None
 
@@ -217,10 +220,15 @@ class Entry(Source):
     def sent(self, taken: Connection | None) -> None:
         """The message has left for its only receiver; `taken` is the connection that took it. If another one to there broke
         meanwhile, nothing is lost where that was made since."""
+        self.taken = taken
         self.sending = False
         torn = self.torn
-        if torn is not None and (taken is None or taken.lost or taken is torn[2]):
+        if torn is not None and self.may_be_lost(torn[2]):
             self.connection_broke(*torn[:2])
+
+    def may_be_lost(self, spared: Connection | None) -> bool:
+        """After a break: unless a connection took the message that was made since, and lives."""
+        return self.taken is None or self.taken.lost or self.taken is spared
 
     def unanswered(self) -> list[int]:
         """Ranks of the addressed view that have not answered."""
@@ -295,7 +303,7 @@ class OneReply(_Result):
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = self.torn = None
+        self.timer = self.owner = self.torn = self.taken = None
         self.sending = False
         self._raw: Raw | None = None
         self._error = None

@@ -56,8 +56,9 @@ from monarch._mesh.supervision import MeshFailure
 from monarch._mesh.transports import attach, enable_transport
 from monarch._mesh.value_mesh import ValueMesh
 from monarch._mesh.waits import WaitGraph, wait_graph
-from monarch._runtime.future import Future, WouldBlockRuntime
+from monarch._runtime.future import Future, Promise, WouldBlockRuntime
 from monarch._runtime.instrument import get_meter, span, traced
+from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
 from monarch._runtime.returns_future import returns_future
 from monarch._shape.extent import Extent, Point
@@ -101,6 +102,7 @@ __all__ = [
     "PortReceiver",
     "ProcId",
     "ProcMesh",
+    "Promise",
     "RankedPortReceiver",
     "RestartPolicy",
     "SpawnError",
@@ -139,6 +141,7 @@ __all__ = [
     "send",
     "shutdown_context",
     "span",
+    "start_thread",
     "start_worker_loop_forever",
     "this_host",
     "this_proc",

@@ -208,6 +208,20 @@ def test_answers_go_up_together_once_all_below_have_answered() -> None:
     assert casts.counts()[2:] == (0, 0, 0, 0, 0, 0, 1)
 
 
+def test_the_root_passes_on_what_came_together_and_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MANY", 2)
+    casts = Casts()
+    casts.plan(0.0, "conn", plan("ABCDE", width=1, serve=False))
+    casts.cast(0.0, "conn", cast(number=0, gather=0.5), b"")
+    together, body = answers(0, 2, gone=[1])
+    assert casts.answers(0.0, "A", together, body)[0] == Up("conn", msgspec.structs.replace(together, gone=[]), body)
+    again, body = answers(2, 3)  # one of them it has passed on
+    assert upward(casts.answers(0.0, "A", again, body)) == []
+    last, body = answers(4)
+    assert upward(casts.answers(0.0, "A", last, body)) == [("conn", answers(3, 4)[0])]
+    assert casts.counts().gatherings == 0
+
+
 def test_answers_wait_no_longer_than_the_caller_said() -> None:
     casts = one("HAB")
     casts.cast(0.0, "P", cast(gather=0.0), b"")

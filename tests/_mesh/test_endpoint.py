@@ -122,6 +122,7 @@ class FakeProc:
     """Records what is sent; has no room at `full`."""
 
     address = "unix:/h/client"
+    host = "unix:/h"
 
     def __init__(self) -> None:
         self.ports = Ports()

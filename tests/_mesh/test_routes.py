@@ -298,3 +298,22 @@ def test_the_same_link_again_keeps_its_state() -> None:
     agent = Agent()
     first = agent.take(THEM)
     assert agent.take(THEM) is first and len(first.accepted) == 2
+
+
+def test_a_host_that_begins_another_link_has_given_up_the_one_before() -> None:
+    agent = Agent()
+    first, other = agent.take(THEM, "one"), agent.take(OTHERS, "other")
+    second = agent.take(THEM, "two")
+    assert first.closed == f"{THEM} gave the link up and began another"
+    agent.lose(first, first.closed)
+    assert agent.take(THEM, "two") is second
+    # What it wants to go on with it has not begun: one that is unknown here is not told to replace another.
+    agent.routes.link_hello(End(""), LinkHello(VERSION, THEM, "theirs", "zero", US, 0, True))
+    assert (second.closed, other.closed) == ("", "")
+
+
+def test_one_host_may_have_a_link_to_each_of_our_names() -> None:
+    agent = Agent()
+    first = agent.take(THEM, "one")
+    agent.routes.link_hello(End(""), LinkHello(VERSION, THEM, "theirs", "two", "tcp://us.example:1", 0, False))
+    assert first.closed == ""

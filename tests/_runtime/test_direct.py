@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +22,8 @@ from monarch._wire.ids import new_id
 from monarch._wire.message import VERSION, AskDirect, Barrier, Envelope, Flushed, LinkHello, MayDial, ProcEnded
 from monarch._wire.peer import Peer
 from monarch._wire.relay import Relay, route
+from monarch._wire.transport import unix
+from monarch._wire.transport.base import ConnectionLost
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import configure
 
@@ -108,7 +113,7 @@ class Process:
             assert relay is not None
             if type(msg) is Barrier:
                 stand_in = Relay(lambda: None, b"x", other.address)
-                in_loop(self.loop, lambda msg=msg: self.directs.barrier(stand_in, msg))
+                in_loop(self.loop, partial(self.directs.barrier, stand_in, msg))
             else:
                 self._tell(msg.token)
 
@@ -411,8 +416,7 @@ def test_two_that_dial_each_other_end_up_with_one_link(net: Net) -> None:
     in_loop(net.loop, lambda: (a.directs.may_dial(MayDial(B)), b.directs.may_dial(MayDial(A))))
     wait_for(net.loop, lambda: len(net.held or ()) == 2)
     handovers, net.held = net.held, None
-    for process, sock, hello in handovers:
-        in_loop(net.loop, lambda process=process, sock=sock, hello=hello: process.directs.handed(sock, hello))
+    in_loop(net.loop, lambda: [process.directs.handed(sock, hello) for process, sock, hello in handovers])
     wait_for(net.loop, lambda: sending(a) and len(b.directs.pairs) == 1)
     b.deliver(a)
     a.deliver(b)
@@ -585,3 +589,128 @@ def test_heartbeats_keep_an_idle_link(net: Net) -> None:
     received = in_loop(net.loop, lambda: a.directs.pairs[0].link.reads)
     wait_for(net.loop, lambda: a.directs.pairs[0].link.reads > received + 5)
     assert net.dials == 1 and a.log == b.log == []
+
+
+# --- handing sockets from process to process
+
+
+class Keep:
+    """Handler of connections that are only read."""
+
+    def __init__(self) -> None:
+        self.detached: list[Any] = []
+        self.lost: list[str] = []
+
+    def connection_received(self, connection: StreamConnection, received: list[Frame]) -> None:
+        self.detached.append(connection.detach())
+
+    def connection_lost(self, connection: Any, reason: str) -> None:
+        self.lost.append(reason)
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop("test-io")
+    loop.start()
+    yield loop
+    loop.stop()
+    assert loop.join(TIMEOUT)
+
+
+@pytest.mark.parametrize("rest", [b"", b"x"])
+def test_a_connection_gives_its_socket_away_only_when_it_has_read_no_more(loop: Loop, rest: bytes) -> None:
+    keep = Keep()
+    near, far = socket.socketpair()
+    with near, far:
+        connection = StreamConnection(far, loop, keep, limit=1 << 20)
+        near.send(frames.encode_small(b"hello", b"") + rest)
+        in_loop(loop, connection.start)
+        wait_for(loop, lambda: keep.detached)
+        assert keep.lost == []
+        if rest:
+            assert keep.detached == [None] and not connection.lost
+            connection.close("the test is over")
+            wait_for(loop, lambda: keep.lost)
+        else:
+            assert keep.detached == [far] and connection.lost
+            with pytest.raises(ConnectionLost):
+                connection.send([b"more"])
+            near.send(b"for the next owner")
+            far.settimeout(TIMEOUT)
+            assert far.recv(100) == b"for the next owner"
+    assert loop.statistics()["descriptors"] == 0
+
+
+class House:
+    """A process that listens in a folder."""
+
+    def __init__(self, folder: Path, loop: Loop) -> None:
+        self.folder = folder
+        self.accepted: list[socket.socket] = []
+        self.handed: list[tuple[socket.socket, bytes]] = []
+        listening = unix.listen(f"{folder}/b.0")
+        self.listener = unix.Listener(
+            listening, loop, self.accepted.append, lambda sock, data: self.handed.append((sock, data))
+        )
+
+    def close(self) -> None:
+        self.listener.close()
+        for sock in [*self.accepted, *(sock for sock, _ in self.handed)]:
+            sock.close()
+
+
+@pytest.fixture
+def house(loop: Loop, tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path, loop)
+    yield made
+    in_loop(loop, made.close)
+    assert loop.statistics()["descriptors"] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["b.0"]
+
+
+def test_a_socket_is_handed_over_with_its_bytes(loop: Loop, house: House) -> None:
+    near, far = socket.socketpair()
+    with near:
+        with far:
+            unix.hand_over(str(house.folder), "b.0", far, b"said hello")
+        wait_for(loop, lambda: house.handed)
+        ((sock, data),) = house.handed
+        assert data == b"said hello" and house.accepted == []
+        assert not os.get_inheritable(sock.fileno())
+        sock.settimeout(TIMEOUT)
+        near.send(b"to whoever has it")
+        assert sock.recv(100) == b"to whoever has it"
+
+
+def test_others_connect_as_before(loop: Loop, house: House) -> None:
+    with unix.dial(f"{house.folder}/b.0") as sock:
+        sock.send(b"x")
+        wait_for(loop, lambda: house.accepted)
+    assert house.handed == []
+
+
+@pytest.mark.parametrize("send", [b"", b"bytes without a descriptor"])
+def test_a_handover_without_a_socket(loop: Loop, house: House, send: bytes) -> None:
+    path = f"{house.folder}/handover.99"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as carrier:
+        carrier.bind(path)
+        os.unlink(path)
+        carrier.connect(f"{house.folder}/b.0")
+        carrier.send(send)
+        carrier.shutdown(socket.SHUT_WR)
+        carrier.settimeout(TIMEOUT)
+        assert carrier.recv(1) == b""
+    assert (house.handed, house.accepted) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["nobody", "", "x" * 200])
+def test_nobody_to_hand_it_to(house: House, name: str) -> None:
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(OSError):
+        unix.hand_over(str(house.folder), name, far, b"hello")
+
+
+def test_too_many_bytes_to_go_with_a_socket(house: House) -> None:
+    near, far = socket.socketpair()
+    with near, far, pytest.raises(OSError, match="20000 bytes are too many"):
+        unix.hand_over(str(house.folder), "b.0", far, bytes(20_000))

@@ -263,3 +263,12 @@ def test_many_threads_that_send_to_one_and_to_all_take_each_number_once() -> Non
     finally:
         sys.setswitchinterval(interval)
     assert sorted(number for _ in threads for number in taken.get()) == list(range(1, 901))
+
+
+def test_what_is_held_can_be_taken_out_once() -> None:
+    reorder: Reorder[str] = Reorder()
+    for sender, number in (("a", 3), ("b", 2), ("a", 2)):
+        assert list(reorder.accept(sender, number, f"{sender}{number}")) == []
+    assert sorted(reorder.drain()) == ["a2", "a3", "b2"]
+    assert (reorder.held, reorder.drain()) == (0, [])
+    assert list(reorder.accept("a", 1, "a1")) == ["a1"]

@@ -161,6 +161,7 @@ def test_a_mesh_over_eight_hosts() -> None:
         assert [host.log.read_text() for host in lab.hosts] == [""] * 9
 
 
+@pytest.mark.slow
 def test_actors_of_several_hosts_that_wait_for_each_other(trio: Any) -> None:
     client, _ = trio({"MONARCH_DEADLOCK_AFTER": "200ms"})
     error = client.refused("ask_each_other")
@@ -194,6 +195,7 @@ def test_a_client_that_reaches_one_host_goes_through_it_to_the_others(lab: Lab) 
     assert [worker.wait(SECONDS) for worker in workers] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_client_that_listens(lab: Lab) -> None:
     workers = [serve(host) for host in lab.hosts[1:]]
     client = Client(lab.hosts[0])
@@ -261,7 +263,10 @@ def test_hosts_that_show_each_other_certificates(lab: Lab) -> None:
 # --- links break under load
 
 
-@pytest.mark.parametrize(("who", "how"), [(1, "drop"), (1, "down"), (0, "drop"), (0, "down")])
+@pytest.mark.parametrize(
+    ("who", "how"),
+    [(1, "drop"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, "down"), (0, "drop"), (0, "down")])],
+)
 def test_a_link_that_is_cut_and_healed_loses_nothing(lab: Lab, trio: Any, who: int, how: str) -> None:
     client, _ = trio(QUICK)
     client.ask("begin")
@@ -296,6 +301,7 @@ def test_a_host_that_was_lost_is_attached_again_before_it_has_noticed(lab: Lab, 
     assert workers[0].wait(SECONDS) == 0
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_for_too_long_is_the_end_of_that_host(lab: Lab, trio: Any) -> None:
     client, workers = trio(SOON_DEAD)
     first = [pid for net, pid, _ in client.ask("where") if net == network(lab.hosts[1])]
@@ -322,7 +328,7 @@ def test_a_link_that_is_cut_for_too_long_is_the_end_of_that_host(lab: Lab, trio:
 # --- hosts die under load
 
 
-@pytest.mark.parametrize("what", ["agent", "host"])
+@pytest.mark.parametrize("what", ["agent", pytest.param("host", marks=pytest.mark.slow)])
 def test_a_host_that_is_killed_is_told_of_and_the_others_go_on(lab: Lab, trio: Any, what: str) -> None:
     client, workers = trio(QUICK)
     net, _, agent = client.ask("where")[0]
@@ -351,7 +357,7 @@ def test_a_host_that_is_killed_is_told_of_and_the_others_go_on(lab: Lab, trio: A
     assert again.wait(SECONDS) == 0
 
 
-@pytest.mark.parametrize("how", ["kill", "cut"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("cut", marks=pytest.mark.slow)])
 def test_an_inner_host_of_a_tree_dies_while_casts_go_down_it(how: str) -> None:
     env = SOON_DEAD | {"HYPERACTOR_MESH_MAX_CAST_FANOUT": "2"}
     with Lab(hosts=8) as lab:
@@ -392,7 +398,7 @@ def test_the_ddp_example_over_three_hosts_learns_what_it_does_on_one(lab: Lab) -
     def train(*options: str, env: dict[str, str] | None = None) -> list[str]:
         script = str(ROOT / "examples" / "ddp.py")
         command = lab.hosts[0].python(script, "--steps", "6", "--device", "cpu", *options)
-        return lab.hosts[0].run(command, env=env, timeout=120).stdout.splitlines()
+        return lab.hosts[0].run(command, env=env, timeout=300).stdout.splitlines()
 
     for host in lab.hosts:
         serve(host)

@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from monarch._mesh.agent_start import AgentOptions, Credentials
+from monarch._mesh.host_links import HostLinks, Listening
+from monarch._mesh.routes import Routes
 from monarch._runtime.context import home
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
@@ -36,7 +39,7 @@ from monarch.actor import (
     endpoint,
 )
 from monarch.config import configure
-from tests.procs.test_hosts import TIMEOUT, TRUST, Hosts, Worker
+from tests.procs.test_hosts import TIMEOUT, Hosts, Worker
 
 pytestmark = pytest.mark.procs
 SOON = 10  # messages after which processes connect directly in these tests
@@ -408,6 +411,29 @@ def test_who_says_more_before_the_answer_is_refused(hosts: Hosts, one: HostMesh)
     finally:
         stranger.close()
     assert isinstance(bye, Bye) and "more before it was answered" in bye.reason
+
+
+@pytest.mark.parametrize(
+    ("host", "gateway", "ca", "why"),
+    [
+        ("tcp://10.0.0.2:1", "", b"", ""),
+        ("tcp://10.0.0.2:1", "tcp://10.0.0.2:1", b"", ""),
+        ("tcp://10.0.0.2:1", "tcp://10.0.0.9:1", b"", "through a gateway"),
+        ("unix:/tmp/somewhere", "", b"", "no address"),
+        ("tcp://10.0.0.2:1", "", b"-----BEGIN", "TLS"),
+    ],
+)
+def test_whom_processes_may_dial(host: str, gateway: str, ca: bytes, why: str) -> None:
+    loop = Loop("test")
+    options = AgentOptions("/tmp", credentials=Credentials(secret=b"hush", ca=ca))
+    routes = Routes(None, "tcp://10.0.0.1:1", "agent", 1)  # type: ignore[arg-type]
+    routes.gateway = gateway
+    told = HostLinks("tcp://10.0.0.1:1", options, loop, routes, Listening(options, loop)).may_dial(f"{host}/x.0")
+    assert told.address == f"{host}/x.0"
+    assert (why in told.why) if why else not told.why
+    assert told.secret == (b"" if why else b"hush")
+    loop.stop()
+    loop.run()  # closes its descriptors
 
 
 def test_agents_tell_the_secret_to_nobody_else(hosts: Hosts, one: HostMesh) -> None:

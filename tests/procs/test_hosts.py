@@ -49,6 +49,9 @@ from monarch.actor import run_worker_loop_forever
 run_worker_loop_forever(address=sys.argv[1], ca="trust_all_connections")
 """
 
+# A worker does not outlive a test run that is killed: PR_SET_PDEATHSIG, SIGKILL.
+MORTAL = "import ctypes; ctypes.CDLL(None).prctl(1, 9)\n"
+
 
 class Worker:
     """A program that serves `address`; `source` gets what it is to listen at as its first argument."""
@@ -60,7 +63,7 @@ class Worker:
         at = address if listening is None else f"tcp://127.0.0.1:fd{listening.fileno()}"
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `close`
         self.process = subprocess.Popen(
-            [sys.executable, "-c", source, at],
+            [sys.executable, "-c", MORTAL + source, at],
             env=os.environ | {"PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": str(hosts.runtime)} | dict(env),
             cwd=hosts.cwd,
             stdin=subprocess.DEVNULL,

@@ -24,6 +24,7 @@ _BACKLOG = 4096
 _BUFFER = 1 << 20  # kernel buffer of a connection: fewer wake-ups for large payloads
 _HANDOVER = "handover."
 _HANDOVER_BYTES = 16 * 1024  # that may go with a descriptor; the kernel takes so many at once
+_DESCRIPTOR = struct.Struct("i")
 _handovers = itertools.count(1)
 
 
@@ -128,15 +129,16 @@ class Listener:
         self._loop.add(carrier.fileno(), lambda _mask: self._on_carrier(carrier))
 
     def _on_carrier(self, carrier: socket.socket) -> None:
-        try:  # one message, which the kernel never splits: its first byte has the descriptor with it
-            data, fds, _, _ = socket.recv_fds(carrier, _HANDOVER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        room = socket.CMSG_SPACE(_DESCRIPTOR.size)
+        try:  # one message, which the kernel never splits; `socket.recv_fds` would not set close-on-exec
+            data, extra, _, _ = carrier.recvmsg(_HANDOVER_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data, fds = b"", []
+            data, extra = b"", []
         self._drop(carrier)
-        if fds:
-            sock = socket.socket(fileno=fds[0])
+        if extra:
+            sock = socket.socket(fileno=_DESCRIPTOR.unpack_from(extra[0][2])[0])
             if self._handed is None:
                 sock.close()
             else:

@@ -1,0 +1,187 @@
+"""Which segment of shared memory carries which payload: a sender's pool of them. No memory and no clock here.
+
+Memory that was never touched is bound by page faults, a tenth of the speed of a copy, so segments are used again and again,
+by sizes that are powers of two. One payload is in a segment at a time. The first page of a segment holds a byte a receiver:
+the sender sets it, the receiver clears it when the last view of the payload has died. Neither tells the other anything: whoever
+needs a segment looks. The first byte is the sender's own while it fills the segment.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+HEADER = 4096  # bytes before the payload: the flags
+RECEIVERS = HEADER - 1  # of one payload
+SMALLEST = 1 << 16
+_LOOKS = 8  # segments in use that are looked at for one that is not any more
+
+
+class Flags(Protocol):
+    """A byte a receiver; 0: it needs the payload no more."""
+
+    def __getitem__(self, index: slice, /) -> Sequence[int]: ...
+    def __setitem__(self, index: int, value: int, /) -> None: ...
+
+
+class Memory(Protocol):
+    """What is behind a segment."""
+
+    @property
+    def flags(self) -> Flags: ...
+    def close(self) -> None: ...
+
+
+class Segment:
+    """`number` is unique among all processes, `size` what it can carry, `users[i]` the receiver whose flag is `i + 1`,
+    `known` the processes that have been given its descriptor."""
+
+    __slots__ = ("known", "memory", "number", "size", "unused_since", "users")
+
+    def __init__(self, number: int, size: int, memory: Memory) -> None:
+        self.number = number
+        self.size = size
+        self.memory = memory
+        self.users: list[str] = []
+        self.known: set[str] = set()
+        self.unused_since = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Segment {self.number:x} ({self.size} bytes, {'in use' if self.busy else 'free'})>"
+
+    @property
+    def busy(self) -> bool:
+        return any(self.memory.flags[: len(self.users) + 1])
+
+    def begin(self, receivers: Sequence[str]) -> None:
+        """A payload for them is put here; `filled` when all have been sent word."""
+        self.users = list(receivers)
+        for slot in range(len(self.users) + 1):
+            self.memory.flags[slot] = 1
+
+    def filled(self) -> None:
+        self.memory.flags[0] = 0
+
+    def release(self, slot: int) -> None:
+        self.memory.flags[slot] = 0
+
+
+def capacity_for(size: int) -> int:
+    """What a segment for `size` bytes carries."""
+    return max(SMALLEST, 1 << (size - 1).bit_length())
+
+
+class Pool:
+    """The segments of a process: at most `limit` bytes and `count` of them, those in use included.
+
+    The caller holds a lock. To get one: `reuse`, and where that gives none `make_room` and, when that says so, `add` it.
+    Segments that leave the pool are given to `drop`, which closes them.
+    """
+
+    def __init__(self, limit: int, count: int, drop: Callable[[Segment], None]) -> None:
+        self.limit = limit
+        self.count = count
+        self.bytes = 0
+        self.number = 0
+        self._drop = drop
+        self._free: dict[int, list[Segment]] = {}
+        self._busy: dict[int, deque[Segment]] = {}
+
+    def __repr__(self) -> str:
+        return f"<Pool of {self.number} segments, {self.bytes} of {self.limit} bytes>"
+
+    def reuse(self, size: int, receivers: Sequence[str], now: float) -> Segment | None:
+        """A segment of `capacity_for(size)` that nobody uses, begun for `receivers`: the one that was used last."""
+        capacity = capacity_for(size)
+        busy = self._busy.setdefault(capacity, deque())
+        free = self._free.setdefault(capacity, [])
+        if not free:
+            self._look(capacity, min(_LOOKS, len(busy)), now)
+        if not free:
+            return None
+        segment = free.pop()
+        segment.begin(receivers)
+        busy.append(segment)
+        return segment
+
+    def _look(self, capacity: int, count: int, now: float) -> None:
+        """Moves those of the `count` that were begun first to the free ones whose receivers are done."""
+        busy, free = self._busy[capacity], self._free.setdefault(capacity, [])
+        for _ in range(count):
+            segment = busy.popleft()
+            if segment.busy:
+                busy.append(segment)
+            else:
+                segment.unused_since = now
+                free.append(segment)
+
+    def make_room(self, size: int, now: float) -> bool:
+        """Whether one more for `size` bytes may be made, which counts from now on; drops free ones of other sizes for it."""
+        capacity = capacity_for(size)
+        if capacity > self.limit or not self.count:
+            return False
+        if not self._fits(capacity):
+            for other, busy in self._busy.items():
+                self._look(other, len(busy), now)
+            free = sorted((s for segments in self._free.values() for s in segments), key=lambda s: s.unused_since)
+            for segment in free:
+                if self._fits(capacity):
+                    break
+                self._remove(segment)
+        if not self._fits(capacity):
+            return False
+        self.bytes += capacity
+        self.number += 1
+        return True
+
+    def _fits(self, capacity: int) -> bool:
+        return self.bytes + capacity <= self.limit and self.number < self.count
+
+    def no_room(self, size: int) -> None:
+        """Takes `make_room` back: there was no memory."""
+        self.bytes -= capacity_for(size)
+        self.number -= 1
+
+    def add(self, segment: Segment, receivers: Sequence[str]) -> None:
+        """The one that room was made for, begun for `receivers`."""
+        segment.begin(receivers)
+        self._busy.setdefault(segment.size, deque()).append(segment)
+
+    def ended(self, receiver: str) -> None:
+        """That process has ended: it uses nothing any more, and has been given nothing."""
+        for segment in self.segments():
+            segment.known.discard(receiver)
+            for index, user in enumerate(segment.users):
+                if user == receiver:
+                    segment.release(index + 1)
+
+    def broke(self, receiver: str) -> None:
+        """Messages to that process may have been lost, and only it knows which: what it had not released is never used again,
+        for it may have it."""
+        for segment in self.segments():
+            segment.known.discard(receiver)
+            flags = segment.memory.flags[: len(segment.users) + 1]
+            if any(flag and user == receiver for flag, user in zip(flags[1:], segment.users, strict=False)):
+                self._remove(segment)
+
+    def trim(self, before: float, now: float) -> float | None:
+        """Drops free segments not used since `before`. When the next of them was last used, or seems to be; None: there are
+        no segments."""
+        for capacity, busy in self._busy.items():
+            self._look(capacity, len(busy), now)
+        for free in list(self._free.values()):
+            for segment in list(free):
+                if segment.unused_since <= before:
+                    self._remove(segment)
+        return min((s.unused_since for free in self._free.values() for s in free), default=now if self.number else None)
+
+    def segments(self) -> list[Segment]:
+        return [s for kept in (*self._free.values(), *self._busy.values()) for s in kept]
+
+    def _remove(self, segment: Segment) -> None:
+        free, busy = self._free.get(segment.size, []), self._busy.get(segment.size, deque())
+        (free if segment in free else busy).remove(segment)
+        self.bytes -= segment.size
+        self.number -= 1
+        self._drop(segment)

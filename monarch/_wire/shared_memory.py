@@ -1,0 +1,223 @@
+"""Anonymous shared memory of Linux (memfd): as its maker fills it, and as another process maps it.
+
+Mapped with ctypes and not with `mmap`, which keeps a descriptor a mapping. What a receiver gets from a mapping hangs on one
+object a payload, whose death is the death of the last array, tensor or memoryview taken from it, however derived: each
+of them holds the one it was taken from.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from monarch._wire.frame import Buffer
+from monarch._wire.segments import HEADER, Flags
+
+_READ_WRITE, _SHARED, _PRIVATE, _NO_RESERVE = 3, 0x01, 0x02, 0x4000
+_DONT_NEED, _POPULATE_WRITE = 4, 23  # madvise(2)
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+_CHUNK = 1 << 20  # bytes copied at a time; between two of them other threads get their turn
+
+
+@cache
+def _libc() -> Any:
+    import ctypes  # for the few processes that send or get large payloads
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long,
+    ]  # fmt: skip
+    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+@cache
+def _array(size: int) -> Any:
+    import ctypes
+
+    return ctypes.c_ubyte * size
+
+
+def _failed() -> OSError:
+    import ctypes
+
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+def _map(fd: int, size: int, flags: int, offset: int = 0) -> int:
+    address = _libc().mmap(None, size, _READ_WRITE, flags, fd, offset)
+    if address is None or address == 2**64 - 1:
+        raise _failed()
+    return int(address)
+
+
+def _bytes(array: Any) -> memoryview:
+    import pickle
+
+    return pickle.PickleBuffer(array).raw()  # ctypes' own format is not that of bytes
+
+
+class OwnMemory:
+    """Memory that this process shares: a page of flags, then `size` bytes. OSError where there is none.
+
+    Pages are taken when they are first written to, and then at once, so that a lack of them is an error and not a signal.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.fd = os.memfd_create("monarch-payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._size = HEADER + size
+        self._address = 0
+        self._ready = 0
+        try:
+            os.ftruncate(self.fd, self._size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            self._address = _map(self.fd, self._size, _SHARED)
+            self.prepare(0)
+        except BaseException:
+            self.close()
+            raise
+        self._view = _bytes(_array(self._size).from_address(self._address))
+        self.flags: Flags = self._view[:HEADER]
+
+    def prepare(self, size: int) -> None:
+        """Takes the pages for a payload of `size` bytes. OSError when there are not enough."""
+        end = min(self._size, -(-(HEADER + size) // 4096) * 4096)
+        if end <= self._ready:
+            return
+        start = self._ready
+        if _libc().madvise(self._address + start, end - start, _POPULATE_WRITE):
+            error = _failed()
+            if error.errno != errno.EINVAL:  # a kernel before 5.14
+                raise error
+            os.posix_fallocate(self.fd, start, end - start)
+        self._ready = end
+
+    def write(self, offset: int, data: Buffer) -> None:
+        """Copies `data` to `offset` of the payload."""
+        source, start = memoryview(data), HEADER + offset
+        for done in range(0, len(source), _CHUNK):
+            part = source[done : done + _CHUNK]
+            self._view[start + done : start + done + len(part)] = part
+
+    def close(self) -> None:
+        """Nobody writes here any more. Others keep what they have mapped."""
+        if self._address:
+            _libc().munmap(self._address, self._size)
+            self._address = 0
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class LentMemory:
+    """Memory that another process shares, mapped here. Takes `fd` and closes it. OSError, ValueError when it is none of ours.
+
+    `later(fn)` has `fn` called on the thread of everything here but the deaths of payloads, which come on any.
+    """
+
+    def __init__(self, fd: int, later: Callable[[Callable[[], Any]], None]) -> None:
+        self._later = later
+        self._pid = os.getpid()
+        self._live: dict[int, _Loan] = {}
+        self._pinned: set[int] = set()  # loans that processes forked off us may use, too
+        self._retired = False
+        self._shared = self._private = 0
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise ValueError("the memory could shrink while it is used")
+            self._size = os.fstat(fd).st_size - HEADER
+            if self._size <= 0:
+                raise ValueError("the memory holds no payload")
+            self._shared = _map(fd, HEADER + self._size, _SHARED)
+            try:
+                self._private = _map(fd, self._size, _PRIVATE | _NO_RESERVE, HEADER)
+            except OSError:  # then what others get as well is copied
+                pass
+        finally:
+            os.close(fd)
+        self._flags = _bytes(_array(HEADER).from_address(self._shared))
+
+    def __repr__(self) -> str:
+        return f"<LentMemory of {self._size} bytes, {len(self._live)} payloads in use>"
+
+    @property
+    def lent(self) -> int:
+        """Payloads that are in use here."""
+        return len(self._live)
+
+    def borrow(self, slot: int, used: int, others: bool) -> memoryview:
+        """The payload's memory, `used` bytes; its flag is cleared when the last view of it is gone. With `others` who get the
+        same payload what is written here is seen here only.
+        """
+        if not 0 < slot < HEADER or used > self._size:
+            raise ValueError(f"no payload of {used} bytes for receiver {slot} is in {self._size} bytes")
+        start = self._private if others else self._shared + HEADER
+        if others and not self._private:
+            copy = bytearray(_bytes(_array(self._size).from_address(self._shared + HEADER))[:used])
+            self._flags[slot] = 0
+            return memoryview(copy)
+        array = _array(self._size).from_address(start)
+        loan = _Loan(array, _ended)
+        loan.memory, loan.slot, loan.others = self, slot, others
+        self._live[id(loan)] = loan
+        return _bytes(array)[:used]
+
+    def _loan_ended(self, loan: _Loan) -> None:
+        """On any thread, at any point of the program."""
+        if id(loan) in self._pinned or os.getpid() != self._pid:
+            return  # in a process forked off us: the memory is still its parent's
+        if loan.others:
+            self._later(lambda: self._give_back(loan))
+            return
+        self._flags[loan.slot] = 0  # first: once it is not live any more it may be unmapped
+        del self._live[id(loan)]
+        if self._retired:
+            self._later(self._unmap_if_unused)
+
+    def _give_back(self, loan: _Loan) -> None:
+        if self._private:
+            _libc().madvise(self._private, self._size, _DONT_NEED)  # what was written here: the next payload is not to see it
+        if self._shared:
+            self._flags[loan.slot] = 0
+        self._live.pop(id(loan), None)
+        if self._retired:
+            self._unmap_if_unused()
+
+    def pin(self) -> None:
+        """Before a fork: what is in use here will be used there, and nobody would tell of its end. It is never given back."""
+        self._pinned.update(list(self._live))
+
+    def retire(self) -> None:
+        """No payload comes in it any more: unmapped as soon as nothing of it is used."""
+        self._retired = True
+        self._unmap_if_unused()
+
+    def _unmap_if_unused(self) -> None:
+        if self._live:
+            return
+        if self._shared:
+            _libc().munmap(self._shared, HEADER + self._size)
+        if self._private:
+            _libc().munmap(self._private, self._size)
+        self._shared = self._private = 0
+
+
+class _Loan(weakref.ref[Any]):
+    """Knows when the object that all views of a payload hang on has died."""
+
+    __slots__ = ("memory", "others", "slot")
+    memory: LentMemory
+    slot: int
+    others: bool
+
+
+def _ended(loan: Any) -> None:
+    loan.memory._loan_ended(loan)

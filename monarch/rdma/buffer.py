@@ -1,0 +1,195 @@
+"""RDMABuffer: memory of one process that others read and write."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from monarch._errors import RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
+from monarch.actor import Future, Promise
+from monarch.rdma import manager, paths
+from monarch.rdma.backends import Backend
+from monarch.rdma.backends.process_vm import let_peers_read
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.registry import registry
+from monarch.rdma.transfer import Transfer, check_timeout
+
+TIMEOUT = 60
+
+
+class RDMABuffer:
+    """A handle to memory that this process registers, for itself and whoever gets the handle (it can be sent anywhere).
+
+    `data` is a CPU tensor, a numpy array, or anything with the buffer protocol, of any dtype and shape, contiguous in C order.
+    Sizes and offsets are in bytes. Read-only memory is fine as the source of reads.
+
+    **Lifetime.** The process that constructs it owns it, and keeps the storage behind `data` alive until somebody calls `drop()` or
+    the process ends; that the RDMABuffer objects are forgotten changes nothing. After a drop transfers raise BufferDroppedError,
+    though the tensor lives on.
+
+    **Races.** Nothing locks the bytes themselves: a transfer that overlaps another one, or the program's own writes, may see or
+    leave a mixture. Two transfers have no order unless one was waited for before the other began. What a drop promises: a read
+    that succeeds has read nothing but registered memory; once a drop's Future is done no transfer writes into the memory any more.
+
+    Raises, in this process at once: RDMAUnavailableError ("RDMA is not available") when settings allow no way to other hosts,
+    RDMAMemoryError for what is not memory.
+    """
+
+    __slots__ = ("_backend", "_handle")
+
+    def __init__(self, data: Any) -> None:
+        if paths.get_rdma_backend() == "none":
+            raise RDMAUnavailableError(
+                "RDMA is not available: this machine has no usable device and the TCP fallback is off. Call "
+                "monarch.configure(rdma_allow_tcp_fallback=True) to allow it"
+            )
+        memory = memory_of(data)
+        if not memory.size:
+            raise RDMAMemoryError("Cannot create RDMABuffer with size 0.")
+        service = manager.service()
+        let_peers_read()
+        mine = registry()
+        region = mine.register(memory)
+        owner = mine.owner(manager.address_of(service))
+        self._backend: Backend | None = None
+        self._handle = Handle(
+            owner,
+            region.number,
+            region.token,
+            region.slot,
+            region.word,
+            memory.address,
+            memory.size,
+            memory.writable,
+            service,
+        )
+
+    def size(self) -> int:
+        """Bytes registered."""
+        return self._handle.size
+
+    @property
+    def backend(self) -> str:
+        """`get_rdma_backend()` of the process that asks, not of the owner's."""
+        return paths.get_rdma_backend()
+
+    @property
+    def path(self) -> str:
+        """How a transfer that begins in this process now would go: "local", "process_vm", "actor".
+
+        RDMAUnavailableError when there is no way.
+        """
+        return self._way().name
+
+    @property
+    def owner(self) -> str:
+        """The owning process and its service, for people and for comparison; the text means nothing else."""
+        return f"rdma_manager@{self._handle.owner.name}"
+
+    def read_into(
+        self, dst: Any, *, offset: int = 0, size: int | None = None, timeout: float = TIMEOUT
+    ) -> Future[None]:
+        """Copies the buffer into the leading bytes of local memory `dst`; what lies behind is untouched.
+
+        `offset` and `size` choose a part of the buffer; without them it is all of it. The transfer begins now and goes on
+        whether or not anybody waits, `dst` being kept alive; up to 64 KiB from this host it is done when this returns.
+        The Future gives None or raises the RDMAError that ended it, RDMATimeoutError after `timeout` seconds (an int or
+        a float).
+
+        Raises at once: RDMASizeError when `dst` is too small or the part is not in the buffer, RDMAReadOnlyError,
+        RDMAMemoryError, and for the timeout TypeError, OverflowError, ValueError.
+        """
+        timeout = check_timeout(timeout)
+        return self._begin(self._reading(memory_of(dst), offset, size, timeout))
+
+    def write_from(
+        self, src: Any, *, offset: int = 0, size: int | None = None, timeout: float = TIMEOUT
+    ) -> Future[None]:
+        """Copies local memory `src` into the buffer from byte `offset` on; what lies around is untouched.
+
+        `size` takes only the leading bytes of `src`. Do not change `src` before the Future is done. All else is as for
+        `read_into`. Autograd is not told that a tensor was written to.
+        """
+        timeout = check_timeout(timeout)
+        return self._begin(self._writing(memory_of(src), offset, size, timeout))
+
+    def drop(self) -> Future[None]:
+        """The owner forgets the buffer and lets go of its memory; anybody who has the handle may ask for it, more than once.
+
+        It begins now, whether or not anybody waits. No transfer that begins after the Future is done succeeds; one under way
+        fails or is finished. The Future waits for writes under way (of a chunk, milliseconds; of a process that is stopped by SIGSTOP
+        while it writes, until it goes on or is killed), then the memory is the program's alone. An owner that has ended has dropped
+        everything.
+        """
+        handle = self._handle
+        promise: Promise[None] = Promise()
+        if paths.is_own(handle):
+            if registry().drop(handle.number, handle.token):
+                promise.set(None)
+                return promise.future
+        manager.start(lambda: _drop(handle, promise))
+        return promise.future
+
+    # --- for RDMAAction as well
+
+    def _reading(self, memory: Memory, offset: int, size: int | None, timeout: float) -> Transfer:
+        handle = self._handle
+        size = _part(handle, offset, handle.size - offset if size is None else size)
+        if not memory.writable:
+            raise RDMAReadOnlyError(f"the destination ({memory.shown}) is read-only; use a bytearray or a tensor")
+        if memory.size < size:
+            raise RDMASizeError(
+                f"destination local memory size ({memory.size}) must be >= remote buffer size ({size})"
+            )
+        return Transfer(handle, memory, offset, size, False, timeout)
+
+    def _writing(self, memory: Memory, offset: int, size: int | None, timeout: float) -> Transfer:
+        handle = self._handle
+        if not handle.writable:
+            raise RDMAReadOnlyError(f"{handle} is of read-only memory; its owner has to register writable memory")
+        if size is None:
+            size = memory.size
+        elif size > memory.size:
+            raise RDMASizeError(f"source local memory size ({memory.size}) must be >= the size to write ({size})")
+        room = handle.size - _part(handle, offset, 0) - offset
+        if size > room:
+            raise RDMASizeError(f"source local memory size ({size}) must be <= remote buffer size ({room})")
+        return Transfer(handle, memory, offset, size, True, timeout)
+
+    def _begin(self, transfer: Transfer) -> Future[None]:
+        try:
+            backend = self._way()
+        except RDMAUnavailableError as exc:
+            transfer.finish(exc)
+            return transfer.promise.future
+        if backend.far:
+            paths.warn_once(self._handle, backend, stacklevel=4)
+        transfer.path = backend.name
+        backend.start(transfer)
+        return transfer.promise.future
+
+    def _way(self) -> Backend:
+        backend = self._backend
+        if backend is None:
+            backend = paths.choose(self._handle)
+            if not backend.far:  # what a slow way may be used for is a setting, and may change
+                self._backend = backend
+        return backend
+
+    def __reduce__(self) -> Any:
+        return _restore, tuple(self._handle)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RDMABuffer):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> Any:
+        return self._handle.owner, self._handle.number, self._handle.token
+
+    def __repr__(self) -> str:
+        return f"<RDMABuffer {self._handle}>"

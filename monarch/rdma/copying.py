@@ -1,0 +1,125 @@
+"""Large copies in a few threads, chunk by chunk; small ones at once, in the thread that asked.
+
+A backend brings `copy(transfer, at, count)`, which moves `count` bytes `at` bytes into a transfer and raises when it cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from monarch.actor import start_thread
+from monarch.rdma.transfer import Transfer
+
+Copy = Callable[[Transfer, int, int], None]
+
+INLINE = 1 << 16  # bytes up to which handing over to another thread costs more than the copy
+CHUNK = 4 << 20  # bytes between two looks at the clock and the control word
+THREADS = min(4, os.cpu_count() or 1)
+IDLE = 5.0  # seconds without work after which a thread ends
+
+
+def run(transfer: Transfer, copy: Copy) -> None:
+    """Copies all of `transfer` and finishes it: before this returns when it is small, else on other threads."""
+    if transfer.late():
+        transfer.finish(transfer.timed_out())
+    elif transfer.size <= INLINE:
+        try:
+            copy(transfer, 0, transfer.size)
+        except Exception as exc:
+            transfer.finish(exc)
+        else:
+            transfer.finish()
+    else:
+        _Job(transfer, copy).begin()
+
+
+class _Job:
+    """A transfer whose chunks several threads take one after the other. The last that leaves finishes it."""
+
+    def __init__(self, transfer: Transfer, copy: Copy) -> None:
+        self._transfer = transfer
+        self._copy = copy
+        self._lock = threading.Lock()
+        self._next = 0
+        self._running = 0
+        self._error: Exception | None = None
+
+    def begin(self) -> None:
+        width = min(THREADS, -(-self._transfer.size // CHUNK))
+        self._running = width
+        for _ in range(width):
+            _POOL.put(self.step)
+
+    def step(self) -> None:
+        """One chunk, then to the end of the queue, so that transfers share the threads."""
+        transfer = self._transfer
+        with self._lock:
+            at = self._next
+            more = self._error is None and at < transfer.size
+            if more:
+                self._next = min(at + CHUNK, transfer.size)
+        if more:
+            try:
+                if transfer.late():
+                    raise transfer.timed_out()
+                self._copy(transfer, at, min(CHUNK, transfer.size - at))
+            except Exception as exc:
+                with self._lock:
+                    self._error = self._error or exc
+        if more and self._error is None and self._next < transfer.size:
+            _POOL.put(self.step)
+            return
+        with self._lock:
+            self._running -= 1
+            last = not self._running
+        if last:
+            transfer.finish(self._error)
+
+
+class _Pool:
+    """At most THREADS threads, started as work comes, which end when none has come for a while."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._idle = 0
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+        with self._lock:
+            start = self._threads < THREADS and self._idle < self._work.qsize()
+            self._threads += start
+        if start:
+            start_thread(self._serve, "monarch-rdma")
+
+    def _serve(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            try:
+                work = self._work.get(timeout=IDLE)
+            except queue.Empty:
+                work = None
+            with self._lock:
+                self._idle -= 1
+                if work is None:
+                    if not self._work.empty():
+                        continue
+                    self._threads -= 1
+                    return
+            work()
+
+
+_POOL = _Pool()
+
+
+def _after_fork() -> None:
+    global _POOL
+    _POOL = _Pool()  # the threads are the parent's
+
+
+os.register_at_fork(after_in_child=_after_fork)

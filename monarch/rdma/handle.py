@@ -1,0 +1,66 @@
+"""What travels: everything another process needs to know of a buffer, and nothing it needs the owner's help for."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any, NamedTuple
+
+
+class Handle(NamedTuple):
+    """A registered piece of memory, as any process may hold it.
+
+    `owner` is the process on its host. A buffer is registered as long as the 8 bytes at `word` in that process hold `token`, which
+    are its own and random; `number` is what people see. `service` answers for it where its memory cannot be reached.
+    """
+
+    owner: Owner
+    number: int
+    token: int
+    slot: int
+    word: int
+    address: int
+    size: int
+    writable: bool
+    service: Any
+
+    def __repr__(self) -> str:
+        return f"buffer {self.number} ({self.size} bytes) of {self.owner}"
+
+
+class Owner(NamedTuple):
+    """A process: its host, its pid there, its start in clock ticks since the host's (a pid is used again, a pair is not), the
+    descriptor of its table of control words, and its address for people."""
+
+    host: str
+    pid: int
+    started: int
+    table: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.name})"
+
+
+@functools.cache
+def this_host() -> str:
+    """Equal in processes that see each other by pid: of one kernel since its boot, in one pid namespace.
+
+    "" where the kernel does not tell; such a process shares its host with nobody.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def start_of(pid: int) -> int | None:
+    """When the process started, in clock ticks since the boot; None when it has ended (a zombie has)."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])

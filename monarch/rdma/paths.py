@@ -1,0 +1,87 @@
+"""Which way bytes take between this process and a buffer's owner: the first of BACKENDS that nothing stands in the way of."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import Literal
+
+from monarch._errors import RDMAUnavailableError
+from monarch.config import settings
+from monarch.rdma.backends import Backend
+from monarch.rdma.backends.actor import ThroughActors
+from monarch.rdma.backends.local import Local
+from monarch.rdma.backends.process_vm import ProcessVm
+from monarch.rdma.handle import Handle, Owner
+
+BACKENDS: tuple[Backend, ...] = (Local(), ProcessVm(), ThroughActors())
+
+_WARNED_LIMIT = 1024
+_warned: set[Owner] = set()
+
+
+class RDMATcpFallbackWarning(UserWarning):
+    """A transfer leaves memory for sockets, which is slower; the text says what stood in the way. Once for each owner."""
+
+
+class RDMAReadTransferWarning(UserWarning):
+    """Never raised; programs name it in their filters."""
+
+
+class RDMAWriteTransferWarning(UserWarning):
+    """Never raised; programs name it in their filters."""
+
+
+for _category in (RDMATcpFallbackWarning, RDMAReadTransferWarning, RDMAWriteTransferWarning):
+    warnings.filterwarnings("once", category=_category, append=True)
+
+
+def choose(handle: Handle) -> Backend:
+    """The fastest way. RDMAUnavailableError when there is none, with what stands in the way of each."""
+    obstacles = []
+    for backend in BACKENDS:
+        obstacle = backend.obstacle(handle)
+        if not obstacle:
+            return backend
+        obstacles.append(f"{backend.name}: {obstacle}")
+    raise RDMAUnavailableError(f"no compatible RDMA backend for buffer: {handle}; {'; '.join(obstacles)}")
+
+
+def warn_once(handle: Handle, backend: Backend, stacklevel: int) -> None:
+    """Tells the user that a transfer takes a slow way, and why, once for each owner (of at most so many)."""
+    if not backend.far or handle.owner in _warned or len(_warned) >= _WARNED_LIMIT:
+        return
+    _warned.add(handle.owner)
+    why = [obstacle for other in BACKENDS if not other.far and (obstacle := other.obstacle(handle))]
+    text = f"transfers to {handle.owner} go through sockets ({backend.name}): {'; '.join(why)}"
+    logging.getLogger("monarch").info(text)
+    warnings.warn(text, RDMATcpFallbackWarning, stacklevel=stacklevel)
+
+
+def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:
+    """What transfers to other hosts use: "ibverbs" where a device is there and allowed, else "tcp" if
+    `rdma_allow_tcp_fallback`, else "none". As the settings are now, in this process. Transfers within a host take neither:
+    `RDMABuffer.path` names what they do take.
+    """
+    if is_ibverbs_available() and not settings.get("rdma_disable_ibverbs"):
+        return "ibverbs"
+    return "tcp" if settings.get("rdma_allow_tcp_fallback") else "none"
+
+
+def is_ibverbs_available() -> bool:
+    """Whether this machine has RDMA devices that one of the ways here can use."""
+    return any(backend.name == "ibverbs" for backend in BACKENDS) and bool(_devices())
+
+
+def is_rdma_available() -> bool:
+    """Deprecated: the same as `is_ibverbs_available`."""
+    warnings.warn("is_rdma_available() is deprecated: use is_ibverbs_available()", DeprecationWarning, stacklevel=2)
+    return is_ibverbs_available()
+
+
+def _devices() -> list[str]:
+    try:
+        return os.listdir("/sys/class/infiniband")
+    except OSError:
+        return []

@@ -1,0 +1,175 @@
+"""The owner's side: what this process has registered, and the table of control words that others look at.
+
+A buffer's control word holds its token while it is registered and 0 after. The words stand in one shared mapping of an
+anonymous file, which never moves while the process lives and which its forked children do not have. Others read the
+words with the same system call that reads the data, so they need nobody's help to know whether what they read was valid.
+
+A writer cannot look afterwards: what is written is written. So writers of other processes hold a read lock on byte `slot` of
+the table's file while they write, and a drop is done only when it has had the write lock. The kernel frees the locks of
+the dead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import itertools
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from monarch._errors import BufferDroppedError
+from monarch.rdma.handle import Owner, start_of, this_host
+from monarch.rdma.memory import Memory
+
+WORD = struct.Struct("=Q")
+PAGE_SLOTS = 4096  # words a mapping has; the table grows by one mapping at a time
+_LOCK = struct.Struct("hhqqi4x")  # struct flock, 64 bit
+
+
+def lock(file: int, kind: int, slot: int) -> None:
+    """Sets or frees this open file's lock on `slot`. BlockingIOError when another's stands against it."""
+    fcntl.fcntl(file, fcntl.F_OFD_SETLK, _LOCK.pack(kind, os.SEEK_SET, slot, 1, 0))
+
+
+class Table:
+    """Control words at addresses that stay. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.file = os.memfd_create("monarch-rdma", os.MFD_CLOEXEC)
+        self._maps: list[mmap.mmap] = []
+        self._addresses: list[int] = []
+        self._free: list[int] = []
+
+    def take(self, token: int) -> tuple[int, int]:
+        """A slot whose word is now `token`, and the word's address."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        page, index = divmod(slot, PAGE_SLOTS)
+        WORD.pack_into(self._maps[page], index * WORD.size, token)
+        return slot, self._addresses[page] + index * WORD.size
+
+    def clear(self, slot: int) -> None:
+        """From here on nobody takes the slot's buffer for registered."""
+        page, index = divmod(slot, PAGE_SLOTS)
+        WORD.pack_into(self._maps[page], index * WORD.size, 0)
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def quiet(self, slot: int) -> bool:
+        """Whether no process is writing under the slot's lock; of a cleared slot that stays so."""
+        try:
+            lock(self.file, fcntl.F_WRLCK, slot)
+        except BlockingIOError:
+            return False
+        lock(self.file, fcntl.F_UNLCK, slot)
+        return True
+
+    def _grow(self) -> None:
+        size = PAGE_SLOTS * WORD.size
+        start = len(self._maps) * size
+        os.ftruncate(self.file, start + size)
+        page = mmap.mmap(self.file, size, offset=start)
+        page.madvise(mmap.MADV_DONTFORK)
+        self._maps.append(page)
+        self._addresses.append(ctypes.addressof(ctypes.c_char.from_buffer(page)))
+        first = len(self._maps) * PAGE_SLOTS - 1
+        self._free.extend(range(first, first - PAGE_SLOTS, -1))
+
+
+class Region:
+    """One registered buffer. `users` copies of this process are under way in it."""
+
+    __slots__ = ("memory", "number", "slot", "token", "users", "word")
+
+    def __init__(self, memory: Memory, number: int, token: int, slot: int, word: int) -> None:
+        self.memory = memory
+        self.number = number
+        self.token = token
+        self.slot = slot
+        self.word = word
+        self.users = 0
+
+
+class Registry:
+    """The buffers of this process. Any thread; nothing here waits for another process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._table = Table()
+        self._regions: dict[int, Region] = {}
+        self._leaving: dict[int, Region] = {}  # dropped, but somebody still writes into them
+        self.pid = os.getpid()
+        self._started = start_of(self.pid) or 0
+
+    def owner(self, name: str) -> Owner:
+        return Owner(this_host(), self.pid, self._started, self._table.file, name)
+
+    def register(self, memory: Memory) -> Region:
+        """Keeps the memory alive until it is dropped."""
+        token = int.from_bytes(os.urandom(8), "little") or 1
+        with self._lock:
+            self._sweep()
+            slot, word = self._table.take(token)
+            number = next(self._numbers)
+            region = self._regions[number] = Region(memory, number, token, slot, word)
+        return region
+
+    @contextmanager
+    def using(self, number: int, token: int) -> Iterator[Region]:
+        """The region for a `with` block, in which its memory is not given back. BufferDroppedError when it was dropped."""
+        with self._lock:
+            region = self._regions.get(number)
+            if region is None or region.token != token:
+                raise BufferDroppedError(f"buffer {number} not found: it was dropped")
+            region.users += 1
+        try:
+            yield region
+        finally:
+            with self._lock:
+                region.users -= 1
+
+    def drop(self, number: int, token: int) -> bool:
+        """No transfer begins from here on. True once no write is under way any more either and the memory is let go of.
+
+        Call it again until it says so; also for a buffer that nobody knows (any more), which is True at once.
+        """
+        with self._lock:
+            region = self._regions.get(number)
+            if region is not None and region.token == token:
+                del self._regions[number]
+                self._table.clear(region.slot)
+                self._leaving[number] = region
+            self._sweep()
+            left = self._leaving.get(number)
+            return left is None or left.token != token
+
+    def _sweep(self) -> None:
+        for number, region in list(self._leaving.items()):
+            if not region.users and self._table.quiet(region.slot):
+                del self._leaving[number]
+                self._table.give_back(region.slot)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._regions) + len(self._leaving)
+
+
+_registry: Registry | None = None
+_making = threading.Lock()
+
+
+def registry() -> Registry:
+    """This process's. A forked child gets one of its own: its parent's buffers are not its."""
+    global _registry
+    if _registry is None or _registry.pid != os.getpid():
+        with _making:
+            if _registry is None or _registry.pid != os.getpid():
+                _registry = Registry()
+    return _registry

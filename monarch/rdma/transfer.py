@@ -1,0 +1,72 @@
+"""One transfer: what goes where, until when, and the Future that hears of its end."""
+
+from __future__ import annotations
+
+import math
+import operator
+from time import monotonic
+from typing import Any
+
+from monarch._errors import RDMAError, RDMATimeoutError
+from monarch.actor import Promise
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import Memory
+
+_LIMIT = 2**64 - 1
+
+
+def check_timeout(timeout: Any) -> float:
+    """Seconds from 0 to 2**64 - 1, an int or a float. TypeError, OverflowError or, for NaN, ValueError."""
+    if not isinstance(timeout, float):
+        timeout = operator.index(timeout)
+    if math.isnan(timeout):
+        raise ValueError(f"invalid timeout {timeout!r}: expected seconds, 0 or more")
+    if not 0 <= timeout <= _LIMIT:
+        raise OverflowError(f"invalid timeout {timeout!r}: expected seconds from 0 to the unsigned 64-bit limit, {_LIMIT}")
+    return float(timeout)
+
+
+class Transfer:
+    """`size` bytes between local memory and a buffer from `offset` on; `write` says that they go to the buffer.
+
+    A backend's `start` takes it and calls `finish` exactly once, on any thread, when nothing moves any more.
+    """
+
+    __slots__ = ("deadline", "handle", "memory", "offset", "path", "promise", "size", "timeout", "write")
+
+    def __init__(self, handle: Handle, memory: Memory, offset: int, size: int, write: bool, timeout: float) -> None:
+        self.handle = handle
+        self.memory = memory
+        self.offset = offset
+        self.size = size
+        self.write = write
+        self.timeout = timeout
+        self.deadline = monotonic() + timeout
+        self.path = ""
+        self.promise: Promise[None] = Promise()
+
+    def late(self) -> bool:
+        return monotonic() >= self.deadline
+
+    def timed_out(self) -> RDMATimeoutError:
+        return RDMATimeoutError(f"submit timed out: {self} was not done within {self.timeout:g} s")
+
+    def finish(self, error: BaseException | None = None) -> None:
+        if error is None:
+            self.promise.set(None)
+        else:
+            self.promise.fail(self._told(error))
+
+    def _told(self, error: BaseException) -> BaseException:
+        """The same error, saying which transfer it was. Programs look for the first words and for `not found`."""
+        kind = type(error) if isinstance(error, RDMAError) else RDMAError
+        name = "Tcp" if self.path == "actor" else self.path
+        text = f"{name.lower()} {error}" if isinstance(error, RDMATimeoutError) else str(error)
+        told = kind(f"RdmaAction.submit failed: RDMA submit failed on 1 backend(s):\n({name}) {text} [{self.handle.owner}]")
+        if kind is not type(error):
+            told.__cause__ = error
+        return told
+
+    def __str__(self) -> str:
+        what = "write to" if self.write else "read from"
+        return f"{what} buffer {self.handle.number} ({self.size} bytes from byte {self.offset})"
