@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import operator
+import socket
 from typing import Any
 
-from monarch._errors import RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
+from monarch._errors import RDMAError, RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
 from monarch.actor import Future, Promise
 from monarch.rdma import manager, paths
 from monarch.rdma.backends import Backend
+from monarch.rdma.backends import actor as dropping
 from monarch.rdma.backends.process_vm import let_peers_read
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory, memory_of
@@ -51,7 +53,7 @@ class RDMABuffer:
         let_peers_read()
         mine = registry()
         region = mine.register(memory)
-        owner = mine.owner(manager.address_of(service))
+        owner = mine.owner(socket.gethostname())
         self._backend: Backend | None = None
         self._handle = Handle(
             owner,
@@ -85,7 +87,8 @@ class RDMABuffer:
     @property
     def owner(self) -> str:
         """The owning process and its service, for people and for comparison; the text means nothing else."""
-        return f"rdma_manager@{self._handle.owner.name}"
+        owner = self._handle.owner
+        return f"rdma_manager@{owner.name}/{owner.pid}.{owner.started}"
 
     def read_into(
         self, dst: Any, *, offset: int = 0, size: int | None = None, timeout: float = TIMEOUT
@@ -124,10 +127,9 @@ class RDMABuffer:
         """
         handle = self._handle
         promise: Promise[None] = Promise()
-        if paths.is_own(handle):
-            if registry().drop(handle.number, handle.token):
-                promise.set(None)
-                return promise.future
+        if paths.LOCAL.obstacle(handle) == "" and registry().drop(handle.number, handle.token):
+            promise.set(None)
+            return promise.future
         manager.start(lambda: _drop(handle, promise))
         return promise.future
 
@@ -135,7 +137,7 @@ class RDMABuffer:
 
     def _reading(self, memory: Memory, offset: int, size: int | None, timeout: float) -> Transfer:
         handle = self._handle
-        size = _part(handle, offset, handle.size - offset if size is None else size)
+        offset, size = _part(handle, offset, size)
         if not memory.writable:
             raise RDMAReadOnlyError(f"the destination ({memory.shown}) is read-only; use a bytearray or a tensor")
         if memory.size < size:
@@ -148,11 +150,10 @@ class RDMABuffer:
         handle = self._handle
         if not handle.writable:
             raise RDMAReadOnlyError(f"{handle} is of read-only memory; its owner has to register writable memory")
-        if size is None:
-            size = memory.size
-        elif size > memory.size:
+        offset, room = _part(handle, offset, None)
+        size = memory.size if size is None else operator.index(size)
+        if not 0 <= size <= memory.size:
             raise RDMASizeError(f"source local memory size ({memory.size}) must be >= the size to write ({size})")
-        room = handle.size - _part(handle, offset, 0) - offset
         if size > room:
             raise RDMASizeError(f"source local memory size ({size}) must be <= remote buffer size ({room})")
         return Transfer(handle, memory, offset, size, True, timeout)
@@ -193,3 +194,30 @@ class RDMABuffer:
 
     def __repr__(self) -> str:
         return f"<RDMABuffer {self._handle}>"
+
+
+def _restore(*fields: Any) -> RDMABuffer:
+    buffer = RDMABuffer.__new__(RDMABuffer)
+    buffer._backend = None
+    buffer._handle = Handle(*fields)
+    return buffer
+
+
+def _part(handle: Handle, offset: int, size: int | None) -> tuple[int, int]:
+    """Offset and size of a part of the buffer, checked; without a size, all from the offset on."""
+    offset = operator.index(offset)
+    size = handle.size - offset if size is None else operator.index(size)
+    if offset < 0 or size < 0 or offset + size > handle.size:
+        raise RDMASizeError(f"bytes {offset} to {offset + size} do not lie in the {handle.size} of buffer {handle.number}")
+    return offset, size
+
+
+async def _drop(handle: Handle, promise: Promise[None]) -> None:
+    try:
+        await dropping.drop(handle)
+    except BaseException as exc:
+        error = RDMAError(f"Failed to drop buffer: {handle}: {exc}")
+        error.__cause__ = exc
+        promise.fail(error)
+    else:
+        promise.set(None)

@@ -30,7 +30,7 @@ class Handle(NamedTuple):
 
 class Owner(NamedTuple):
     """A process: its host, its pid there, its start in clock ticks since the host's (a pid is used again, a pair is not), the
-    descriptor of its table of control words, and its address for people."""
+    descriptor of its table of control words, and the host's name for people."""
 
     host: str
     pid: int
@@ -39,7 +39,7 @@ class Owner(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"process {self.pid} ({self.name})"
+        return f"process {self.pid} on {self.name}"
 
 
 @functools.cache

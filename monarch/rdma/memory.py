@@ -98,7 +98,7 @@ def _address(view: memoryview) -> int:
     if not view.readonly and view.nbytes:
         return ctypes.addressof(ctypes.c_char.from_buffer(view))
     shown = _PyBuffer()
-    _get_buffer(view, ctypes.byref(shown), _SIMPLE)  # raises what memoryview raises
+    _get_buffer(view, ctypes.byref(shown), _STRIDES)  # raises what memoryview raises
     try:
         return shown.buf or 0
     finally:
@@ -123,7 +123,7 @@ class _PyBuffer(ctypes.Structure):
     )
 
 
-_SIMPLE = 0x0018  # PyBUF_STRIDES: with fewer flags a view with several dimensions or items of several bytes is refused
+_STRIDES = 0x0018  # PyBUF_STRIDES: with fewer flags a view with several dimensions or items of several bytes is refused
 _get_buffer = ctypes.pythonapi.PyObject_GetBuffer
 _get_buffer.argtypes = (ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
 _release_buffer = ctypes.pythonapi.PyBuffer_Release

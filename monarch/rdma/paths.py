@@ -15,7 +15,8 @@ from monarch.rdma.backends.local import Local
 from monarch.rdma.backends.process_vm import ProcessVm
 from monarch.rdma.handle import Handle, Owner
 
-BACKENDS: tuple[Backend, ...] = (Local(), ProcessVm(), ThroughActors())
+LOCAL = Local()
+BACKENDS: tuple[Backend, ...] = (LOCAL, ProcessVm(), ThroughActors())
 
 _WARNED_LIMIT = 1024
 _warned: set[Owner] = set()

@@ -48,6 +48,10 @@ class Transfer:
     def late(self) -> bool:
         return monotonic() >= self.deadline
 
+    def left(self) -> float:
+        """Seconds."""
+        return self.deadline - monotonic()
+
     def timed_out(self) -> RDMATimeoutError:
         return RDMATimeoutError(f"submit timed out: {self} was not done within {self.timeout:g} s")
 

@@ -27,7 +27,7 @@ from monarch.rdma.handle import Handle, Owner, start_of, this_host
 from monarch.rdma.registry import WORD, lock
 from monarch.rdma.transfer import Transfer
 
-PEERS = 64  # processes whose descriptors are kept; the one not used for longest is forgotten
+PEERS = 64  # processes whose descriptors are kept; the one met first is forgotten
 
 _YAMA = "/proc/sys/kernel/yama/ptrace_scope"
 _PR_SET_PTRACER = 0x59616D61
@@ -133,13 +133,16 @@ class _Peer:
         except OSError as exc:
             return f"its table of control words cannot be opened: {exc.strerror}"
         self._poll.register(self.process, select.POLLIN)
+        if start_of(pid) != self.owner.started:  # another process has the pid by now
+            os.close(self.file)
+            self.file = -1
         return ""
 
     def enter(self, handle: Handle) -> None:
         """Takes the buffer's lock, or raises why it cannot be written to."""
         slot = handle.slot
         with self._lock:
-            if self.file < 0 or self._poll.poll(0) or start_of(self.owner.pid) != self.owner.started:
+            if self.file < 0 or self._poll.poll(0):
                 raise ended(handle)
             if not self._writing.get(slot):
                 try:

@@ -1,0 +1,79 @@
+"""RDMAAction: many transfers, one submit."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from monarch._errors import RDMAError
+from monarch.actor import Future, Promise, bind_context
+from monarch.rdma.buffer import TIMEOUT, RDMABuffer
+from monarch.rdma.memory import memory_of
+from monarch.rdma.transfer import Transfer, check_timeout
+
+_Make = Callable[[float], Transfer]
+
+
+class RDMAAction:
+    """A list of transfers that `submit` begins together, as often as you like. Methods return the action, for chaining.
+
+    Each is checked when it is added: RDMASizeError, RDMAReadOnlyError, RDMAMemoryError. Nothing compares them with each
+    other: two that write to the same bytes are the program's race. The memory is kept alive as long as the action.
+    """
+
+    def __init__(self) -> None:
+        self._queued: list[tuple[RDMABuffer, _Make]] = []
+        self._lock = threading.Lock()
+        self._submits: deque[_Submit] = deque()  # the first is under way
+
+    def read_remote(self, dst: Any, src: RDMABuffer) -> RDMAAction:
+        """Queues a copy of the whole buffer `src` into the leading bytes of local `dst`, as `read_into`."""
+        memory = memory_of(dst)
+        src._reading(memory, 0, None, 0.0)
+        return self._add(src, lambda timeout: src._reading(memory, 0, None, timeout))
+
+    def write_remote(self, dst: RDMABuffer, src: Any) -> RDMAAction:
+        """Queues a copy of local `src` into the leading bytes of the buffer `dst`, as `write_from`."""
+        memory = memory_of(src)
+        dst._writing(memory, 0, None, 0.0)
+        return self._add(dst, lambda timeout: dst._writing(memory, 0, None, timeout))
+
+    def fetch_add(self, src: Any, dst: Any, add: Any) -> NoReturn:
+        """Always NotImplementedError."""
+        raise NotImplementedError("Not yet supported")
+
+    def compare_and_swap(self, src: Any, dst: Any, compare: Any, swap: Any) -> NoReturn:
+        """Always NotImplementedError."""
+        raise NotImplementedError("Not yet supported")
+
+    def submit(self, *, timeout: float = TIMEOUT) -> Future[None]:
+        """Begins all of them now; the Future gives None when all are done, or raises once none moves any more.
+
+        One that failed is raised as it is; of several, one RDMAError (of their type, if they share it) tells of all. `timeout`
+        is for each, in seconds from when it begins. While a submit is under way, another one begins after it, and adding
+        raises RuntimeError.
+        """
+        timeout = check_timeout(timeout)
+        submit = _Submit(self, list(self._queued), timeout)
+        with self._lock:
+            self._submits.append(submit)
+            first = len(self._submits) == 1
+        if first:
+            submit.begin()
+        return submit.promise.future
+
+    def _add(self, buffer: RDMABuffer, make: _Make) -> RDMAAction:
+        with self._lock:
+            if self._submits:
+                raise RuntimeError("the action is currently being submitted; await its Future before adding to it")
+            self._queued.append((buffer, make))
+        return self
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._submits.popleft()
+            following = self._submits[0] if self._submits else None
+        if following is not None:
+            following.begin()
