@@ -19,6 +19,7 @@ QUESTIONS = (
     "death",
     "restart",
     "echo",
+    "rdma",
 )
 
 

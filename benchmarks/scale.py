@@ -31,7 +31,7 @@ Points = list[dict[str, Any]]
 FULL: dict[str, Any] = {
     "hosts": 64,
     "crossing": [[1, 1], [1, 2], [1, 4], [1, 8], [2, 1], [4, 1], [8, 1], [16, 1], [2, 4], [4, 4], [8, 4]],
-    "shapes": [[1, 1], [1, 8], [8, 1], [4, 4], [4, 16], [64, 1], [16, 4], [16, 16], [64, 16], [64, 4]],
+    "shapes": [[1, 1], [1, 8], [8, 1], [4, 4], [4, 16], [64, 1], [16, 4], [16, 16], [64, 4], [64, 16]],
     "vary": [64, 4],
     "vary_hosts": [16, 64],
     "widths": [2, 4, 16, 64],
@@ -336,6 +336,7 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     matplotlib.rcParams |= {
         "svg.hashsalt": "scale",
+        "svg.fonttype": "none",
         "font.size": 8,
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -366,7 +367,7 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
         ("call_agent_cpu", "call: its agent"),
     ):
         right.loglog(
-            procs, [max(point[name], 1e-7) * 1e6 for point in largest.values()], "o-", ms=3, lw=1.2, label=label
+            procs, [max(point[name], 1e-6) * 1e6 for point in largest.values()], "o-", ms=3, lw=1.2, label=label
         )
     right.set(title="the client's side, processor time", xlabel="processes", ylabel="µs")
     for axes in (left, right):

@@ -168,12 +168,12 @@ class UnhandledFaultError(KeyboardInterrupt):
 
 
 class RDMAError(Exception):
-    """A transfer of `monarch.rdma` failed, or could not begin; the subclasses say why. The text names the path, the buffer and
-    its owner.
+    """A transfer of `monarch.rdma` failed, or could not begin; the subclasses say why. The text names the path, the
+    buffer and its owner.
 
-    Mistakes in the arguments (memory, size, read-only, timeout) are raised by the call; everything else by the Future. After a
-    failure what was to be written holds bytes of before and bytes of the transfer, nobody knows where; nothing outside of
-    it was touched, and no copying goes on (RDMATimeoutError tells of the exception).
+    Mistakes in the arguments (memory, size, read-only, timeout) are raised by the call; everything else by the Future.
+    After a failure what was to be written holds bytes of before and bytes of the transfer, nobody knows where; nothing
+    outside of it was touched, and no copying goes on (RDMATimeoutError tells of the exception).
     """
 
 
@@ -182,27 +182,35 @@ class BufferDroppedError(RDMAError):
 
 
 class OwnerEndedError(RDMAError):
-    """The process that owns the buffer has ended, or its host; the memory is gone for good. Ask its successor for a new buffer."""
+    """The process that owns the buffer has ended, or its host; the memory is gone for good. Ask its successor for a new
+    buffer.
+    """
 
 
 class RDMATimeoutError(RDMAError, TimeoutError):
     """The transfer was not done within its `timeout` and was given up.
 
-    Where the bytes go through the owner's process ("actor"), a part of a write that was on its way may still arrive later;
-    on all other paths nothing moves any more when this is raised.
+    Where the bytes go through the owner's process ("actor"), a part of a write that was on its way may still arrive
+    later; on all other paths nothing moves any more when this is raised.
     """
 
 
 class RDMAUnavailableError(RDMAError, RuntimeError):
-    """No path leads from this process to the buffer's owner, or settings forbid those that do; the text names each and why."""
+    """No path leads from this process to the buffer's owner, or settings forbid those that do; the text names each and
+    why.
+    """
 
 
 class RDMAMemoryError(RDMAError, ValueError):
-    """Not memory that can be registered or moved: of another type, of size 0, not contiguous, or on a device without a path."""
+    """Not memory that can be registered or moved: of another type, of size 0, not contiguous, or on a device without a
+    path.
+    """
 
 
 class RDMASizeError(RDMAError, ValueError):
-    """The range does not lie in the buffer, or the local memory is too small for it; the text names both sizes in bytes."""
+    """The range does not lie in the buffer, or the local memory is too small for it; the text names both sizes in
+    bytes.
+    """
 
 
 class RDMAReadOnlyError(RDMAError, ValueError):

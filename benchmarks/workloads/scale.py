@@ -22,7 +22,6 @@ from _workload import RESULT_PREFIX, Params, main
 from monarch_actors import Echo
 
 import monarch
-import monarch._mesh.cast as cast
 from monarch.actor import attach_to_workers, shutdown_context
 
 Point = dict[str, float]
@@ -105,7 +104,7 @@ def calls(mesh: Any, count: int, clocks: Clocks) -> Point:
 
 def casts(mesh: Any, count: int, clocks: Clocks, known: Point) -> Point:
     """Broadcasts without a pause; then a call, which every actor answers after the last of them. The processor time of that
-    call, which is `known`, is not counted."""
+    call, which is `known`, is not counted; nor is any of the calling thread but for the broadcasts themselves."""
     issued = []
     before = sum(mesh.count.call().get().values())
     spending = Spending(clocks)
@@ -114,6 +113,7 @@ def casts(mesh: Any, count: int, clocks: Clocks, known: Point) -> Point:
         start = time.perf_counter()
         mesh.hit.broadcast()
         issued.append(time.perf_counter() - start)
+    own = spending.each(count)["client_cpu"]
     after = mesh.count.call().get()
     taken = time.perf_counter() - begin
     spent = spending.each(1)
@@ -122,7 +122,7 @@ def casts(mesh: Any, count: int, clocks: Clocks, known: Point) -> Point:
             f"Error: {count} casts to {len(mesh)} actors were handled {sum(after.values()) - before} times"
         )
     each = {f"cast_{who}": max(0.0, seconds - known[f"call_{who}"]) / count for who, seconds in spent.items()}
-    return {"cast": taken / count, "cast_issue": median(issued), **each}
+    return {"cast": taken / count, "cast_issue": median(issued), **each, "cast_client_cpu": own}
 
 
 def spawn(hosts: Any, per_host: int, clocks: Clocks) -> tuple[Any, Any, Point]:
@@ -177,9 +177,12 @@ def shapes(hosts: Any, params: Params, clocks: Clocks, record: Record, watched: 
         watched[:] = mesh.pid.call().get().values()
         point |= measure(mesh, params, clocks)
         record.add("points", point, hosts=count, per_host=per_host, procs=len(mesh))
-        if [count, per_host] == params["vary"]:
-            varied(procs, params, clocks, record)
         watched.clear()
+        procs.stop().get()
+    if params["vary"] and not record.time_is_up(*params["vary"], "widths"):
+        count, per_host = params["vary"]
+        procs = hosts.slice(hosts=slice(0, count)).spawn_procs(per_host={"gpus": per_host})
+        varied(procs, params, clocks, record)
         procs.stop().get()
 
 
@@ -220,13 +223,9 @@ def crossing(hosts: Any, params: Params, clocks: Clocks, record: Record, watched
 def sending(width: int, few: int | None = None) -> Iterator[None]:
     """Casts of views that are used for the first time go down a tree of that width; 0: no tree at all. `few` receivers make
     one worth while."""
-    before = cast.FEW
-    cast.FEW = (few or before) if width else sys.maxsize
-    try:
-        with monarch.configured(max_cast_fanout=width or 16):
-            yield
-    finally:
-        cast.FEW = before
+    few = (few or 2) if width else sys.maxsize
+    with monarch.configured(max_cast_fanout=width or 16, tree_casts_from=few, tree_calls_from=few):
+        yield
 
 
 # --- workloads

@@ -12,7 +12,6 @@ from typing import Any
 from monarch._mesh.behaviour import ActorBehaviour, Method
 from monarch._runtime.context import Current, current
 from monarch._runtime.instance import Delivery
-from monarch._wire import codec
 from monarch.config import settings
 
 _log = logging.getLogger("monarch")
@@ -50,7 +49,7 @@ class AsyncActorBehaviour(ActorBehaviour):
         method: Method | None = None
         try:
             method = self._methods.get(call.method) or self._find(call.method)
-            args, kwargs = codec.decode(delivery.body, delivery.buffers)
+            args, kwargs = delivery.arguments()
             if method.explicit:
                 args = (self._response_port(delivery), *args)
             if method.concurrent:

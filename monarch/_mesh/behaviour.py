@@ -116,7 +116,7 @@ class ActorBehaviour:
         method: Method | None = None
         try:
             method = self._methods.get(call.method) or self._find(call.method)
-            args, kwargs = codec.decode(delivery.body, delivery.buffers)
+            args, kwargs = delivery.arguments()
             if method.is_async:
                 raise TypeError(
                     f"{call.method} is async, and this actor has no event loop to run on: it has no async endpoint"

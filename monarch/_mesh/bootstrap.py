@@ -54,6 +54,7 @@ class Served:
         transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
         proc.transport = transport
         transport.handed = proc.take_over
+        proc.share_memory(transport)
         layer = MeshLayer(proc)
         layer.executable = spec.executable
         layer.name = spec.name

@@ -35,7 +35,7 @@ class Plan:
 class Part:
     """A child's host and those below it. Positions `start` to `stop` of whatever it is a part of."""
 
-    __slots__ = ("_below", "host", "hosts", "plan", "ranks", "start", "stop")
+    __slots__ = ("_below", "_solos", "host", "hosts", "names", "plan", "ranks", "start", "stop")
 
     def __init__(self, plan: Plan, hosts: Sequence[PlanHost], start: int) -> None:
         self.plan = plan
@@ -44,7 +44,9 @@ class Part:
         self.ranks = frozenset(index for host in hosts for index in host.indices)
         self.start = start
         self.stop = start + sum(len(host.names) for host in hosts)
+        self.names = frozenset(host.host for host in hosts)
         self._below: list[Part] | None = None
+        self._solos: dict[str, Part] = {}
 
     def below(self) -> list[Part]:
         """The parts of the child's own children."""
@@ -52,9 +54,23 @@ class Part:
             self._below = parts(self.plan, self.hosts[1:], len(self.hosts[0].names))
         return self._below
 
+    def solo(self, host: str) -> Part:
+        """That host alone, which the child cannot reach; `host` is one of `names`."""
+        known = self._solos.get(host)
+        if known is None:
+            start = 0
+            for there in self.hosts:
+                if there.host == host:
+                    known = self._solos[host] = Part(self.plan, [there], start)
+                    break
+                start += len(there.names)
+        assert known is not None
+        return known
+
     def known(self) -> Iterable[Part]:
-        """This one, and those that were adopted."""
+        """This one, and those that were taken out of it."""
         yield self
+        yield from self._solos.values()
         for part in self._below or ():
             yield from part.known()
 
@@ -71,10 +87,11 @@ def parts(plan: Plan, hosts: Sequence[PlanHost], start: int) -> list[Part]:
 class Above:
     """An upstream: its plans, and which of its casts are not through yet."""
 
-    __slots__ = ("confirmed", "gaps", "key", "last", "open", "plans", "there")
+    __slots__ = ("confirmed", "gaps", "is_agent", "key", "last", "open", "plans", "there")
 
     def __init__(self, key: Upstream) -> None:
         self.key = key
+        self.is_agent = False
         self.there = True
         self.plans: OrderedDict[int, Plan] = OrderedDict()
         self.last = 0
@@ -165,7 +182,7 @@ class Gathering:
         self.root = cast.number == 0
         self.given = Given(key, cast)
         self.mine: dict[int, str] = {}  # rank -> process name
-        self.branches: dict[str, Branch] = {}  # by the child's host
+        self.branches: dict[Part, Branch] = {}
         self.combine = b"" if self.root else cast.combine  # the root has no processes that are receivers
         self.merging: Merging | None = None
         self.skips = 0  # that must be through before the call fails for those who are to skip it

@@ -1,7 +1,7 @@
 """Planning a cast: which process gets which message of a view. Pure, and made once a view.
 
-Receivers on the sender's own host are sent to one by one, which is the fastest way there; those on others share one message
-that goes down a tree of agents (see `casts`).
+Receivers on the sender's own host are sent to one by one, which is the fastest way there; those on others, where they are not
+few, share one message that goes down a tree of agents (see `casts`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from monarch._wire.address import host_of, name_of
 from monarch._wire.message import PlanHost, encode_extent
 
 Receivers = tuple[tuple[int, int, str], ...]  # (rank in the view, rank in the mesh, process)
-
-FEW = 2  # receivers on other hosts from which on they share a message
 
 
 class Plan:
@@ -42,10 +40,10 @@ class Plan:
         return len(set(self.addresses))
 
     def parted(self, host: str) -> Parted | None:
-        """Its part on other hosts than `host`, the sender's; None where it is sent to one by one."""
+        """Its part on other hosts than `host`, the sender's; None when that is one receiver, or none."""
         if self._parted_for != host:
             parted = Parted(self.receivers, host)
-            self._parted = parted if len(parted.far) >= FEW else None
+            self._parted = parted if len(parted.far) > 1 else None
             self._parted_for = host
         return self._parted
 

@@ -14,10 +14,12 @@ Rules:
 3. When the host of a child ends, its part without it is adopted: cut as the child had cut it, and what it had not answered
    or confirmed is sent to the grandchildren, marked `again`. Who knows the gathering gives its answers once more, to the new
    parent; receivers drop what they have had by its number (`ordering.Reorder`).
-4. Casts without a gathering are confirmed by each child once they are through to all below it, and kept until then.
-5. Answers of a cast with `combine` are all waited for; a process of this host then folds those of neighbouring ranks into one
+4. A child that cannot reach a host below it says so to the one above (Unreached), which serves that host itself if it can:
+   two hosts may be parted that both live.
+5. Casts without a gathering are confirmed by each child once they are through to all below it, and kept until then.
+6. Answers of a cast with `combine` are all waited for; a process of this host then folds those of neighbouring ranks into one
    (Merge), at every agent but the root.
-6. Whose process or host has ended counts as done (`gone`); the caller is told of such ends by others.
+7. Whose process or host has ended counts as done (`gone`); the caller is told of such ends by others.
 
 Bounds, and what happens beyond: an upstream's plans, and ours at a child: 4,096, the least recently used is forgotten
 and registered anew when needed. Gatherings: 65,536, further calls are delivered but answered with a Failure. Answers
@@ -34,6 +36,7 @@ place.
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -62,6 +65,7 @@ from monarch._wire.message import (
     ForgetPlan,
     PlanUnknown,
     Skip,
+    Unreached,
     Unwanted,
     encode,
 )
@@ -73,6 +77,7 @@ HELD_BYTES = 1024 * 1024  # of one gathering
 MANY = 8  # answers that came together, from which on the root does not look at each
 KEPT_CASTS = 1000  # for one child, without a gathering
 KEPT_BYTES = 16 * 1024 * 1024  # for one child
+ENDED = 1000  # children remembered that count as ended
 CONFIRM_CASTS = 64  # confirmed together at the latest
 CONFIRM_DELAY = 0.05
 CALL_HOLD = 0.01  # `gather` of a call
@@ -103,7 +108,7 @@ class Up(NamedTuple):
     """To whoever sent us the cast; it may be gone."""
 
     upstream: Upstream
-    message: Answers | Delivered | PlanUnknown
+    message: Answers | Delivered | PlanUnknown | Unreached
     body: Buffer = b""
     buffers: Sequence[Buffer] = ()
 
@@ -150,6 +155,8 @@ class Casts:
         self._patience = patience
         self._above: dict[Upstream, Above] = {}
         self._children: dict[str, Child] = {}  # one a host, until that ends: its numbers go on
+        self._apart: dict[str, set[str]] = {}  # by child: hosts below it that it cannot reach
+        self._ended: OrderedDict[str, None] = OrderedDict()  # children that count as ended
         self._gatherings: dict[Key, Gathering] = {}
         self._memory = Memory()
         self._armed: set[tuple[Any, ...]] = set()
@@ -195,6 +202,7 @@ class Casts:
     ) -> list[Effect]:
         """A cast came down: it is delivered here and passed on."""
         above = self._upstream(upstream)
+        above.is_agent = above.is_agent or cast.number > 0
         plan = above.plans.get(cast.plan)
         if plan is None:
             self._effects.append(Up(upstream, PlanUnknown(cast), body, buffers))
@@ -272,10 +280,12 @@ class Casts:
     ) -> list[Effect]:
         """Answers came up from a child."""
         gathering = self._gatherings.get((answers.back, answers.port))
-        branch = gathering.branches.get(host) if gathering is not None else None
-        if gathering is None or branch is None:
+        if gathering is None:
             return []
-        pending = branch.pending
+        known = [branch for branch in gathering.branches.values() if branch.part.host == host]
+        if not known:
+            return []
+        pending = known[0].pending if len(known) == 1 else set().union(*(branch.pending for branch in known))
         if gathering.root and len(answers.ranks) >= MANY and pending.issuperset(answers.ranks):
             # As they came: to look at each would be the most work of all, for whoever stands at the end of every way up.
             pending.difference_update(answers.ranks)
@@ -290,9 +300,11 @@ class Casts:
             if rank in pending:
                 pending.remove(rank)
                 gathering.gone.append(rank)
-        if not pending:
-            del gathering.branches[host]
-            self._children[host].release(branch)
+        for branch in known:
+            branch.pending &= pending
+            if not branch.pending:
+                del gathering.branches[branch.part]
+                self._children[host].release(branch)
         self._settle(gathering)
         return self._take()
 
@@ -330,7 +342,16 @@ class Casts:
         """That host has ended, or cannot be reached any more, which is the same. Harmless when it is told again."""
         self._upstream_gone(now, host)
         child = self._children.pop(host, None)
+        self._apart.pop(host, None)
+        for hosts in self._apart.values():
+            hosts.discard(host)
         if child is not None:
+            self._ended[host] = None
+            if len(self._ended) > ENDED:
+                self._ended.popitem(last=False)
+            for above in self._above.values():  # before its ranks are said to be gone: perhaps they can reach it
+                if above.is_agent:
+                    self._effects.append(Up(above.key, Unreached(host)))
             skips = []
             for what, gap in child.given_up.items():
                 passing = Passing(None, 0)
@@ -342,6 +363,21 @@ class Casts:
                     skips.append((branch.gap, lost))
             for what, passing in skips:  # last: receivers handle what is sent to them again before they skip anything
                 self._skip(*what, passing)
+        return self._take()
+
+    def unreached(self, now: float, host: str, unreached: Unreached) -> list[Effect]:
+        """A child cannot reach a host below it: from now on we serve that ourselves, if we can."""
+        child, lost = self._children.get(host), unreached.host
+        if child is None or lost == host:
+            return []
+        if any(lost in part.names for part in child.registered):
+            self._apart.setdefault(host, set()).add(lost)
+        for branch in list(child.kept.values()):
+            if lost in branch.part.names:
+                self._go_round(child, branch, lost)
+        for (sender, to, part), _gap in list(child.given_up.items()):
+            if lost in part.names:
+                self._skip_alone(sender, to, part.solo(lost), host, Passing(None, 0))
         return self._take()
 
     # --- timers
@@ -369,7 +405,7 @@ class Casts:
         if cast.gather < 0 or cast.skip or not cast.port:
             return False
         key = cast.back or cast.source, cast.port
-        if self._is_repeat(above, key, cast):
+        if self._is_repeat(above, plan, key, cast):
             return True
         if len(self._gatherings) >= GATHERINGS:
             ranks = [rank for _, rank in plan.here] + [rank for part in plan.parts for rank in sorted(part.ranks)]
@@ -385,11 +421,11 @@ class Casts:
         if gathering.combine:
             gathering.merging = Merging([f"{plan.prefix}/{name}" for name, _ in plan.here])
         for part in plan.parts:
-            self._pass(gathering, part, _cut_cast(cast, part), body, buffers, set(part.ranks))
+            self._pass_part(gathering, part, _cut_cast(cast, part), body, buffers, set(part.ranks))
         self._settle(gathering)
         return True
 
-    def _is_repeat(self, above: Above, key: Key, cast: Cast) -> bool:
+    def _is_repeat(self, above: Above, plan: Plan, key: Key, cast: Cast) -> bool:
         """Whether the cast is known here. Whoever sent it has taken another's place, and is given what that one was."""
         gathering = self._gatherings.get(key)
         given = gathering.given if gathering is not None else self._memory.done.get(key)
@@ -404,6 +440,8 @@ class Casts:
             self._memory.used(given)
         elif above not in gathering.aboves:
             gathering.aboves.append(above)
+        for host in [host for part in plan.parts for host in part.names if host in self._ended]:
+            self._effects.append(Up(above.key, Unreached(host)))
         failed = [_lost(rank, cast.again) for rank in given.lost]
         self._send(above, key, [*given.records, *failed], given.gone)
         return True
@@ -418,7 +456,7 @@ class Casts:
         passing = Passing(above, cast.number)
         self._deliver(plan, cast, body, buffers)
         for part in plan.parts:
-            self._pass(passing, part, _cut_cast(cast, part), body, buffers, set())
+            self._pass_part(passing, part, _cut_cast(cast, part), body, buffers, set())
         self._passed(passing)
 
     def _deliver(self, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
@@ -436,6 +474,25 @@ class Casts:
                 )
             self._effects.append(Deliver(f"{plan.prefix}/{name}", message, body, buffers, cast.source))
 
+    def _pass_part(
+        self,
+        owner: Gathering | Passing,
+        part: Part,
+        cast: Cast,
+        body: Buffer,
+        buffers: Sequence[Buffer],
+        pending: set[int],
+    ) -> None:
+        """To a child, and to those below it that it cannot reach."""
+        apart = self._apart.get(part.host)
+        alone = [part.solo(host) for host in sorted(apart & part.names)] if apart else []
+        for solo in alone:
+            pending -= solo.ranks
+        self._pass(owner, part, cast, body, buffers, pending)
+        for solo in alone:
+            ranks = set(solo.ranks) if isinstance(owner, Gathering) else set()
+            self._pass(owner, solo, _cut_cast(cast, solo), body, buffers, ranks)
+
     def _pass(
         self,
         owner: Gathering | Passing,
@@ -449,6 +506,7 @@ class Casts:
         child = self._children.get(part.host)
         if child is None:
             child = self._children[part.host] = Child(part.host)
+            self._ended.pop(part.host, None)
         number = self._register(child, part)
         child.last += 1
         cast = msgspec.structs.replace(cast, plan=number, number=child.last)
@@ -456,7 +514,7 @@ class Casts:
         if isinstance(owner, Passing):
             owner.branches += 1
         else:
-            owner.branches[part.host] = branch
+            owner.branches[part] = branch
         self._effects.append(Pass(part.host, cast, body, buffers))
         if part.plan.forgotten:
             self._unregister(part)
@@ -638,8 +696,9 @@ class Casts:
         """Its answers are not wanted any more, here and below."""
         self._end(gathering)
         self._memory.forget(gathering.given)
-        for host, branch in gathering.branches.items():
-            self._children[host].release(branch)
+        for part, branch in gathering.branches.items():
+            self._children[part.host].release(branch)
+        for host in {part.host: None for part in gathering.branches}:
             self._effects.append(Pass(host, Unwanted(*gathering.key)))
 
     def _adopt(self, child: Child, branch: Branch) -> Passing | None:
@@ -649,10 +708,10 @@ class Casts:
         again = msgspec.structs.replace(branch.cast, again=child.host)
         if isinstance(owner, Passing):
             for below in part.below():
-                self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, set())
+                self._pass_part(owner, below, _cut_cast(again, below), branch.body, branch.buffers, set())
             self._left(branch)
             return None
-        del owner.branches[child.host]
+        del owner.branches[part]
         gone = branch.pending.intersection(part.hosts[0].indices)
         owner.gone += sorted(gone)
         branch.pending -= gone
@@ -664,6 +723,31 @@ class Casts:
         self._settle(owner)
         return lost
 
+    def _go_round(self, child: Child, branch: Branch, lost: str) -> None:
+        """A host below a child is served without it."""
+        owner, solo = branch.owner, branch.part.solo(lost)
+        cast = _cut_cast(msgspec.structs.replace(branch.cast, again=child.host), solo)
+        if isinstance(owner, Passing):
+            self._pass(owner, solo, cast, branch.body, branch.buffers, set())
+            return
+        pending = branch.pending & solo.ranks
+        branch.pending -= pending
+        if pending and branch.whole:
+            self._pass(owner, solo, cast, branch.body, branch.buffers, pending)
+        elif pending:
+            lost_call = self._losing(owner, branch, pending)
+            self._skip_alone(branch.cast.sender, branch.cast.to, solo, child.host, lost_call)
+        if not branch.pending:
+            del owner.branches[branch.part]
+            child.release(branch)
+        self._settle(owner)
+
+    def _skip_alone(self, sender: str, to: str, solo: Part, around: str, passing: Passing) -> None:
+        """Tells the receivers on one host of a gap."""
+        skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=around)
+        self._pass(passing, solo, skip, b"", (), set())
+        self._passed(passing)
+
     def _fail_branch(self, gathering: Gathering, branch: Branch) -> Passing:
         """It cannot be sent again: whoever below has not had it never will. They are told to skip it before it fails, for
         should we end meanwhile, the one above us has to do all this again."""
@@ -671,11 +755,15 @@ class Casts:
         for below in branch.part.below():
             if pending & below.ranks:
                 self._effects.append(Pass(below.host, Unwanted(*gathering.key)))
+        return self._losing(gathering, branch, pending)
+
+    def _losing(self, gathering: Gathering, branch: Branch, pending: set[int]) -> Passing:
+        """Of those who are to skip a call that cannot be sent again, and for whom it fails then."""
         body = encode(
             Failure(
-                f"the call of {branch.cast.method}() was lost on its way through host {branch.part.host}, which has ended; "
-                f"its arguments were not kept to be sent again (limits: {branches.BODY_KEPT} bytes a call, {KEPT_BYTES} a "
-                f"host). It may have run or not: call again if that does no harm"
+                f"the call of {branch.cast.method}() was lost on its way through host {branch.part.host}, which cannot pass "
+                f"it on any more; its arguments were not kept to be sent again (limits: {branches.BODY_KEPT} bytes a call, "
+                f"{KEPT_BYTES} a host). It may have run or not: call again if that does no harm"
             )
         )
         gathering.skips += 1
@@ -694,7 +782,7 @@ class Casts:
         """Tells the receivers below a host that has ended of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
         for below in part.below():
-            self._pass(passing, below, skip, b"", (), set())
+            self._pass_part(passing, below, skip, b"", (), set())
         self._passed(passing)
 
     def _upstream_gone(self, now: float, upstream: Upstream) -> None:

@@ -57,6 +57,7 @@ class Client:
             transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
             proc.transport = transport
             transport.handed = proc.take_over
+            proc.share_memory(transport)
             listening = unix.listen(os.path.join(self.directory, "client"))
         except BaseException:
             remove_directory(self.directory)

@@ -22,8 +22,10 @@ from monarch._runtime.ordering import Receiver
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
 from monarch._wire import codec
+from monarch._wire.frame import SMALL
 from monarch._wire.message import FAILED, Answer, Call, Cast, encode
 from monarch._wire.peer import PeerEnded
+from monarch.config import settings
 
 if TYPE_CHECKING:
     from monarch._mesh.actor_mesh import ActorMesh
@@ -340,9 +342,11 @@ class Endpoint(Generic[P, R]):
         proc = sender.proc
         if proc.closed is not None:
             raise proc.closed
-        proc.check_size(body, buffers)
+        size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
         parted = plan.parted(proc.host) if only is None else None
+        if parted is not None and not combine and len(parted.far) < _few(adverb):
+            parted = None
         if parted is not None:
             receivers = parted.near
         else:
@@ -370,32 +374,39 @@ class Endpoint(Generic[P, R]):
         incarnation = 0
         if parted is not None:
             self._cast_far(parted, entry, number, back, adverb, sender, body, buffers, may_wait, combine)
-        for index, rank, address in receivers:
-            if may_wait and proc.must_wait(address, key) and sender.key != key:
+        placement = None
+        if size >= SMALL and len(receivers) > 1:
+            placement = proc.place([address for _, _, address in receivers], body, buffers, size)
+        try:
+            for index, rank, address in receivers:
+                if may_wait and proc.must_wait(address, key) and sender.key != key:
+                    try:
+                        proc.wait_room(address, key)
+                    except BaseException:  # nobody will observe this call: its late answers find no port
+                        if entry is not None:
+                            entry.close()
+                        raise
+                receiver: Receiver = rank
+                if restarts is not None:
+                    incarnation = restarts.of(key, rank, address)
+                    if incarnation:
+                        receiver = (rank, incarnation)
+                message = Call(
+                    key, unique, next_number(key, receiver), method, number, back, index, view, adverb, incarnation
+                )
                 try:
-                    proc.wait_room(address, key)
-                except BaseException:  # nobody will observe this call: its late answers find no port
+                    taken = proc.post(address, message, body, buffers, lazy, placement)
+                    if alone:
+                        entry.sent(taken)  # type: ignore[union-attr]
+                except PeerEnded as exc:
+                    failure = process_failure(spec, exc.why, [rank])
                     if entry is not None:
-                        entry.close()
-                    raise
-            receiver: Receiver = rank
-            if restarts is not None:
-                incarnation = restarts.of(key, rank, address)
-                if incarnation:
-                    receiver = (rank, incarnation)
-            message = Call(
-                key, unique, next_number(key, receiver), method, number, back, index, view, adverb, incarnation
-            )
-            try:
-                taken = proc.post(address, message, body, buffers, lazy)
-                if alone:
-                    entry.sent(taken)  # type: ignore[union-attr]
-            except PeerEnded as exc:
-                failure = process_failure(spec, exc.why, [rank])
-                if entry is not None:
-                    entry.fail(failure)
-                elif number:
-                    proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+                        entry.fail(failure)
+                    elif number:
+                        proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+        finally:
+            if placement is not None:
+                placement.close()
 
     def _cast_far(
         self,
@@ -439,6 +450,12 @@ class Endpoint(Generic[P, R]):
                     entry.fail(failure)
                 elif number:
                     proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+
+
+def _few(adverb: int) -> int:
+    """Receivers on other hosts from which on they share a message. Nobody waits for a broadcast, so the sender's time counts;
+    whoever waits for answers waits for two agents more (docs/scale.md)."""
+    return settings.get("tree_calls_from") if adverb in _HOLD else settings.get("tree_casts_from")
 
 
 class ValueStream(Generic[R]):

@@ -41,14 +41,14 @@ class Record(NamedTuple):
 
 
 class Given:
-    """The answers that a gathering has given. `key`, `sender` and `seqs` tell which cast it was."""
+    """The answers that a gathering has given. `key`, `sender` and the first receiver's number tell which cast it was."""
 
-    __slots__ = ("done", "gone", "key", "lost", "records", "sender", "seqs", "size")
+    __slots__ = ("done", "first", "gone", "key", "lost", "records", "sender", "size")
 
     def __init__(self, key: Key, cast: Cast) -> None:
         self.key = key
         self.sender = cast.sender
-        self.seqs = cast.seqs
+        self.first = _first(cast)
         self.records: list[Record] = []
         self.size = 0
         self.lost: list[int] = []  # ranks whose answers are not kept
@@ -56,7 +56,7 @@ class Given:
         self.done = False
 
     def same(self, cast: Cast) -> bool:
-        return self.sender == cast.sender and self.seqs == cast.seqs
+        return self.sender == cast.sender and self.first == _first(cast)
 
 
 class Memory:
@@ -131,3 +131,8 @@ class Memory:
 
 def size_of(body: Buffer, buffers: Sequence[Buffer]) -> int:
     return len(body) + sum(memoryview(buffer).nbytes for buffer in buffers)
+
+
+def _first(cast: Cast) -> int:
+    """The number of the first receiver; another agent above may send the cast for fewer of those behind it."""
+    return cast.seqs if isinstance(cast.seqs, int) else cast.seqs[0][0]

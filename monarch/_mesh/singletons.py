@@ -107,15 +107,18 @@ def process_service(name: str, Class: type[T], *args: Any) -> T:
     SupervisionError then. For parts of a program, or of this package, that serve other processes from every process.
     ValueError for a class that is no Actor.
     """
-    check_class(Class)
     proc = here()
-    mesh = proc.mesh.this_proc()
     key = f"{name}@{name_of(proc.address)}"  # senders number their messages by it
-    with _making:
-        if key not in proc.services:
-            proc.services.add(key)
-            _make_service(proc, mesh, key, Class, args)
-    return proc.mesh.reference(mesh, key, Class)  # type: ignore[no-any-return]
+    known = proc.services.get(key)
+    if known is None:
+        check_class(Class)
+        mesh = proc.mesh.this_proc()
+        with _making:
+            known = proc.services.get(key)
+            if known is None:
+                _make_service(proc, mesh, key, Class, args)
+                known = proc.services[key] = proc.mesh.reference(mesh, key, Class)
+    return known  # type: ignore[no-any-return]
 
 
 def _make_service(proc: Proc, mesh: Any, name: str, cls: type, args: tuple[Any, ...]) -> None:

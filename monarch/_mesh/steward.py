@@ -65,6 +65,7 @@ from monarch._wire.message import (
     SpawnProcs,
     StopProcs,
     Suspected,
+    Unreached,
     Unwanted,
     Watch,
 )
@@ -73,9 +74,9 @@ from monarch._wire.relay import Relay, addressed, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
 
-# Broadcasts that follow each other within this time (seconds) are written several at once, at the end of the loop's turn or
-# when there are so many.
-_FLOOD = 0.01
+# Broadcasts are written at the end of the loop's turn, several at once, or when there are so many: nobody waits for them.
+# (However late a turn comes, when many processes want a core: that is when it helps most.)
+_FLOOD = 3600.0
 _TOGETHER = 32
 
 # (connection, message, its frame)
@@ -116,6 +117,7 @@ class Steward:
             Combined: lambda c, m, f: self._cast_on(self.casts.combined(now(), c.remote, m, f.body, f.buffers)),
             Answers: lambda c, m, f: self._cast_on(self.casts.answers(now(), host_of(c.remote), m, f.body, f.buffers)),
             Delivered: lambda c, m, f: self._cast_on(self.casts.delivered(now(), host_of(c.remote), m)),
+            Unreached: lambda c, m, f: self._cast_on(self.casts.unreached(now(), host_of(c.remote), m)),
             PlanUnknown: lambda c, m, f: self._cast_on(
                 self.casts.plan_unknown(now(), host_of(c.remote), m, f.body, f.buffers)
             ),

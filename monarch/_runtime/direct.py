@@ -12,12 +12,18 @@ Order across the change: once the link is up, A sends everything new over it, an
 Barrier. B takes nothing from the link before the Barrier has come. B then does the same towards A. A link that dies is as any
 connection that breaks: the process goes back to the agents, and calls under way fail (see `Peer`).
 
+These links have no heartbeat: whether a process that says nothing lives, its agent judges, and whether its host does, the
+link between the agents shows. When that one was interrupted and works again, those beside it are made anew (`recovered`): the
+kernel would wait longer before it tries again. A connection that nobody answers for otherwise breaks after
+channel_reconnect_timeout, by the kernel's TCP_USER_TIMEOUT.
+
 The end of a process is told by the agents, and its last answers may still be on the link: see `Directs.ended`.
 """
 
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -41,12 +47,11 @@ from monarch._wire.transport.stream import StreamConnection
 from monarch.config import settings
 
 if TYPE_CHECKING:
-    import socket
-
     from monarch._runtime.proc import Proc
 
 MOST = 64  # links of one process; the pairs beyond stay with the agents
 _ATTACH = 10.0  # seconds to make a link; nobody waits for it
+_LONGEST = 2**31 - 1  # milliseconds that the kernel takes
 LAST_WORDS = 1.0  # seconds without a byte after which a process that has ended has nothing more to say
 
 
@@ -138,7 +143,7 @@ class Directs:
 
     def _add(self, pair: Pair, *, uid: str, **how: Any) -> None:
         limits = limits_from(settings)
-        limits = limits._replace(attach=min(limits.attach, _ATTACH))
+        limits = limits._replace(attach=min(limits.attach, _ATTACH), heartbeat=0)
         pair.link = LinkConnection(
             self._loop, self, uid=uid, host=self._proc.address, agent=self._id, limits=limits, rng=self._rng, **how
         )
@@ -165,6 +170,12 @@ class Directs:
         return begin
 
     def _connection(self, sock: StreamSocket, link: LinkConnection) -> StreamConnection:
+        if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
+            patience = min(round(settings.get("channel_reconnect_timeout") * 1000), _LONGEST)
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
+            except OSError:  # broken already, which reading tells
+                pass
         queue, frame_limit = self._proc.limits()
         return StreamConnection(sock, self._loop, link, limit=queue, frame_limit=frame_limit)
 
@@ -286,6 +297,12 @@ class Directs:
         pair = self._pairs.get(link.uid)
         if why and pair is not None and pair.end is not None:
             self._tell_end(pair)
+
+    def recovered(self, host: str) -> None:
+        """The agents hear each other again."""
+        for pair in self.pairs:
+            if host_of(pair.address) == host:
+                pair.link.renew("the way to that host was interrupted")
 
     # --- ends
 

@@ -409,6 +409,13 @@ class Promise(Generic[T]):
     def fail(self, error: BaseException) -> None:
         self._slot.fail(error)
 
+    def settle(self, error: BaseException | None) -> None:
+        """`fail(error)`, or `set(None)` without one."""
+        if error is None:
+            self._slot.set()
+        else:
+            self._slot.fail(error)
+
 
 def check_timeout(timeout: float) -> float:
     """A timeout in seconds as threading takes it. ValueError for negative, NaN and infinite ones."""

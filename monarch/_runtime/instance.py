@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
 from monarch._runtime.ordering import Numbering, Reorder
-from monarch._wire import message
+from monarch._wire import codec, message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
 
@@ -36,6 +36,12 @@ class Delivery:
         self.source = source
         self.back = call.back or source
         self.up = up
+
+    def arguments(self) -> Any:
+        """Decodes them, once: lets go of the memory they came in, which an actor that waits would keep."""
+        body, buffers = self.body, self.buffers
+        self.body, self.buffers = b"", ()
+        return codec.decode(body, buffers)
 
 
 class Leave(Exception):

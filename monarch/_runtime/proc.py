@@ -49,9 +49,11 @@ from monarch._wire.message import (
     MayDial,
     Pause,
     Ping,
+    Placed,
     Pong,
     ProcEnded,
     Restarted,
+    SegmentsGone,
     SenderEnded,
     Skip,
     Suspected,
@@ -67,6 +69,8 @@ if TYPE_CHECKING:
     import socket
 
     from monarch._runtime.direct import Directs
+    from monarch._runtime.payloads import Payloads, Placement
+    from monarch._wire.transport.unix import UnixTransport
 
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
 _MISSED = 10_000  # actors remembered that were sent messages and never came
@@ -113,7 +117,7 @@ class Proc:
         self.agent_lost: Callable[[str], None] = _ignore
         self.transport: Transport | None = None
         self.root_name = ""
-        self.services: set[str] = set()  # actors that belong to the process itself
+        self.services: dict[str, Any] = {}  # actors that belong to the process itself, as meshes
         self.absent: dict[str, Callable[[], Any]] = {}  # actors made by the first message to them
         self.mesh: Any = None  # the mesh layer's state for this process
         self.mailbox_messages = int(settings.get("mailbox_messages"))
@@ -131,6 +135,7 @@ class Proc:
         self._connections: dict[str, list[Connection]] = {}
         self.ended_afar: set[str] = set()  # processes of other hosts
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
+        self.payloads: Payloads | None = None  # None: everything goes through connections
         self._directs: Directs | None = None  # made with the first of them that speaks much
         self.receivers[MayDial] = lambda connection, may, frame: self._on_may_dial(connection.remote, may)
         self.receivers[Barrier] = lambda connection, barrier, frame: self.directs().barrier(connection, barrier)
@@ -159,6 +164,7 @@ class Proc:
             "undelivered": self._unknown_count,
             "peers": [repr(peer) for peer in list(self._peers.values())],
             "loop": self.loop.statistics(),
+            "payloads": self.payloads.statistics() if self.payloads is not None else {},
         }
 
     # --- sending, any thread
@@ -174,10 +180,19 @@ class Proc:
         return peer
 
     def post(
-        self, address: str, msg: Any, body: bytes = b"", buffers: Sequence[memoryview] = (), lazy: float = 0.0
+        self,
+        address: str,
+        msg: Any,
+        body: bytes = b"",
+        buffers: Sequence[memoryview] = (),
+        lazy: float = 0.0,
+        placement: Placement | None = None,
     ) -> Connection | None:
         """Sends a message: here, or to another process. Returns the connection that took it, None when it stayed here or is
-        kept for later. Raises PeerEnded, MessageTooLargeError; may wait for room."""
+        kept for later. Raises PeerEnded, MessageTooLargeError; may wait for room.
+
+        `placement`: where its payload is already, for receivers that can have it there (see `place`).
+        """
         peer = self._peers.get(address)
         if peer is not None and not buffers and not lazy and len(body) < frames.SMALL:
             connection = peer.connection
@@ -193,17 +208,72 @@ class Proc:
         if peer is None:
             peer = self.peer(address)
         head = message.encode(msg)
-        pieces = frames.encode(enclose(peer.route, head) if peer.route else head, body, buffers, self.frame_limit)
         size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
-        wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
         port = msg.port if type(msg) is Call else 0
+        payloads = self.payloads
+        if payloads is not None and size >= payloads.least and not 0 < self.frame_limit < size and self._reaches(peer):
+            taken = self._post_placed(payloads, peer, head, body, buffers, lazy, port, placement)
+            if taken is not None:
+                return taken
+        pieces = frames.encode(enclose(peer.route, head) if peer.route else head, body, buffers, self.frame_limit)
+        wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
         return peer.send(pieces, wait, lazy if size < _WAIT_FROM else 0.0, port)
 
-    def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> None:
-        """Raises MessageTooLargeError when a message of this size cannot be sent."""
+    def place(
+        self, addresses: Sequence[str], body: bytes, buffers: Sequence[memoryview], size: int
+    ) -> Placement | None:
+        """A payload of `size` bytes for several receivers, copied once for all of them that share memory with this process.
+        To be closed when it has been posted to all. None when there are not two of them, or no memory for it is to be had.
+        """
+        payloads = self.payloads
+        if payloads is None or size < payloads.least:
+            return None
+        peers = [self.peer(address) for address in addresses if address != self.address]
+        near = [peer.address for peer in peers if self._reaches(peer)]
+        return payloads.place(body, buffers, near) if len(near) > 1 else None
+
+    def _reaches(self, peer: Peer) -> bool:
+        """Whether payloads can be in memory that it shares with this process."""
+        return not peer.route and name_of(peer.address) != AGENT and peer.connect() is not None
+
+    def _post_placed(
+        self,
+        payloads: Payloads,
+        peer: Peer,
+        head: bytes,
+        body: bytes,
+        buffers: Sequence[memoryview],
+        lazy: float,
+        port: int,
+        placement: Placement | None,
+    ) -> Connection | None:
+        """The connection that took it; None when nothing was sent: it has to go with all it carries."""
+        address, connection = peer.address, peer.connection
+        own = None
+        if placement is None or address not in placement.slots:
+            placement = own = payloads.place(body, buffers, [address])
+            if placement is None:
+                return None
+        try:
+            if connection is None or not payloads.introduce(placement.segment, address, connection):
+                return None
+            connection.send(frames.encode(placement.message(address, head), placement.inline(body)), lazy=lazy)
+            placement.sent(address)
+            return connection
+        except ConnectionLost:
+            assert connection is not None
+            peer.lost(connection, port)
+            return None
+        finally:
+            if own is not None:
+                own.close()
+
+    def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> int:
+        """The size of a message. Raises MessageTooLargeError when it cannot be sent."""
         size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
         if 0 < self.frame_limit < size:
             raise frames.too_large(size, self.frame_limit)
+        return size
 
     def answer(
         self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview], lazy: float = 0.0
@@ -464,6 +534,11 @@ class Proc:
         kind = type(msg)
         if kind is Envelope:
             self._on_envelope(msg, frame)
+        elif kind is Placed:
+            self._on_placed(connection, msg, frame)
+        elif kind is SegmentsGone:
+            if self.payloads is not None:
+                self.payloads.gone(connection.remote, msg.segments)
         elif kind is Dealt:
             self._on_call(msg.call, frame.body, frame.buffers, msg.source, msg.up)
         elif kind is Answers:
@@ -503,6 +578,13 @@ class Proc:
                 self.errors.append(f"unexpected {kind.__name__} from {connection.remote}")
             else:
                 receiver(connection, msg, frame)
+
+    def _on_placed(self, connection: Connection, placed: Placed, frame: Frame) -> None:
+        whole = self.payloads.open(placed, frame) if self.payloads is not None else None
+        if whole is None:  # as when no memory can be had for what comes through the socket
+            connection.close("a message came in shared memory that could not be mapped here")
+            return
+        self._on_message(connection, message.decode(whole.head), whole)
 
     def _receive_here(self, msg: Any, body: bytes, buffers: Sequence[memoryview]) -> None:
         """A message of this process to itself. Out-of-band memory is copied: the sender may change its own."""
@@ -700,6 +782,13 @@ class Proc:
         if remote == agent_of(self.address):
             self.directs().may_dial(may)
 
+    def share_memory(self, transport: UnixTransport) -> None:
+        """Large payloads travel in memory shared with the other processes that this transport reaches."""
+        from monarch._runtime.payloads import Payloads  # not for those in one process
+
+        self.payloads = Payloads(self.address, self.incarnation, self.loop, transport, self._post_quietly)
+        transport.lent = self.payloads.take
+
     def known_peer(self, address: str) -> Peer | None:
         return self._peers.get(address)
 
@@ -773,6 +862,8 @@ class Proc:
         address, late = peer.address, peer.take_late()
         count = self._broken.pop(address, None)
         if count is not None:
+            if self.payloads is not None:
+                self.payloads.broke(address)
             what = f"the connection to {address} broke while the call was under way; it may have run there or not"
             self.ports.connection_broke(address, range(count), late, Failure(what), peer.spared)
             for owner_proc, ended in list(self._told):
@@ -797,6 +888,8 @@ class Proc:
         for connection in list(self._connections.get(address, ())):
             if newcomer is None or newcomer[0] is not connection:
                 connection.finish("the process has ended")
+        if self.payloads is not None:
+            self.payloads.ended(address, ended.incarnation)
         with self._lock:
             left = [connection for connection in self._connections.pop(address, ()) if not connection.lost]
             if left:
@@ -840,6 +933,8 @@ class Proc:
             self.suspected[suspected.address] = suspected.why
         else:
             self.suspected.pop(suspected.address, None)
+            if self._directs is not None and name_of(suspected.address) == AGENT:
+                self._directs.recovered(host_of(suspected.address))
         self.process_suspected(suspected)
 
     def end_of_process(self, address: str) -> ProcEnded | None:
@@ -894,6 +989,8 @@ class Proc:
             self._directs.close("this process is closing")
         if self.transport is not None:
             self.transport.close()
+        if self.payloads is not None:
+            self.payloads.close()
         for peer in list(self._peers.values()):
             connection = peer.connection
             if connection is not None:
@@ -938,9 +1035,15 @@ def _none(_host: str) -> Sequence[str]:
 _all: weakref.WeakSet[Proc] = weakref.WeakSet()
 
 
+def _before_fork() -> None:
+    for proc in list(_all):
+        if proc.payloads is not None:
+            proc.payloads.before_fork()
+
+
 def _after_fork_in_child() -> None:
     for proc in list(_all):
         proc.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

@@ -234,6 +234,12 @@ class LinkConnection:
         thread, and the other side's handler that it was orderly, if the Bye arrives."""
         self._on_loop(lambda: self._event(self._link.close, reason))
 
+    def renew(self, reason: str) -> None:
+        """On the I/O thread: gives the present connection up for a new one, because it may be dead without knowing."""
+        connection = self._link.connection
+        if connection is not None and self._dial is not None:
+            connection.close(reason)
+
     def finish(self, reason: str) -> None:
         """On the I/O thread, when the other host has ended: takes what it still sent, then closes. Says Bye, should it have
         been told wrongly."""

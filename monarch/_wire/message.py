@@ -503,6 +503,34 @@ class Barrier(_Message, tag=58):
     link: str
 
 
+# --- payloads in shared memory ------------------------------------------------------------------------------
+
+
+class Placed(_Message, tag=80):
+    """A message whose buffers, and perhaps body, are in a segment; `head` is its own. See `segments`, `payloads`."""
+
+    head: bytes
+    segment: int
+    slot: int  # of the receiver's flag
+    others: bool  # whether others get the same payload
+    body: int  # bytes of the body there; -1: it is the frame's
+    lengths: list[int]
+
+
+class SegmentsGone(_Message, tag=81):
+    """Nothing more comes in these segments."""
+
+    segments: list[int]
+
+
+class LentSegment(msgspec.Struct, array_like=True):
+    """What goes with the descriptor of a segment: the process whose it is, its incarnation, and the segment's number."""
+
+    source: str
+    incarnation: int
+    number: int
+
+
 # --- casts over a tree --------------------------------------------------------------------------------------
 
 # Numbers of a cast, one a position: one for all where they are the same, else runs (number, length). See `ordering`.
@@ -606,6 +634,12 @@ class Skip(_Message, tag=67):
     sender: str
 
 
+class Unreached(_Message, tag=72):
+    """From an agent to those above it: that host below it counts as ended here. Perhaps they can reach it."""
+
+    host: str
+
+
 class Dealt(_Message, tag=68):
     """From the agent of this host: a call that came down the tree from the process at `source`. `up`: its answer goes back to
     the agent (Climb)."""
@@ -652,7 +686,7 @@ Message = (
     | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
     | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | Trust | Attach | AskDirect | MayDial | Barrier
     | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | Unwanted | Skip | Dealt
-    | Climb | Combine | Combined
+    | Climb | Combine | Combined | Unreached | Placed | SegmentsGone
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -144,6 +144,19 @@ class Peer:
             self._ask(self)
         return connection
 
+    def connect(self) -> Connection | None:
+        """The connection, dialled first where there is none; None when that process cannot be reached just now."""
+        connection = self.connection
+        if connection is None:
+            with self._lock:
+                if self.connection is None and not self.asking and self.ended is None:
+                    try:
+                        self.connection = self._dial(self.address)
+                    except OSError:
+                        return None
+                connection = self.connection
+        return connection
+
     def adopt(self, connection: Connection) -> None:
         """The other side dialled us: use its connection when we have none."""
         with self._lock:

@@ -2,15 +2,15 @@
 
 Memory that was never touched is bound by page faults, a tenth of the speed of a copy, so segments are used again and again,
 by sizes that are powers of two. One payload is in a segment at a time. The first page of a segment holds a byte a receiver:
-the sender sets it, the receiver clears it when the last view of the payload has died. Neither tells the other anything: whoever
-needs a segment looks. The first byte is the sender's own while it fills the segment.
+the sender sets it, the receiver clears it when the last view of the payload has died. No message says so, which would wake
+the sender for nothing: who needs a segment looks. The first byte is the sender's own while it fills the segment.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 HEADER = 4096  # bytes before the payload: the flags
 RECEIVERS = HEADER - 1  # of one payload
@@ -30,21 +30,26 @@ class Memory(Protocol):
 
     @property
     def flags(self) -> Flags: ...
-    def close(self) -> None: ...
 
 
-class Segment:
-    """`number` is unique among all processes, `size` what it can carry, `users[i]` the receiver whose flag is `i + 1`,
-    `known` the processes that have been given its descriptor."""
+M = TypeVar("M", bound=Memory)
+
+
+class Segment(Generic[M]):
+    """`number` is unique among all processes, `size` what it can carry, `users[i]` the receiver whose flag is `i + 1`.
+
+    `known`: who has been given its descriptor, by the connection there was to it then: a process that takes the place of
+    another has another connection.
+    """
 
     __slots__ = ("known", "memory", "number", "size", "unused_since", "users")
 
-    def __init__(self, number: int, size: int, memory: Memory) -> None:
+    def __init__(self, number: int, size: int, memory: M) -> None:
         self.number = number
         self.size = size
         self.memory = memory
         self.users: list[str] = []
-        self.known: set[str] = set()
+        self.known: dict[Any, str] = {}
         self.unused_since = 0.0
 
     def __repr__(self) -> str:
@@ -60,6 +65,9 @@ class Segment:
         for slot in range(len(self.users) + 1):
             self.memory.flags[slot] = 1
 
+    def forget(self, receiver: str) -> None:
+        self.known = {way: known for way, known in list(self.known.items()) if known != receiver}
+
     def filled(self) -> None:
         self.memory.flags[0] = 0
 
@@ -72,26 +80,26 @@ def capacity_for(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
-class Pool:
+class Pool(Generic[M]):
     """The segments of a process: at most `limit` bytes and `count` of them, those in use included.
 
     The caller holds a lock. To get one: `reuse`, and where that gives none `make_room` and, when that says so, `add` it.
-    Segments that leave the pool are given to `drop`, which closes them.
+    Segments that leave the pool are given to `drop`; who still fills one may go on.
     """
 
-    def __init__(self, limit: int, count: int, drop: Callable[[Segment], None]) -> None:
+    def __init__(self, limit: int, count: int, drop: Callable[[Segment[M]], None]) -> None:
         self.limit = limit
         self.count = count
         self.bytes = 0
         self.number = 0
         self._drop = drop
-        self._free: dict[int, list[Segment]] = {}
-        self._busy: dict[int, deque[Segment]] = {}
+        self._free: dict[int, list[Segment[M]]] = {}
+        self._busy: dict[int, deque[Segment[M]]] = {}
 
     def __repr__(self) -> str:
         return f"<Pool of {self.number} segments, {self.bytes} of {self.limit} bytes>"
 
-    def reuse(self, size: int, receivers: Sequence[str], now: float) -> Segment | None:
+    def reuse(self, size: int, receivers: Sequence[str], now: float) -> Segment[M] | None:
         """A segment of `capacity_for(size)` that nobody uses, begun for `receivers`: the one that was used last."""
         capacity = capacity_for(size)
         busy = self._busy.setdefault(capacity, deque())
@@ -124,26 +132,26 @@ class Pool:
         if not self._fits(capacity):
             for other, busy in self._busy.items():
                 self._look(other, len(busy), now)
-            free = sorted((s for segments in self._free.values() for s in segments), key=lambda s: s.unused_since)
+            free = sorted((s for kept in self._free.values() for s in kept), key=lambda s: s.unused_since)
+            if not self._fits(capacity - sum(s.size for s in free), 1 - len(free)):
+                return False
             for segment in free:
                 if self._fits(capacity):
                     break
                 self._remove(segment)
-        if not self._fits(capacity):
-            return False
         self.bytes += capacity
         self.number += 1
         return True
 
-    def _fits(self, capacity: int) -> bool:
-        return self.bytes + capacity <= self.limit and self.number < self.count
+    def _fits(self, size: int, count: int = 1) -> bool:
+        return self.bytes + size <= self.limit and self.number + count <= self.count
 
     def no_room(self, size: int) -> None:
         """Takes `make_room` back: there was no memory."""
         self.bytes -= capacity_for(size)
         self.number -= 1
 
-    def add(self, segment: Segment, receivers: Sequence[str]) -> None:
+    def add(self, segment: Segment[M], receivers: Sequence[str]) -> None:
         """The one that room was made for, begun for `receivers`."""
         segment.begin(receivers)
         self._busy.setdefault(segment.size, deque()).append(segment)
@@ -151,7 +159,7 @@ class Pool:
     def ended(self, receiver: str) -> None:
         """That process has ended: it uses nothing any more, and has been given nothing."""
         for segment in self.segments():
-            segment.known.discard(receiver)
+            segment.forget(receiver)
             for index, user in enumerate(segment.users):
                 if user == receiver:
                     segment.release(index + 1)
@@ -160,7 +168,7 @@ class Pool:
         """Messages to that process may have been lost, and only it knows which: what it had not released is never used again,
         for it may have it."""
         for segment in self.segments():
-            segment.known.discard(receiver)
+            segment.forget(receiver)
             flags = segment.memory.flags[: len(segment.users) + 1]
             if any(flag and user == receiver for flag, user in zip(flags[1:], segment.users, strict=False)):
                 self._remove(segment)
@@ -176,10 +184,10 @@ class Pool:
                     self._remove(segment)
         return min((s.unused_since for free in self._free.values() for s in free), default=now if self.number else None)
 
-    def segments(self) -> list[Segment]:
+    def segments(self) -> list[Segment[M]]:
         return [s for kept in (*self._free.values(), *self._busy.values()) for s in kept]
 
-    def _remove(self, segment: Segment) -> None:
+    def _remove(self, segment: Segment[M]) -> None:
         free, busy = self._free.get(segment.size, []), self._busy.get(segment.size, deque())
         (free if segment in free else busy).remove(segment)
         self.bytes -= segment.size

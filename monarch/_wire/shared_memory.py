@@ -68,22 +68,22 @@ def _bytes(array: Any) -> memoryview:
 class OwnMemory:
     """Memory that this process shares: a page of flags, then `size` bytes. OSError where there is none.
 
-    Pages are taken when they are first written to, and then at once, so that a lack of them is an error and not a signal.
+    Pages are taken before they are first written to, so that a lack of them is an error and not a signal. It is gone, but for
+    what others have mapped of it, when nobody refers to it any more.
     """
 
     def __init__(self, size: int) -> None:
         self.fd = os.memfd_create("monarch-payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._end = weakref.finalize(self, _end, self.fd, 0, 0)
         self._size = HEADER + size
-        self._address = 0
         self._ready = 0
-        try:
-            os.ftruncate(self.fd, self._size)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-            self._address = _map(self.fd, self._size, _SHARED)
-            self.prepare(0)
-        except BaseException:
-            self.close()
-            raise
+        os.ftruncate(self.fd, self._size)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        self._address = _map(self.fd, self._size, _SHARED)
+        self._end.detach()
+        self._end = weakref.finalize(self, _end, self.fd, self._address, self._size)
+        self._end.atexit = False
+        self.prepare(0)
         self._view = _bytes(_array(self._size).from_address(self._address))
         self.flags: Flags = self._view[:HEADER]
 
@@ -107,14 +107,11 @@ class OwnMemory:
             part = source[done : done + _CHUNK]
             self._view[start + done : start + done + len(part)] = part
 
-    def close(self) -> None:
-        """Nobody writes here any more. Others keep what they have mapped."""
-        if self._address:
-            _libc().munmap(self._address, self._size)
-            self._address = 0
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+
+def _end(fd: int, address: int, size: int) -> None:
+    if address:
+        _libc().munmap(address, size)
+    os.close(fd)
 
 
 class LentMemory:
@@ -184,7 +181,9 @@ class LentMemory:
 
     def _give_back(self, loan: _Loan) -> None:
         if self._private:
-            _libc().madvise(self._private, self._size, _DONT_NEED)  # what was written here: the next payload is not to see it
+            _libc().madvise(
+                self._private, self._size, _DONT_NEED
+            )  # what was written here: the next payload is not to see it
         if self._shared:
             self._flags[loan.slot] = 0
         self._live.pop(id(loan), None)

@@ -42,10 +42,13 @@ SecondsName = Literal[
 CountName = Literal[
     "codec_max_frame_length",
     "outgoing_queue_bytes",
+    "segment_from",
     "mailbox_messages",
     "undelivered_messages",
     "message_ack_every_n_messages",
     "max_cast_fanout",
+    "tree_casts_from",
+    "tree_calls_from",
     "direct_after",
     "restart_argument_bytes",
     "tail_log_lines",
@@ -54,7 +57,7 @@ CountName = Literal[
     "rdma_min_stripe_size_kb",
 ]
 
-OptionalCountName = Literal["rdma_max_nics_per_buffer",]
+OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer"]
 
 FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from monarch._errors import RDMAError
-from monarch.actor import Future, Promise, bind_context
+from monarch.actor import Future, Promise
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
+from monarch.rdma.copying import INLINE
 from monarch.rdma.memory import memory_of
 from monarch.rdma.transfer import Transfer, check_timeout
 
@@ -51,9 +53,9 @@ class RDMAAction:
     def submit(self, *, timeout: float = TIMEOUT) -> Future[None]:
         """Begins all of them now; the Future gives None when all are done, or raises once none moves any more.
 
-        One that failed is raised as it is; of several, one RDMAError (of their type, if they share it) tells of all. `timeout`
-        is for each, in seconds from when it begins. While a submit is under way, another one begins after it, and adding
-        raises RuntimeError.
+        One that failed is raised as it is; of several, one RDMAError (of their type, if they share it) tells of all.
+        `timeout` is for each, in seconds from when it begins. While a submit is under way, another one begins after it,
+        and adding raises RuntimeError.
         """
         timeout = check_timeout(timeout)
         submit = _Submit(self, list(self._queued), timeout)
@@ -77,3 +79,58 @@ class RDMAAction:
             following = self._submits[0] if self._submits else None
         if following is not None:
             following.begin()
+
+
+class _Submit:
+    """One run of an action's transfers."""
+
+    def __init__(self, action: RDMAAction, queued: list[tuple[RDMABuffer, _Make]], timeout: float) -> None:
+        self.promise: Promise[None] = Promise()
+        self._action = action
+        self._queued = queued
+        self._timeout = timeout
+        self._context = contextvars.copy_context()  # it may begin on another's thread
+        self._lock = threading.Lock()
+        self._left = 1
+        self._errors: list[BaseException] = []
+
+    def begin(self) -> None:
+        self._context.run(self._begin)
+
+    def _begin(self) -> None:
+        self._left += len(self._queued)
+        transfers = [(buffer, make(self._timeout)) for buffer, make in self._queued]
+        inline = sum(transfer.size for _, transfer in transfers) <= INLINE
+        for buffer, transfer in transfers:
+            transfer.inline = inline
+            transfer.ended = self._one
+            buffer._begin(transfer)
+        self._one(None)
+
+    def _one(self, error: BaseException | None) -> None:
+        with self._lock:
+            if error is not None:
+                self._errors.append(error)
+            self._left -= 1
+            if self._left:
+                return
+        self._action._ended()
+        if self._errors:
+            self.promise.fail(_together(self._errors))
+        else:
+            self.promise.set(None)
+
+
+def _together(errors: list[BaseException]) -> BaseException:
+    if len(errors) == 1:
+        return errors[0]
+    kinds = {type(error) for error in errors}
+    shared = kinds.pop() if len(kinds) == 1 else RDMAError
+    lines = [str(error).partition("\n")[2] or str(error) for error in errors[:_SHOWN]]
+    if len(errors) > _SHOWN:
+        lines.append(f"and {len(errors) - _SHOWN} more")
+    text = "\n".join(lines)
+    return shared(f"RdmaAction.submit failed: RDMA submit failed on {len(errors)} backend(s):\n{text}")
+
+
+_SHOWN = 20  # failures told in full

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import socket
 from typing import Any
 
 from monarch._errors import RDMAError, RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
@@ -23,19 +22,20 @@ TIMEOUT = 60
 class RDMABuffer:
     """A handle to memory that this process registers, for itself and whoever gets the handle (it can be sent anywhere).
 
-    `data` is a CPU tensor, a numpy array, or anything with the buffer protocol, of any dtype and shape, contiguous in C order.
-    Sizes and offsets are in bytes. Read-only memory is fine as the source of reads.
+    `data` is a CPU tensor, a numpy array, or anything with the buffer protocol, of any dtype and shape, contiguous in C
+    order. Sizes and offsets are in bytes. Read-only memory is fine as the source of reads.
 
-    **Lifetime.** The process that constructs it owns it, and keeps the storage behind `data` alive until somebody calls `drop()` or
-    the process ends; that the RDMABuffer objects are forgotten changes nothing. After a drop transfers raise BufferDroppedError,
-    though the tensor lives on.
+    **Lifetime.** The process that constructs it owns it, and keeps the storage behind `data` alive until somebody calls
+    `drop()` or the process ends; that the RDMABuffer objects are forgotten changes nothing. After a drop transfers
+    raise BufferDroppedError, though the tensor lives on.
 
-    **Races.** Nothing locks the bytes themselves: a transfer that overlaps another one, or the program's own writes, may see or
-    leave a mixture. Two transfers have no order unless one was waited for before the other began. What a drop promises: a read
-    that succeeds has read nothing but registered memory; once a drop's Future is done no transfer writes into the memory any more.
+    **Races.** Nothing locks the bytes themselves: a transfer that overlaps another one, or the program's own writes,
+    may see or leave a mixture. Two transfers have no order unless one was waited for before the other began. What a
+    drop promises: a read that succeeds has read nothing but registered memory; once a drop's Future is done no transfer
+    writes into the memory any more.
 
-    Raises, in this process at once: RDMAUnavailableError ("RDMA is not available") when settings allow no way to other hosts,
-    RDMAMemoryError for what is not memory.
+    Raises, in this process at once: RDMAUnavailableError ("RDMA is not available") when settings allow no way to other
+    hosts, RDMAMemoryError for what is not memory.
     """
 
     __slots__ = ("_backend", "_handle")
@@ -53,10 +53,9 @@ class RDMABuffer:
         let_peers_read()
         mine = registry()
         region = mine.register(memory)
-        owner = mine.owner(socket.gethostname())
         self._backend: Backend | None = None
         self._handle = Handle(
-            owner,
+            mine.owner,
             region.number,
             region.token,
             region.slot,
@@ -104,7 +103,7 @@ class RDMABuffer:
         RDMAMemoryError, and for the timeout TypeError, OverflowError, ValueError.
         """
         timeout = check_timeout(timeout)
-        return self._begin(self._reading(memory_of(dst), offset, size, timeout))
+        return self._one(self._reading(memory_of(dst), offset, size, timeout))
 
     def write_from(
         self, src: Any, *, offset: int = 0, size: int | None = None, timeout: float = TIMEOUT
@@ -115,15 +114,16 @@ class RDMABuffer:
         `read_into`. Autograd is not told that a tensor was written to.
         """
         timeout = check_timeout(timeout)
-        return self._begin(self._writing(memory_of(src), offset, size, timeout))
+        return self._one(self._writing(memory_of(src), offset, size, timeout))
 
     def drop(self) -> Future[None]:
-        """The owner forgets the buffer and lets go of its memory; anybody who has the handle may ask for it, more than once.
+        """The owner forgets the buffer and lets go of its memory; anybody who has the handle may ask for it, more than
+        once.
 
-        It begins now, whether or not anybody waits. No transfer that begins after the Future is done succeeds; one under way
-        fails or is finished. The Future waits for writes under way (of a chunk, milliseconds; of a process that is stopped by SIGSTOP
-        while it writes, until it goes on or is killed), then the memory is the program's alone. An owner that has ended has dropped
-        everything.
+        It begins now, whether or not anybody waits. No transfer that begins after the Future is done succeeds; one
+        under way fails or is finished. The Future waits for writes under way (of a chunk, milliseconds; of a process
+        that is stopped by SIGSTOP while it writes, until it goes on or is killed), then the memory is the program's
+        alone. An owner that has ended has dropped everything.
         """
         handle = self._handle
         promise: Promise[None] = Promise()
@@ -141,9 +141,7 @@ class RDMABuffer:
         if not memory.writable:
             raise RDMAReadOnlyError(f"the destination ({memory.shown}) is read-only; use a bytearray or a tensor")
         if memory.size < size:
-            raise RDMASizeError(
-                f"destination local memory size ({memory.size}) must be >= remote buffer size ({size})"
-            )
+            raise RDMASizeError(f"destination local memory size ({memory.size}) must be >= remote buffer size ({size})")
         return Transfer(handle, memory, offset, size, False, timeout)
 
     def _writing(self, memory: Memory, offset: int, size: int | None, timeout: float) -> Transfer:
@@ -158,17 +156,21 @@ class RDMABuffer:
             raise RDMASizeError(f"source local memory size ({size}) must be <= remote buffer size ({room})")
         return Transfer(handle, memory, offset, size, True, timeout)
 
-    def _begin(self, transfer: Transfer) -> Future[None]:
+    def _begin(self, transfer: Transfer) -> None:
         try:
             backend = self._way()
+            transfer.path = backend.name
+            if backend.far:
+                paths.warn_once(self._handle, backend, stacklevel=5)
+            backend.start(transfer)
         except RDMAUnavailableError as exc:
             transfer.finish(exc)
-            return transfer.promise.future
-        if backend.far:
-            paths.warn_once(self._handle, backend, stacklevel=4)
-        transfer.path = backend.name
-        backend.start(transfer)
-        return transfer.promise.future
+
+    def _one(self, transfer: Transfer) -> Future[None]:
+        promise: Promise[None] = Promise()
+        transfer.ended = promise.settle
+        self._begin(transfer)
+        return promise.future
 
     def _way(self) -> Backend:
         backend = self._backend
@@ -184,7 +186,7 @@ class RDMABuffer:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RDMABuffer):
             return NotImplemented
-        return self._key() == other._key()
+        return bool(self._key() == other._key())
 
     def __hash__(self) -> int:
         return hash(self._key())
@@ -208,7 +210,9 @@ def _part(handle: Handle, offset: int, size: int | None) -> tuple[int, int]:
     offset = operator.index(offset)
     size = handle.size - offset if size is None else operator.index(size)
     if offset < 0 or size < 0 or offset + size > handle.size:
-        raise RDMASizeError(f"bytes {offset} to {offset + size} do not lie in the {handle.size} of buffer {handle.number}")
+        raise RDMASizeError(
+            f"bytes {offset} to {offset + size} do not lie in the {handle.size} of buffer {handle.number}"
+        )
     return offset, size
 
 

@@ -1,6 +1,7 @@
 """Large copies in a few threads, chunk by chunk; small ones at once, in the thread that asked.
 
-A backend brings `copy(transfer, at, count)`, which moves `count` bytes `at` bytes into a transfer and raises when it cannot.
+A backend brings `copy(transfer, at, count)`, which moves `count` bytes `at` bytes into a transfer and raises when it
+cannot.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def run(transfer: Transfer, copy: Copy) -> None:
     """Copies all of `transfer` and finishes it: before this returns when it is small, else on other threads."""
     if transfer.late():
         transfer.finish(transfer.timed_out())
-    elif transfer.size <= INLINE:
+    elif transfer.size <= INLINE and transfer.inline:
         try:
             copy(transfer, 0, transfer.size)
         except Exception as exc:
@@ -48,7 +49,7 @@ class _Job:
         self._error: Exception | None = None
 
     def begin(self) -> None:
-        width = min(THREADS, -(-self._transfer.size // CHUNK))
+        width = max(1, min(THREADS, -(-self._transfer.size // CHUNK)))
         self._running = width
         for _ in range(width):
             _POOL.put(self.step)
@@ -59,8 +60,7 @@ class _Job:
         with self._lock:
             at = self._next
             more = self._error is None and at < transfer.size
-            if more:
-                self._next = min(at + CHUNK, transfer.size)
+            self._next = at + CHUNK
         if more:
             try:
                 if transfer.late():
@@ -94,7 +94,14 @@ class _Pool:
             start = self._threads < THREADS and self._idle < self._work.qsize()
             self._threads += start
         if start:
-            start_thread(self._serve, "monarch-rdma")
+            try:
+                start_thread(self._serve, "monarch-rdma")
+            except RuntimeError:  # the process has no room for another: those there are do it, or the caller itself
+                with self._lock:
+                    self._threads -= 1
+                    alone = not self._threads
+                if alone:
+                    self._work.get()()
 
     def _serve(self) -> None:
         while True:

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 class Handle(NamedTuple):
     """A registered piece of memory, as any process may hold it.
 
-    `owner` is the process on its host. A buffer is registered as long as the 8 bytes at `word` in that process hold `token`, which
-    are its own and random; `number` is what people see. `service` answers for it where its memory cannot be reached.
+    `owner` is the process on its host. A buffer is registered as long as the 8 bytes at `word` in that process hold
+    `token`, which are its own and random; `number` is what people see. `service` answers for it where its memory cannot
+    be reached.
     """
 
     owner: Owner
@@ -29,8 +30,8 @@ class Handle(NamedTuple):
 
 
 class Owner(NamedTuple):
-    """A process: its host, its pid there, its start in clock ticks since the host's (a pid is used again, a pair is not), the
-    descriptor of its table of control words, and the host's name for people."""
+    """A process: its host, its pid there, its start in clock ticks since the host's (a pid is used again, a pair is
+    not), the descriptor of its table of control words, and the host's name for people."""
 
     host: str
     pid: int

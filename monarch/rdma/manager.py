@@ -1,8 +1,8 @@
 """The two actors a process may have for its buffers.
 
-`Manager` belongs to an owner: it answers those who cannot reach its memory, and drops what others ask it to. `Mover` belongs
-to those who ask: it runs, on a thread and loop of its own, what has to wait for another process, so that no actor of the
-program's waits. Both are made by the first use.
+`Manager` belongs to an owner: it answers those who cannot reach its memory, and drops what others ask it to. `Mover`
+belongs to those who ask: it runs, on a thread and loop of its own, what has to wait for another process, so that no
+actor of the program's waits. Both are made by the first use.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from typing import Any
 from monarch._errors import RDMAReadOnlyError
 from monarch.actor import Actor, concurrent_endpoint, endpoint, process_service
 from monarch.rdma.backends.local import memmove
+from monarch.rdma.memory import memory_of
 from monarch.rdma.registry import registry
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Manager(Actor):
-    """Reads, writes and drops buffers of its process for others. Requests come over the runtime's authenticated connections."""
+    """Reads, writes and drops buffers of its process for others. Requests come over the runtime's authenticated
+    connections.
+    """
 
     _is_system_actor = True
 
@@ -31,7 +34,7 @@ class Manager(Actor):
         with registry().using(number, token) as region:
             _check(region.memory.size, offset, size)
             copied = bytearray(size)  # what is still to be written to a socket must not change, nor outlive a drop
-            memmove(_address(copied), region.memory.address + offset, size)
+            memmove(memory_of(copied).address, region.memory.address + offset, size)
         return pickle.PickleBuffer(copied)
 
     @endpoint
@@ -42,7 +45,7 @@ class Manager(Actor):
             _check(region.memory.size, offset, view.nbytes)
             if not region.memory.writable:
                 raise RDMAReadOnlyError(f"buffer {number} is read-only")
-            memmove(region.memory.address + offset, _address(view), view.nbytes)
+            memmove(region.memory.address + offset, memory_of(view).address, view.nbytes)
 
     @endpoint
     def drop(self, number: int, token: int) -> bool:
@@ -52,14 +55,8 @@ class Manager(Actor):
 
 def _check(size: int, offset: int, count: int) -> None:
     """A request's range: it comes from another process, so it is not taken on trust."""
-    if not (0 <= offset and 0 <= count and offset + count <= size):
+    if offset < 0 or count < 0 or offset + count > size:
         raise ValueError(f"bytes {offset} to {offset + count} do not lie in a buffer of {size}")
-
-
-def _address(data: Any) -> int:
-    from monarch.rdma.memory import memory_of
-
-    return memory_of(data).address
 
 
 _work: dict[int, Work] = {}
@@ -84,11 +81,13 @@ def service() -> Any:
 
 
 def start(work: Work) -> None:
-    """Runs `work()` in this process's Mover. It must not raise. Needs a context: an actor, the client, or `bind_context`."""
+    """Runs `work()` in this process's Mover. It must not raise. Needs a context: an actor, the client, or
+    `bind_context`.
+    """
     key = next(_keys)
     _work[key] = work
     try:
-        process_service("rdma-mover", Mover).run.broadcast(key)  # type: ignore[attr-defined]
+        process_service("rdma-mover", Mover).run.broadcast(key)
     except BaseException:
         _work.pop(key, None)
         raise

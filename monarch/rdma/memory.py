@@ -1,6 +1,7 @@
 """What counts as memory: an address, a size, whether it may be written to, and whom it belongs to.
 
-Torch and numpy are never imported here; their objects are known by what they say of themselves. Knows nothing of processes.
+Torch and numpy are never imported here; their objects are known by what they say of themselves. Knows nothing of
+processes.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ class Memory:
 
 
 def memory_of(data: Any) -> Memory:
-    """The memory of a CPU tensor, a numpy array, or any object with the buffer protocol (bytearray, memoryview, mmap, ...).
+    """The memory of a CPU tensor, a numpy array, or any object with the buffer protocol (bytearray, memoryview, mmap,
+    ...).
 
-    Any dtype and any number of dimensions, as long as it is contiguous in C order. What the result keeps alive is the storage: a
-    view made for this call may be forgotten, and a bytearray cannot be resized meanwhile. RDMAMemoryError for everything else; a
-    size of 0 is none of its business.
+    Any dtype and any number of dimensions, as long as it is contiguous in C order. What the result keeps alive is the
+    storage: a view made for this call may be forgotten, and a bytearray cannot be resized meanwhile. RDMAMemoryError
+    for everything else; a size of 0 is none of its business.
     """
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -51,7 +53,7 @@ def memory_of(data: Any) -> Memory:
 
 def _refused(data: Any, why: str) -> RDMAMemoryError:
     return RDMAMemoryError(
-        "only a contiguous tensor, numpy array or writable buffer (c-contiguous memoryview, bytearray, mmap, ...) is supported: "
+        "only a contiguous CPU tensor, numpy array or buffer (c-contiguous memoryview, bytearray, mmap, ...) is supported: "
         f"{why}. Got {_short(data)}"
     )
 

@@ -1,4 +1,6 @@
-"""Which way bytes take between this process and a buffer's owner: the first of BACKENDS that nothing stands in the way of."""
+"""Which way bytes take between this process and a buffer's owner: the first of BACKENDS that nothing stands in the way
+of.
+"""
 
 from __future__ import annotations
 
@@ -62,8 +64,8 @@ def warn_once(handle: Handle, backend: Backend, stacklevel: int) -> None:
 
 def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:
     """What transfers to other hosts use: "ibverbs" where a device is there and allowed, else "tcp" if
-    `rdma_allow_tcp_fallback`, else "none". As the settings are now, in this process. Transfers within a host take neither:
-    `RDMABuffer.path` names what they do take.
+    `rdma_allow_tcp_fallback`, else "none". As the settings are now, in this process. Transfers within a host take
+    neither: `RDMABuffer.path` names what they do take.
     """
     if is_ibverbs_available() and not settings.get("rdma_disable_ibverbs"):
         return "ibverbs"

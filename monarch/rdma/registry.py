@@ -4,9 +4,9 @@ A buffer's control word holds its token while it is registered and 0 after. The 
 anonymous file, which never moves while the process lives and which its forked children do not have. Others read the
 words with the same system call that reads the data, so they need nobody's help to know whether what they read was valid.
 
-A writer cannot look afterwards: what is written is written. So writers of other processes hold a read lock on byte `slot` of
-the table's file while they write, and a drop is done only when it has had the write lock. The kernel frees the locks of
-the dead.
+A writer cannot look afterwards: what is written is written. So writers of other processes hold a read lock on byte
+`slot` of the table's file while they write, and a drop is done only when it has had the write lock. The kernel frees
+the locks of the dead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import fcntl
 import itertools
 import mmap
 import os
+import socket
 import struct
 import threading
 from collections.abc import Iterator
@@ -106,10 +107,7 @@ class Registry:
         self._regions: dict[int, Region] = {}
         self._leaving: dict[int, Region] = {}  # dropped, but somebody still writes into them
         self.pid = os.getpid()
-        self._started = start_of(self.pid) or 0
-
-    def owner(self, name: str) -> Owner:
-        return Owner(this_host(), self.pid, self._started, self._table.file, name)
+        self.owner = Owner(this_host(), self.pid, start_of(self.pid) or 0, self._table.file, socket.gethostname())
 
     def register(self, memory: Memory) -> Region:
         """Keeps the memory alive until it is dropped."""

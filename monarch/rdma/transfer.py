@@ -1,14 +1,14 @@
-"""One transfer: what goes where, until when, and the Future that hears of its end."""
+"""One transfer: what goes where, until when, and who hears of its end."""
 
 from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 from monarch._errors import RDMAError, RDMATimeoutError
-from monarch.actor import Promise
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory
 
@@ -22,8 +22,14 @@ def check_timeout(timeout: Any) -> float:
     if math.isnan(timeout):
         raise ValueError(f"invalid timeout {timeout!r}: expected seconds, 0 or more")
     if not 0 <= timeout <= _LIMIT:
-        raise OverflowError(f"invalid timeout {timeout!r}: expected seconds from 0 to the unsigned 64-bit limit, {_LIMIT}")
+        raise OverflowError(
+            f"invalid timeout {timeout!r}: expected seconds from 0 to the unsigned 64-bit limit, {_LIMIT}"
+        )
     return float(timeout)
+
+
+def _nobody(error: BaseException | None) -> None:
+    """Whoever begins a transfer says who hears of it."""
 
 
 class Transfer:
@@ -32,7 +38,7 @@ class Transfer:
     A backend's `start` takes it and calls `finish` exactly once, on any thread, when nothing moves any more.
     """
 
-    __slots__ = ("deadline", "handle", "memory", "offset", "path", "promise", "size", "timeout", "write")
+    __slots__ = ("deadline", "ended", "handle", "inline", "memory", "offset", "path", "size", "timeout", "write")
 
     def __init__(self, handle: Handle, memory: Memory, offset: int, size: int, write: bool, timeout: float) -> None:
         self.handle = handle
@@ -42,8 +48,9 @@ class Transfer:
         self.write = write
         self.timeout = timeout
         self.deadline = monotonic() + timeout
-        self.path = ""
-        self.promise: Promise[None] = Promise()
+        self.inline = True  # a small one may be done by the thread that begins it
+        self.path = "none"
+        self.ended: Callable[[BaseException | None], None] = _nobody
 
     def late(self) -> bool:
         return monotonic() >= self.deadline
@@ -56,17 +63,16 @@ class Transfer:
         return RDMATimeoutError(f"submit timed out: {self} was not done within {self.timeout:g} s")
 
     def finish(self, error: BaseException | None = None) -> None:
-        if error is None:
-            self.promise.set(None)
-        else:
-            self.promise.fail(self._told(error))
+        self.ended(None if error is None else self._told(error))
 
     def _told(self, error: BaseException) -> BaseException:
         """The same error, saying which transfer it was. Programs look for the first words and for `not found`."""
         kind = type(error) if isinstance(error, RDMAError) else RDMAError
         name = "Tcp" if self.path == "actor" else self.path
         text = f"{name.lower()} {error}" if isinstance(error, RDMATimeoutError) else str(error)
-        told = kind(f"RdmaAction.submit failed: RDMA submit failed on 1 backend(s):\n({name}) {text} [{self.handle.owner}]")
+        told = kind(
+            f"RdmaAction.submit failed: RDMA submit failed on 1 backend(s):\n({name}) {text} [{self.handle.owner}]"
+        )
         if kind is not type(error):
             told.__cause__ = error
         return told

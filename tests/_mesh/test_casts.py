@@ -38,6 +38,7 @@ from monarch._wire.message import (
     PlanHost,
     PlanUnknown,
     Skip,
+    Unreached,
     Unwanted,
 )
 
@@ -337,6 +338,7 @@ def test_what_was_adopted_is_confirmed_by_those_who_have_it_now() -> None:
     assert passed(casts.host_ended(0.0, "A")) == ["B"]
     assert casts.forget(0.0, "P", ForgetPlan(1)) == [Pass("B", ForgetPlan(1))]
     assert casts.host_ended(0.0, "B") == [
+        Up("P", Unreached("B")),
         Pass("C", CastPlan(1, 1, True, [PlanHost("C", ["m.3"], [3])])),
         Pass("C", cast(1, again="B")),
         Pass("C", ForgetPlan(1)),  # those above have forgotten it meanwhile
@@ -349,8 +351,63 @@ def test_a_leaf_that_ended_is_done() -> None:
     casts = one("HA")
     casts.cast(0.0, "P", cast(1), b"")
     casts.cast(0.0, "P", cast(2, gather=0.01), b"")
-    assert casts.host_ended(0.0, "A") == [Arm(("confirm", "P"), machine.CONFIRM_DELAY), Arm(HOLD, 0.01)]
+    assert casts.host_ended(0.0, "A") == [
+        Up("P", Unreached("A")),
+        Arm(("confirm", "P"), machine.CONFIRM_DELAY),
+        Arm(HOLD, 0.01),
+    ]
     assert casts.counts().kept == 0
+
+
+# --- hosts that cannot reach each other
+
+
+def test_who_hears_that_a_child_cannot_reach_a_host_serves_it_itself() -> None:
+    casts = one("HABC", width=1)  # a chain
+    casts.cast(0.0, "P", cast(1), b"broadcast")
+    casts.cast(0.0, "P", cast(2, gather=0.01), b"call")
+    effects = casts.unreached(0.0, "A", Unreached("C"))
+    assert [
+        (effect.host, effect.message.again, bytes(effect.body)) for effect in effects if type(effect.message) is Cast
+    ] == [
+        ("C", "A", b"broadcast"),
+        ("C", "A", b"call"),
+    ]
+    assert casts.answers(0.0, "A", *answers(1, 2, gone=[3])) != []  # what it says of C counts no more
+    casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")
+    assert casts.counts().gatherings == 1
+    (_, up) = upward(casts.answers(0.0, "C", *answers(3)) + casts.fired(0.0, HOLD))[-1]
+    assert 3 in up.ranks and up.gone == []
+    assert casts.counts().gatherings == 0
+    assert passed(casts.cast(0.0, "P", cast(3), b"")) == ["A", "C"]  # from now on
+    casts.host_ended(0.0, "C")
+    assert passed(casts.cast(0.0, "P", cast(4), b"")) == ["A"]
+
+
+def test_a_call_that_is_not_kept_fails_for_those_behind_the_child_that_cannot_reach_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(branches, "BODY_KEPT", 3)
+    casts = one("HAB", width=1)
+    casts.cast(0.0, "P", cast(1, gather=0.01), b"large")
+    effects = casts.unreached(0.0, "A", Unreached("B"))
+    assert [
+        (effect.host, effect.message.skip)
+        for effect in effects
+        if isinstance(effect, Pass) and type(effect.message) is Cast
+    ] == [("B", True)]
+    effects = casts.delivered(0.0, "B", Delivered(1))
+    assert lost_ranks(effects + casts.fired(0.0, HOLD), "was lost on its way through host A") == [2]
+
+
+def test_a_parent_that_is_new_hears_whom_this_host_cannot_reach() -> None:
+    casts = one("HAB")
+    call = cast(4, gather=0.01)
+    casts.cast(0.0, "P", call, b"")
+    assert ("P", Unreached("A")) in upward(casts.host_ended(0.0, "A"))
+    casts.plan(0.0, "Q", plan("HAB"))
+    ups = upward(casts.cast(0.0, "Q", msgspec.structs.replace(call, again="P"), b""))
+    assert ups[0] == ("Q", Unreached("A"))
 
 
 # --- ends of hosts: the one above
@@ -630,6 +687,7 @@ class World:
         self.now = 0.0
         self.hosts = [f"h{n}" for n in range(hosts)]
         self.alive = set(self.hosts)
+        self.parted: set[frozenset[str]] = set()
         self.agents = {host: Casts(1e6) for host in self.hosts}
         self.queues: dict[tuple[str, str], deque[Any]] = {}  # (from, to): hosts' agents, processes
         self.timers: dict[str, dict[tuple[Any, ...], float]] = {host: {} for host in self.hosts}
@@ -699,6 +757,8 @@ class World:
                 effects = agent.delivered(now, origin, msg)
             case PlanUnknown():
                 effects = agent.plan_unknown(now, origin, msg, body, buffers)
+            case Unreached():
+                effects = agent.unreached(now, origin, msg)
             case _:
                 raise AssertionError(f"nobody sends {msg!r} to an agent")
         self.carry_out(host, effects)
@@ -709,12 +769,13 @@ class World:
                 case Deliver(address, msg, body, buffers, _):
                     self.put(host, address, msg, body, buffers)
                 case Pass(target, msg, body, buffers):
-                    if target in self.alive:
+                    if target in self.alive and frozenset((host, target)) not in self.parted:
                         self.put(host, target, msg, body, buffers)
                     else:
                         self.put(target, host, "ended")
                 case Up(upstream, msg, body, buffers):
-                    if upstream in self.alive or upstream in self.callers:
+                    there = upstream in self.alive and frozenset((host, upstream)) not in self.parted
+                    if there or upstream in self.callers:
                         self.put(host, upstream, msg, body, buffers)
                 case Straight(address, msg, body, buffers):
                     self.put(host, address, msg, body, buffers)
@@ -826,10 +887,25 @@ class World:
         for other in sorted(self.alive):
             self.put(host, other, "ended")
 
+    def part(self) -> None:
+        """Two hosts that live cannot reach each other any more; what was under way is lost, from some message on."""
+        others = sorted(self.alive - set(self.roots))
+        if len(others) < 2:
+            return
+        one, other = self.random.sample(others, 2)
+        if frozenset((one, other)) in self.parted:
+            return
+        self.parted.add(frozenset((one, other)))
+        for origin, target in ((one, other), (other, one)):
+            queue = self.queues.setdefault((origin, target), deque())
+            for _ in range(self.random.randint(0, len(queue))):
+                queue.pop()
+            self.put(origin, target, "ended")
+
     # the whole story
 
-    def run(self, casts: int, ends: int) -> None:
-        events: list[Callable[[], None]] = [self.send] * casts
+    def run(self, casts: int, ends: int, parted: int = 0) -> None:
+        events: list[Callable[[], None]] = [self.send] * casts + [self.part] * parted
         events += [self.random.choice((self.end_host, self.end_process)) for _ in range(ends)]
         self.random.shuffle(events)
         for event in events:
@@ -889,7 +965,28 @@ def test_every_living_receiver_handles_every_cast_once_and_answers_once(
             assert max(counted.values(), default=0) <= 1
             assert [index for index, rank in ranks.items() if tree.lives(rank) and not counted[index]] == []
         assert caller.failed == []
-    assert tree.most <= tree.width
+    assert tree.most <= tree.width + len(tree.hosts) - len(tree.alive)  # and those whose end is news to the root
+    tree.tidy()
+
+
+@settings(max_examples=100)
+@given(sizes(), st.integers(1, 25), st.integers(0, 2), st.integers(1, 2))
+def test_hosts_that_cannot_reach_each_other_are_served_all_the_same(
+    world: dict[str, int], casts: int, ends: int, parted: int
+) -> None:
+    tree = World(**world, views=3)
+    tree.run(casts, ends, parted)
+    for caller in tree.callers.values():
+        for rank, address in enumerate(tree.addresses):
+            receiver = tree.receivers[address]
+            if receiver.alive:
+                handled = [seq for sender, seq in receiver.handled if sender == caller.name]
+                assert handled == caller.sent.get(rank, [])
+        for port, ranks in caller.calls.items():
+            counted = caller.answers[port]
+            assert max(counted.values(), default=0) <= 1
+            assert [index for index, rank in ranks.items() if tree.lives(rank) and not counted[index]] == []
+        assert caller.failed == []
     tree.tidy()
 
 

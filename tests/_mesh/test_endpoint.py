@@ -132,7 +132,8 @@ class FakeProc:
         self.sent: list[tuple[str, Call]] = []
         self.full = ""
 
-    def check_size(self, body: Any, buffers: Any) -> None: ...
+    def check_size(self, body: Any, buffers: Any) -> int:
+        return 0
 
     def must_wait(self, address: str, key: str) -> bool:
         return address == self.full
@@ -140,7 +141,7 @@ class FakeProc:
     def wait_room(self, address: str, key: str) -> None:
         raise BackpressureTimeout(address)
 
-    def post(self, address: str, call: Call, body: bytes, buffers: Any, lazy: float) -> None:
+    def post(self, address: str, call: Call, body: bytes, buffers: Any, lazy: float, placement: Any = None) -> None:
         self.sent.append((address, call))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -127,7 +128,7 @@ def test_groups_are_neighbours_in_order_and_nothing_is_lost(layout: list[tuple[i
     assert merging.sort(list(reversed(records))) == any(len(group) > 1 for group in merging.groups)
     assert merging.unfolded() == records
     for number, group in enumerate(merging.groups):
-        for one, other in zip(group, group[1:], strict=False):
+        for one, other in itertools.pairwise(group):
             assert one.kind == other.kind == VALUE and one.rank + one.span == other.rank
         last = merging.take(number, VALUE, b"", ())
         assert last == (number == len(merging.groups) - 1)

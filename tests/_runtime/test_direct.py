@@ -583,12 +583,28 @@ def test_the_secret_is_shown_nowhere() -> None:
     assert "hidden" not in repr(MayDial(B, b"hidden")) and "hidden" not in f"{MayDial(B, b'hidden')}"
 
 
-def test_heartbeats_keep_an_idle_link(net: Net) -> None:
-    configure(server_heartbeat_interval="10ms")
+def test_an_idle_link_costs_nothing(net: Net) -> None:
+    """No beats: silence is judged by others."""
+    configure(message_ack_time_interval="1ms")
     a, b = net.linked()
-    received = in_loop(net.loop, lambda: a.directs.pairs[0].link.reads)
-    wait_for(net.loop, lambda: a.directs.pairs[0].link.reads > received + 5)
-    assert net.dials == 1 and a.log == b.log == []
+    a.send(b, 1)
+    wait_for(net.loop, lambda: not a.directs.pairs[0].link.queued)
+    assert in_loop(net.loop, net.loop.next_timer) is None
+
+
+def test_when_the_way_to_a_host_works_again_links_are_made_anew(net: Net) -> None:
+    a, b = net.linked()
+    in_loop(net.loop, lambda: a.directs.recovered("tcp://10.0.0.3:1"))
+    in_loop(net.loop, lambda: b.directs.recovered("tcp://10.0.0.1:1"))  # it did not dial
+    assert net.dials == 1
+    in_loop(net.loop, lambda: a.directs.recovered("tcp://10.0.0.2:1"))
+    for number in range(10):
+        a.send(b, number)
+        b.send(a, number)
+    for process in (a, b):
+        process.wait(lambda log: len(log) == 10)
+        assert process.log == list(range(10))
+    assert net.dials == 2
 
 
 # --- handing sockets from process to process

@@ -369,7 +369,7 @@ def test_another_version_is_refused_with_the_reason(machine: Machine) -> None:
 
 
 def test_who_does_not_say_hello_is_let_go(machine: Machine) -> None:
-    worker = machine.start("m.0")
+    machine.start("m.0")
     with unix.dial(f"{machine.folder}/m.0") as sock:
         sock.settimeout(TIMEOUT)
         sock.sendall(b"".join(frame.encode(message.encode(Listening("x")))))  # type: ignore[arg-type]

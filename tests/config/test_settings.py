@@ -57,6 +57,8 @@ DEFAULTS: dict[str, Any] = {
     "mailbox_messages": 100000,
     "max_cast_dimension_size": 16,
     "max_cast_fanout": 16,
+    "tree_casts_from": 8,
+    "tree_calls_from": 32,
     "mesh_admin_addr": "[::]:1729",
     "mesh_admin_config_dump_bridge_timeout": "5s",
     "mesh_admin_max_concurrent_resolves": 2,
@@ -115,6 +117,8 @@ DEFAULTS: dict[str, Any] = {
     "suspect_timeout": "5m",
     "deadlock_after": "1s",
     "restart_argument_bytes": 67108864,
+    "segment_bytes": None,
+    "segment_from": 65536,
     "small_write_threshold": 256,
     "split_max_buffer_age": "50ms",
     "split_max_buffer_size": 5,
@@ -162,7 +166,11 @@ ENVIRONMENT = {
     "MONARCH_SUSPECT_AFTER": ("suspect_after", "2s", "2s"),
     "MONARCH_SUSPECT_TIMEOUT": ("suspect_timeout", "2m", "2m"),
     "MONARCH_DEADLOCK_AFTER": ("deadlock_after", "0s", "0s"),
+    "MONARCH_TREE_CASTS_FROM": ("tree_casts_from", "7", 7),
+    "MONARCH_TREE_CALLS_FROM": ("tree_calls_from", "7", 7),
     "MONARCH_RESTART_ARGUMENT_BYTES": ("restart_argument_bytes", "7", 7),
+    "MONARCH_SEGMENT_BYTES": ("segment_bytes", "7", 7),
+    "MONARCH_SEGMENT_FROM": ("segment_from", "7", 7),
 }
 
 

@@ -359,7 +359,11 @@ def test_a_host_that_is_killed_is_told_of_and_the_others_go_on(lab: Lab, trio: A
 
 @pytest.mark.parametrize("how", ["kill", pytest.param("cut", marks=pytest.mark.slow)])
 def test_an_inner_host_of_a_tree_dies_while_casts_go_down_it(how: str) -> None:
-    env = SOON_DEAD | {"HYPERACTOR_MESH_MAX_CAST_FANOUT": "2"}
+    env = SOON_DEAD | {
+        "HYPERACTOR_MESH_MAX_CAST_FANOUT": "2",
+        "MONARCH_TREE_CASTS_FROM": "2",
+        "MONARCH_TREE_CALLS_FROM": "2",
+    }
     with Lab(hosts=8) as lab:
         there = lab.hosts[1:]
         for host in there:

@@ -89,9 +89,12 @@ def _settings_for(program: Program) -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _limits(program: Program) -> dict[str, str]:
+def _limits(program: Program) -> dict[str, str | int]:
     limit = _LIMIT_SPREAD if program.hosts else _LIMIT
+    few = 2 if program.seed % 3 else 1000  # receivers from which on casts go down the tree of hosts
     return {
+        "tree_casts_from": few,
+        "tree_calls_from": few,
         "pending_actor_delivery_timeout": f"{limit:g}s",
         "server_heartbeat_interval": f"{_BEAT:g}s",
         "channel_reconnect_timeout": f"{_LOST:g}s",

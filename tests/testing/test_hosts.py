@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import monarch
 from monarch.actor import Actor, Channel, MeshFailure, Port, SupervisionError, endpoint, this_host
 from monarch.testing import InProcessCluster, Local, VirtualClock
 
@@ -62,6 +63,14 @@ class Owner(Actor):
 @pytest.fixture
 def clock() -> VirtualClock:
     return VirtualClock()
+
+
+@pytest.fixture(autouse=True, params=["tree", "one by one"])
+def ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Meshes here are small; casts to them go either way."""
+    few = 2 if request.param == "tree" else 1000
+    with monarch.configured(tree_casts_from=few, tree_calls_from=few):
+        yield
 
 
 @pytest.fixture

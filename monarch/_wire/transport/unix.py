@@ -3,8 +3,9 @@
 A socket lives in a 0700 folder, and whoever connects must have our uid (SO_PEERCRED): nothing of another user reaches a
 decoder, let alone pickle.
 
-The host agent hands connections of other hosts to the processes they are for, over the same socket: whoever connects from a
-socket with the name of a handover sends one descriptor and a few bytes that go with it, then closes.
+The host agent hands connections of other hosts to the processes they are for, over the same socket, and processes lend each
+other memory: whoever connects from a socket with the name of a handover (of a loan) sends one descriptor and a few bytes that
+go with it, then closes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from monarch._wire.transport.stream import StreamConnection
 PATH_LIMIT = 107  # bytes the kernel takes for a socket's path
 _BACKLOG = 4096
 _BUFFER = 1 << 20  # kernel buffer of a connection: fewer wake-ups for large payloads
-_HANDOVER = "handover."
+_HANDOVER, _LOAN = "handover.", "loan."
 _HANDOVER_BYTES = 16 * 1024  # that may go with a descriptor; the kernel takes so many at once
 _DESCRIPTOR = struct.Struct("i")
 _handovers = itertools.count(1)
@@ -70,24 +71,39 @@ def same_user(sock: socket.socket) -> bool:
 def hand_over(folder: str, name: str, sock: socket.socket, data: bytes) -> None:
     """Gives the process `name` of `folder` a connected socket of ours, and `data` with it. Never waits. OSError when nobody
     listens there or the process takes nothing at present."""
+    _carry(folder, name, _HANDOVER, sock.fileno(), data)
+
+
+def lend(folder: str, name: str, fd: int, data: bytes) -> None:
+    """Gives the process `name` of `folder` a descriptor of ours that is no socket; otherwise as `hand_over`.
+
+    It has it, as soon as it looks, before anything that is sent to it afterwards, whatever becomes of us.
+    """
+    _carry(folder, name, _LOAN, fd, data)
+
+
+def _carry(folder: str, name: str, kind: str, fd: int, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as carrier:
         carrier.setblocking(False)
         # The name tells the other side what this is; the folder is ours alone, and nobody needs the file.
-        path = f"{folder}/{_HANDOVER}{next(_handovers)}"
+        path = f"{folder}/{kind}{os.getpid()}.{next(_handovers)}"
         carrier.bind(path)
         os.unlink(path)
         carrier.connect(f"{folder}/{name}")
-        if len(data) > _HANDOVER_BYTES or socket.send_fds(carrier, [data], [sock.fileno()]) != len(data):
+        if len(data) > _HANDOVER_BYTES or socket.send_fds(carrier, [data], [fd]) != len(data):
             raise OSError(f"{len(data)} bytes are too many to go with a descriptor")
 
 
 # Gets a socket that was handed over, and the bytes that came with it.
 Handed = Callable[[socket.socket, bytes], None]
 
+# Gets a descriptor that was lent, to close it one day, and the bytes that came with it.
+Lent = Callable[[int, bytes], None]
+
 
 class Listener:
     """Accepts on a listening socket and hands each connected socket of our own user to `accepted`, and what comes in a
-    handover to `handed`."""
+    handover to `handed`, in a loan to `lent`."""
 
     def __init__(
         self,
@@ -95,12 +111,14 @@ class Listener:
         loop: Reactor,
         accepted: Callable[[socket.socket], None],
         handed: Handed | None = None,
+        lent: Lent | None = None,
     ) -> None:
         self._sock = sock
         self._loop = loop
         self._accepted = accepted
         self._handed = handed
-        self._carriers: set[socket.socket] = set()
+        self._lent = lent
+        self._carriers: dict[socket.socket, bool] = {}  # and whether it brings a loan
         self.refused = 0
         loop.add(sock.fileno(), self._on_event)
 
@@ -117,15 +135,21 @@ class Listener:
             if not same_user(sock):
                 self.refused += 1
                 sock.close()
-            elif os.path.basename(os.fsdecode(name)).startswith(_HANDOVER):
-                self._receive(sock)
+            elif os.path.basename(os.fsdecode(name)).startswith((_HANDOVER, _LOAN)):
+                self._receive(sock, os.path.basename(os.fsdecode(name)).startswith(_LOAN))
             else:
                 tune(sock)
                 self._accepted(sock)
 
-    def _receive(self, carrier: socket.socket) -> None:
+    def look(self) -> None:
+        """On the loop's thread: takes what has come and was not read yet."""
+        self._on_event(0)
+        for carrier in list(self._carriers):
+            self._on_carrier(carrier)
+
+    def _receive(self, carrier: socket.socket, loan: bool) -> None:
         carrier.setblocking(False)
-        self._carriers.add(carrier)
+        self._carriers[carrier] = loan
         self._loop.add(carrier.fileno(), lambda _mask: self._on_carrier(carrier))
 
     def _on_carrier(self, carrier: socket.socket) -> None:
@@ -136,16 +160,20 @@ class Listener:
             return
         except OSError:
             data, extra = b"", []
+        loan = self._carriers[carrier]
         self._drop(carrier)
-        if extra:
-            sock = socket.socket(fileno=_DESCRIPTOR.unpack_from(extra[0][2])[0])
-            if self._handed is None:
-                sock.close()
-            else:
-                self._handed(sock, data)
+        if not extra:
+            return
+        fd = _DESCRIPTOR.unpack_from(extra[0][2])[0]
+        if loan and self._lent is not None:
+            self._lent(fd, data)
+        elif not loan and self._handed is not None:
+            self._handed(socket.socket(fileno=fd), data)
+        else:
+            os.close(fd)
 
     def _drop(self, carrier: socket.socket) -> None:
-        self._carriers.discard(carrier)
+        del self._carriers[carrier]
         self._loop.remove(carrier.fileno())
         carrier.close()
 
@@ -168,6 +196,7 @@ class UnixTransport:
         self._limits = limits
         self._listener: Listener | None = None
         self.handed: Handed | None = None  # see `Listener`; set before `listen`
+        self.lent: Lent | None = None
 
     def dial(self, address: str) -> StreamConnection:
         connection = self.connect(dial(f"{self._folder}/{name_of(address)}"), address)
@@ -182,7 +211,18 @@ class UnixTransport:
         return connection
 
     def listen(self, sock: socket.socket) -> None:
-        self._listener = Listener(sock, self._loop, lambda accepted: self.connect(accepted, "").start(), self.handed)
+        self._listener = Listener(
+            sock, self._loop, lambda accepted: self.connect(accepted, "").start(), self.handed, self.lent
+        )
+
+    def lend(self, address: str, fd: int, data: bytes) -> None:
+        """See `lend`."""
+        lend(self._folder, name_of(address), fd, data)
+
+    def look(self) -> None:
+        """On the loop's thread: takes what others have lent us so far."""
+        if self._listener is not None:
+            self._listener.look()
 
     def close(self) -> None:
         if self._listener is not None:

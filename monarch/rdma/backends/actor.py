@@ -1,14 +1,14 @@
 """The buffer is somewhere else: chunks through the owner's Manager, over the connections that messages take.
 
-At most IN_FLIGHT chunks of `rdma_max_chunk_size_mb` MiB (at least 1) are on their way from or to a process at a time; others
-wait their turn.
+At most IN_FLIGHT chunks of `rdma_max_chunk_size_mb` MiB (at least 1) are on their way from or to a process at a time;
+others wait their turn.
 """
 
 from __future__ import annotations
 
 import functools
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from monarch._errors import OwnerEndedError, RDMAError
 from monarch.actor import ActorError, SupervisionError

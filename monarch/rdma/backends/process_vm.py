@@ -1,13 +1,14 @@
 """The buffer is another process's on this host: process_vm_readv and process_vm_writev, one copy by the kernel.
 
-The owner's Python code takes no part: it may be busy, hung or stopped. One call reads control word, data and control word again,
-in this order (process_vm_readv(2) handles its vectors in array order), so what was read is what was registered, or the
-transfer fails. A writer holds the buffer's lock (see `registry`) from before it looks at the control word until it has written, which a
-drop waits for.
+The owner's Python code takes no part: it may be busy, hung or stopped. One call reads control word, data and control
+word again, in this order (process_vm_readv(2) handles its vectors in array order), so what was read is what was
+registered, or the transfer fails. A writer holds the buffer's lock (see `registry`) from before it looks at the control
+word until it has written, which a drop waits for.
 
-May this process look into that one? The kernel asks as it does for ptrace: same user, dumpable, no capabilities that we lack,
-and what a security module adds. Yama's (`ptrace_scope` 1) lets only ancestors look; the owner then names, by PR_SET_PTRACER,
-one process whose descendants may: the parent of the host agent, which all processes of a program on a host stem from.
+May this process look into that one? The kernel asks as it does for ptrace: same user, dumpable, no capabilities that we
+lack, and what a security module adds. Yama's (`ptrace_scope` 1) lets only ancestors look; the owner then names, by
+PR_SET_PTRACER, one process whose descendants may: the parent of the host agent, which all processes of a program on a
+host stem from.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def _call(library: ctypes.CDLL, name: str) -> ctypes._NamedFuncPointer:
 
 
 class _Calls:
-    """The two system calls, with the interpreter lock held (small copies: letting go of it may cost a switch) and without."""
+    """The two system calls, with the interpreter lock held (small copies: letting go of it may cost a switch) and
+    without.
+    """
 
     def __init__(self) -> None:
         holding, free = ctypes.PyDLL(None, use_errno=True), ctypes.CDLL(None, use_errno=True)
@@ -75,8 +78,21 @@ _scratch = _Scratch()
 # --- the owner
 
 
+_let = 0  # the process that has done it
+
+
+_let = 0  # the process that has asked
+
+
 def let_peers_read() -> None:
-    """In the owner, before it shows a buffer to anybody: under Yama, the program's other processes may look into this one."""
+    """In the owner, before it shows a buffer to anybody: under Yama, the program's other processes may look into it.
+
+    Cheap the second time.
+    """
+    global _let
+    if _let == os.getpid():
+        return
+    _let = os.getpid()
     try:
         with open(_YAMA, encoding="ascii") as file:
             scope = file.read().strip()

@@ -1,0 +1,300 @@
+"""Large messages between processes of one host: their payloads travel in shared memory, copied once whatever the number of
+receivers. The message itself goes its usual way (as `Placed`), so order is what it always was.
+
+The sender takes a segment from its pool, copies body and buffers into it, and gives receivers that do not have it yet its
+descriptor. A receiver's arrays are made in the segment: where it is the only one, they are the segment, else a private view
+of it (copy on write). When the last of them has died, the receiver's flag in the segment is cleared. Whenever anything of
+this is not to be had, memory above all, the message goes through the socket with all it carries.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from monarch._wire import message
+from monarch._wire.frame import Buffer, Frame
+from monarch._wire.message import LentSegment, Placed, SegmentsGone
+from monarch._wire.segments import RECEIVERS, Pool, Segment, capacity_for
+from monarch._wire.shared_memory import LentMemory, OwnMemory
+from monarch.config import settings
+
+_SEGMENTS = 256  # of one process: each has a descriptor there
+_LENT = 16 * _SEGMENTS  # segments of others that are mapped here
+_IDLE = 10.0  # seconds after which a free segment is given back
+_ALIGNED = 64
+_MOST = 2 << 30  # bytes of segments where the setting names none
+_TURNS = 64  # looks for a segment's descriptor; each takes up to as many from the kernel
+
+_decode_lent = msgspec.msgpack.Decoder(LentSegment).decode
+
+
+class Carrier(Protocol):
+    """Gives descriptors to other processes, and takes theirs: see `transport.unix`."""
+
+    def lend(self, address: str, fd: int, data: bytes) -> None: ...
+    def look(self) -> None: ...
+
+
+class Reactor(Protocol):
+    def now(self) -> float: ...
+    def call_soon(self, fn: Callable[[], Any]) -> None: ...
+    def call_rarely(self, delay: float, fn: Callable[[], Any]) -> Any: ...
+
+
+class Placement:
+    """A payload in a segment, for the receivers of `slots`. `close` it when all that is to be sent has been: who was sent
+    nothing has nothing to release."""
+
+    __slots__ = ("_body", "_lengths", "_unsent", "segment", "slots")
+
+    def __init__(self, segment: Segment[OwnMemory], receivers: Sequence[str], body: int, lengths: list[int]) -> None:
+        self.segment = segment
+        self.slots = {address: slot for slot, address in enumerate(receivers, 1)}
+        self._unsent = set(self.slots)
+        self._body = body
+        self._lengths = lengths
+
+    def message(self, address: str, head: bytes) -> bytes:
+        """The head to send in place of `head`."""
+        others = len(self.slots) > 1
+        placed = Placed(head, self.segment.number, self.slots[address], others, self._body, self._lengths)
+        return message.encode(placed)
+
+    def inline(self, body: bytes) -> bytes:
+        """The body to send."""
+        return body if self._body < 0 else b""
+
+    def sent(self, address: str) -> None:
+        self._unsent.discard(address)
+
+    def close(self) -> None:
+        for address in self._unsent:
+            self.segment.release(self.slots[address])
+        self.segment.filled()
+
+
+class Payloads:
+    """The segments of one process and those lent to it. `tell` sends a small message, quietly."""
+
+    def __init__(
+        self, address: str, incarnation: int, loop: Reactor, carrier: Carrier, tell: Callable[[str, Any], None]
+    ) -> None:
+        self.least = int(settings.get("segment_from")) or 1 << 62
+        self._address = address
+        self._incarnation = incarnation
+        self._loop = loop
+        self._carrier = carrier
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._dropped: list[Segment[OwnMemory]] = []
+        self._pool: Pool[OwnMemory] = Pool(_limit(), _count(), self._dropped.append)
+        self._numbers = int.from_bytes(os.urandom(5), "little") << 22  # no other process has these
+        self._trimming = False
+        self._closed = False
+        self._lent: dict[int, tuple[LentSegment, LentMemory]] = {}
+
+    def statistics(self) -> dict[str, int]:
+        """Segments of this process, their bytes, how many are in use; segments of others, payloads in use of them."""
+        with self._lock:
+            segments = self._pool.segments()
+            size = self._pool.bytes
+        lent = list(self._lent.values())
+        return {
+            "segments": len(segments),
+            "bytes": size,
+            "busy": sum(segment.busy for segment in segments),
+            "lent": len(lent),
+            "borrowed": sum(memory.lent for _, memory in lent),
+        }
+
+    # --- sending, any thread
+
+    def place(self, body: bytes, buffers: Sequence[memoryview], receivers: Sequence[str]) -> Placement | None:
+        """The payload, copied into a segment for these processes; None when there is none to be had."""
+        inside = len(body) >= self.least or not buffers
+        pieces: list[Buffer] = [body, *buffers] if inside else list(buffers)
+        lengths = [memoryview(piece).nbytes for piece in pieces]
+        offsets, size = _layout(lengths)
+        if len(receivers) > RECEIVERS:
+            return None
+        segment = self._begin(size, receivers)
+        if segment is None:
+            return None
+        placement = Placement(segment, receivers, lengths.pop(0) if inside else -1, lengths)
+        try:
+            segment.memory.prepare(size)
+            for offset, piece in zip(offsets, pieces, strict=True):
+                segment.memory.write(offset, piece)
+        except OSError:  # no memory
+            placement.close()
+            return None
+        except BaseException:
+            placement.close()
+            raise
+        return placement
+
+    def _begin(self, size: int, receivers: Sequence[str]) -> Segment[OwnMemory] | None:
+        now = self._loop.now()
+        with self._lock:
+            segment = self._pool.reuse(size, receivers, now)
+            if segment is not None:
+                return segment
+            room = not self._closed and self._pool.make_room(size, now)
+            self._numbers += 1
+            number = self._numbers
+        self._tell_dropped()
+        if not room:
+            return None
+        try:
+            segment = Segment(number, capacity_for(size), OwnMemory(capacity_for(size)))
+        except (OSError, ImportError):
+            with self._lock:
+                self._pool.no_room(size)
+            return None
+        except BaseException:
+            with self._lock:
+                self._pool.no_room(size)
+            raise
+        with self._lock:
+            self._pool.add(segment, receivers)
+            trimming, self._trimming = self._trimming, True
+        if not trimming:
+            self._loop.call_rarely(_IDLE, self._trim)
+        return segment
+
+    def introduce(self, segment: Segment[OwnMemory], address: str, connection: Any) -> bool:
+        """Sees to it that the process has the segment before what is sent on that connection from now on."""
+        if connection in segment.known:
+            return True
+        data = msgspec.msgpack.encode(LentSegment(self._address, self._incarnation, segment.number))
+        try:
+            self._carrier.lend(address, segment.memory.fd, data)
+        except OSError:
+            return False
+        segment.known[connection] = address
+        return True
+
+    def _trim(self) -> None:
+        now = self._loop.now()
+        with self._lock:
+            again = self._trimming = self._pool.trim(now - _IDLE, now) is not None
+        self._tell_dropped()
+        if again:
+            self._loop.call_rarely(_IDLE, self._trim)
+
+    def _tell_dropped(self) -> None:
+        while self._dropped:
+            segment = self._dropped.pop()
+            for address in set(segment.known.values()):
+                self._tell(address, SegmentsGone([segment.number]))
+
+    # --- receiving, on the I/O thread
+
+    def take(self, fd: int, data: bytes) -> None:
+        """Another process lends us a segment."""
+        try:
+            lent = _decode_lent(data)
+            if self._closed or lent.number in self._lent or len(self._lent) >= _LENT:
+                os.close(fd)
+                return
+        except msgspec.DecodeError:
+            os.close(fd)
+            return
+        try:
+            self._lent[lent.number] = lent, LentMemory(fd, self._later)
+        except (OSError, ValueError, ImportError):  # whoever is sent something in it will say so
+            pass
+
+    def _later(self, fn: Callable[[], Any]) -> None:
+        if self._closed:
+            fn()
+        else:
+            self._loop.call_soon(fn)
+
+    def open(self, placed: Placed, frame: Frame) -> Frame | None:
+        """The message as it was before it was placed; None when its segment is not here, or not what it should be."""
+        for _ in range(_TURNS):
+            if placed.segment in self._lent:
+                break
+            self._carrier.look()
+        else:
+            return None
+        _, memory = self._lent[placed.segment]
+        inside = placed.body >= 0
+        lengths = [placed.body, *placed.lengths] if inside else placed.lengths
+        if min(lengths, default=0) < 0:
+            return None
+        offsets, size = _layout(lengths)
+        try:
+            view = memory.borrow(placed.slot, size, placed.others)
+        except ValueError:
+            return None
+        pieces: list[Buffer] = [view[o : o + length] for o, length in zip(offsets, lengths, strict=True)]
+        return Frame(placed.head, pieces.pop(0) if inside else frame.body, pieces)
+
+    def gone(self, source: str, numbers: Sequence[int]) -> None:
+        self._carrier.look()  # one that came when there was nothing to send in it any more
+        for number in numbers:
+            known = self._lent.get(number)
+            if known is not None and known[0].source == source:
+                self._lent.pop(number)[1].retire()
+
+    # --- the other process, on the I/O thread
+
+    def ended(self, address: str, incarnation: int) -> None:
+        """That process has ended; another may be there already."""
+        with self._lock:
+            self._pool.ended(address)
+        self._carrier.look()
+        lent = [lent for lent, _ in self._lent.values()]
+        numbers = [known.number for known in lent if known.source == address and known.incarnation <= incarnation]
+        self.gone(address, numbers)
+
+    def broke(self, address: str) -> None:
+        """A connection to that process broke, and it lives."""
+        with self._lock:
+            self._pool.broke(address)
+        self._tell_dropped()
+
+    # --- this process
+
+    def before_fork(self) -> None:
+        for _, memory in list(self._lent.values()):
+            memory.pin()
+
+    def close(self) -> None:
+        """Nothing is sent or received any more; what is in use stays so."""
+        self._closed = True
+        with self._lock:
+            self._pool.trim(float("inf"), 0.0)
+            self._dropped.clear()
+        for number in list(self._lent):
+            self._lent.pop(number)[1].retire()
+
+
+def _layout(lengths: Sequence[int]) -> tuple[list[int], int]:
+    """Where pieces of these lengths are in a segment, and where the last of them ends."""
+    offsets, end = [], 0
+    for length in lengths:
+        start = -(-end // _ALIGNED) * _ALIGNED
+        offsets.append(start)
+        end = start + length
+    return offsets, end
+
+
+def _limit() -> int:
+    limit = settings.get("segment_bytes")
+    if limit is None:
+        return min(_MOST, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8)
+    return int(limit)
+
+
+def _count() -> int:
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _SEGMENTS if soft == resource.RLIM_INFINITY else min(_SEGMENTS, soft // 8)

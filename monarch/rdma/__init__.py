@@ -1,0 +1,61 @@
+"""Memory of one process, read and written by others: separate data from control.
+
+    buffer = RDMABuffer(tensor)                 # in the owner; send it anywhere, as an argument or a result
+    await buffer.read_into(other_tensor)        # there: the bytes move once, over the fastest path both sides have
+    await buffer.write_from(other_tensor)
+
+General layout, from the inside out:
+
+    memory      what counts as memory
+    handle      what travels
+    registry    the owner's buffers, and the words by which others know that they are registered
+    transfer    one transfer
+    copying     large copies in a few threads
+    manager     the actors that serve other processes, and wait for them
+    backends    ways of moving bytes, one a file
+    paths       which of them
+    buffer      RDMABuffer
+    action      RDMAAction
+"""
+
+from __future__ import annotations
+
+from monarch._errors import (
+    BufferDroppedError,
+    OwnerEndedError,
+    RDMAError,
+    RDMAMemoryError,
+    RDMAReadOnlyError,
+    RDMASizeError,
+    RDMATimeoutError,
+    RDMAUnavailableError,
+)
+from monarch.rdma.action import RDMAAction
+from monarch.rdma.buffer import RDMABuffer
+from monarch.rdma.paths import (
+    RDMAReadTransferWarning,
+    RDMATcpFallbackWarning,
+    RDMAWriteTransferWarning,
+    get_rdma_backend,
+    is_ibverbs_available,
+    is_rdma_available,
+)
+
+__all__ = [
+    "BufferDroppedError",
+    "OwnerEndedError",
+    "RDMAAction",
+    "RDMABuffer",
+    "RDMAError",
+    "RDMAMemoryError",
+    "RDMAReadOnlyError",
+    "RDMAReadTransferWarning",
+    "RDMASizeError",
+    "RDMATcpFallbackWarning",
+    "RDMATimeoutError",
+    "RDMAUnavailableError",
+    "RDMAWriteTransferWarning",
+    "get_rdma_backend",
+    "is_ibverbs_available",
+    "is_rdma_available",
+]

@@ -1,0 +1,265 @@
+"""Who dies, is stopped or drops at which moment; what is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Channel, endpoint
+from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer, RDMAError
+from monarch.rdma.backends import process_vm
+from monarch.rdma.buffer import _restore
+from monarch.rdma.handle import Owner
+from monarch.rdma.registry import registry
+
+pytestmark = pytest.mark.procs
+TIMEOUT = 30
+MIB = 1 << 20
+
+
+def call(endpoint: Any, *args: Any) -> Any:
+    return endpoint.call_one(*args).get(TIMEOUT)
+
+
+def wait_for_end(pid: int) -> None:
+    """Kills it, and returns when the kernel has let go of its memory."""
+    descriptor = os.pidfd_open(pid)
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    assert select.select([descriptor], [], [], TIMEOUT)[0]
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["first transfer", "later transfer"])
+def test_a_dead_owner_is_named(fresh: Any, owners: type, reader: Any, seen: bool) -> None:
+    owner = fresh(owners)
+    _, buffer = call(owner.make, b"data")
+    if seen:
+        assert call(reader.read, buffer, 4, {}) == b"data"
+        call(reader.write, buffer, b"data", {})
+    pid = call(owner.pid)
+    wait_for_end(pid)
+    for kind, text in (call(reader.read, buffer, 4, {}), call(reader.write, buffer, b"more", {})):
+        assert kind == "OwnerEndedError"
+        assert f"process {pid}" in text
+    call(reader.drop, buffer)  # there is nothing left to drop
+
+
+def test_a_dead_owner_is_named_on_the_way_through_actors(fresh: Any, owners: type, reader: Any) -> None:
+    owner = fresh(owners)
+    _, buffer = call(owner.make, b"data")
+    call(reader.use, "actor")
+    assert call(reader.read, buffer, 4, {}) == b"data"
+    wait_for_end(call(owner.pid))
+    assert call(reader.read, buffer, 4, {})[0] == "OwnerEndedError"
+    assert call(reader.write, buffer, b"more", {})[0] == "OwnerEndedError"
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 5])
+@pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
+def test_an_owner_that_is_killed_in_the_middle(
+    fresh: Any, owners: type, monkeypatch: pytest.MonkeyPatch, chunk: int, write: bool
+) -> None:
+    owner = fresh(owners)
+    _, buffer = call(owner.make, bytes(40 * MIB))
+    pid = call(owner.pid)
+    name = "write" if write else "read"
+    real, killed = getattr(process_vm, name), threading.Event()
+    lock = threading.Lock()
+
+    def copy(transfer: Any, at: int, count: int) -> None:
+        with lock:
+            if at >= chunk * process_vm.copying.CHUNK and not killed.is_set():
+                wait_for_end(pid)
+                killed.set()
+        real(transfer, at, count)
+
+    monkeypatch.setattr(process_vm, name, copy)
+    local = bytearray(40 * MIB)
+    future = buffer.write_from(local) if write else buffer.read_into(local)
+    with pytest.raises(OwnerEndedError, match="has ended"):
+        future.get(TIMEOUT)
+    assert killed.is_set()
+
+
+def test_a_reader_that_is_killed_in_the_middle_harms_nobody(fresh: Any, readers: type) -> None:
+    data = bytearray(64 * MIB)
+    buffer = RDMABuffer(data)
+
+    class Busy(readers):  # type: ignore[misc]
+        @endpoint
+        def hammer(self, buffer: RDMABuffer, started: Any) -> None:
+            into = bytearray(buffer.size())
+            buffer.write_from(into).get()
+            started.send(os.getpid())
+            while True:
+                buffer.read_into(into).get()
+                buffer.write_from(into).get()
+
+    port, receiver = Channel[int].open()
+    busy = fresh(Busy)
+    busy.hammer.broadcast(buffer, port)
+    wait_for_end(receiver.recv().get(TIMEOUT))
+    buffer.drop().get(TIMEOUT)  # its lock died with it
+    data.append(1)
+
+
+def test_a_stopped_owner_is_read_and_written_all_the_same(fresh: Any, owners: type, reader: Any) -> None:
+    owner = fresh(owners)
+    number, buffer = call(owner.make, b"still here")
+    pid = call(owner.pid)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert call(reader.read, buffer, 10, {}) == b"still here"
+        call(reader.write, buffer, b"moved", {})
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert call(owner.bytes_of, number) == b"moved here"
+
+
+def test_a_drop_waits_for_the_write_of_another_process(
+    fresh: Any, readers: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer holds still between its look at the control word and the write."""
+
+    class Slow(readers):  # type: ignore[misc]
+        @endpoint
+        async def write_held(self, buffer: RDMABuffer, ready: Any) -> None:
+            process_vm.peer(buffer._handle).enter(buffer._handle)
+            ready.send(None)
+
+        @endpoint
+        def let_go(self, buffer: RDMABuffer) -> None:
+            process_vm.peer(buffer._handle).leave(buffer._handle.slot)
+
+    data = bytearray(8)
+    buffer = RDMABuffer(data)
+    slow = fresh(Slow)
+    port, receiver = Channel[None].open()
+    slow.write_held.call_one(buffer, port).get(TIMEOUT)
+    receiver.recv().get(TIMEOUT)
+    dropped = buffer.drop()
+    with pytest.raises(BufferDroppedError):
+        buffer.read_into(bytearray(8)).get(TIMEOUT)
+    with pytest.raises(BufferError):
+        data.append(1)  # still in use
+    assert "pending" in repr(dropped)
+    call(slow.let_go, buffer)
+    dropped.get(TIMEOUT)
+    data.append(1)
+
+
+def test_a_drop_in_the_middle_fails_the_read(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, buffer = call(owner.make, bytes(40 * MIB))
+    real = process_vm.read
+
+    def copy(transfer: Any, at: int, count: int) -> None:
+        if at == 2 * process_vm.copying.CHUNK:
+            buffer.drop().get(TIMEOUT)
+        real(transfer, at, count)
+
+    monkeypatch.setattr(process_vm, "read", copy)
+    with pytest.raises(BufferDroppedError, match="not found"):
+        buffer.read_into(bytearray(40 * MIB)).get(TIMEOUT)
+
+
+def test_memory_that_went_away_under_the_buffer() -> None:
+    """A buffer's mapping closed by hand, say: an error, not a crash, and not called dropped."""
+    code = """
+import ctypes, mmap, pickle, sys
+from monarch.rdma.memory import memory_of
+from monarch.rdma.registry import registry
+page = mmap.mmap(-1, 1 << 20)
+memory = memory_of(page)
+region = registry().register(memory)
+ctypes.CDLL(None).munmap(ctypes.c_void_p(memory.address), ctypes.c_size_t(memory.size))
+fields = (tuple(registry().owner), region.number, region.token, region.slot, region.word, memory.address, memory.size)
+print(pickle.dumps(fields).hex(), flush=True)
+sys.stdin.read()
+import os; os._exit(0)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        owner, *rest = pickle.loads(bytes.fromhex(process.stdout.readline().decode()))
+        buffer = _restore(Owner(*owner), *rest, True, None)
+        assert buffer.path == "process_vm"
+        with pytest.raises(RDMAError, match="memory of one side is gone"):
+            buffer.read_into(bytearray(1 << 20)).get(TIMEOUT)
+        with pytest.raises(RDMAError, match="memory of one side is gone"):
+            buffer.write_from(bytearray(1 << 20)).get(TIMEOUT)
+        assert process.stdin is not None
+        process.stdin.close()
+    with pytest.raises(OwnerEndedError):
+        buffer.read_into(bytearray(1 << 20)).get(TIMEOUT)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_ten_thousand_buffers_leave_nothing(reader: Any) -> None:
+    data = bytearray(1 << 16)
+    RDMABuffer(data).drop().get()
+
+    def round_trip() -> None:
+        buffers = [RDMABuffer(data) for _ in range(10_000)]
+        into = bytearray(1 << 16)
+        buffers[-1].read_into(into).get()
+        call(reader.read, buffers[5000], 1 << 16, {})
+        for buffer in buffers:
+            buffer.drop().get()
+
+    round_trip()
+    gc.collect()
+    files, memory, known = open_files(), resident(), len(registry())
+    for _ in range(3):
+        round_trip()
+    gc.collect()
+    assert open_files() <= files
+    assert len(registry()) == known
+    assert resident() < memory + 8 * MIB
+    data.append(1)
+
+
+def test_ten_thousand_transfers_leave_nothing(owner: Any) -> None:
+    _, buffer = call(owner.make, bytes(4096))
+    into = bytearray(4096)
+
+    def some() -> None:
+        for _ in range(5000):
+            buffer.read_into(into).get()
+            buffer.write_from(into).get()
+
+    some()
+    gc.collect()
+    files, memory = open_files(), resident()
+    some()
+    gc.collect()
+    assert open_files() <= files
+    assert resident() < memory + 4 * MIB
+
+
+def test_descriptors_of_owners_are_bounded(fresh: Any, owners: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_vm, "PEERS", 2)
+    buffers = [call(fresh(owners).make, b"data")[1] for _ in range(4)]
+    process_vm._peers.clear()
+    for buffer in buffers:
+        buffer.write_from(b"more").get(TIMEOUT)
+    assert len(process_vm._peers) == 2
+    for buffer in buffers:  # those forgotten are met again
+        into = bytearray(4)
+        buffer.read_into(into).get(TIMEOUT)
+        assert into == b"more"
