@@ -1,7 +1,7 @@
 """One process's memory read and written by another, with nothing around it: process_vm_readv, process_vm_writev, memcpy.
 
-The other process is a forked child that sleeps; both have touched their pages. Nothing looks whether the memory is still meant to be
-read, and nothing looks at the clock.
+The other process is a forked child that sleeps; both have touched their pages. Nothing looks whether the memory is
+still meant to be read, and nothing looks at the clock.
 """
 
 from __future__ import annotations

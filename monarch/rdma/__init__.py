@@ -14,6 +14,7 @@ General layout, from the inside out:
     manager     the actors that serve other processes, and wait for them
     backends    ways of moving bytes, one a file
     paths       which of them
+    shared      memory that others map instead of copying it
     buffer      RDMABuffer
     action      RDMAAction
 """
@@ -40,6 +41,7 @@ from monarch.rdma.paths import (
     is_ibverbs_available,
     is_rdma_available,
 )
+from monarch.rdma.shared import empty
 
 __all__ = [
     "BufferDroppedError",
@@ -55,6 +57,7 @@ __all__ = [
     "RDMATimeoutError",
     "RDMAUnavailableError",
     "RDMAWriteTransferWarning",
+    "empty",
     "get_rdma_backend",
     "is_ibverbs_available",
     "is_rdma_available",

@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch._errors import RDMAError, RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
 from monarch.actor import Future, Promise
-from monarch.rdma import manager, paths
+from monarch.rdma import manager, paths, shared
 from monarch.rdma.backends import Backend
 from monarch.rdma.backends import actor as dropping
 from monarch.rdma.backends.process_vm import let_peers_read
@@ -64,6 +64,7 @@ class RDMABuffer:
             memory.size,
             memory.writable,
             service,
+            shared.place_of(memory),
         )
 
     def size(self) -> int:
@@ -115,6 +116,18 @@ class RDMABuffer:
         """
         timeout = check_timeout(timeout)
         return self._one(self._writing(memory_of(src), offset, size, timeout))
+
+    def map(self) -> Any:
+        """The memory itself, in this process, with no copy: for buffers of memory that `monarch.rdma.empty` allocated.
+
+        A tensor of the dtype and shape that was registered, a memoryview for what was no tensor. Every process that
+        maps it sees what any of them writes, at once and without order: agree by messages on who writes when. Needs the
+        owner's host. The memory lives as long as anything that maps it, whatever becomes of buffer and owner.
+
+        Raises at once: RDMAError for other memory, RDMAUnavailableError from where it cannot be mapped,
+        BufferDroppedError, OwnerEndedError.
+        """
+        return shared.map_buffer(self._handle)
 
     def drop(self) -> Future[None]:
         """The owner forgets the buffer and lets go of its memory; anybody who has the handle may ask for it, more than

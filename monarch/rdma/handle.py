@@ -24,6 +24,7 @@ class Handle(NamedTuple):
     size: int
     writable: bool
     service: Any
+    place: Any
 
     def __repr__(self) -> str:
         return f"buffer {self.number} ({self.size} bytes) of {self.owner}"

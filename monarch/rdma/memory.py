@@ -14,16 +14,30 @@ from monarch._errors import RDMAMemoryError
 
 
 class Memory:
-    """`size` bytes from `address` on. `keep` is what must stay alive so that they stay there; `shown` says what it is."""
+    """`size` bytes from `address` on. `keep` is what must stay alive so that they stay there; `shown` says what it is.
 
-    __slots__ = ("address", "keep", "shown", "size", "writable")
+    `dtype` and `shape` are a tensor's; "" and the number of bytes for everything else.
+    """
 
-    def __init__(self, address: int, size: int, writable: bool, keep: Any, shown: str) -> None:
+    __slots__ = ("address", "dtype", "keep", "shape", "shown", "size", "writable")
+
+    def __init__(
+        self,
+        address: int,
+        size: int,
+        writable: bool,
+        keep: Any,
+        shown: str,
+        dtype: str = "",
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
         self.address = address
         self.size = size
         self.writable = writable
         self.keep = keep
         self.shown = shown
+        self.dtype = dtype
+        self.shape = (size,) if shape is None else shape
 
     def __repr__(self) -> str:
         return f"<Memory {self.shown}, {self.size} bytes{'' if self.writable else ', read-only'}>"
@@ -75,7 +89,7 @@ def _of_tensor(torch: Any, data: Any) -> Memory:
     address, size = data.data_ptr(), data.nbytes
     if not address and size:
         raise _refused(data, f"a {type(data).__qualname__} has no memory of its own")
-    return Memory(address, size, True, data.untyped_storage(), "tensor")
+    return Memory(address, size, True, data.untyped_storage(), "tensor", str(data.dtype)[6:], tuple(data.shape))
 
 
 def _of_array(data: Any) -> Memory:

@@ -387,6 +387,24 @@ def test_an_inner_host_of_a_tree_dies_while_casts_go_down_it(how: str) -> None:
         assert client.ask("heard") == [[f"cast {number}" for number in range(sent + 10)]] * 6
 
 
+def test_two_hosts_that_cannot_reach_each_other_are_served_all_the_same(lab: Lab) -> None:
+    chain = {"HYPERACTOR_MESH_MAX_CAST_FANOUT": "1", "MONARCH_TREE_CASTS_FROM": "2", "MONARCH_TREE_CALLS_FROM": "2"}
+    env = SOON_DEAD | chain
+    for host in lab.hosts[1:]:
+        serve(host, env)
+    client = Client(lab.hosts[0], env)
+    client.ask("attach", *(url(host.address) for host in lab.hosts[1:]))
+    client.ask("spawn", 1)
+    # Casts to the second host go through the first, which cannot reach it any more; the client can reach both.
+    client.ask("begin_casts", 1)
+    client.ask("more_casts", 100)
+    lab.separate(1, 2)
+    client.ask("more_casts", 100)
+    sent = client.ask("end_casts")
+    client.ask("cast", sent, sent + 10)
+    assert client.ask("heard") == [[f"cast {number}" for number in range(sent + 10)]] * 2
+
+
 # --- a program of users
 
 

@@ -22,7 +22,7 @@ class Watched:
 
     def __init__(self, size: int, timeout: float = 60) -> None:
         owner = Owner("host", 1, 1, 3, "name")
-        handle = Handle(owner, 7, 1, 0, 0, 0, size, True, None)
+        handle = Handle(owner, 7, 1, 0, 0, 0, size, True, None, None)
         self.transfer = Transfer(handle, memory_of(b""), 0, size, False, timeout)
         self.transfer.ended = self._end
         self.copied: list[tuple[int, int]] = []

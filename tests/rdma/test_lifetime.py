@@ -190,7 +190,7 @@ import os; os._exit(0)
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         owner, *rest = pickle.loads(bytes.fromhex(process.stdout.readline().decode()))
-        buffer = _restore(Owner(*owner), *rest, True, None)
+        buffer = _restore(Owner(*owner), *rest, True, None, None)
         assert buffer.path == "process_vm"
         with pytest.raises(RDMAError, match="memory of one side is gone"):
             buffer.read_into(bytearray(1 << 20)).get(TIMEOUT)

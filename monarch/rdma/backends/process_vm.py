@@ -214,6 +214,16 @@ def _forget_peers() -> None:
 os.register_at_fork(after_in_child=_forget_peers)
 
 
+def reachable(handle: Handle) -> str:
+    """Why this process cannot look into the buffer's owner; "" when it can, or when that has ended."""
+    here = this_host()
+    if not here or handle.owner.host != here:
+        return "the owner is on another host, or in another container"
+    if CALLS is None:
+        return "this system has no process_vm_readv"
+    return peer(handle).obstacle
+
+
 class ProcessVm:
     """One-sided copies between processes of one host."""
 
@@ -221,12 +231,7 @@ class ProcessVm:
     far = False
 
     def obstacle(self, handle: Handle) -> str:
-        here = this_host()
-        if not here or handle.owner.host != here:
-            return "the owner is on another host, or in another container"
-        if CALLS is None:
-            return "this system has no process_vm_readv"
-        return peer(handle).obstacle
+        return reachable(handle)
 
     def start(self, transfer: Transfer) -> None:
         copying.run(transfer, write if transfer.write else read)

@@ -1,0 +1,171 @@
+"""Memory that is shared from the start: `empty` allocates it, `RDMABuffer.map` shows it to other processes of the host
+uncopied.
+
+A segment is an anonymous file (memfd), mapped by whoever uses it and freed by the kernel when the last one has let go
+of it. Its size is sealed, so nobody who maps it can make another's access fail. It is found from a buffer's handle
+through /proc, which asks for the same permission as process_vm_readv.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import fcntl
+import math
+import mmap
+import operator
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from monarch._errors import OwnerEndedError, RDMAError, RDMAUnavailableError
+from monarch.rdma.backends import process_vm
+from monarch.rdma.memory import Memory
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Place(NamedTuple):
+    """Where a buffer stands in a segment: the descriptor in its owner, bytes from the start; and what it is a tensor
+    of.
+    """
+
+    file: int
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class _Segments:
+    """The segments of this process that are alive, by address. Any thread; a finalizer may come in the middle of
+    anything.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._starts: list[int] = []
+        self._files: dict[int, tuple[int, int]] = {}  # start -> (size, descriptor)
+
+    def make(self, size: int) -> mmap.mmap:
+        room = available()
+        if size > room:  # pages come at the first touch: what does not fit would end in the kernel's killing somebody
+            raise MemoryError(f"{size} bytes of shared memory were asked for, the machine has {room} available")
+        file = os.memfd_create("monarch-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(file, size)
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+            memory = mmap.mmap(file, size)
+        except BaseException:
+            os.close(file)
+            raise
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        with self._lock:
+            bisect.insort(self._starts, start)
+            self._files[start] = (size, file)
+        weakref.finalize(memory, self._gone, start)
+        return memory
+
+    def _gone(self, start: int) -> None:
+        with self._lock:
+            _, file = self._files.pop(start)
+            self._starts.remove(start)
+        os.close(file)
+
+    def find(self, memory: Memory) -> tuple[int, int] | None:
+        """Descriptor and offset of memory that lies in a segment."""
+        with self._lock:
+            index = bisect.bisect_right(self._starts, memory.address) - 1
+            if index < 0:
+                return None
+            start = self._starts[index]
+            size, file = self._files[start]
+        offset = memory.address - start
+        return (file, offset) if offset + memory.size <= size else None
+
+
+def available() -> int:
+    """Bytes that the machine can give away without swapping; unlimited where it does not say."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return sys.maxsize
+
+
+_segments = _Segments()
+
+
+def empty(shape: int | Sequence[int], dtype: Any = None) -> Any:
+    """Zeroed memory of this process that `RDMABuffer(...).map()` gives other processes of the host with no copy.
+
+    With a torch dtype a CPU tensor of that shape; without one a memoryview of bytes of that shape. Whole, or in
+    contiguous parts, it can be registered like any other memory. It is freed when neither it, nor a view of it, nor a
+    buffer, nor a mapping in any process is left. Each call is a file of its own with at least a page: allocate much at
+    once and slice it.
+
+    ValueError for a negative size, MemoryError for more than the machine has available.
+    """
+    sizes = (operator.index(shape),) if not isinstance(shape, Sequence) else tuple(map(operator.index, shape))
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"invalid shape {sizes}: sizes must be 0 or more")
+    wide = 1 if dtype is None else _item_size(dtype)
+    size = math.prod(sizes) * wide
+    memory = memoryview(_segments.make(max(1, size)))[:size]
+    return _shown(memory, "" if dtype is None else str(dtype).removeprefix("torch."), sizes)
+
+
+def _item_size(dtype: Any) -> int:
+    try:
+        return int(dtype.itemsize)
+    except AttributeError:
+        raise TypeError(f"invalid dtype {dtype!r}: expected a torch.dtype, or None for bytes") from None
+
+
+def _shown(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
+    if not dtype:
+        return memory if len(shape) == 1 or not memory.nbytes else memory.cast("B", shape)
+    import torch
+
+    kind = getattr(torch, dtype)
+    if not memory.nbytes:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(kind).reshape(shape)
+
+
+def place_of(memory: Memory) -> Place | None:
+    """For a handle: where registered memory can be mapped from; None for memory that is no segment's."""
+    found = _segments.find(memory)
+    return None if found is None else Place(*found, memory.dtype, memory.shape)
+
+
+def map_buffer(handle: Any) -> Any:
+    """See `RDMABuffer.map`."""
+    place = handle.place
+    if place is None:
+        raise RDMAError(f"{handle} cannot be mapped: its memory was not allocated by monarch.rdma.empty(...)")
+    obstacle = process_vm.reachable(handle)
+    if obstacle:
+        raise RDMAUnavailableError(f"{handle} cannot be mapped: {obstacle}")
+    owner = process_vm.peer(handle)
+    owner.enter(handle)  # while we are in, the buffer is registered, so the descriptor is what the handle says
+    try:
+        mode = os.O_RDWR if handle.writable else os.O_RDONLY
+        file = os.open(f"/proc/{handle.owner.pid}/fd/{place.file}", mode | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise OwnerEndedError(f"the owner of buffer {handle.number} has ended") from None
+    except OSError as exc:
+        raise RDMAUnavailableError(f"{handle} cannot be mapped: {exc.strerror}") from exc
+    finally:
+        owner.leave(handle.slot)
+    try:
+        access = mmap.ACCESS_WRITE if handle.writable else mmap.ACCESS_READ
+        whole = mmap.mmap(file, os.fstat(file).st_size, access=access)
+    finally:
+        os.close(file)
+    return _shown(memoryview(whole)[place.offset : place.offset + handle.size], place.dtype, place.shape)
