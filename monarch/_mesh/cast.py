@@ -14,6 +14,12 @@ from monarch._wire.message import PlanHost, encode_extent
 Receivers = tuple[tuple[int, int, str], ...]  # (rank in the view, rank in the mesh, process)
 
 
+SENDER_PLANS = 256  # a process has at most this many views registered with the agent of its host
+# Seconds that an agent may hold answers to send them together: of a call; of a stream, to the end of its turn.
+CALL_HOLD = 0.01
+STREAM_HOLD = 0.0
+
+
 class Plan:
     """The receivers of a view, in the order of its ranks.
 

@@ -11,8 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from monarch._mesh.cast import Parted
-from monarch._mesh.casts import SENDER_PLANS
+from monarch._mesh.cast import SENDER_PLANS, Parted
 from monarch._runtime.ordering import compress
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_of

@@ -71,7 +71,6 @@ from monarch._wire.message import (
 )
 
 PLANS_KEPT = 4096  # of one upstream; at one child
-SENDER_PLANS = 256  # a process has at most this many registered with the agent of its host
 GATHERINGS = 65_536
 HELD_BYTES = 1024 * 1024  # of one gathering
 MANY = 8  # answers that came together, from which on the root does not look at each
@@ -80,8 +79,6 @@ KEPT_BYTES = 16 * 1024 * 1024  # for one child
 ENDED = 1000  # children remembered that count as ended
 CONFIRM_CASTS = 64  # confirmed together at the latest
 CONFIRM_DELAY = 0.05
-CALL_HOLD = 0.01  # `gather` of a call
-STREAM_HOLD = 0.0  # `gather` of a stream: the end of this turn
 PATIENCE = 300.0
 
 

@@ -13,8 +13,8 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from monarch._mesh.cast import CALL_HOLD, STREAM_HOLD
 from monarch._mesh.casting import stamps
-from monarch._mesh.casts import CALL_HOLD, STREAM_HOLD
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop

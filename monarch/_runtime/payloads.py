@@ -248,13 +248,21 @@ class Payloads:
     # --- the other process, on the I/O thread
 
     def ended(self, address: str, incarnation: int) -> None:
-        """That process has ended; another may be there already."""
+        """That process has ended; another may be there already.
+
+        What is in a segment that nothing came in so far may be on its way still, in a connection that was not accepted.
+        """
         with self._lock:
             self._pool.ended(address)
         self._carrier.look()
+        left = self._lent_by(address, incarnation)
+        self.gone(address, [number for number in left if self._lent[number][1].used])
+        if self._lent_by(address, incarnation):
+            self._loop.call_rarely(_IDLE, lambda: self.gone(address, self._lent_by(address, incarnation)))
+
+    def _lent_by(self, address: str, incarnation: int) -> list[int]:
         lent = [lent for lent, _ in self._lent.values()]
-        numbers = [known.number for known in lent if known.source == address and known.incarnation <= incarnation]
-        self.gone(address, numbers)
+        return [known.number for known in lent if known.source == address and known.incarnation <= incarnation]
 
     def broke(self, address: str) -> None:
         """A connection to that process broke, and it lives."""

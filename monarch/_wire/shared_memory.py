@@ -125,6 +125,7 @@ class LentMemory:
         self._pid = os.getpid()
         self._live: dict[int, _Loan] = {}
         self._pinned: set[int] = set()  # loans that processes forked off us may use, too
+        self.used = False  # whether a payload ever came in it
         self._retired = False
         self._shared = self._private = 0
         try:
@@ -156,6 +157,7 @@ class LentMemory:
         """
         if not 0 < slot < HEADER or used > self._size:
             raise ValueError(f"no payload of {used} bytes for receiver {slot} is in {self._size} bytes")
+        self.used = True
         start = self._private if others else self._shared + HEADER
         if others and not self._private:
             copy = bytearray(_bytes(_array(self._size).from_address(self._shared + HEADER))[:used])

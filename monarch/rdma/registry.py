@@ -164,10 +164,19 @@ _making = threading.Lock()
 
 
 def registry() -> Registry:
-    """This process's. A forked child gets one of its own: its parent's buffers are not its."""
+    """This process's."""
     global _registry
-    if _registry is None or _registry.pid != os.getpid():
+    if _registry is None:
         with _making:
-            if _registry is None or _registry.pid != os.getpid():
+            if _registry is None:
                 _registry = Registry()
     return _registry
+
+
+def _after_fork() -> None:
+    """A forked child begins with nothing: its parent's buffers are not its, and somebody may have held the lock."""
+    global _making, _registry
+    _making, _registry = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -6,9 +6,9 @@ others wait their turn.
 
 from __future__ import annotations
 
-import functools
 import pickle
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 from monarch._errors import OwnerEndedError, RDMAError
 from monarch.actor import ActorError, SupervisionError
@@ -88,11 +88,14 @@ def chunk_bytes() -> int:
     return max(1, min(size, limit // 2)) if limit else size
 
 
-@functools.cache
+_semaphores: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+
+
 def _turns() -> asyncio.Semaphore:
+    """The Mover's: its loop has one."""
     import asyncio
 
-    return asyncio.Semaphore(IN_FLIGHT)
+    return _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(IN_FLIGHT))
 
 
 def reason(error: BaseException, handle: Handle) -> BaseException:

@@ -208,6 +208,8 @@ def peer(handle: Handle) -> _Peer:
 
 def _forget_peers() -> None:
     """In a forked child: locks belong to open files, which it would share with its parent."""
+    global _finding
+    _finding = threading.Lock()
     _peers.clear()
 
 
