@@ -373,14 +373,21 @@ class Proc:
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:
         if self.closed is not None:
             return  # on its way when we closed: whoever waits for it here was told, its sender sees the connection end
+        remote = connection.remote
         for frame in received:
             try:
                 msg = message.decode(frame.head)
-                if not connection.remote:
-                    if not self._on_hello(connection, msg):
-                        return
-                else:
+                kind = type(msg)
+                if kind is Answer and remote and not self._newcomers:  # as in `_on_message`, for these two are nearly all
+                    self._on_answer(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
+                elif kind is Call and remote and not self._newcomers:
+                    self._on_call(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
+                elif remote:
                     self._on_message(connection, msg, frame)
+                elif not self._on_hello(connection, msg):
+                    return
+                else:
+                    remote = connection.remote
             except msgspec.DecodeError as exc:
                 connection.close(f"it sent a message that is none of ours: {exc}")
                 return

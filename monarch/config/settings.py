@@ -39,7 +39,7 @@ TABLE: tuple[Setting, ...] = (
             "Largest message in bytes; a larger one fails its call and nothing is sent. 0 is no limit."),
     Setting("outgoing_queue_bytes", POSITIVE, 64 * MIB, "MONARCH_OUTGOING_QUEUE_BYTES",
             "Bytes that may wait to be written to one connection before its senders wait."),
-    Setting("segment_from", COUNT, 64 * KIB, "MONARCH_SEGMENT_FROM",
+    Setting("segment_from", COUNT, 256 * KIB, "MONARCH_SEGMENT_FROM",
             "Bytes of a message from which it travels in shared memory between processes of one host; 0 is never."),
     Setting("segment_bytes", OrNone(COUNT), None, "MONARCH_SEGMENT_BYTES",
             "Shared memory a process may have for the messages it sends; beyond it they go through sockets. "

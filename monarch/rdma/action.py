@@ -6,10 +6,12 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 from monarch._errors import RDMAError
 from monarch.actor import Future, Promise
+from monarch.rdma import copying
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
 from monarch.rdma.copying import INLINE
 from monarch.rdma.memory import memory_of
@@ -100,11 +102,16 @@ class _Submit:
     def _begin(self) -> None:
         self._left += len(self._queued)
         transfers = [(buffer, make(self._timeout)) for buffer, make in self._queued]
-        inline = sum(transfer.size for _, transfer in transfers) <= INLINE
-        for buffer, transfer in transfers:
-            transfer.inline = inline
+        for _, transfer in transfers:
             transfer.ended = self._one
-            buffer._begin(transfer)
+        if sum(transfer.size for _, transfer in transfers) <= INLINE:
+            _begin_all(transfers)
+        else:
+            # Small ones together: handing each to another thread would cost more than copying it.
+            small = [pair for pair in transfers if pair[1].size <= INLINE]
+            for at in range(0, len(small), _BATCH):
+                copying.later(partial(self._context.copy().run, _begin_all, small[at : at + _BATCH]))
+            _begin_all([pair for pair in transfers if pair[1].size > INLINE])
         self._one(None)
 
     def _one(self, error: BaseException | None) -> None:
@@ -119,6 +126,14 @@ class _Submit:
             self.promise.fail(_together(self._errors))
         else:
             self.promise.set(None)
+
+
+_BATCH = 64  # small transfers that one thread does in one go
+
+
+def _begin_all(transfers: list[tuple[RDMABuffer, Transfer]]) -> None:
+    for buffer, transfer in transfers:
+        buffer._begin(transfer)
 
 
 def _together(errors: list[BaseException]) -> BaseException:

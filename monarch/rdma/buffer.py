@@ -176,7 +176,7 @@ class RDMABuffer:
             if backend.far:
                 paths.warn_once(self._handle, backend, stacklevel=5)
             backend.start(transfer)
-        except RDMAUnavailableError as exc:
+        except Exception as exc:  # begun by whoever: the failure belongs to whoever waits for this transfer
             transfer.finish(exc)
 
     def _one(self, transfer: Transfer) -> Future[None]:

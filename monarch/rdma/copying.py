@@ -26,7 +26,7 @@ def run(transfer: Transfer, copy: Copy) -> None:
     """Copies all of `transfer` and finishes it: before this returns when it is small, else on other threads."""
     if transfer.late():
         transfer.finish(transfer.timed_out())
-    elif transfer.size <= INLINE and transfer.inline:
+    elif transfer.size <= INLINE:
         try:
             copy(transfer, 0, transfer.size)
         except Exception as exc:
@@ -35,6 +35,11 @@ def run(transfer: Transfer, copy: Copy) -> None:
             transfer.finish()
     else:
         _Job(transfer, copy).begin()
+
+
+def later(work: Callable[[], None]) -> None:
+    """Runs `work`, which does not wait and does not raise, on one of the threads."""
+    _POOL.put(work)
 
 
 class _Job:

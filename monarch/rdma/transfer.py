@@ -38,7 +38,7 @@ class Transfer:
     A backend's `start` takes it and calls `finish` exactly once, on any thread, when nothing moves any more.
     """
 
-    __slots__ = ("deadline", "ended", "handle", "inline", "memory", "offset", "path", "size", "timeout", "write")
+    __slots__ = ("deadline", "ended", "handle", "memory", "offset", "path", "size", "timeout", "write")
 
     def __init__(self, handle: Handle, memory: Memory, offset: int, size: int, write: bool, timeout: float) -> None:
         self.handle = handle
@@ -48,7 +48,6 @@ class Transfer:
         self.write = write
         self.timeout = timeout
         self.deadline = monotonic() + timeout
-        self.inline = True  # a small one may be done by the thread that begins it
         self.path = "none"
         self.ended: Callable[[BaseException | None], None] = _nobody
 

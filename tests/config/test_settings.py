@@ -118,7 +118,7 @@ DEFAULTS: dict[str, Any] = {
     "deadlock_after": "1s",
     "restart_argument_bytes": 67108864,
     "segment_bytes": None,
-    "segment_from": 65536,
+    "segment_from": 262144,
     "small_write_threshold": 256,
     "split_max_buffer_age": "50ms",
     "split_max_buffer_size": 5,

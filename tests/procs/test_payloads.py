@@ -240,7 +240,7 @@ def test_small_messages_after_large_ones_arrive_after_them(procs2: ProcMesh) -> 
 
 
 def test_memory_stays_flat(store: Any) -> None:
-    sizes = [64 * 1024, 200 * 1024, MIB]
+    sizes = [256 * 1024, 600 * 1024, MIB]
     for size in sizes:
         get(store.echo.call_one(ones(size)))
     for _ in range(5):  # whoever is a little late needs a second segment of a size
@@ -333,7 +333,7 @@ print("OK")""")
 def test_the_number_of_segments_is_bounded_by_descriptors(scripts: Any) -> None:
     source = program("""
 for i in range(30):
-    first.keep.call_one(np.full(1 << 16, i, dtype=np.uint8)).get()
+    first.keep.call_one(np.full(1 << 18, i, dtype=np.uint8)).get()
 found = home().statistics()["payloads"]
 assert found["segments"] == 16, found
 assert all(first.check.call_one().get())
