@@ -6,10 +6,12 @@
     │   ├── BufferDroppedError        the buffer was dropped before the transfer, or meanwhile
     │   ├── OwnerEndedError           the process that owns the buffer has ended
     │   ├── RDMATimeoutError          (TimeoutError) not done within the transfer's timeout
+    │   │   └── StateDictBusyError    no whole version of the weights could be read in that time
     │   ├── RDMAUnavailableError      (RuntimeError) no way from here to the owner that settings allow
     │   ├── RDMAMemoryError           (ValueError) not memory that can be registered or moved
     │   ├── RDMASizeError             (ValueError) the two sides' sizes do not fit
-    │   └── RDMAReadOnlyError         (ValueError) the bytes may not be written to
+    │   ├── RDMAReadOnlyError         (ValueError) the bytes may not be written to
+    │   └── StateDictMismatchError    (ValueError) names, shapes or dtypes of two sides differ
     ├── RuntimeError
     │   ├── SupervisionError          the target, its process or its owner failed or was stopped
     │   ├── ClientClosedError         *you* shut this process's client down and then used it
@@ -167,6 +169,10 @@ class UnhandledFaultError(KeyboardInterrupt):
     """
 
 
+class NoStreamError(ConnectionError):
+    """No stream can be opened to that process, at least at present; the text says why."""
+
+
 class RDMAError(Exception):
     """A transfer of `monarch.rdma` failed, or could not begin; the subclasses say why. The text names the path, the
     buffer and its owner.
@@ -190,8 +196,14 @@ class OwnerEndedError(RDMAError):
 class RDMATimeoutError(RDMAError, TimeoutError):
     """The transfer was not done within its `timeout` and was given up.
 
-    Where the bytes go through the owner's process ("actor"), a part of a write that was on its way may still arrive
+    Where the bytes go through the owner's process ("tcp", "actor"), a part of a write that was on its way may still arrive
     later; on all other paths nothing moves any more when this is raised.
+    """
+
+
+class StateDictBusyError(RDMATimeoutError):
+    """A StateDict could not be read whole within the timeout: its owner was in the middle of an update all the time, or
+    every read was overtaken by one. The text names the owner and says which.
     """
 
 
@@ -215,3 +227,9 @@ class RDMASizeError(RDMAError, ValueError):
 
 class RDMAReadOnlyError(RDMAError, ValueError):
     """The transfer would write into memory that is read-only: the destination of a read, or the buffer of a write."""
+
+
+class StateDictMismatchError(RDMAError, ValueError):
+    """A StateDict and what it is read into (or what it was made of) differ in names, shapes or dtypes; the text names the
+    keys.
+    """

@@ -267,6 +267,11 @@ def echo(params: Params) -> Samples:
     return {"one_way": rates(run, size, params)}
 
 
+def spread(params: Params) -> Samples:
+    """One memcpy, whatever the number of receivers."""
+    return {"arrived": echo(params)["one_way"]}
+
+
 def death(params: Params) -> Samples:
     """A parent waits for any of its children by `waitpid`; one of them is killed, and a new one forked."""
     children: list[int] = []
@@ -332,4 +337,4 @@ def restart(params: Params) -> Samples:
 
 
 if __name__ == "__main__":
-    main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, death, restart)})
+    main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, spread, death, restart)})

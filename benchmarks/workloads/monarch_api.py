@@ -118,6 +118,18 @@ def echo(params: Params) -> Samples:
     return {"one_way": rates(run, 2 * size, params)}
 
 
+def spread(params: Params) -> Samples:
+    """One payload to every actor, each of which tells its length; its bytes count once."""
+    mesh, size = actors(params), params["size"]
+    value = payload(params["kind"], size)
+
+    def run() -> None:
+        if any(length != size for length in mesh.length.call(value).get().values()):
+            raise RuntimeError("Error: an actor got another size")
+
+    return {"arrived": rates(run, size, params)}
+
+
 def argument(params: Params) -> Samples:
     """One large argument, of which the actor tells the length."""
     mesh, size = actors(params), params["size"]
@@ -197,6 +209,11 @@ def restart(params: Params) -> Samples:
 
 if __name__ == "__main__":
     try:
-        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death, restart)})
+        main(
+            {
+                f.__name__: f
+                for f in (call, pipelining, broadcast, spawn, memory, echo, spread, argument, death, restart)
+            }
+        )
     finally:
         shutdown_context().get()

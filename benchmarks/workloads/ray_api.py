@@ -113,6 +113,19 @@ def echo(params: Params) -> Samples:
     return {"one_way": rates(run, 2 * size, params)}
 
 
+def spread(params: Params) -> Samples:
+    """One payload to every actor, each of which tells its length; it is put into the object store once."""
+    handles, size = actors(params), params["size"]
+    value = payload(params["kind"], size)
+
+    def run() -> None:
+        stored = ray.put(value)
+        if any(length != size for length in ray.get([handle.length.remote(stored) for handle in handles])):
+            raise RuntimeError("Error: an actor got another size")
+
+    return {"arrived": rates(run, size, params)}
+
+
 def argument(params: Params) -> Samples:
     """One large argument, of which the actor tells the length."""
     (handle,), size = actors(params), params["size"]
@@ -173,6 +186,11 @@ def restart(params: Params) -> Samples:
 
 if __name__ == "__main__":
     try:
-        main({f.__name__: f for f in (call, pipelining, broadcast, spawn, memory, echo, argument, death, restart)})
+        main(
+            {
+                f.__name__: f
+                for f in (call, pipelining, broadcast, spawn, memory, echo, spread, argument, death, restart)
+            }
+        )
     finally:
         ray.shutdown()

@@ -158,7 +158,9 @@ class HostAgent(Steward):
 
     def _on_ask_direct(self, connection: Connection, ask: AskDirect) -> None:
         if type(connection) is not Relay:  # the secret leaves this host for nobody
-            self.send(connection, self.links.may_dial(ask.address))
+            told = self.links.may_dial(ask.address)
+            told.stream = ask.stream
+            self.send(connection, told)
 
     def _on_trust(self, trust: Trust, frame: Frame) -> None:
         settings.restore(msgspec.msgpack.decode(trust.config))

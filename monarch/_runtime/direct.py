@@ -188,6 +188,9 @@ class Directs:
         if type(hello) is not LinkHello or self._proc.closed is not None:
             sock.close()
             return
+        if hello.purpose:
+            self._proc.streams().handed(sock, hello)
+            return
         pair = self._pairs.get(hello.link)
         why = self._unwanted(hello) if pair is None else "that link has ended here" if pair.gone else ""
         if why:

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 
     from monarch._runtime.direct import Directs
     from monarch._runtime.payloads import Payloads, Placement
+    from monarch._runtime.streams import Streams
     from monarch._wire.transport.unix import UnixTransport
 
 _TOMBSTONES = 10_000  # ended actors remembered, to answer late messages; older ones count as unknown
@@ -137,6 +138,7 @@ class Proc:
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         self.payloads: Payloads | None = None  # None: everything goes through connections
         self._directs: Directs | None = None  # made with the first of them that speaks much
+        self._streams: Streams | None = None  # made with the first of them
         self.receivers[MayDial] = lambda connection, may, frame: self._on_may_dial(connection.remote, may)
         self.receivers[Barrier] = lambda connection, barrier, frame: self.directs().barrier(connection, barrier)
         # New processes at addresses whose last one we still know: their connection, incarnation, and what they sent.
@@ -212,7 +214,7 @@ class Proc:
         port = msg.port if type(msg) is Call else 0
         payloads = self.payloads
         if payloads is not None and size >= payloads.least and not 0 < self.frame_limit < size and self._reaches(peer):
-            taken = self._post_placed(payloads, peer, head, body, buffers, lazy, port, placement)
+            taken = self._post_placed(payloads, peer, head, body, buffers, port, placement)
             if taken is not None:
                 return taken
         pieces = frames.encode(enclose(peer.route, head) if peer.route else head, body, buffers, self.frame_limit)
@@ -243,7 +245,6 @@ class Proc:
         head: bytes,
         body: bytes,
         buffers: Sequence[memoryview],
-        lazy: float,
         port: int,
         placement: Placement | None,
     ) -> Connection | None:
@@ -257,7 +258,7 @@ class Proc:
         try:
             if connection is None or not payloads.introduce(placement.segment, address, connection):
                 return None
-            connection.send(frames.encode(placement.message(address, head), placement.inline(body)), lazy=lazy)
+            connection.send(frames.encode(placement.message(address, head), placement.inline(body)))
             placement.sent(address)
             return connection
         except ConnectionLost:
@@ -378,7 +379,8 @@ class Proc:
             try:
                 msg = message.decode(frame.head)
                 kind = type(msg)
-                if kind is Answer and remote and not self._newcomers:  # as in `_on_message`, for these two are nearly all
+                # As in `_on_message`, for these two are nearly all.
+                if kind is Answer and remote and not self._newcomers:
                     self._on_answer(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
                 elif kind is Call and remote and not self._newcomers:
                     self._on_call(msg, frame.body, frame.buffers, remote)  # type: ignore[arg-type]
@@ -786,8 +788,21 @@ class Proc:
         self.directs().handed(sock, data)
 
     def _on_may_dial(self, remote: str, may: MayDial) -> None:
-        if remote == agent_of(self.address):
+        if remote != agent_of(self.address):
+            return
+        if may.stream:
+            self.streams().may_dial(may)
+        else:
             self.directs().may_dial(may)
+
+    def streams(self) -> Streams:
+        """Any thread: plain sockets to other processes."""
+        if self._streams is None:
+            from monarch._runtime.streams import Streams  # few processes need it
+
+            with self._lock:
+                self._streams = self._streams or Streams(self)
+        return self._streams
 
     def share_memory(self, transport: UnixTransport) -> None:
         """Large payloads travel in memory shared with the other processes that this transport reaches."""
@@ -994,6 +1009,8 @@ class Proc:
         self.ports.close_all(Failure(str(error), stopped=True))
         if self._directs is not None:
             self._directs.close("this process is closing")
+        if self._streams is not None:
+            self._streams.close()
         if self.transport is not None:
             self.transport.close()
         if self.payloads is not None:
@@ -1009,6 +1026,8 @@ class Proc:
             f"this process was made by os.fork from one with a running monarch client (pid {self.pid}); the client "
             f"belongs to the parent. Use this_host().spawn_procs() for processes, or multiprocessing with 'spawn'"
         )
+        if self._streams is not None:
+            self._streams.forked()
         for fd in self.loop.descriptors():
             try:
                 os.close(fd)

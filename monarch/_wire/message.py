@@ -440,6 +440,7 @@ class LinkHello(_Message, tag=51):
     to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
     meant: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
+    purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
 
 
 class Beat(_Message, tag=52):
@@ -484,6 +485,7 @@ class AskDirect(_Message, tag=56):
     """From a process to the agent of its host: may it dial that process of another host itself? Answered by MayDial."""
 
     address: str
+    stream: bool = False  # for a stream, not for a link
 
 
 class MayDial(_Message, tag=57):
@@ -492,6 +494,7 @@ class MayDial(_Message, tag=57):
     address: str
     secret: bytes = b""
     why: str = ""
+    stream: bool = False  # as it was asked
 
     def __repr__(self) -> str:
         return f"<MayDial {self.address} {'(' + self.why + ')' if self.why else 'with secret' if self.secret else ''}>"

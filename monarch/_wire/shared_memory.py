@@ -21,6 +21,9 @@ from monarch._wire.segments import HEADER, Flags
 _READ_WRITE, _SHARED, _PRIVATE, _NO_RESERVE = 3, 0x01, 0x02, 0x4000
 _DONT_NEED, _POPULATE_WRITE = 4, 23  # madvise(2)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
+# Whether other processors see a store after all that was read before it. Elsewhere the I/O thread clears the flag, which has
+# then taken a lock that the thread that read has let go of.
+_ORDERED = os.uname().machine in ("x86_64", "amd64", "i686")
 _CHUNK = 1 << 20  # bytes copied at a time; between two of them other threads get their turn
 
 
@@ -173,7 +176,7 @@ class LentMemory:
         """On any thread, at any point of the program."""
         if id(loan) in self._pinned or os.getpid() != self._pid:
             return  # in a process forked off us: the memory is still its parent's
-        if loan.others:
+        if loan.others or not _ORDERED:
             self._later(lambda: self._give_back(loan))
             return
         self._flags[loan.slot] = 0  # first: once it is not live any more it may be unmapped
@@ -182,10 +185,8 @@ class LentMemory:
             self._later(self._unmap_if_unused)
 
     def _give_back(self, loan: _Loan) -> None:
-        if self._private:
-            _libc().madvise(
-                self._private, self._size, _DONT_NEED
-            )  # what was written here: the next payload is not to see it
+        if loan.others:  # the next payload is not to see what was written here
+            _libc().madvise(self._private, self._size, _DONT_NEED)
         if self._shared:
             self._flags[loan.slot] = 0
         self._live.pop(id(loan), None)
@@ -204,11 +205,12 @@ class LentMemory:
     def _unmap_if_unused(self) -> None:
         if self._live:
             return
-        if self._shared:
-            _libc().munmap(self._shared, HEADER + self._size)
-        if self._private:
-            _libc().munmap(self._private, self._size)
-        self._shared = self._private = 0
+        shared, self._shared = self._shared, 0  # first: while it is unmapped other threads run
+        private, self._private = self._private, 0
+        if shared:
+            _libc().munmap(shared, HEADER + self._size)
+        if private:
+            _libc().munmap(private, self._size)
 
 
 class _Loan(weakref.ref[Any]):

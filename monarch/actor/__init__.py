@@ -15,6 +15,7 @@ from monarch._errors import (
     DeadlockError,
     ForkedClientError,
     MessageTooLargeError,
+    NoStreamError,
     NotSendableError,
     SpawnError,
     SupervisionError,
@@ -68,6 +69,7 @@ from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
     from monarch._mesh.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.streams import open_stream, serve_streams, stream_obstacle
     from monarch._mesh.worker import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
@@ -95,6 +97,7 @@ __all__ = [
     "HostMesh",
     "MeshFailure",
     "MessageTooLargeError",
+    "NoStreamError",
     "NotAnEndpoint",
     "NotSendableError",
     "Point",
@@ -132,6 +135,7 @@ __all__ = [
     "get_or_spawn_controller",
     "hosts_from_config",
     "local_proc_mesh",
+    "open_stream",
     "proc_mesh",
     "process_service",
     "register_proc_mesh_spawn_callback",
@@ -139,10 +143,12 @@ __all__ = [
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "send",
+    "serve_streams",
     "shutdown_context",
     "span",
     "start_thread",
     "start_worker_loop_forever",
+    "stream_obstacle",
     "this_host",
     "this_proc",
     "traced",
@@ -153,6 +159,9 @@ __all__ = [
 
 # Loaded on first touch: programs of one host do not need them.
 _LATER = {
+    "open_stream": "monarch._mesh.streams",
+    "serve_streams": "monarch._mesh.streams",
+    "stream_obstacle": "monarch._mesh.streams",
     "attach_to_workers": "monarch._mesh.attach",
     "hosts_from_config": "monarch._mesh.attach",
     "run_worker_loop_forever": "monarch._mesh.worker",

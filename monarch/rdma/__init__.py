@@ -17,6 +17,11 @@ General layout, from the inside out:
     shared      memory that others map instead of copying it
     buffer      RDMABuffer
     action      RDMAAction
+    shards      which bytes of a tensor a part of it is (pure)
+    versions    when weights that were read are whole (pure)
+    entries     what a model or a dict consists of
+    gather      many pieces, read together
+    state_dict  StateDict; what travels of it is in state_dict_handle
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from monarch._errors import (
     RDMASizeError,
     RDMATimeoutError,
     RDMAUnavailableError,
+    StateDictBusyError,
+    StateDictMismatchError,
 )
 from monarch.rdma.action import RDMAAction
 from monarch.rdma.buffer import RDMABuffer
@@ -41,7 +48,10 @@ from monarch.rdma.paths import (
     is_ibverbs_available,
     is_rdma_available,
 )
+from monarch.rdma.shards import Shard
 from monarch.rdma.shared import empty
+from monarch.rdma.state_dict import StateDict
+from monarch.rdma.state_dict_handle import StateDictHandle
 
 __all__ = [
     "BufferDroppedError",
@@ -57,6 +67,11 @@ __all__ = [
     "RDMATimeoutError",
     "RDMAUnavailableError",
     "RDMAWriteTransferWarning",
+    "Shard",
+    "StateDict",
+    "StateDictBusyError",
+    "StateDictHandle",
+    "StateDictMismatchError",
     "empty",
     "get_rdma_backend",
     "is_ibverbs_available",

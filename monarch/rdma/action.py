@@ -32,17 +32,17 @@ class RDMAAction:
         self._lock = threading.Lock()
         self._submits: deque[_Submit] = deque()  # the first is under way
 
-    def read_remote(self, dst: Any, src: RDMABuffer) -> RDMAAction:
-        """Queues a copy of the whole buffer `src` into the leading bytes of local `dst`, as `read_into`."""
+    def read_remote(self, dst: Any, src: RDMABuffer, *, offset: int = 0, size: int | None = None) -> RDMAAction:
+        """Queues a copy of the buffer `src`, or of a part of it, into the leading bytes of local `dst`, as `read_into`."""
         memory = memory_of(dst)
-        src._reading(memory, 0, None, 0.0)
-        return self._add(src, lambda timeout: src._reading(memory, 0, None, timeout))
+        src._reading(memory, offset, size, 0.0)
+        return self._add(src, lambda timeout: src._reading(memory, offset, size, timeout))
 
-    def write_remote(self, dst: RDMABuffer, src: Any) -> RDMAAction:
-        """Queues a copy of local `src` into the leading bytes of the buffer `dst`, as `write_from`."""
+    def write_remote(self, dst: RDMABuffer, src: Any, *, offset: int = 0, size: int | None = None) -> RDMAAction:
+        """Queues a copy of local `src` into the buffer `dst` from byte `offset` on, as `write_from`."""
         memory = memory_of(src)
-        dst._writing(memory, 0, None, 0.0)
-        return self._add(dst, lambda timeout: dst._writing(memory, 0, None, timeout))
+        dst._writing(memory, offset, size, 0.0)
+        return self._add(dst, lambda timeout: dst._writing(memory, offset, size, timeout))
 
     def fetch_add(self, src: Any, dst: Any, add: Any) -> NoReturn:
         """Always NotImplementedError."""

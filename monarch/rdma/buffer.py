@@ -8,7 +8,7 @@ from typing import Any
 from monarch._errors import RDMAError, RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
 from monarch.actor import Future, Promise
 from monarch.rdma import manager, paths, shared
-from monarch.rdma.backends import Backend
+from monarch.rdma.backends import Backend, tcp_owner
 from monarch.rdma.backends import actor as dropping
 from monarch.rdma.backends.process_vm import let_peers_read
 from monarch.rdma.handle import Handle
@@ -38,7 +38,7 @@ class RDMABuffer:
     hosts, RDMAMemoryError for what is not memory.
     """
 
-    __slots__ = ("_backend", "_handle")
+    __slots__ = ("_backend", "_handle", "_kept")
 
     def __init__(self, data: Any) -> None:
         if paths.get_rdma_backend() == "none":
@@ -51,9 +51,11 @@ class RDMABuffer:
             raise RDMAMemoryError("Cannot create RDMABuffer with size 0.")
         service = manager.service()
         let_peers_read()
+        tcp_owner.listen()
         mine = registry()
         region = mine.register(memory)
         self._backend: Backend | None = None
+        self._kept: dict[str, Any] = {}
         self._handle = Handle(
             mine.owner,
             region.number,
@@ -78,7 +80,7 @@ class RDMABuffer:
 
     @property
     def path(self) -> str:
-        """How a transfer that begins in this process now would go: "local", "process_vm", "actor".
+        """How a transfer that begins in this process now would go: "local", "segment", "process_vm", "tcp", "actor".
 
         RDMAUnavailableError when there is no way.
         """
@@ -139,6 +141,7 @@ class RDMABuffer:
         alone. An owner that has ended has dropped everything.
         """
         handle = self._handle
+        self._kept.clear()
         promise: Promise[None] = Promise()
         if paths.LOCAL.obstacle(handle) == "" and registry().drop(handle.number, handle.token):
             promise.set(None)
@@ -172,7 +175,7 @@ class RDMABuffer:
     def _begin(self, transfer: Transfer) -> None:
         try:
             backend = self._way()
-            transfer.path = backend.name
+            transfer.path, transfer.kept = backend.name, self._kept
             if backend.far:
                 paths.warn_once(self._handle, backend, stacklevel=5)
             backend.start(transfer)
@@ -214,6 +217,7 @@ class RDMABuffer:
 def _restore(*fields: Any) -> RDMABuffer:
     buffer = RDMABuffer.__new__(RDMABuffer)
     buffer._backend = None
+    buffer._kept = {}
     buffer._handle = Handle(*fields)
     return buffer
 

@@ -21,8 +21,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from monarch._errors import OwnerEndedError, RDMAError, RDMAUnavailableError
+from monarch._errors import RDMAError, RDMAUnavailableError
 from monarch.rdma.backends import process_vm
+from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -144,7 +145,7 @@ def place_of(memory: Memory) -> Place | None:
     return None if found is None else Place(*found, memory.dtype, memory.shape)
 
 
-def map_buffer(handle: Any) -> Any:
+def map_buffer(handle: Handle) -> Any:
     """See `RDMABuffer.map`."""
     place = handle.place
     if place is None:
@@ -152,20 +153,27 @@ def map_buffer(handle: Any) -> Any:
     obstacle = process_vm.reachable(handle)
     if obstacle:
         raise RDMAUnavailableError(f"{handle} cannot be mapped: {obstacle}")
+    whole = memoryview(map_segment(handle))
+    return _shown(whole[place.offset : place.offset + handle.size], place.dtype, place.shape)
+
+
+def map_segment(handle: Handle, flags: int = 0) -> mmap.mmap:
+    """The whole segment that a reachable buffer stands in. Raises BufferDroppedError, OwnerEndedError,
+    RDMAUnavailableError.
+    """
     owner = process_vm.peer(handle)
     owner.enter(handle)  # while we are in, the buffer is registered, so the descriptor is what the handle says
     try:
         mode = os.O_RDWR if handle.writable else os.O_RDONLY
-        file = os.open(f"/proc/{handle.owner.pid}/fd/{place.file}", mode | os.O_CLOEXEC)
+        file = os.open(f"/proc/{handle.owner.pid}/fd/{handle.place.file}", mode | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise OwnerEndedError(f"the owner of buffer {handle.number} has ended") from None
+        raise process_vm.ended(handle) from None
     except OSError as exc:
         raise RDMAUnavailableError(f"{handle} cannot be mapped: {exc.strerror}") from exc
     finally:
         owner.leave(handle.slot)
     try:
-        access = mmap.ACCESS_WRITE if handle.writable else mmap.ACCESS_READ
-        whole = mmap.mmap(file, os.fstat(file).st_size, access=access)
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if handle.writable else 0)
+        return mmap.mmap(file, os.fstat(file).st_size, mmap.MAP_SHARED | flags, protection)
     finally:
         os.close(file)
-    return _shown(memoryview(whole)[place.offset : place.offset + handle.size], place.dtype, place.shape)

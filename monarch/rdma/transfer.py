@@ -38,7 +38,7 @@ class Transfer:
     A backend's `start` takes it and calls `finish` exactly once, on any thread, when nothing moves any more.
     """
 
-    __slots__ = ("deadline", "ended", "handle", "memory", "offset", "path", "size", "timeout", "write")
+    __slots__ = ("deadline", "ended", "handle", "kept", "memory", "offset", "path", "size", "timeout", "write")
 
     def __init__(self, handle: Handle, memory: Memory, offset: int, size: int, write: bool, timeout: float) -> None:
         self.handle = handle
@@ -49,6 +49,9 @@ class Transfer:
         self.timeout = timeout
         self.deadline = monotonic() + timeout
         self.path = "none"
+        self.kept: dict[
+            str, Any
+        ] = {}  # what a backend keeps for the next transfer of the same RDMABuffer object, by its name
         self.ended: Callable[[BaseException | None], None] = _nobody
 
     def late(self) -> bool:
@@ -67,7 +70,7 @@ class Transfer:
     def _told(self, error: BaseException) -> BaseException:
         """The same error, saying which transfer it was. Programs look for the first words and for `not found`."""
         kind = type(error) if isinstance(error, RDMAError) else RDMAError
-        name = "Tcp" if self.path == "actor" else self.path
+        name = "Tcp" if self.path in ("actor", "tcp") else self.path
         text = f"{name.lower()} {error}" if isinstance(error, RDMATimeoutError) else str(error)
         told = kind(
             f"RdmaAction.submit failed: RDMA submit failed on 1 backend(s):\n({name}) {text} [{self.handle.owner}]"

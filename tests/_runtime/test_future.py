@@ -528,3 +528,21 @@ def test_a_future_that_was_never_made_is_dropped_in_silence(capfd: pytest.Captur
     with pytest.raises(TypeError):
         Future()
     assert capfd.readouterr().err == ""
+
+
+def test_a_promise_is_kept_once() -> None:
+    from monarch.actor import Promise
+
+    kept: Promise[int] = Promise()
+    assert "pending" in repr(kept.future)
+    kept.set(3)
+    kept.fail(ValueError("too late"))
+    assert kept.future.get() == 3
+    broken: Promise[int] = Promise()
+    broken.fail(ValueError("no"))
+    with pytest.raises(ValueError, match="no"):
+        broken.future.get()
+    for error in (None, ValueError("settled")):
+        settled: Promise[None] = Promise()
+        settled.settle(error)
+        assert settled.future.exception() is error

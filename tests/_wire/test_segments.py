@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch._wire import shared_memory
 from monarch._wire.segments import HEADER, SMALLEST, Pool, Segment, capacity_for
 from monarch._wire.shared_memory import LentMemory, OwnMemory
 
@@ -260,6 +261,16 @@ def test_tensors_that_share_it_keep_it(pair: Pair, others: bool) -> None:
     assert pair.used() and array[0] == 10
     del array
     assert not pair.used()
+
+
+def test_where_stores_may_overtake_loads_the_loop_clears_the_flag(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_ORDERED", False)
+    view = pair.send(b"x" * 4096)
+    view[0] = 7
+    del view
+    assert pair.own.flags[:2][1] and len(pair.soon) == 1
+    assert not pair.used() and pair.lent.lent == 0
+    assert pair.own._view[HEADER] == 7
 
 
 def test_the_last_view_may_die_in_a_cycle_and_on_any_thread(pair: Pair) -> None:

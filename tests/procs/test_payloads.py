@@ -102,7 +102,6 @@ class Store(Actor):
     def die_after(self, value: Any, to: Any) -> None:
         """Sends a large message on, and is gone before anybody can have asked it for anything."""
         to.keep.broadcast(value)
-        to.keep.broadcast("small")
         os.kill(os.getpid(), signal.SIGKILL)
 
     @endpoint
@@ -376,16 +375,16 @@ def test_what_a_process_sent_before_it_was_killed_arrives(spawn_procs: Any, faul
     found: list[Any] = []
     for _ in range(10_000):
         found += get(receiver.take.call_one())
-        if len(found) == 2:
+        if found:
             break
-    assert found[0].sum() == 4 * MIB and found[1] == "small"
+    assert found[0].sum() == 4 * MIB
     assert get(receiver.numbers.call_one())["borrowed"] == 0
 
 
 def test_a_receiver_that_dies_releases_what_it_had(spawn_procs: Any, faults: Any) -> None:
     procs = spawn_procs(per_host={"p": 2})
     store = procs.spawn("store", Store)
-    before = numbers()["busy"]
+    before = busy(store)
     get(store.keep.call(ones(4 * MIB)))
     get(store.slice(p=0).keep.call_one(ones(4 * MIB)))
     assert numbers()["busy"] == before + 2

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +62,7 @@ class Reader(Actor):
         """From here on no path but this one, or every one."""
         from monarch.rdma import paths
 
+        monarch.configure(rdma_max_chunk_size_mb=1 if path == "actor" else 64)  # several chunks, in tests as well
         every = (paths.Local(), paths.ProcessVm(), paths.ThroughActors())
         paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
 
@@ -179,3 +184,26 @@ def owners() -> type:
 @pytest.fixture
 def readers() -> type:
     return Reader
+
+
+@pytest.fixture
+def held() -> Any:
+    """`with held(pid):` the process is stopped by SIGSTOP, all its threads."""
+
+    @contextmanager
+    def hold(pid: int) -> Iterator[None]:
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            deadline = time.monotonic() + TIMEOUT
+            while not all(state == "T" for state in thread_states(pid)):  # the kernel tells nobody but the parent
+                assert time.monotonic() < deadline
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    return hold
+
+
+def thread_states(pid: int) -> list[str]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]

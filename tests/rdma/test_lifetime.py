@@ -113,16 +113,12 @@ def test_a_reader_that_is_killed_in_the_middle_harms_nobody(fresh: Any, readers:
     data.append(1)
 
 
-def test_a_stopped_owner_is_read_and_written_all_the_same(fresh: Any, owners: type, reader: Any) -> None:
+def test_a_stopped_owner_is_read_and_written_all_the_same(fresh: Any, owners: type, reader: Any, held: Any) -> None:
     owner = fresh(owners)
     number, buffer = call(owner.make, b"still here")
-    pid = call(owner.pid)
-    os.kill(pid, signal.SIGSTOP)
-    try:
+    with held(call(owner.pid)):
         assert call(reader.read, buffer, 10, {}) == b"still here"
         call(reader.write, buffer, b"moved", {})
-    finally:
-        os.kill(pid, signal.SIGCONT)
     assert call(owner.bytes_of, number) == b"moved here"
 
 

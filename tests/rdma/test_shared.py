@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import select
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from monarch.rdma import (
     RDMAUnavailableError,
     empty,
 )
+from monarch.rdma.backends import process_vm
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -123,13 +125,52 @@ def test_other_processes_see_each_write(fresh: Any) -> None:
 
 
 def test_a_segment_is_read_and_written_like_any_memory(fresh: Any) -> None:
-    buffer = call(fresh(Sharer).make, (100,), torch.float32)
-    assert buffer.path == "process_vm"
-    buffer.write_from(torch.arange(100.0)).get(TIMEOUT)
-    assert torch.equal(buffer.map(), torch.arange(100.0))
-    into = torch.empty(100)
+    owner = fresh(Sharer)
+    for count in (100, 3 * MIB):
+        buffer = call(owner.make, (count,), torch.float32)
+        assert buffer.path == "segment"
+        source = torch.arange(float(count))
+        buffer.write_from(source).get(TIMEOUT)
+        assert torch.equal(buffer.map(), source)
+        into = torch.zeros(count)
+        buffer.read_into(into[1:], offset=4).get(TIMEOUT)
+        assert torch.equal(into[1:], source[1:])
+        with pytest.raises(TimeoutError):
+            buffer.read_into(into, timeout=0).get(TIMEOUT)
+        call(owner.drop, buffer)
+        with pytest.raises(BufferDroppedError):
+            buffer.read_into(into).get(TIMEOUT)
+        with pytest.raises(BufferDroppedError):
+            buffer.write_from(into).get(TIMEOUT)
+    buffer = call(owner.make, (100,), torch.float32)
     buffer.read_into(into).get(TIMEOUT)
-    assert torch.equal(into, torch.arange(100.0))
+    descriptor = os.pidfd_open(call(owner.pid))
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    assert select.select([descriptor], [], [], TIMEOUT)[0]
+    os.close(descriptor)
+    with pytest.raises(OwnerEndedError):
+        buffer.read_into(into).get(TIMEOUT)
+
+
+def test_a_drop_waits_for_a_write_into_the_segment(fresh: Any) -> None:
+    buffer = call(fresh(Sharer).make, (100,), torch.float32)
+    handle = buffer._handle
+    process_vm.peer(handle).enter(handle)
+    dropped = buffer.drop()
+    with pytest.raises(BufferDroppedError):
+        while True:  # until the drop has arrived
+            buffer.write_from(torch.ones(100)).get(TIMEOUT)
+    assert "pending" in repr(dropped)
+    process_vm.peer(handle).leave(handle.slot)
+    dropped.get(TIMEOUT)
+
+
+def test_read_only_parts_of_a_segment_stay_so(fresh: Any) -> None:
+    data = empty(10)
+    mapped = RDMABuffer(data.toreadonly()).map()
+    assert mapped.readonly
+    data[0] = 7
+    assert mapped[0] == 7
 
 
 def test_what_is_mapped_outlives_buffer_and_owner(fresh: Any) -> None:
@@ -144,8 +185,6 @@ def test_what_is_mapped_outlives_buffer_and_owner(fresh: Any) -> None:
     pid = call(owner.pid)
     descriptor = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    import select
-
     assert select.select([descriptor], [], [], TIMEOUT)[0]
     os.close(descriptor)
     with pytest.raises(OwnerEndedError):

@@ -219,6 +219,10 @@ class UnixTransport:
         """See `lend`."""
         lend(self._folder, name_of(address), fd, data)
 
+    def hand_over(self, address: str, sock: socket.socket, data: bytes) -> None:
+        """See `hand_over`."""
+        hand_over(self._folder, name_of(address), sock, data)
+
     def look(self) -> None:
         """On the loop's thread: takes what others have lent us so far."""
         if self._listener is not None:

@@ -1,0 +1,331 @@
+"""Plain connected sockets between two processes, for those parts of a program that move bytes on threads of their own.
+
+A process of another host is reached as a direct link is (see `direct`): the agent of this host says how to dial, the one
+there checks that the connection may speak and hands its descriptor to the process that the first frame names, a LinkHello
+with a purpose. On one host there is nothing to dial: one end of a socket pair is handed to the other process. From its
+answer on, a LinkHello or a Bye that says why not, the runtime has no part in the socket.
+
+Bound: MOST streams that others have opened; a further one is refused. Those that are open when the process closes its
+links are shut down, which wakes whoever waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from monarch._errors import NoStreamError
+from monarch._runtime.loop import start_thread
+from monarch._wire import frame as frames
+from monarch._wire import host_address, message
+from monarch._wire.address import agent_of, host_of, name_of
+from monarch._wire.auth import Secret
+from monarch._wire.ids import new_id
+from monarch._wire.message import VERSION, AskDirect, Bye, LinkHello, MayDial
+from monarch._wire.peer import PeerEnded
+from monarch._wire.transport import tcp
+from monarch._wire.transport.base import DialFailed, StreamSocket
+from monarch._wire.transport.unix import UnixTransport
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
+
+MOST = 256
+_ANSWER_BYTES = 64 * 1024  # of an answer's head; a longer one is not ours
+_LONGEST = 24 * 3600.0  # seconds of one wait
+_ANSWER_SECONDS = 5.0  # for an answer, which takes a small part of it, to be written
+
+T = TypeVar("T")
+
+logger = logging.getLogger("monarch")
+
+# Serves one stream on a thread of its own, which closes the socket when this returns or raises.
+Handler = Callable[[socket.socket], None]
+
+
+class Streams:
+    """The streams of one process. `serve`, `open` and `obstacle` are for any thread but the I/O thread's."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._handlers: dict[str, Handler] = {}
+        self._lock = threading.Lock()
+        self._waiting: dict[str, list[_Waiter[MayDial]]] = {}  # by address
+        self._hosts: dict[
+            str, str
+        ] = {}  # that the agent was asked for, and why there is no way to them, for good, or ""
+        self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._served = 0
+        self._id = new_id()
+
+    def __repr__(self) -> str:
+        return f"<Streams for {sorted(self._handlers)} ({self._served} served)>"
+
+    # --- the side that serves
+
+    def serve(self, purpose: str, handler: Handler) -> None:
+        """From now on streams for that purpose are taken."""
+        self._handlers[purpose] = handler
+
+    def handed(self, sock: socket.socket, hello: LinkHello) -> None:
+        """On the I/O thread: somebody who may speak wants a stream."""
+        why = self._unwanted(hello)
+        if not why:
+            with self._lock:
+                self._served += 1
+                self._open.add(sock)
+            try:
+                start_thread(self._serve, f"monarch-{hello.purpose}", sock, hello)
+                return
+            except RuntimeError as exc:
+                with self._lock:
+                    self._served -= 1
+                why = f"it cannot start a thread: {exc}"
+        _refuse(sock, why)
+
+    def _unwanted(self, hello: LinkHello) -> str:
+        proc = self._proc
+        if proc.closed is not None:
+            return "the process is ending"
+        if name_of(hello.to) != name_of(proc.address):
+            return f"the process {name_of(hello.to)} is not here"
+        if hello.meant not in (-1, proc.incarnation):
+            return "the process that is meant has ended, and another has taken its place"
+        if hello.purpose not in self._handlers:
+            return f"it takes no streams for {hello.purpose!r}"
+        return f"it has {MOST} streams already" if self._served >= MOST else ""
+
+    def _serve(self, sock: socket.socket, hello: LinkHello) -> None:
+        try:
+            with sock:
+                sock.settimeout(_ANSWER_SECONDS)
+                hello.agent, hello.host = self._id, self._proc.address
+                sock.sendall(frames.encode_small(message.encode(hello), b""))
+                sock.settimeout(None)
+                self._handlers[hello.purpose](sock)
+        except OSError as exc:
+            logger.debug("a stream for %s broke: %s", hello.purpose, exc)
+        except Exception:
+            logger.exception("a stream for %s was closed", hello.purpose)
+        finally:
+            with self._lock:
+                self._served -= 1
+
+    # --- the side that opens
+
+    def obstacle(self, address: str, timeout: float) -> str:
+        """Why no stream can be opened to that process, as far as this host can tell; "" when nothing is known against it."""
+        host = host_of(address)
+        if host == self._proc.host:
+            return "" if isinstance(self._proc.transport, UnixTransport) else "this process has no socket"
+        why = self._hosts.get(host)
+        if why is None and not host.startswith(("tcp:", "ipc:")):
+            why = "its host has no address that can be dialled"
+        if why is None and not self._proc.loop.in_loop():
+            try:
+                why = self._ask(address, monotonic() + timeout).why
+            except (NoStreamError, TimeoutError) as exc:
+                return str(exc)
+        return why or ""
+
+    def open(self, address: str, purpose: str, timeout: float) -> socket.socket:
+        """A connected socket, blocking, to a thread that serves `purpose` in that process. Waits, at most `timeout` seconds.
+
+        NoStreamError when there is none to be had, with the reason; TimeoutError.
+        """
+        if self._proc.closed is not None:
+            raise NoStreamError("this process is closing")
+        deadline = monotonic() + timeout
+        near = host_of(address) == self._proc.host
+        sock = self._hand(address, purpose) if near else self._dial(address, deadline)
+        try:
+            self._introduce(sock, address, purpose, deadline, said=near)
+        except BaseException:
+            sock.close()
+            raise
+        self._open.add(sock)
+        return sock
+
+    def _hand(self, address: str, purpose: str) -> socket.socket:
+        transport = self._proc.transport
+        if not isinstance(transport, UnixTransport):
+            raise NoStreamError("this process has no socket")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                transport.hand_over(address, theirs, message.encode(self._hello(address, purpose)))
+            except OSError as exc:
+                ours.close()
+                raise NoStreamError(f"the process {name_of(address)} takes no stream: {exc}") from None
+        return ours
+
+    def _hello(self, address: str, purpose: str) -> LinkHello:
+        peer, proc = self._proc.known_peer(address), self._proc
+        meant = peer.incarnation if peer is not None and peer.aware else -1
+        return LinkHello(
+            VERSION, proc.address, self._id, new_id(), address, 0, False, address, meant, proc.incarnation, purpose
+        )
+
+    def _dial(self, address: str, deadline: float) -> socket.socket:
+        way = self._ask(address, deadline)
+        if way.why:
+            raise NoStreamError(way.why)
+        secret = Secret(way.secret) if way.secret else None
+        waiter: _Waiter[StreamSocket | DialFailed] = _Waiter(_close)
+        attempts: list[tcp.Dial] = []
+
+        def give_up() -> None:
+            for attempt in attempts:
+                attempt.cancel()
+
+        def begin() -> None:
+            try:
+                to = host_address.parse_dial(host_of(address))
+                attempts.append(tcp.dial(to, self._proc.loop, waiter.settle, secret=secret, start_thread=start_thread))
+            except ValueError as exc:
+                waiter.settle(DialFailed(str(exc), final=True))
+
+        self._proc.loop.call_soon(begin)
+        try:
+            outcome = waiter.wait(deadline, f"the connection to {host_of(address)}")
+        except TimeoutError:
+            self._proc.loop.call_soon(give_up)
+            raise
+        if not isinstance(outcome, socket.socket):
+            raise NoStreamError(str(outcome))
+        return outcome
+
+    def _introduce(self, sock: socket.socket, address: str, purpose: str, deadline: float, said: bool) -> None:
+        try:
+            if not said:
+                sock.settimeout(_left(deadline))
+                hello = self._hello(address, purpose)
+                sock.sendall(frames.encode_small(message.encode(hello), b""))
+            answer = _read_answer(sock, deadline)
+        except TimeoutError:
+            raise TimeoutError(f"the process {address} did not answer in time") from None
+        except (OSError, msgspec.MsgspecError) as exc:
+            raise NoStreamError(f"the process {address} did not answer: {exc}") from exc
+        if type(answer) is Bye:
+            raise NoStreamError(f"the process {address} takes no stream: {answer.reason}")
+        if type(answer) is not LinkHello or answer.purpose != purpose:
+            raise NoStreamError(f"the process {address} gave an answer that is none")
+        sock.settimeout(None)
+
+    # --- what the agent says
+
+    def _ask(self, address: str, deadline: float) -> MayDial:
+        host = host_of(address)
+        if not host.startswith(("tcp:", "ipc:")):
+            raise NoStreamError("its host has no address that can be dialled")
+        waiter: _Waiter[MayDial] = _Waiter()
+        with self._lock:
+            self._waiting.setdefault(address, []).append(waiter)
+        try:
+            self._proc.post(agent_of(self._proc.address), AskDirect(address, True))
+            return waiter.wait(deadline, "the agent of this host")
+        except (PeerEnded, RuntimeError) as exc:
+            raise NoStreamError(f"the agent of this host has ended: {exc}") from None
+        finally:
+            with self._lock:
+                left = [other for other in self._waiting.pop(address, ()) if other is not waiter]
+                if left:
+                    self._waiting[address] = left
+
+    def may_dial(self, told: MayDial) -> None:
+        """On the I/O thread."""
+        self._hosts[host_of(told.address)] = told.why
+        with self._lock:
+            waiting = self._waiting.pop(told.address, [])
+        for waiter in waiting:
+            waiter.settle(told)
+
+    # --- the end
+
+    def close(self) -> None:
+        """Any thread."""
+        for sock in list(self._open):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def forked(self) -> None:
+        """In a child made by `os.fork`: they are the parent's."""
+        for sock in list(self._open):
+            sock.close()
+
+
+class _Waiter(Generic[T]):
+    """One outcome that one thread waits for; one that comes too late goes to `late`."""
+
+    def __init__(self, late: Callable[[T], None] | None = None) -> None:
+        self._settled = threading.Event()
+        self._lock = threading.Lock()
+        self._outcome: list[T] = []
+        self._over = False
+        self._late = late
+
+    def settle(self, outcome: T) -> None:
+        with self._lock:
+            if not self._over:
+                self._outcome.append(outcome)
+                self._settled.set()
+                return
+        if self._late is not None:
+            self._late(outcome)
+
+    def wait(self, deadline: float, what: str) -> T:
+        self._settled.wait(max(0.0, min(deadline - monotonic(), _LONGEST)))
+        with self._lock:
+            self._over = True
+            if not self._outcome:
+                raise TimeoutError(f"{what} did not answer in time")
+            return self._outcome[0]
+
+
+def _left(deadline: float) -> float:
+    left = deadline - monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return min(left, _LONGEST)
+
+
+def _read_answer(sock: socket.socket, deadline: float) -> message.Message:
+    """Exactly one frame, so that what follows it is the stream's."""
+    head, body, buffers = frames.PREFIX.unpack(_read(sock, frames.PREFIX.size, deadline))
+    if head > _ANSWER_BYTES or body or buffers:
+        raise OSError("its first bytes are no answer")
+    return message.decode(_read(sock, head, deadline))
+
+
+def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < count:
+        sock.settimeout(_left(deadline))
+        more = sock.recv(count - len(data))
+        if not more:
+            raise OSError("it closed the connection")
+        data += more
+    return data
+
+
+def _close(outcome: StreamSocket | DialFailed) -> None:
+    if not isinstance(outcome, DialFailed):
+        outcome.close()
+
+
+def _refuse(sock: socket.socket, why: str) -> None:
+    with sock:
+        try:
+            sock.setblocking(False)
+            sock.send(frames.encode_small(message.encode(Bye(why)), b""))
+        except OSError:
+            pass

@@ -1,0 +1,152 @@
+"""The owner's side of a stream: a thread that reads and writes registered memory as another process asks it to.
+
+A buffer is in use only during the system calls that copy, which do not wait. So a drop waits for no process that takes or
+sends its bytes slowly; a transfer under way learns of it, and the stream goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+
+from monarch._errors import BufferDroppedError, RDMAReadOnlyError, RDMASizeError
+from monarch.actor import serve_streams
+from monarch.rdma.backends.tcp_wire import (
+    CHUNK,
+    DROPPED,
+    OK,
+    OUTSIDE,
+    PURPOSE,
+    READ,
+    READ_ONLY,
+    REQUEST,
+    UNMAPPED,
+    WRITE,
+    Closed,
+    Way,
+    rest,
+    view_of,
+)
+from monarch.rdma.registry import registry
+
+STALLED = 120.0  # seconds in the middle of a request without a byte after which the stream is closed
+
+_NOTHING = bytes(64 * 1024)
+_STATUS = [bytes([status]) for status in (OK, DROPPED, OUTSIDE, READ_ONLY, UNMAPPED)]
+
+
+def listen() -> None:
+    """From here on this process takes streams for its buffers."""
+    serve_streams(PURPOSE, serve)
+
+
+def serve(sock: socket.socket) -> None:
+    """Until the other side closes the stream, breaks the protocol or stalls."""
+    _Server(sock).run()
+
+
+class _Server:
+    def __init__(self, sock: socket.socket) -> None:
+        self._way = Way(sock, _wait)
+        self._sock = sock
+        self._scratch = memoryview(bytearray(64 * 1024))
+
+    def run(self) -> None:
+        request = memoryview(bytearray(REQUEST.size))
+        idle = select.poll()
+        idle.register(self._sock, select.POLLIN)
+        while True:
+            idle.poll()
+            try:
+                self._way.receive(request)
+                operation, number, token, offset, size = REQUEST.unpack(request)
+                if operation not in (READ, WRITE) or size > CHUNK:
+                    return
+                if operation == READ:
+                    self._read(number, token, offset, size)
+                else:
+                    self._write(number, token, offset, size)
+            except (Closed, TimeoutError, ConnectionError):
+                return
+
+    def _read(self, number: int, token: int, offset: int, size: int) -> None:
+        left: list[bytes | memoryview] = []
+        begun = False
+        while left or not begun:
+            try:
+                with registry().using(number, token) as region:
+                    if not begun:
+                        _check(region.memory.size, offset, size)
+                        left = [_STATUS[OK], view_of(region.memory.address + offset, size), _STATUS[OK]]
+                    sent = self._sock.sendmsg(left, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                begun = begun or bool(left)
+                self._way.writable()
+                continue
+            except (BufferDroppedError, RDMASizeError, OSError) as exc:
+                self._give_up(left if begun else [], begun, _status(exc))
+                return
+            begun = True
+            left = rest(left, sent)
+
+    def _give_up(self, left: list[bytes | memoryview], begun: bool, status: int) -> None:
+        """What was promised is sent as zeros, so that the stream goes on; the status at the end says what they are."""
+        missing = sum(map(len, left)) - 1
+        while begun and missing > 0:
+            part = memoryview(_NOTHING)[:missing]
+            self._way.send([part])
+            missing -= len(part)
+        self._way.send([_STATUS[status]])
+
+    def _write(self, number: int, token: int, offset: int, size: int) -> None:
+        taken, status = 0, OK
+        while taken < size:
+            try:
+                with registry().using(number, token) as region:
+                    _check(region.memory.size, offset, size)
+                    if not region.memory.writable:
+                        raise RDMAReadOnlyError
+                    into = view_of(region.memory.address + offset + taken, size - taken)
+                    count = self._sock.recv_into(into, 0, socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                self._way.readable()
+                continue
+            except (BufferDroppedError, RDMASizeError, RDMAReadOnlyError, OSError) as exc:
+                status = _status(exc)
+                break
+            if not count:
+                raise Closed
+            taken += count
+        self._discard(size - taken)
+        self._way.send([_STATUS[status]])
+
+    def _discard(self, count: int) -> None:
+        while count:
+            part = self._scratch[:count]
+            self._way.receive(part)
+            count -= len(part)
+
+
+def _wait(poll: select.poll) -> None:
+    if not poll.poll(STALLED * 1000):
+        raise TimeoutError("the other side has stalled")
+
+
+def _check(size: int, offset: int, count: int) -> None:
+    """Another process asks, so nothing is taken on trust."""
+    if offset + count > size:
+        raise RDMASizeError
+
+
+def _status(error: Exception) -> int:
+    """What the other side is told. Raises what ends the stream."""
+    if isinstance(error, BufferDroppedError):
+        return DROPPED
+    if isinstance(error, RDMASizeError):
+        return OUTSIDE
+    if isinstance(error, RDMAReadOnlyError):
+        return READ_ONLY
+    if isinstance(error, OSError) and error.errno == errno.EFAULT:
+        return UNMAPPED
+    raise error

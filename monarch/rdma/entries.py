@@ -1,0 +1,164 @@
+"""What a model or a dict consists of: named tensors (memory), and values. Torch and numpy are never imported here.
+
+Names are those of `state_dict()`; nested dicts are joined by dots: {"optimizer": {"step": t}} has "optimizer.step".
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from monarch._errors import RDMAMemoryError
+from monarch.rdma.memory import Memory, memory_of
+
+_FORMATS = {
+    "?": "bool", "b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "l": "int64",
+    "L": "uint64", "q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64",
+}  # fmt: skip
+
+
+class Entry(NamedTuple):
+    """A tensor, array or buffer as it stands in this process. `dtype` is its name in torch and numpy: "float32".
+
+    `kind` is "torch", "numpy" or "buffer"; `path` the keys that lead to it.
+    """
+
+    name: str
+    path: tuple[Any, ...]
+    data: Any
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    item: int
+
+    def memory(self) -> Memory:
+        """RDMAMemoryError, with the name, for what is not contiguous or not on the CPU."""
+        try:
+            return memory_of(self.data)
+        except RDMAMemoryError as exc:
+            raise RDMAMemoryError(f"{self.name!r}: {exc}") from None
+
+    def storage(self) -> Any:
+        """Equal for tensors that share their storage."""
+        if self.kind == "torch":
+            return "torch", self.data.untyped_storage().data_ptr()
+        if self.kind == "numpy":
+            root = self.data
+            while type(root.base) is type(root):
+                root = root.base
+            return "numpy", id(root)
+        return "buffer", self.memory().address
+
+    def strided(self) -> bool:
+        """Whether it could be copied element by element though its memory is not contiguous or not the CPU's."""
+        if self.kind == "torch":
+            return str(self.data.layout) == "torch.strided" and not self.data.is_quantized
+        return self.kind == "numpy" and not self.data.dtype.hasobject
+
+    def array(self, memory: memoryview) -> Any:
+        """`memory`, bytes of the right number, as what this entry is."""
+        return shown(self.kind, self.dtype, self.shape, memory)
+
+    def copy_from(self, other: Any) -> None:
+        """Copies what `array` gave into the entry, whatever its device and strides."""
+        copy(self.kind, other, self.data)
+
+    def copy_to(self, other: Any) -> None:
+        copy(self.kind, self.data, other)
+
+
+class Value(NamedTuple):
+    """Something else: a number, a string, a list."""
+
+    path: tuple[Any, ...]
+    value: Any
+
+
+def entries_of(source: Any) -> tuple[dict[str, Entry], dict[str, Value]]:
+    """The tensors and the values of a dict, or of anything with a `state_dict()`, by name.
+
+    TypeError for anything else. ValueError for two of one name, RDMAMemoryError for tensors in a list.
+    """
+    if not isinstance(source, Mapping):
+        state = getattr(source, "state_dict", None)
+        if not callable(state):
+            raise TypeError(f"expected a dict or an object with state_dict(), got {type(source).__qualname__}")
+        source = state()
+    tensors: dict[str, Entry] = {}
+    values: dict[str, Value] = {}
+    for path, data in _leaves(source, ()):
+        name = ".".join(map(str, path))
+        if name in tensors or name in values:
+            raise ValueError(f"two entries are named {name!r}: keys are joined by dots, rename one")
+        entry = _entry(name, path, data)
+        if entry is not None:
+            tensors[name] = entry
+        elif isinstance(data, list | tuple) and any(_entry(name, path, one) for one in data):
+            raise RDMAMemoryError(f"{name!r} is a {type(data).__name__} with tensors in it; put them into a dict")
+        else:
+            values[name] = Value(path, data)
+    return tensors, values
+
+
+def _leaves(node: Mapping[Any, Any], path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def _entry(name: str, path: tuple[Any, ...], data: Any) -> Entry | None:
+    if _is(data, "torch", "Tensor"):
+        return Entry(name, path, data, "torch", str(data.dtype)[6:], tuple(data.shape), data.element_size())
+    if _is(data, "numpy", "ndarray"):
+        dtype = data.dtype.name if data.dtype.isnative else data.dtype.str
+        return Entry(name, path, data, "numpy", dtype, tuple(data.shape), data.itemsize)
+    if isinstance(data, bytearray | memoryview | array):
+        view = memoryview(data)
+        dtype = _FORMATS.get(view.format.lstrip("@="), view.format)
+        return Entry(name, path, data, "buffer", dtype, tuple(view.shape or ()), view.itemsize)
+    return None
+
+
+def _is(data: Any, module: str, name: str) -> bool:
+    """Whether it is of a class of a module that may not be imported, or not wholly yet."""
+    return isinstance(data, getattr(sys.modules.get(module), name, ()))
+
+
+def shown(kind: str, dtype: str, shape: tuple[int, ...], memory: memoryview) -> Any:
+    """Bytes as a tensor, an array or a memoryview. Imports torch or numpy if that is what it is."""
+    if kind == "torch":
+        import torch
+
+        if not memory.nbytes:
+            return torch.empty(shape, dtype=getattr(torch, dtype))
+        return torch.frombuffer(memory, dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
+    if kind == "numpy":
+        import numpy
+
+        return numpy.frombuffer(memory, dtype=numpy.dtype(dtype)).reshape(shape)
+    return memory
+
+
+def copy(kind: str, source: Any, target: Any) -> None:
+    """From one tensor, array or buffer to another of the same dtype and shape."""
+    if kind == "torch":
+        import torch
+
+        with torch.no_grad():
+            target.copy_(source)
+    elif kind == "numpy":
+        target[...] = source
+    else:
+        view = memoryview(source)
+        memoryview(target).cast("B")[:] = view.cast("B") if view.c_contiguous else view.tobytes()
+
+
+def shorten(names: Collection[str], most: int = 10) -> str:
+    """Names for people."""
+    first = sorted(names)[:most]
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(repr, first)) + more

@@ -1,0 +1,211 @@
+"""Many pieces of an owner's buffers, read together: what a list of transfers would do, at the cost of a few.
+
+Within a host, one process_vm_readv reads up to some thousand pieces (iovec), the buffers' control words before and
+after them as for a single transfer. Over sockets, pieces that lie close together come as one message and are put into
+their places here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._errors import RDMAError
+from monarch.actor import Future, Promise
+from monarch.rdma import copying
+from monarch.rdma.action import RDMAAction
+from monarch.rdma.backends import process_vm
+from monarch.rdma.backends.local import memmove
+from monarch.rdma.buffer import RDMABuffer
+from monarch.rdma.handle import Handle, start_of
+from monarch.rdma.memory import Memory
+from monarch.rdma.shards import Piece, Span, spans
+from monarch.rdma.transfer import Transfer
+
+VECTORS = 1024  # UIO_MAXIOV: what the kernel takes in one call
+GAP = 1 << 16  # unwanted bytes that cost less than another message
+SPAN = 64 << 20  # bytes read into spare memory at most, in one piece
+
+Read = tuple[RDMABuffer, Sequence[Piece]]
+
+
+class Gather:
+    """All pieces of all buffers, to be read as often as you like, one time after the other.
+
+    `keep` keeps the local memory alive, of which pieces must not overlap.
+    """
+
+    def __init__(self, reads: Sequence[Read], keep: Any) -> None:
+        self._keep = keep
+        reads = [read for read in reads if read[1]]
+        near = [read for read in reads if read[0].path == process_vm.ProcessVm.name]
+        self._batches = _batches(near)
+        self._spans: list[tuple[RDMABuffer, Span]] = []
+        for buffer, pieces in reads:
+            if buffer.path != process_vm.ProcessVm.name:
+                gap = GAP if buffer._way().far else 0
+                self._spans += [(buffer, span) for span in spans(pieces, gap, SPAN)]
+
+    async def read(self, timeout: float) -> None:
+        """Done, or raising the first RDMAError, once nothing moves any more. On a thread with an event loop."""
+        spare: list[tuple[Span, int]] = []
+        held: list[bytearray] = []
+        futures = []
+        if self._batches:
+            futures.append(_Gathering(self._batches, self._keep, timeout).begin())
+        if self._spans:
+            action = RDMAAction()
+            for buffer, span in self._spans:
+                address = span.pieces[0][1]
+                if len(span.pieces) > 1:
+                    held.append(bytearray(span.size))
+                    address = ctypes.addressof(ctypes.c_char.from_buffer(held[-1]))
+                    spare.append((span, address))
+                target = (ctypes.c_char * span.size).from_address(address)
+                action.read_remote(target, buffer, offset=span.offset, size=span.size)
+            futures.append(action.submit(timeout=timeout))
+        error: BaseException | None = None
+        for future in futures:
+            try:
+                await future
+            except RDMAError as exc:
+                error = error or exc
+        if error is not None:
+            raise error
+        for span, address in spare:
+            for offset, target_address, size in span.pieces:
+                memmove(target_address, address + offset - span.offset, size)
+
+
+class _Batch:
+    """One call: some pieces of some buffers."""
+
+    __slots__ = ("handles", "local", "pieces", "remote", "total", "wanted", "words")
+    local: ctypes.Array[Any]
+    remote: ctypes.Array[Any]
+    words: ctypes.Array[ctypes.c_char]
+    wanted: bytes
+
+    def __init__(self) -> None:
+        self.handles: list[Handle] = []
+        self.pieces: list[tuple[int, int, int]] = []  # their address, ours, size
+        self.total = 0
+
+    def full(self, handle: Handle) -> bool:
+        """Whether there is no room for a piece of that buffer."""
+        if self.handles and self.handles[0].owner != handle.owner:
+            return True
+        return len(self.pieces) + 2 * len(self.handles) + 3 > VECTORS or self.total >= copying.CHUNK
+
+    def add(self, handle: Handle, piece: Piece) -> int:
+        """How many bytes of the piece there was room for."""
+        if not self.handles or self.handles[-1] is not handle:
+            self.handles.append(handle)
+        offset, address, size = piece
+        size = min(size, copying.CHUNK - self.total)
+        self.pieces.append((handle.address + offset, address, size))
+        self.total += size
+        return size
+
+    def pack(self) -> None:
+        """Makes the vectors. The control words go to memory of the batch's own, so one call at a time."""
+        count = len(self.handles)
+        self.words = ctypes.create_string_buffer(16 * count)
+        at = ctypes.addressof(self.words)
+        control = [(handle.word, 8) for handle in self.handles]
+        data = _joined((our, size) for _, our, size in self.pieces)
+        self.local = _vectors([(at, 8 * count), *data, (at + 8 * count, 8 * count)])
+        self.remote = _vectors([*control, *((their, size) for their, _, size in self.pieces), *control])
+        self.wanted = struct.pack(f"={count}Q", *(handle.token for handle in self.handles)) * 2
+
+    def read(self) -> None:
+        assert process_vm.CALLS is not None
+        done = process_vm.CALLS.read(
+            self.handles[0].owner.pid,
+            ctypes.addressof(self.local), len(self.local) // 16, ctypes.addressof(self.remote), len(self.remote) // 16, 0,
+        )  # fmt: skip
+        if done != self.total + len(self.wanted) or self.words.raw != self.wanted:
+            seen = struct.unpack(f"={2 * len(self.handles)}Q", self.words.raw)
+            raise self._why(done, ctypes.get_errno(), seen)
+
+    def _why(self, done: int, code: int, seen: tuple[int, ...]) -> RDMAError:
+        count = len(self.handles)
+        if done < 0:
+            return process_vm._failed(self.handles[0], code)
+        if start_of(self.handles[0].owner.pid) != self.handles[0].owner.started:
+            return process_vm.ended(self.handles[0])
+        complete = done == self.total + 16 * count
+        for number, handle in enumerate(self.handles):
+            if seen[number] != handle.token or (complete and seen[count + number] != handle.token):
+                return process_vm.dropped(handle)
+        left = done - 8 * count
+        for their, _, size in self.pieces:
+            left -= size
+            if left < 0:
+                inside = (h for h in self.handles if h.address <= their < h.address + h.size)
+                return process_vm._unmapped(next(inside, self.handles[0]))
+        return process_vm._unmapped(self.handles[-1])
+
+
+def _joined(vectors: Any) -> list[tuple[int, int]]:
+    """Neighbours made one: the kernel is told fewer."""
+    result: list[tuple[int, int]] = []
+    for address, size in vectors:
+        if result and sum(result[-1]) == address:
+            result[-1] = (result[-1][0], result[-1][1] + size)
+        else:
+            result.append((address, size))
+    return result
+
+
+def _vectors(vectors: list[tuple[int, int]]) -> ctypes.Array[Any]:
+    flat = itertools.chain.from_iterable(vectors)
+    return ctypes.create_string_buffer(struct.pack(f"={2 * len(vectors)}Q", *flat), 16 * len(vectors))
+
+
+class _Gathering(Transfer):
+    """Batches as the chunks of one transfer, so that the threads of `copying` take them; its size counts those."""
+
+    __slots__ = ("_batches",)
+
+    def __init__(self, batches: list[_Batch], keep: Any, timeout: float) -> None:
+        self._batches = batches
+        small = len(batches) == 1 and batches[0].total <= copying.INLINE
+        size = batches[0].total if small else len(batches) * copying.CHUNK
+        super().__init__(batches[0].handles[0], Memory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
+        self.path = process_vm.ProcessVm.name
+
+    def begin(self) -> Future[None]:
+        promise: Promise[None] = Promise()
+        self.ended = promise.settle
+        copying.run(self, _copy)
+        return promise.future
+
+    def __str__(self) -> str:
+        total = sum(batch.total for batch in self._batches)
+        return f"read of {total} bytes, in pieces, from buffer {self.handle.number} and others"
+
+
+def _copy(transfer: Transfer, at: int, count: int) -> None:
+    assert isinstance(transfer, _Gathering)
+    transfer._batches[at // copying.CHUNK].read()
+
+
+def _batches(reads: Sequence[Read]) -> list[_Batch]:
+    """Of one owner each."""
+    result: list[_Batch] = []
+    for buffer, pieces in reads:
+        handle = buffer._handle
+        for piece in pieces:
+            left = piece
+            while left[2]:
+                if not result or result[-1].full(handle):
+                    result.append(_Batch())
+                took = result[-1].add(handle, left)
+                left = (left[0] + took, left[1] + took, left[2] - took)
+    for batch in result:
+        batch.pack()
+    return result

@@ -1,0 +1,305 @@
+"""StateDict: the weights of a model, published for others to read whole."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import functools
+import platform
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from monarch._errors import RDMAMemoryError, StateDictMismatchError
+from monarch.actor import Future, NotSendableError, Promise
+from monarch.rdma import manager
+from monarch.rdma.buffer import RDMABuffer
+from monarch.rdma.entries import Entry, entries_of, shorten
+from monarch.rdma.shards import covering
+from monarch.rdma.state_dict_handle import Place, StateDictHandle
+
+_ALIGNED = 64  # bytes: tensors in a copy begin at multiples, which every dtype and vector unit likes
+
+
+class StateDict:
+    """The tensors of a model (or of a dict, nested as you like), registered once, for others to read while they change.
+
+        weights = StateDict(model)                  # in the trainer; send weights.handle to whoever reads
+        with weights.updating():                    # around whatever writes to the tensors
+            optimizer.step()
+        version = await handle.read_into(model)     # in a reader: all tensors of one version, or an error
+
+    `source` is anything with `state_dict()`, or a dict of CPU tensors, numpy arrays, bytearrays and memoryviews. Everything
+    else in it is a value: it travels in the handle as it is now (a number that changes belongs in a 0-d tensor). One storage
+    is registered once, whatever number of names it has; nothing is registered for empty tensors.
+
+    **Versions** count finished updates from 0. A reader gets one version, whole, or an error.
+
+    - By default tensors are read where they stand. An update costs the owner two stores and readers that meet it try again
+      until their timeout (a sequence lock; see `versions`). Every write to the tensors belongs into `updating()`.
+    - With `double_buffer=True` there are two copies, made and registered here; `publish()` fills the one that is not shown
+      and shows it. Costs a copy an update and twice the memory; a reader tries again only when a second `publish` begins
+      while it reads. The tensors themselves may be written to at any time, on any device, and need not be contiguous.
+
+    Use the default where updates take little of the time. Prefer two copies where the owner writes most of the time, or
+    where reads take longer (over a network) than the pauses between updates.
+
+    **Lifetime.** Storages are kept alive until `drop()` or the end of the process, as by RDMABuffer.
+
+    Raises at once: RDMAMemoryError, naming the tensor, for those that are not contiguous or not on the CPU (without
+    `double_buffer`) and for tensors in lists; TypeError, ValueError; RDMAUnavailableError.
+    """
+
+    def __init__(self, source: Any, *, double_buffer: bool = False) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._writer = False  # somebody is in `updating` or `publish`
+        self._counters = (ctypes.c_uint64 * 2)()  # begun, published: see `versions`
+        tensors, values = entries_of(source)
+        self._places: dict[str, Place] = {}
+        self._addresses: dict[str, int] = {}
+        self._copies: list[dict[str, Any]] = []  # with double_buffer: what to copy into, by name
+        regions = self._own_copies(tensors) if double_buffer else [self._in_place(tensors)]
+        made: list[RDMABuffer] = []
+        try:
+            buffers = tuple(tuple(_registered(region, made) for region in copy) for copy in regions)
+            header = RDMABuffer(memoryview(self._counters))
+        except BaseException:
+            for buffer in made:
+                buffer.drop()
+            raise
+        if double_buffer:
+            self._fill(tensors, 0)
+        self._handle = StateDictHandle(header, buffers, self._places, values)
+
+    @property
+    def handle(self) -> StateDictHandle:
+        """What readers need. Small; can be sent anywhere, as an argument or a result."""
+        return self._handle
+
+    @property
+    def version(self) -> int:
+        """The last published version."""
+        return int(self._counters[1])
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Around all writes to the tensors; at its end there is a new version.
+
+        If the body raises, the weights may be half of an update: they are not published, and without `double_buffer`
+        readers get StateDictBusyError until an `updating()` ends well. With `double_buffer` the end is a `publish()`.
+
+        RuntimeError if an update is under way, on whichever thread. At the end RDMAMemoryError when a tensor is no longer
+        where it was registered (`param.data = ...`, `model.to(...)`): write into it (`copy_`) instead.
+        """
+        self._enter()
+        try:
+            if not self._copies:
+                self._begin()
+            yield
+            if self._copies:
+                self._copy_out()
+            else:
+                self._check_places()
+                self._end()
+        finally:
+            self._leave()
+
+    def publish(self) -> int:
+        """With `double_buffer`: copies the tensors as they are now and shows the copies. The new version.
+
+        Runs in the calling thread. RuntimeError without `double_buffer`, and while an update is under way;
+        StateDictMismatchError when names, shapes or dtypes are not those of the beginning.
+        """
+        if not self._copies:
+            raise RuntimeError(
+                "publish() needs StateDict(..., double_buffer=True); without, use `with weights.updating():`"
+            )
+        self._enter()
+        try:
+            self._copy_out()
+        finally:
+            self._leave()
+        return self.version
+
+    def drop(self) -> Future[None]:
+        """Readers get BufferDroppedError from here on, and the memory is the program's alone once the Future is done."""
+        buffers = self._handle.registered()
+        promise: Promise[None] = Promise()
+        drops = [buffer.drop() for buffer in buffers]
+
+        async def wait() -> None:
+            try:
+                for drop in drops:
+                    await drop
+            except BaseException as exc:
+                promise.fail(exc)
+            else:
+                promise.set(None)
+
+        manager.start(wait)
+        return promise.future
+
+    # --- versions
+
+    def _enter(self) -> None:
+        with self._lock:
+            if self._writer:
+                raise RuntimeError(f"version {self._counters[0]} of these weights is being made already")
+            self._writer = True
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._writer = False
+
+    def _begin(self) -> None:
+        self._counters[0] = self._counters[1] + 1
+        _fence()
+
+    def _end(self) -> None:
+        _fence()
+        self._counters[1] = self._counters[0]
+
+    def _copy_out(self) -> None:
+        tensors, _ = entries_of(self._source)
+        self._check_same(tensors)
+        self._begin()
+        self._fill(tensors, self._counters[0] % 2)
+        self._end()
+
+    def _fill(self, tensors: dict[str, Entry], number: int) -> None:
+        for name, target in self._copies[number].items():
+            tensors[name].copy_to(target)
+
+    def _check_same(self, tensors: dict[str, Entry]) -> None:
+        changed = [name for name in tensors.keys() | self._places.keys() if not self._fits(name, tensors.get(name))]
+        if changed:
+            raise StateDictMismatchError(
+                f"the names, shapes or dtypes of these are not what they were when the StateDict was made: {shorten(changed)}"
+            )
+
+    def _fits(self, name: str, entry: Entry | None) -> bool:
+        place = self._places.get(name)
+        return entry is not None and place is not None and (entry.dtype, entry.shape) == (place.dtype, place.shape)
+
+    def _check_places(self) -> None:
+        tensors, _ = entries_of(self._source)
+        self._check_same(tensors)
+        moved = [name for name, address in self._addresses.items() if tensors[name].memory().address != address]
+        if moved:
+            raise RDMAMemoryError(
+                f"tensors are not where they were registered, so readers would never see them: {shorten(moved)}. Write into "
+                "them (copy_) instead of replacing them, or use StateDict(..., double_buffer=True)"
+            )
+
+    # --- memory
+
+    def _in_place(self, tensors: dict[str, Entry]) -> list[memoryview]:
+        """Registers what is there: ranges of memory, which keep the storages alive."""
+        memories = {name: entry.memory() for name, entry in tensors.items()}
+        filled = {name: memory for name, memory in memories.items() if memory.size}
+        ranges = covering((tensors[name].storage(), one.address, one.size) for name, one in filled.items())
+        keep: list[list[Any]] = [[] for _ in ranges]
+        writable = [True] * len(ranges)
+        for name, entry in tensors.items():
+            memory = memories[name]
+            number, offset = _find(ranges, memory.address) if memory.size else (-1, 0)
+            if number >= 0:
+                keep[number].append(memory.keep)
+                writable[number] &= memory.writable
+                self._addresses[name] = memory.address
+            self._places[name] = _place(entry, number, offset, memory.size)
+        return [_view(*one) for one in zip(ranges, keep, writable, strict=True)]
+
+    def _own_copies(self, tensors: dict[str, Entry]) -> list[list[memoryview]]:
+        """Two pieces of memory with room for every tensor; what shares all of its memory under several names, once."""
+        end = 0
+        known: dict[Any, int] = {}
+        first: list[str] = []
+        for name, entry in tensors.items():
+            size = _size(entry)
+            key = _identity(entry) if size else None
+            if size and key not in known:
+                known[key] = end
+                end += -(-size // _ALIGNED) * _ALIGNED
+                first.append(name)
+            self._places[name] = _place(entry, 0 if size else -1, known[key] if size else 0, size)
+        copies = [memoryview(bytearray(end)) for _ in range(2)] if end else []
+        for copy in copies:
+            self._copies.append({name: self._target(tensors[name], copy) for name in first})
+        if not copies:
+            self._copies = [{}, {}]
+        return [[copy] for copy in copies] or [[], []]
+
+    def _target(self, entry: Entry, copy: memoryview) -> Any:
+        place = self._places[entry.name]
+        return entry.array(copy[place.offset : place.offset + place.size])
+
+    def __reduce__(self) -> NoReturn:
+        raise NotSendableError("a StateDict belongs to the process that made it; send its `handle`")
+
+    def __repr__(self) -> str:
+        return f"<StateDict of {len(self._places)} tensors, version {self.version}>"
+
+
+def _registered(view: memoryview, made: list[RDMABuffer]) -> RDMABuffer:
+    buffer = RDMABuffer(view)
+    made.append(buffer)
+    return buffer
+
+
+def _place(entry: Entry, buffer: int, offset: int, size: int) -> Place:
+    return Place(entry.path, entry.kind, entry.dtype, entry.shape, entry.item, buffer, offset, size)
+
+
+def _size(entry: Entry) -> int:
+    size = entry.item
+    for one in entry.shape:
+        size *= one
+    return size
+
+
+def _identity(entry: Entry) -> Any:
+    """Equal for names of the same elements."""
+    if entry.kind == "torch":
+        data = entry.data
+        return "torch", data.device, data.data_ptr(), data.dtype, data.shape, data.stride()
+    if entry.kind == "numpy":
+        return "numpy", entry.data.__array_interface__["data"][0], entry.dtype, entry.shape, entry.data.strides
+    return "buffer", id(entry.data)
+
+
+def _find(ranges: Sequence[tuple[int, int]], address: int) -> tuple[int, int]:
+    """The last range that begins at or before the address, and how far into it the address lies."""
+    number = bisect.bisect_right(ranges, address, key=lambda one: one[0]) - 1
+    return number, address - ranges[number][0]
+
+
+def _view(span: tuple[int, int], keep: list[Any], writable: bool) -> memoryview:
+    """The memory between two addresses, as long as anybody has the view."""
+    array = (ctypes.c_char * (span[1] - span[0])).from_address(span[0])
+    array.keep = keep  # type: ignore[attr-defined]
+    view = memoryview(array).cast("B")
+    return view if writable else view.toreadonly()
+
+
+_MEMBARRIER = 283  # the number of the call on every machine but x86
+_REGISTER, _EXPEDITED = 16, 8  # MEMBARRIER_CMD_[REGISTER_]PRIVATE_EXPEDITED
+
+
+def _fence() -> None:
+    """Others see this thread's stores of before earlier than those of after.
+
+    x86 keeps the order of stores by itself. Elsewhere membarrier(2) does it; that has never been run.
+    """
+    if not _ordered():
+        ctypes.CDLL(None).syscall(_MEMBARRIER, _EXPEDITED, 0, 0)
+
+
+@functools.cache
+def _ordered() -> bool:
+    if platform.machine() in ("x86_64", "AMD64", "i686"):
+        return True
+    ctypes.CDLL(None).syscall(_MEMBARRIER, _REGISTER, 0, 0)
+    return False

@@ -1,0 +1,165 @@
+"""Between two processes of a host: what a drop promises to whoever is in the middle, and what Yama is asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch.actor import Channel, endpoint
+from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer
+from monarch.rdma.backends import process_vm
+from monarch.rdma.buffer import _restore
+
+pytestmark = pytest.mark.procs
+TIMEOUT = 30
+MIB = 1 << 20
+
+
+def call(endpoint: Any, *args: Any) -> Any:
+    return endpoint.call_one(*args).get(TIMEOUT)
+
+
+@pytest.fixture
+def hammerer(shared_procs: Any, readers: type) -> Any:
+    class Hammerer(readers):  # type: ignore[misc]
+        @endpoint
+        def write_on(self, buffer: RDMABuffer, started: Any) -> int:
+            """Writes ones until it is dropped."""
+            ones, count = bytearray(b"\1" * buffer.size()), 0
+            while True:
+                try:
+                    buffer.write_from(ones).get()
+                except BufferDroppedError:
+                    return count
+                count += 1
+                if count == 3:
+                    started.send(None)
+
+        @endpoint
+        def read_on(self, buffer: RDMABuffer, started: Any) -> list[int]:
+            """Reads until it is dropped; the bytes that successful reads saw."""
+            seen: set[int] = set()
+            into, count = bytearray(buffer.size()), 0
+            while True:
+                try:
+                    buffer.read_into(into).get()
+                except BufferDroppedError:
+                    return sorted(seen)
+                seen |= set(into)
+                count += 1
+                if count == 3:
+                    started.send(None)
+
+    mesh = shared_procs.slice(who=1).spawn("hammerer", Hammerer)
+    yield mesh
+    mesh.stop().get(timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("size", [100, 64 << 10, 12 * MIB])
+def test_nobody_writes_into_memory_whose_drop_is_done(hammerer: Any, size: int) -> None:
+    for _ in range(3):
+        data = bytearray(size)
+        buffer = RDMABuffer(data)
+        port, receiver = Channel[None].open()
+        writing = hammerer.write_on.call_one(buffer, port)
+        receiver.recv().get(TIMEOUT)
+        buffer.drop().get(TIMEOUT)
+        data[:] = bytes(size)
+        assert writing.get(TIMEOUT) >= 3
+        assert data == bytes(size)
+
+
+@pytest.mark.parametrize("size", [100, 64 << 10, 2 * MIB])
+def test_a_read_that_succeeds_saw_the_buffer_and_not_what_came_after(hammerer: Any, size: int) -> None:
+    for _ in range(5):
+        data = bytearray(b"\1" * size)
+        buffer = RDMABuffer(data)
+        port, receiver = Channel[None].open()
+        reading = hammerer.read_on.call_one(buffer, port)
+        receiver.recv().get(TIMEOUT)
+        buffer.drop().get(TIMEOUT)
+        data[:] = b"\2" * size
+        assert reading.get(TIMEOUT) == [1]
+
+
+def test_a_drop_while_the_kernel_copies_fails_the_read(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The word was the token before the data, and no more after."""
+    _, buffer = call(owner.make, b"data")
+    real = process_vm.CALLS
+    assert real is not None
+
+    def read(*args: Any) -> int:
+        done = real.small_read(*args)
+        ctypes.memset(process_vm._scratch.words + 8, 0, 8)
+        return int(done)
+
+    monkeypatch.setattr(process_vm, "CALLS", SimpleNamespace(small_read=read, read=real.read))
+    with pytest.raises(BufferDroppedError):
+        buffer.read_into(bytearray(4)).get(TIMEOUT)
+
+
+def test_two_writers_of_one_process_hold_one_lock(owner: Any) -> None:
+    _, buffer = call(owner.make, b"data")
+    handle = buffer._handle
+    peer = process_vm.peer(handle)
+    peer.enter(handle)
+    peer.enter(handle)
+    peer.leave(handle.slot)
+    dropped = buffer.drop()
+    with pytest.raises(BufferDroppedError):
+        while True:  # until the drop has arrived
+            buffer.read_into(bytearray(4)).get(TIMEOUT)
+    assert "pending" in repr(dropped)
+    peer.leave(handle.slot)
+    dropped.get(TIMEOUT)
+
+
+def test_a_pid_that_is_used_again_is_no_owner(owner: Any) -> None:
+    """The handle of a process whose pid now belongs to another."""
+    _, buffer = call(owner.make, b"data")
+    handle = buffer._handle
+    earlier = handle._replace(owner=handle.owner._replace(started=handle.owner.started - 1), token=handle.token ^ 1)
+    stale = _restore(*earlier)
+    for transfer in (lambda: stale.read_into(bytearray(4)), lambda: stale.write_from(b"more")):
+        with pytest.raises(OwnerEndedError):
+            transfer().get(TIMEOUT)
+    with pytest.raises(BufferDroppedError):
+        _restore(*handle._replace(token=handle.token ^ 1)).read_into(bytearray(4)).get(TIMEOUT)
+
+
+@pytest.mark.parametrize(("scope", "asked"), [("0", False), ("1", True), ("2", False), ("3", False)])
+def test_yama_is_asked_where_it_lets_only_ancestors_look(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scope: str, asked: bool
+) -> None:
+    (tmp_path / "ptrace_scope").write_text(f"{scope}\n")
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(process_vm, "_YAMA", str(tmp_path / "ptrace_scope"))
+    monkeypatch.setattr(process_vm, "_let", 0)
+    prctl = lambda option, pid, *rest: calls.append((option, pid.value))  # noqa: E731
+    monkeypatch.setattr(process_vm, "CALLS", SimpleNamespace(prctl=prctl))
+    for _ in range(2):
+        process_vm.let_peers_read()
+    ancestor = process_vm._parent(os.getppid())
+    assert calls == ([(0x59616D61, ancestor if ancestor > 1 else os.getppid())] if asked else [])
+
+
+def test_a_forked_child_does_not_have_its_parents_table() -> None:
+    """What it had would be shared with the parent, at an address where a peer might look for its own buffers."""
+    RDMABuffer(bytearray(b"data"))
+    tables = [one for one in split_mappings(Path("/proc/self/smaps").read_text()) if "monarch-rdma" in one]
+    assert tables
+    assert all("dc" in one.rpartition("VmFlags:")[2].split() for one in tables)  # proc(5): do not copy area on fork
+
+
+def split_mappings(text: str) -> list[str]:
+    blocks: list[list[str]] = []
+    for line in text.splitlines():
+        if "-" in line.split(" ")[0] and not line.split(" ")[0].endswith(":"):
+            blocks.append([])
+        blocks[-1].append(line)
+    return ["\n".join(block) for block in blocks]

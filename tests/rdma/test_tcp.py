@@ -1,0 +1,645 @@
+"""Transfers over streams: the owner's side and the lanes by themselves over socket pairs, then between real hosts."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from monarch._errors import BufferDroppedError, NoStreamError, RDMAError, RDMATimeoutError
+from monarch.actor import Actor, HostMesh, endpoint
+from monarch.config import configure
+from monarch.rdma import RDMABuffer
+from monarch.rdma.backends import tcp, tcp_owner
+from monarch.rdma.backends.tcp_wire import (
+    CHUNK,
+    DROPPED,
+    OK,
+    OUTSIDE,
+    READ,
+    READ_ONLY,
+    REQUEST,
+    UNMAPPED,
+    WRITE,
+    Closed,
+    Way,
+    rest,
+)
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.registry import Region, registry
+from monarch.rdma.transfer import Transfer
+from tests.procs.test_hosts import Hosts
+
+TIMEOUT = 30
+MIB = 1 << 20
+
+
+# --- the owner's side
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[[Any], Region]]:
+    regions: list[Region] = []
+
+    def one(data: Any) -> Region:
+        memory = data if isinstance(data, Memory) else memory_of(data)
+        regions.append(registry().register(memory))
+        return regions[-1]
+
+    yield one
+    for region in regions:
+        drop(region)
+
+
+def drop(region: Region) -> None:
+    """The system call that a server is in is over soon; nothing else may hold it up."""
+    give_up = monotonic() + TIMEOUT
+    while not registry().drop(region.number, region.token):
+        assert monotonic() < give_up
+
+
+@pytest.fixture
+def stream() -> Iterator[socket.socket]:
+    """The asking end of a stream that a thread serves."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(TIMEOUT)
+    thread = threading.Thread(target=_serve, args=(theirs,))
+    thread.start()
+    yield ours
+    ours.close()
+    thread.join(TIMEOUT)
+    assert not thread.is_alive()
+
+
+def _serve(sock: socket.socket) -> None:
+    with sock:
+        tcp_owner.serve(sock)
+
+
+def ask(stream: socket.socket, operation: int, region: Region, offset: int, size: int, data: bytes = b"") -> None:
+    stream.sendall(REQUEST.pack(operation, region.number, region.token, offset, size) + data)
+
+
+def take(stream: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = stream.recv(count - len(data))
+        assert more, "the stream has ended"
+        data += more
+    return data
+
+
+def test_a_read_is_two_statuses_and_the_bytes_between(stream: socket.socket, register: Any) -> None:
+    region = register(bytearray(b"0123456789"))
+    ask(stream, READ, region, 2, 5)
+    ask(stream, READ, region, 10, 0)
+    assert take(stream, 7) == b"\x00" + b"23456" + b"\x00"
+    assert take(stream, 2) == b"\x00\x00"
+
+
+def test_a_write_is_confirmed_when_it_is_there(stream: socket.socket, register: Any) -> None:
+    data = bytearray(3 * MIB)
+    region = register(data)
+    new = os.urandom(2 * MIB)
+    ask(stream, WRITE, region, 100, len(new), new)
+    assert take(stream, 1)[0] == OK
+    assert data == bytes(100) + new + bytes(MIB - 100)
+
+
+@pytest.mark.parametrize(
+    ("operation", "offset", "size", "status"),
+    [
+        (READ, 0, 11, OUTSIDE),
+        (READ, 2**64 - 1, 1, OUTSIDE),
+        (WRITE, 10, 1, OUTSIDE),
+        (WRITE, 0, 100_000, OUTSIDE),
+    ],
+)
+def test_ranges_are_checked(
+    stream: socket.socket, register: Any, operation: int, offset: int, size: int, status: int
+) -> None:
+    data = bytearray(b"0123456789")
+    region = register(data)
+    ask(stream, operation, region, offset, size, bytes(size) if operation == WRITE else b"")
+    assert take(stream, 1)[0] == status
+    ask(stream, READ, region, 0, 10)  # the stream goes on
+    assert take(stream, 12) == b"\x000123456789\x00"
+
+
+def test_read_only_memory_stays_as_it_is(stream: socket.socket, register: Any) -> None:
+    region = register(b"0123")
+    ask(stream, WRITE, region, 0, 2, b"xx")
+    assert take(stream, 1)[0] == READ_ONLY
+    ask(stream, READ, region, 0, 4)
+    assert take(stream, 6) == b"\x000123\x00"
+
+
+@pytest.mark.parametrize("change", ["dropped", "token", "number"])
+def test_what_is_not_registered_is_neither_read_nor_written(stream: socket.socket, register: Any, change: str) -> None:
+    data = bytearray(b"0123")
+    region = register(data)
+    if change == "dropped":
+        drop(region)
+    asked = Region(
+        region.memory, region.number + (change == "number"), region.token ^ (change == "token"), region.slot, 0
+    )
+    ask(stream, READ, asked, 0, 4)
+    ask(stream, WRITE, asked, 0, 2, b"xx")
+    assert take(stream, 2) == bytes([DROPPED, DROPPED])
+    assert data == b"0123"
+
+
+def test_a_drop_does_not_wait_for_a_slow_reader(stream: socket.socket, register: Any) -> None:
+    region = register(bytearray(b"\x01" * CHUNK))
+    ask(stream, READ, region, 0, CHUNK)
+    assert take(stream, 1)[0] == OK  # what the socket holds is on its way, the rest waits for us
+    drop(region)
+    got = take(stream, CHUNK + 1)
+    assert got[-1] == DROPPED
+    assert got[:-1].rstrip(b"\0").count(b"\x01") < CHUNK
+    ask(stream, READ, region, 0, 1)
+    assert take(stream, 1)[0] == DROPPED
+
+
+def test_a_drop_in_the_middle_of_a_write_lets_nothing_more_in(stream: socket.socket, register: Any) -> None:
+    data = bytearray(MIB)
+    region = register(data)
+    ask(stream, WRITE, region, 0, MIB, b"x" * 1000)
+    ask(stream, READ, region, 0, 0, b"")  # taken for bytes of the write
+    give_up = monotonic() + TIMEOUT
+    while data[999] != ord("x"):  # the server's thread writes it
+        assert monotonic() < give_up
+    drop(region)
+    before = bytes(data)
+    stream.sendall(b"y" * (MIB - 1000 - REQUEST.size))
+    assert take(stream, 1)[0] == DROPPED
+    assert data == before
+    assert b"y" not in data
+
+
+def test_memory_that_is_gone_is_an_answer_and_no_crash(stream: socket.socket, register: Any) -> None:
+    page = mmap.PAGESIZE
+    mapped = mmap.mmap(-1, 2 * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    assert libc.mprotect(address, 2 * page, 0) == 0
+    region = register(Memory(address, 2 * page, True, mapped, "mapping"))
+    ask(stream, READ, region, 0, page)
+    ask(stream, WRITE, region, 0, 3, b"abc")
+    assert take(stream, 2) == bytes([UNMAPPED, UNMAPPED])
+    libc.mprotect(address, 2 * page, mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+@pytest.mark.parametrize(("operation", "size"), [(0, 1), (3, 1), (READ, CHUNK + 1), (WRITE, 2**63)])
+def test_a_request_that_is_none_ends_the_stream(
+    stream: socket.socket, register: Any, operation: int, size: int
+) -> None:
+    ask(stream, operation, register(bytearray(1)), 0, size)
+    assert stream.recv(1) == b""
+
+
+@pytest.mark.parametrize("sent", [1, REQUEST.size, REQUEST.size + 10])
+def test_an_end_in_the_middle_ends_the_thread(stream: socket.socket, register: Any, sent: int) -> None:
+    region = register(bytearray(100))
+    stream.sendall((REQUEST.pack(WRITE, region.number, region.token, 0, 100) + bytes(100))[:sent])
+    stream.shutdown(socket.SHUT_WR)
+    assert stream.recv(1) == b""
+
+
+def test_one_that_stalls_in_the_middle_is_given_up(
+    stream: socket.socket, register: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp_owner, "STALLED", 0.01)
+    ask(stream, WRITE, register(bytearray(100)), 0, 100, b"x")
+    assert stream.recv(1) == b""
+
+
+def test_rest() -> None:
+    assert rest([b"ab", b"", b"cd"], 0) == [b"ab", b"", b"cd"]
+    assert rest([b"ab", b"", b"cd"], 3) == [b"d"]
+    assert rest([b"ab"], 2) == []
+
+
+def test_a_way_tells_an_end_from_silence() -> None:
+    ours, theirs = socket.socketpair()
+    with ours:
+        way = Way(ours, lambda poll: None)
+        assert not way.ended()
+        theirs.close()
+        assert way.ended()
+        with pytest.raises(Closed):
+            way.receive(memoryview(bytearray(1)))
+
+
+# --- the lanes
+
+
+class Ends:
+    """Opens streams whose other ends `serve` gets, and hears of the end of transfers."""
+
+    def __init__(self, serve: Callable[[socket.socket], None] = _serve) -> None:
+        self.serve = serve
+        self.opened = 0
+        self.threads: list[threading.Thread] = []
+        self.refuse = ""
+
+    def __call__(self, left: float) -> socket.socket:
+        if self.refuse:
+            raise NoStreamError(self.refuse)
+        ours, theirs = socket.socketpair()
+        self.opened += 1
+        thread = threading.Thread(target=self.serve, args=(theirs,))
+        self.threads.append(thread)
+        thread.start()
+        return ours
+
+    def join(self) -> None:
+        for thread in self.threads:
+            thread.join(TIMEOUT)
+            assert not thread.is_alive()
+
+
+class Outcome:
+    def __init__(self, transfer: Transfer) -> None:
+        self._done = threading.Event()
+        self.error: BaseException | None = None
+        self.times = 0
+        self.transfer = transfer
+        transfer.path = "tcp"
+        transfer.ended = self._ended
+
+    def _ended(self, error: BaseException | None) -> None:
+        self.error = error
+        self.times += 1
+        self._done.set()
+
+    def wait(self) -> BaseException | None:
+        assert self._done.wait(TIMEOUT)
+        assert self.times == 1
+        return self.error
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
+    """Lanes end at once when there is nothing to do."""
+    made = Ends()
+    monkeypatch.setattr(tcp, "IDLE", 0.0)
+    monkeypatch.setattr(tcp, "open_stream", lambda service, purpose, left: made(left))
+    tcp._lanes.clear()
+    yield made
+    made.join()
+    tcp._lanes.clear()
+
+
+def handle_of(region: Region) -> Handle:
+    memory = region.memory
+    known = {
+        "owner": registry().owner,
+        "number": region.number,
+        "token": region.token,
+        "slot": region.slot,
+        "word": region.word,
+        "address": memory.address,
+        "size": memory.size,
+        "writable": memory.writable,
+    }
+    return Handle(**{name: known.get(name) for name in Handle._fields})
+
+
+def begin(region: Region, local: Any, write: bool, timeout: float = TIMEOUT, offset: int = 0) -> Outcome:
+    memory = memory_of(local)
+    outcome = Outcome(Transfer(handle_of(region), memory, offset, memory.size, write, timeout))
+    tcp.Streams().start(outcome.transfer)
+    return outcome
+
+
+@pytest.fixture
+def parallel() -> Iterator[Callable[[int], None]]:
+    yield lambda count: configure(rdma_tcp_fallback_parallelism=count, rdma_max_chunk_size_mb=1)
+    configure(rdma_tcp_fallback_parallelism=1, rdma_max_chunk_size_mb=64)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, MIB, MIB + 1, 11 * MIB + 7])
+def test_every_byte_arrives(ends: Ends, register: Any, parallel: Any, count: int, size: int) -> None:
+    parallel(count)
+    data, local, new = bytearray(os.urandom(size + 3)), bytearray(size), os.urandom(size)
+    region = register(data)
+    assert begin(region, local, False, offset=3).wait() is None
+    assert local == data[3:]
+    assert begin(region, new, True, offset=3).wait() is None
+    assert data[3:] == new
+    assert 1 <= ends.opened <= 2 * min(count, -(-size // MIB))
+
+
+def test_many_transfers_share_the_streams(
+    ends: Ends, register: Any, parallel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parallel(2)
+    monkeypatch.setattr(tcp, "TURN", 1)
+    monkeypatch.setattr(tcp, "IDLE", 0.2)
+    data = bytearray(os.urandom(5 * MIB))
+    region = register(data)
+    copies = [bytearray(len(data)) for _ in range(20)]
+    for outcome in [begin(region, local, False) for local in copies]:
+        assert outcome.wait() is None
+    assert all(local == data for local in copies)
+
+
+def test_a_dropped_buffer_is_a_typed_error_and_the_stream_stays(
+    ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "IDLE", 1.0)
+    gone, there = register(bytearray(9 * MIB)), register(bytearray(b"here"))
+    drop(gone)
+    for write in (False, True):
+        error = begin(gone, bytearray(9 * MIB), write).wait()
+        assert isinstance(error, BufferDroppedError)
+        assert "(Tcp) buffer" in str(error)
+        assert "not found" in str(error)
+    local = bytearray(4)
+    assert begin(there, local, False).wait() is None
+    assert local == b"here"
+    assert ends.opened == 1
+
+
+def silent(sock: socket.socket) -> None:
+    """Takes everything and says nothing."""
+    with sock:
+        try:
+            while sock.recv(MIB):
+                pass
+        except ConnectionError:
+            pass
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_an_owner_that_says_nothing_is_waited_for_until_the_timeout(ends: Ends, register: Any, write: bool) -> None:
+    ends.serve = silent
+    outcome = begin(register(bytearray(9 * MIB)), bytearray(9 * MIB), write, timeout=0.05)
+    error = outcome.wait()
+    assert isinstance(error, RDMATimeoutError)
+    assert "tcp submit timed out" in str(error)
+
+
+@pytest.fixture
+def by_actors(monkeypatch: pytest.MonkeyPatch) -> list[Transfer]:
+    """Transfers that went on through actors, which are none here."""
+    taken: list[Transfer] = []
+
+    def start(self: Any, transfer: Transfer) -> None:
+        taken.append(transfer)
+        transfer.finish()
+
+    monkeypatch.setattr(tcp.actor.ThroughActors, "start", start)
+    return taken
+
+
+def test_those_that_wait_for_a_stream_have_timeouts_too(ends: Ends, register: Any, by_actors: list[Transfer]) -> None:
+    over = threading.Event()
+
+    def holds(sock: socket.socket) -> None:
+        with sock:
+            assert over.wait(TIMEOUT)
+
+    ends.serve = holds
+    region = register(bytearray(10))
+    slow = begin(region, bytearray(10), False)
+    quick = [begin(region, bytearray(10), False, timeout=0.01) for _ in range(3)]
+    for outcome in quick:
+        assert isinstance(outcome.wait(), RDMATimeoutError)
+    assert slow.times == 0
+    over.set()
+    assert slow.wait() is None
+    assert by_actors == [slow.transfer]
+
+
+def breaks(sock: socket.socket) -> None:
+    """Goes away in the middle of the first answer."""
+    with sock:
+        sock.recv(REQUEST.size, socket.MSG_WAITALL)
+        sock.send(b"\x00abc")
+
+
+def test_a_read_whose_stream_breaks_is_done_over(ends: Ends, register: Any, by_actors: list[Transfer]) -> None:
+    ends.serve = breaks
+    outcome = begin(register(bytearray(10)), bytearray(10), False)
+    assert outcome.wait() is None
+    assert by_actors == [outcome.transfer]
+    assert outcome.transfer.path == "actor"
+
+
+def test_a_write_whose_stream_breaks_says_so(
+    ends: Ends, register: Any, by_actors: list[Transfer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_context(work: Any) -> None:
+        raise RuntimeError("there is no mover here")
+
+    monkeypatch.setattr(tcp.manager, "start", no_context)
+    ends.serve = breaks
+    error = begin(register(bytearray(9 * MIB)), bytearray(9 * MIB), True).wait()
+    assert isinstance(error, RDMAError)
+    assert "broke" in str(error)
+    assert by_actors == []
+
+
+def test_a_stream_that_ended_while_it_was_idle_is_replaced(
+    ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "IDLE", 1.0)
+    ended = threading.Semaphore(0)
+
+    def once(sock: socket.socket) -> None:
+        with sock:
+            request = sock.recv(REQUEST.size, socket.MSG_WAITALL)
+            assert request
+            sock.sendall(b"\x00x\x00")
+        ended.release()
+
+    ends.serve = once
+    region = register(bytearray(1))
+    for _ in range(2):
+        assert begin(region, bytearray(1), False).wait() is None
+        assert ended.acquire(timeout=TIMEOUT)
+    assert ends.opened == 2
+
+
+def test_without_streams_it_is_the_actors_turn(ends: Ends, register: Any, by_actors: list[Transfer]) -> None:
+    ends.refuse = "it takes none"
+    region = register(bytearray(10))
+    outcomes = [begin(region, bytearray(10), write) for write in (False, True)]
+    for outcome in outcomes:
+        assert outcome.wait() is None
+    assert by_actors == [outcome.transfer for outcome in outcomes]
+    assert "it takes none" in tcp.Streams().obstacle(handle_of(region))
+
+
+def test_without_room_for_lanes_too(
+    ends: Ends, register: Any, by_actors: list[Transfer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "_threads", tcp._Room(0))
+    outcome = begin(register(bytearray(10)), bytearray(10), True)
+    assert outcome.wait() is None
+    assert by_actors == [outcome.transfer]
+    assert ends.opened == 0
+
+
+def test_a_transfer_that_is_late_already_opens_nothing(ends: Ends, register: Any) -> None:
+    assert isinstance(begin(register(bytearray(1)), bytearray(1), False, timeout=0.0).wait(), RDMATimeoutError)
+    assert ends.opened == 0
+
+
+def test_lanes_give_their_room_back(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = threading.Semaphore(0)
+
+    class Room(tcp._Room):
+        def give_back(self) -> None:
+            super().give_back()
+            given.release()
+
+    room = Room(3)
+    monkeypatch.setattr(tcp, "_threads", room)
+    assert begin(register(bytearray(1)), bytearray(1), False).wait() is None
+    assert given.acquire(timeout=TIMEOUT)
+    assert room._room == 3
+
+
+# --- between real hosts
+
+
+class Owner(Actor):
+    def __init__(self) -> None:
+        self.data: list[bytearray] = []
+
+    @endpoint
+    def make(self, data: bytes) -> RDMABuffer:
+        self.data.append(bytearray(data))
+        return RDMABuffer(self.data[-1])
+
+    @endpoint
+    def bytes_of(self, number: int) -> bytes:
+        return bytes(self.data[number])
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+class Reader(Actor):
+    @endpoint
+    def afar(self, parallelism: int) -> None:
+        """From here on only paths that lead to other machines: all processes of a test are on one."""
+        from monarch.rdma import paths
+
+        configure(rdma_tcp_fallback_parallelism=parallelism, rdma_max_chunk_size_mb=1)
+        paths.BACKENDS = tuple(backend for backend in paths.BACKENDS if backend.far)
+
+    @endpoint
+    def path(self, buffer: RDMABuffer) -> str:
+        return buffer.path
+
+    @endpoint
+    def read(self, buffer: RDMABuffer) -> Any:
+        into = bytearray(buffer.size())
+        try:
+            buffer.read_into(into, timeout=TIMEOUT).get()
+        except Exception as exc:
+            return type(exc).__name__
+        return bytes(into)
+
+    @endpoint
+    def write(self, buffer: RDMABuffer, data: bytes) -> Any:
+        try:
+            buffer.write_from(data, timeout=TIMEOUT).get()
+        except Exception as exc:
+            return type(exc).__name__
+        return None
+
+    @endpoint
+    def drop(self, buffer: RDMABuffer) -> None:
+        buffer.drop().get()
+
+    @endpoint
+    def lanes(self) -> int:
+        """Streams open here, and those that cannot be had."""
+        return sum(lanes._count for lanes in tcp._lanes.values())
+
+
+def call(endpoint: Any, *args: Any) -> Any:
+    return endpoint.call_one(*args).get(TIMEOUT)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[HostMesh]:
+    folder = Path(tempfile.mkdtemp(prefix="mnr"))
+    hosts = Hosts(folder, tmp_path)
+    mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
+    try:
+        yield mesh
+    finally:
+        mesh.shutdown().get(TIMEOUT)
+        hosts.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def pair(two: HostMesh, parallelism: int = 2) -> tuple[Any, Any]:
+    procs = two.spawn_procs()
+    owner = procs.slice(hosts=0).spawn("owner", Owner)
+    reader = procs.slice(hosts=1).spawn("reader", Reader)
+    call(reader.afar, parallelism)
+    return owner, reader
+
+
+@pytest.mark.procs
+def test_between_hosts(two: HostMesh) -> None:
+    owner, reader = pair(two)
+    data, new = os.urandom(5 * MIB + 1), os.urandom(5 * MIB + 1)
+    buffer = call(owner.make, data)
+    assert call(reader.path, buffer) == "tcp"
+    assert call(reader.read, buffer) == data
+    assert call(reader.lanes) >= 1
+    assert call(reader.write, buffer, new) is None
+    assert call(owner.bytes_of, 0) == new
+    assert call(reader.path, buffer) == "tcp"  # nothing was found against it
+    call(reader.drop, buffer)
+    assert call(reader.read, buffer) == "BufferDroppedError"
+    assert call(reader.write, buffer, new) == "BufferDroppedError"
+
+
+@pytest.mark.procs
+def test_the_end_of_an_owner_is_told(two: HostMesh) -> None:
+    owner, reader = pair(two)
+    buffer = call(owner.make, b"data")
+    assert call(reader.read, buffer) == b"data"
+    pid = call(owner.pid)
+    descriptor = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([descriptor], [], [], TIMEOUT)[0]
+    os.close(descriptor)
+    assert call(reader.read, buffer) == "OwnerEndedError"
+    assert call(reader.write, buffer, b"more") == "OwnerEndedError"
+
+
+@pytest.mark.procs
+def test_without_a_way_for_streams_actors_do_it(two: HostMesh) -> None:
+    """The client has no address."""
+    _, reader = pair(two)
+    data = bytearray(b"mine")
+    buffer = RDMABuffer(data)
+    assert call(reader.path, buffer) == "actor"
+    assert call(reader.read, buffer) == b"mine"
+    buffer.drop().get(TIMEOUT)
