@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -39,7 +40,7 @@ def test_a_part_has_the_bytes_and_the_shape_that_torch_gives_it(part: Any) -> No
     pieces = runs(shape, 2, ranges)
     assert taken(full.numpy().tobytes(), pieces) == wanted.contiguous().numpy().tobytes()
     assert all(size for _, size in pieces)
-    assert all(one[0] + one[1] < two[0] for one, two in zip(pieces, pieces[1:], strict=False)), "as few as can be"
+    assert all(one[0] + one[1] < two[0] for one, two in itertools.pairwise(pieces)), "as few as can be"
 
 
 @given(st.integers(0, 20), st.integers(1, 8), st.integers(0, 2), st.data())
