@@ -475,7 +475,7 @@ def test_frames_that_come_with_the_handshake_are_not_forgotten(host: Host, job: 
 
 
 def last_message(caplog: pytest.LogCaptureFixture) -> str:
-    return [one.getMessage() for one in caplog.records if one.name == "monarch"][-1]
+    return [one.getMessage() for one in caplog.records if one.name == "monarch"][-1].removeprefix("[actor=<root>] ")
 
 
 def failure(host: Host, prefix: str, context: ssl.SSLContext | None) -> DialFailed:
