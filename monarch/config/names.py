@@ -68,6 +68,7 @@ FlagName = Literal[
     "enable_otel_tracing",
     "rdma_allow_tcp_fallback",
     "rdma_disable_ibverbs",
+    "rdma_nixl",
 ]
 
 TextName = Literal[

@@ -213,6 +213,8 @@ TABLE: tuple[Setting, ...] = (
             "Whether transfers may go over TCP where nothing faster is there."),
     Setting("rdma_disable_ibverbs", FLAG, False, "MONARCH_RDMA_DISABLE_IBVERBS",
             "Whether RDMA devices are left alone."),
+    Setting("rdma_nixl", FLAG, False, "MONARCH_RDMA_NIXL",
+            "Whether transfers may go over NIXL, whose UCX opens ports of its own, which ask nobody for the job's secret."),
     Setting("rdma_max_chunk_size_mb", COUNT, 64, "MONARCH_RDMA_MAX_CHUNK_SIZE_MB",
             "MiB sent at a time over TCP."),
     Setting("rdma_tcp_fallback_parallelism", POSITIVE, 1, "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM",

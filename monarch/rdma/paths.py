@@ -14,13 +14,14 @@ from monarch.config import settings
 from monarch.rdma.backends import Backend
 from monarch.rdma.backends.actor import ThroughActors
 from monarch.rdma.backends.local import Local
+from monarch.rdma.backends.nixl import Nixl
 from monarch.rdma.backends.process_vm import ProcessVm
 from monarch.rdma.backends.segment import Segment
 from monarch.rdma.backends.tcp import Streams
 from monarch.rdma.handle import Handle, Owner
 
 LOCAL = Local()
-BACKENDS: tuple[Backend, ...] = (LOCAL, Segment(), ProcessVm(), Streams(), ThroughActors())
+BACKENDS: tuple[Backend, ...] = (LOCAL, Segment(), ProcessVm(), Nixl(), Streams(), ThroughActors())
 
 _WARNED_LIMIT = 1024
 _warned: set[Owner] = set()

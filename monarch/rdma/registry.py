@@ -21,6 +21,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from monarch._errors import BufferDroppedError
 from monarch.rdma.handle import Owner, start_of, this_host
@@ -86,7 +87,7 @@ class Table:
 class Region:
     """One registered buffer. `users` copies of this process are under way in it."""
 
-    __slots__ = ("memory", "number", "slot", "token", "users", "word")
+    __slots__ = ("lent", "memory", "number", "slot", "token", "users", "word")
 
     def __init__(self, memory: Memory, number: int, token: int, slot: int, word: int) -> None:
         self.memory = memory
@@ -95,6 +96,7 @@ class Region:
         self.slot = slot
         self.word = word
         self.users = 0
+        self.lent: Any = None  # what a backend has made of it for devices; closed before the memory is let go of
 
 
 class Registry:
@@ -153,6 +155,8 @@ class Registry:
             if not region.users and self._table.quiet(region.slot):
                 del self._leaving[number]
                 self._table.give_back(region.slot)
+                if region.lent is not None:
+                    region.lent.close()
 
     def __len__(self) -> int:
         with self._lock:

@@ -96,6 +96,7 @@ DEFAULTS: dict[str, Any] = {
     "rdma_cq_busy_poll_window": None,
     "rdma_cq_poller_per_device": True,
     "rdma_disable_ibverbs": False,
+    "rdma_nixl": False,
     "rdma_host_odp": False,
     "rdma_ibverbs_target": "",
     "rdma_max_chunk_size_mb": 64,

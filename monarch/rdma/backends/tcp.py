@@ -70,23 +70,25 @@ class Streams:
         if transfer.late():
             transfer.finish(transfer.timed_out())
         else:
-            _lanes_to(transfer.handle.owner).begin(_Job(transfer))
+            lanes_to(transfer.handle.owner).begin(Job(transfer))
 
 
-class _Broken(Exception):
+class Broken(Exception):
     """A stream broke in the middle."""
 
 
-class _Late(Exception):
+class Late(Exception):
     """The transfer's time is over."""
 
 
-class _Job:
+class Job:
     """A transfer whose chunks several lanes take. `shares`: lanes that work at it or have been asked to."""
+
+    depth = DEPTH
 
     def __init__(self, transfer: Transfer) -> None:
         self.transfer = transfer
-        self.chunk = min(CHUNK, max(1, settings.get("rdma_max_chunk_size_mb")) * _MIB)
+        self.chunk = self.chunk_bytes()
         self.chunks = max(1, -(-transfer.size // self.chunk))
         self.shares = 0
         service = transfer.handle.service
@@ -97,6 +99,9 @@ class _Job:
         self._next = 0
         self._done = 0
         self._error: Exception | None = None
+
+    def chunk_bytes(self) -> int:
+        return min(CHUNK, max(1, int(settings.get("rdma_max_chunk_size_mb"))) * _MIB)
 
     def take(self) -> tuple[int, int] | None:
         """The next chunk: where, and how many bytes."""
@@ -115,6 +120,10 @@ class _Job:
         with self._lock:
             self._error = self._error or error
 
+    def refused(self, status: int) -> None:
+        """A chunk was answered with something else than OK."""
+        self.fail(error_of(self.transfer, status))
+
     def leave(self) -> None:
         """One lane less. The last sees to it that the transfer ends."""
         with self._lock:
@@ -122,14 +131,34 @@ class _Job:
             if self.shares:
                 return
         transfer, error = self.transfer, self._error
-        if isinstance(error, _Late):
+        if isinstance(error, Late):
             transfer.finish(transfer.timed_out())
-        elif isinstance(error, _Broken) and transfer.write:
+        elif isinstance(error, Broken) and transfer.write:
             self._explain()
-        elif isinstance(error, _Broken) or (error is None and self._done < self.chunks):
-            self._by_actors()
+        elif isinstance(error, Broken) or (error is None and self._done < self.chunks):
+            self._elsewhere()
         else:
             transfer.finish(error)
+
+    def ask(self, way: Way, at: int, count: int) -> None:
+        transfer, handle = self.transfer, self.transfer.handle
+        request = REQUEST.pack(
+            WRITE if transfer.write else READ, handle.number, handle.token, transfer.offset + at, count
+        )
+        way.send([request, view_of(transfer.memory.address + at, count)] if transfer.write else [request])
+
+    def answer(self, way: Way, at: int, count: int) -> int:
+        """The status of the first chunk that was asked for and not answered yet."""
+        status = memoryview(bytearray(1))
+        way.receive(status)
+        if not self.transfer.write and status[0] == OK:
+            way.receive(view_of(self.transfer.memory.address + at, count))
+            way.receive(status)
+        return status[0]
+
+    def _elsewhere(self) -> None:
+        """The transfer has to go another way, from its beginning."""
+        self._by_actors()
 
     def _through_actors(self) -> None:
         self.transfer.path = "actor"
@@ -161,13 +190,13 @@ class _Job:
         transfer.finish(error)
 
 
-class _Lanes:
+class Lanes:
     """All lanes to one owner, and the transfers that wait for them. Any thread."""
 
     def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self._condition = threading.Condition()
-        self._queue: deque[_Job] = deque()
+        self._queue: deque[Job] = deque()
         self._count = 0
         self._idle = 0
         self._avoid = ("", 0.0)
@@ -179,7 +208,7 @@ class _Lanes:
     def avoid(self, why: str) -> None:
         self._avoid = (why, monotonic() + AVOID)
 
-    def begin(self, job: _Job) -> None:
+    def begin(self, job: Job) -> None:
         limit = min(settings.get("rdma_tcp_fallback_parallelism"), PER_OWNER)
         with self._condition:
             job.shares = max(1, min(limit, job.chunks))
@@ -209,7 +238,7 @@ class _Lanes:
             self._count -= 1
         return False
 
-    def next(self) -> _Job | None:
+    def next(self) -> Job | None:
         """What a lane is to work at; None when nothing came for IDLE seconds: then the lane has ended."""
         with self._condition:
             self._idle += 1
@@ -230,7 +259,7 @@ class _Lanes:
         for job in waiting:
             job.leave()
 
-    def wait_again(self, job: _Job) -> bool:
+    def wait_again(self, job: Job) -> bool:
         """Behind the others, if there are any."""
         with self._condition:
             if not self._queue:
@@ -247,10 +276,10 @@ class _Lanes:
             for job in late:
                 self._queue.remove(job)
         for job in late:
-            job.fail(_Late())
+            job.fail(Late())
             job.leave()
 
-    def patience(self, job: _Job) -> float:
+    def patience(self, job: Job) -> float:
         """Seconds until the first transfer wants to hear of its end."""
         with self._condition:
             return min(other.transfer.left() for other in [job, *self._queue])
@@ -259,12 +288,11 @@ class _Lanes:
 class _Lane:
     """A thread and its stream."""
 
-    def __init__(self, lanes: _Lanes) -> None:
+    def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._sock: socket.socket | None = None
         self._way: Way
-        self._job: _Job
-        self._status = memoryview(bytearray(1))
+        self._job: Job
 
     def run(self) -> None:
         try:
@@ -277,29 +305,29 @@ class _Lane:
             self._close()
             _threads.give_back()
 
-    def _work(self, job: _Job) -> bool:
+    def _work(self, job: Job) -> bool:
         """False when there is no stream to be had."""
         if not self._ready(job):
             late = job.transfer.late()
             if late:
-                job.fail(_Late())
+                job.fail(Late())
             job.leave()
             return late
         waits = False
         try:
             waits = self._move(job)
-        except _Late as exc:
+        except Late as exc:
             job.fail(exc)
             self._close()
         except Exception as exc:
-            job.fail(_Broken(f"the stream to the owner broke: {exc}"))
+            job.fail(Broken(f"the stream to the owner broke: {exc}"))
             self._close()
         if not waits:
             job.leave()
         self._lanes.look()
         return True
 
-    def _ready(self, job: _Job) -> bool:
+    def _ready(self, job: Job) -> bool:
         """Whether there is a stream, an old one or a new one."""
         if self._sock is not None and self._way.ended():
             self._close()
@@ -324,20 +352,20 @@ class _Lane:
         while True:
             left = self._job.transfer.left()
             if left <= 0:
-                raise _Late
+                raise Late
             if poll.poll(min(left, _LOOK) * 1000):
                 return
             self._lanes.look()
 
-    def _move(self, job: _Job) -> bool:
+    def _move(self, job: Job) -> bool:
         """Chunk after chunk. True when it was put behind others that wait."""
-        ask, answer = (self._send, self._confirmed) if job.transfer.write else (self._request, self._fill)
+        way = self._way
         under_way: deque[tuple[int, int]] = deque()
         taken = 0
         while True:
-            while len(under_way) < DEPTH and taken < TURN and (chunk := job.take()) is not None:
+            while len(under_way) < job.depth and taken < TURN and (chunk := job.take()) is not None:
                 taken += 1
-                ask(job.transfer, *chunk)
+                job.ask(way, *chunk)
                 under_way.append(chunk)
             if not under_way:
                 if taken < TURN or self._lanes.wait_again(job):
@@ -345,40 +373,20 @@ class _Lane:
                 taken = 0
                 continue
             if job.transfer.late():
-                raise _Late
-            status = answer(job.transfer, *under_way.popleft())
+                raise Late
+            status = job.answer(way, *under_way.popleft())
             if status == OK:
                 job.moved()
             else:
-                job.fail(_error(job.transfer, status))
+                job.refused(status)
             if taken >= TURN and not self._lanes._queue:
                 taken = 0
-
-    def _request(self, transfer: Transfer, at: int, count: int) -> None:
-        handle = transfer.handle
-        self._way.send([REQUEST.pack(READ, handle.number, handle.token, transfer.offset + at, count)])
-
-    def _send(self, transfer: Transfer, at: int, count: int) -> None:
-        handle = transfer.handle
-        request = REQUEST.pack(WRITE, handle.number, handle.token, transfer.offset + at, count)
-        self._way.send([request, view_of(transfer.memory.address + at, count)])
-
-    def _confirmed(self, transfer: Transfer, at: int, count: int) -> int:
-        self._way.receive(self._status)
-        return self._status[0]
-
-    def _fill(self, transfer: Transfer, at: int, count: int) -> int:
-        self._way.receive(self._status)
-        if self._status[0] == OK:
-            self._way.receive(view_of(transfer.memory.address + at, count))
-            self._way.receive(self._status)
-        return self._status[0]
 
 
 _AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
 
 
-def _error(transfer: Transfer, status: int) -> Exception:
+def error_of(transfer: Transfer, status: int) -> Exception:
     handle = transfer.handle
     if status == DROPPED:
         return dropped(handle)
@@ -413,12 +421,12 @@ _lanes: dict[Owner, Any] = {}
 _finding = threading.Lock()
 
 
-def _lanes_to(owner: Owner) -> _Lanes:
+def lanes_to(owner: Owner) -> Lanes:
     with _finding:
         known = _lanes.get(owner)
         if known is None:
-            known = _lanes[owner] = _Lanes(owner)
-        found: _Lanes = known
+            known = _lanes[owner] = Lanes(owner)
+        found: Lanes = known
         return found
 
 

@@ -12,9 +12,13 @@ import socket
 
 from monarch._errors import BufferDroppedError, RDMAReadOnlyError, RDMASizeError
 from monarch.actor import serve_streams
+from monarch.rdma.backends import nixl_agent as nixl
 from monarch.rdma.backends.tcp_wire import (
     CHUNK,
     DROPPED,
+    LEND,
+    LEND_WRITABLE,
+    LENGTH,
     OK,
     OUTSIDE,
     PURPOSE,
@@ -22,6 +26,7 @@ from monarch.rdma.backends.tcp_wire import (
     READ_ONLY,
     REQUEST,
     UNMAPPED,
+    UNSUPPORTED,
     WRITE,
     Closed,
     Way,
@@ -33,7 +38,7 @@ from monarch.rdma.registry import registry
 STALLED = 120.0  # seconds in the middle of a request without a byte after which the stream is closed
 
 _NOTHING = bytes(64 * 1024)
-_STATUS = [bytes([status]) for status in (OK, DROPPED, OUTSIDE, READ_ONLY, UNMAPPED)]
+_STATUS = [bytes([status]) for status in (OK, DROPPED, OUTSIDE, READ_ONLY, UNMAPPED, UNSUPPORTED)]
 
 
 def listen() -> None:
@@ -51,22 +56,24 @@ class _Server:
         self._way = Way(sock, _wait)
         self._sock = sock
         self._scratch = memoryview(bytearray(64 * 1024))
+        self._idle = select.poll()
+        self._idle.register(sock, select.POLLIN)
 
     def run(self) -> None:
         request = memoryview(bytearray(REQUEST.size))
-        idle = select.poll()
-        idle.register(self._sock, select.POLLIN)
         while True:
-            idle.poll()
+            self._idle.poll()
             try:
                 self._way.receive(request)
                 operation, number, token, offset, size = REQUEST.unpack(request)
-                if operation not in (READ, WRITE) or size > CHUNK:
-                    return
-                if operation == READ:
+                if operation in (LEND, LEND_WRITABLE):
+                    self._lend(number, token, offset, size, operation == LEND_WRITABLE)
+                elif operation == READ and size <= CHUNK:
                     self._read(number, token, offset, size)
-                else:
+                elif operation == WRITE and size <= CHUNK:
                     self._write(number, token, offset, size)
+                else:
+                    return
             except (Closed, TimeoutError, ConnectionError):
                 return
 
@@ -120,6 +127,23 @@ class _Server:
             taken += count
         self._discard(size - taken)
         self._way.send([_STATUS[status]])
+
+    def _lend(self, number: int, token: int, offset: int, size: int, writable: bool) -> None:
+        """Here the buffer is in use for as long as the other side wants, for nobody knows what its device does."""
+        try:
+            with registry().using(number, token) as region:
+                _check(region.memory.size, offset, size)
+                if writable and not region.memory.writable:
+                    raise RDMAReadOnlyError
+                shown = nixl.lend(region)
+                self._way.send([_STATUS[OK], LENGTH.pack(len(shown)), shown])
+                self._idle.poll()
+        except (BufferDroppedError, RDMASizeError, RDMAReadOnlyError) as exc:
+            self._way.send([_STATUS[_status(exc)]])
+        except nixl.NoAgentError:
+            self._way.send([_STATUS[UNSUPPORTED]])
+        else:
+            self._way.receive(self._scratch[:1])
 
     def _discard(self, count: int) -> None:
         while count:

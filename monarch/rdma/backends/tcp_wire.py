@@ -3,6 +3,8 @@
     request   operation u8, number u64, token u64, offset u64, size u64; behind a WRITE its bytes
     READ      answered by a status; behind OK the bytes, then a status again: not OK when the buffer was dropped meanwhile
     WRITE     answered by a status, once all its bytes have been taken
+    LEND      (LEND_WRITABLE) answered by a status; behind OK a length u32 and so many bytes by which `nixl` reaches the
+              buffer, which stays registered until a byte comes, or the end of the stream
 
 Answers come in the order of the requests. All numbers big-endian.
 """
@@ -17,8 +19,9 @@ from collections.abc import Callable
 
 PURPOSE = "rdma"
 REQUEST = struct.Struct("!BQQQQ")
-READ, WRITE = 1, 2
-OK, DROPPED, OUTSIDE, READ_ONLY, UNMAPPED = range(5)
+READ, WRITE, LEND, LEND_WRITABLE = 1, 2, 3, 4
+OK, DROPPED, OUTSIDE, READ_ONLY, UNMAPPED, UNSUPPORTED = range(6)
+LENGTH = struct.Struct("!I")
 CHUNK = 4 << 20  # bytes of a request, at most
 
 _READ_WRITE = 0x200  # PyBUF_WRITE
