@@ -20,6 +20,8 @@ QUESTIONS = (
     "restart",
     "echo",
     "rdma",
+    "rdma_tcp",
+    "weights",
 )
 
 

@@ -120,7 +120,8 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
     if said.error:
         ours.close()
         agent.wait()
-        raise OSError(f"cannot listen at {options.listen!r}: {said.error}")
+        known = said.error.startswith("cannot listen at ")
+        raise OSError(said.error if known else f"cannot listen at {options.listen!r}: {said.error}")
     for (
         descriptor
     ) in inherited:  # the agent has it: were it open here too, clients would wait for ever when the agent ends

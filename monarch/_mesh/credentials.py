@@ -52,11 +52,13 @@ def credentials(
         )
     known = load_secret(secret, os.environ)
     if known is None and not pems[0]:
-        _check_open([address for address in addresses if _is_exposed(address)], trusting)
+        _check_open(list(addresses), trusting)
     return Credentials(known.reveal() if known is not None else b"", pems[0], pems[1], pems[2])
 
 
-def _check_open(exposed: list[str], trusting: bool) -> None:
+def _check_open(addresses: list[str], trusting: bool) -> None:
+    """A Unix socket takes our own user only. A port of this machine takes every user of it, and others those of other machines."""
+    exposed = [address for address in addresses if _reach(address) >= (_MACHINES if trusting else _USERS)]
     if not exposed:
         return
     where = ", ".join(exposed[:4]) + (f" and {len(exposed) - 4} more" if len(exposed) > 4 else "")
@@ -74,14 +76,16 @@ def _check_open(exposed: list[str], trusting: bool) -> None:
     )
 
 
-def _is_exposed(address: str) -> bool:
-    """Whether other machines can reach it."""
+_OURS, _USERS, _MACHINES = range(3)
+
+
+def _reach(address: str) -> int:
+    """Who can connect there: processes of our own user, all users of this machine, other machines as well."""
     place = host_address.parse(address).bind
     if isinstance(place, host_address.Ipc):
-        return False
-    if place.host == "localhost":
-        return False
-    return not (host_address.is_address(place.host) and ipaddress.ip_address(place.host).is_loopback)
+        return _OURS
+    loopback = host_address.is_address(place.host) and ipaddress.ip_address(place.host).is_loopback
+    return _USERS if loopback or place.host == "localhost" else _MACHINES
 
 
 def own_credentials() -> Credentials:

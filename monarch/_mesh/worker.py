@@ -9,6 +9,7 @@ it. It ends with this process; when the last mesh that owns the host calls `shut
 
 from __future__ import annotations
 
+import logging
 import socket
 import sys
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ from monarch._wire.auth import Secret
 
 if TYPE_CHECKING:
     import subprocess
+
+logger = logging.getLogger("monarch")
 
 
 def run_worker_loop_forever(
@@ -106,6 +109,7 @@ class _Worker:
         try:
             options = AgentOptions(self._directory, address, worker=True, credentials=given)
             self._agent, self._sock, self.prefix = agent_start.start(options)
+            logger.info("serving as host %s until it is shut down", self.prefix)
         except BaseException:
             remove_directory(self._directory)
             raise

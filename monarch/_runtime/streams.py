@@ -103,20 +103,20 @@ class Streams:
         return f"it has {MOST} streams already" if self._served >= MOST else ""
 
     def _serve(self, sock: socket.socket, hello: LinkHello) -> None:
-        try:
-            with sock:
+        with sock:
+            try:
                 sock.settimeout(_ANSWER_SECONDS)
                 hello.agent, hello.host = self._id, self._proc.address
                 sock.sendall(frames.encode_small(message.encode(hello), b""))
                 sock.settimeout(None)
                 self._handlers[hello.purpose](sock)
-        except OSError as exc:
-            logger.debug("a stream for %s broke: %s", hello.purpose, exc)
-        except Exception:
-            logger.exception("a stream for %s was closed", hello.purpose)
-        finally:
-            with self._lock:
-                self._served -= 1
+            except OSError as exc:
+                logger.debug("a stream for %s broke: %s", hello.purpose, exc)
+            except Exception:
+                logger.exception("a stream for %s was closed", hello.purpose)
+            finally:
+                with self._lock:
+                    self._served -= 1
 
     # --- the side that opens
 

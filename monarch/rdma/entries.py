@@ -40,6 +40,12 @@ class Entry(NamedTuple):
         except RDMAMemoryError as exc:
             raise RDMAMemoryError(f"{self.name!r}: {exc}") from None
 
+    def at(self, address: int) -> bool:
+        """Whether its memory begins there and is contiguous."""
+        if self.kind == "torch":
+            return bool(self.data.data_ptr() == address and self.data.is_contiguous())
+        return self.memory().address == address
+
     def storage(self) -> Any:
         """Equal for tensors that share their storage."""
         if self.kind == "torch":

@@ -61,6 +61,8 @@ class StateDict:
         self._addresses: dict[str, int] = {}
         self._copies: list[dict[str, Any]] = []  # with double_buffer: what to copy into, by name
         regions = self._own_copies(tensors) if double_buffer else [self._in_place(tensors)]
+        if double_buffer:
+            self._fill(tensors, 0)
         made: list[RDMABuffer] = []
         try:
             buffers = tuple(tuple(_registered(region, made) for region in copy) for copy in regions)
@@ -69,8 +71,6 @@ class StateDict:
             for buffer in made:
                 buffer.drop()
             raise
-        if double_buffer:
-            self._fill(tensors, 0)
         self._handle = StateDictHandle(header, buffers, self._places, values)
 
     @property
@@ -186,7 +186,7 @@ class StateDict:
     def _check_places(self) -> None:
         tensors, _ = entries_of(self._source)
         self._check_same(tensors)
-        moved = [name for name, address in self._addresses.items() if tensors[name].memory().address != address]
+        moved = [name for name, address in self._addresses.items() if not tensors[name].at(address)]
         if moved:
             raise RDMAMemoryError(
                 f"tensors are not where they were registered, so readers would never see them: {shorten(moved)}. Write into "

@@ -7,7 +7,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from time import monotonic
 from typing import Any, NamedTuple
 
-from monarch._errors import RDMAMemoryError, RDMAReadOnlyError, StateDictBusyError, StateDictMismatchError
+from monarch._errors import (
+    RDMAMemoryError,
+    RDMAReadOnlyError,
+    RDMATimeoutError,
+    StateDictBusyError,
+    StateDictMismatchError,
+)
 from monarch.actor import Future, Promise
 from monarch.rdma import manager
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
@@ -220,36 +226,48 @@ class StateDictHandle:
     async def _read(self, plan: _Plan, deadline: float, timeout: float) -> int:
         import asyncio
 
-        copies = len(self._buffers)
-        pause, overtaken = _FIRST_PAUSE, 0
+        pause, attempt = _FIRST_PAUSE, _Attempt()
         while True:
-            header = await self._counters(max(deadline - monotonic(), 0))
-            if header.readable(copies):
-                version = header.published
-                place = version % copies
-                await plan.gather(place, self._buffers[place]).read(max(deadline - monotonic(), 0))
-                header = await self._counters(max(deadline - monotonic(), _LONGEST_PAUSE))
-                if whole(version, header, copies):
-                    plan.finish()
-                    return version
-                overtaken += 1
-                pause = _FIRST_PAUSE
+            try:
+                version = await self._once(plan, deadline, attempt)
+            except RDMATimeoutError as exc:
+                if not attempt.disturbed:
+                    raise
+                raise self._busy(attempt, timeout) from exc
+            if version is not None:
+                return version
             if monotonic() + pause >= deadline:
-                raise self._busy(header, overtaken, timeout)
-            if not header.readable(copies):
+                raise self._busy(attempt, timeout)
+            if not attempt.header.readable(len(self._buffers)):
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _busy(self, header: Header, overtaken: int, timeout: float) -> StateDictBusyError:
-        if overtaken:
+    async def _once(self, plan: _Plan, deadline: float, attempt: _Attempt) -> int | None:
+        """The version that was read, None if an update was in the way."""
+        copies = len(self._buffers)
+        header = attempt.header = await self._counters(max(deadline - monotonic(), 0))
+        attempt.disturbed |= not header.readable(copies)
+        if not header.readable(copies):
+            return None
+        place = header.published % copies
+        await plan.gather(place, self._buffers[place]).read(max(deadline - monotonic(), 0))
+        attempt.header = await self._counters(max(deadline - monotonic(), _LONGEST_PAUSE))
+        if not whole(header.published, attempt.header, copies):
+            attempt.disturbed = True
+            attempt.overtaken += 1
+            return None
+        plan.finish()
+        return header.published
+
+    def _busy(self, attempt: _Attempt, timeout: float) -> StateDictBusyError:
+        if attempt.overtaken:
             why = (
-                f"each of {overtaken} reads was overtaken by an update. Pause between updates for longer than a read takes, "
-                "or use StateDict(..., double_buffer=True)"
+                f"each of {attempt.overtaken} reads was overtaken by an update. Pause between updates for longer than a "
+                "read takes, or use StateDict(..., double_buffer=True)"
             )
         else:
-            why = (
-                f"it is in the middle of making version {header.begun}, or that update failed (see StateDict.updating)"
-            )
+            begun = attempt.header.begun
+            why = f"it is in the middle of making version {begun}, or that update failed (see StateDict.updating)"
         return StateDictBusyError(f"the weights of {self.owner} could not be read whole within {timeout:g} s: {why}")
 
     # --- planning
@@ -295,6 +313,15 @@ class StateDictHandle:
 
     def __repr__(self) -> str:
         return f"<StateDictHandle of {len(self._places)} tensors, {self.nbytes} bytes, of {self.owner}>"
+
+
+class _Attempt:
+    """What came of a read so far: the counters seen last, whether updates were in its way, and how many came into it."""
+
+    def __init__(self) -> None:
+        self.header = Header(0, 0)
+        self.disturbed = False
+        self.overtaken = 0
 
 
 class Reader:

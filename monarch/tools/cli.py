@@ -9,6 +9,7 @@ Exit codes: 0 done; 1 an error, told in one line on stderr; 2 wrong usage; 130 i
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -221,6 +222,7 @@ def _worker(options: argparse.Namespace) -> None:
         os.environ[SECRET_FILE] = os.path.abspath(options.secret_file)
     import monarch.actor  # what serving loads, --help need not
 
+    logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
     name = "run_worker_loop_until_shutdown" if options.once else "run_worker_loop_forever"
     getattr(monarch.actor, name)(**settings)
 

@@ -36,11 +36,19 @@ def test_nobody_is_trusted_by_accident(address: str) -> None:
         assert given(address, ca=TRUST_ALL) == Credentials()
 
 
-@pytest.mark.parametrize("address", ["ipc:///tmp/w", "tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1"])
-def test_what_only_this_machine_reaches_may_go_without(address: str) -> None:
+def test_a_unix_socket_takes_our_own_user_only_and_may_go_without() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert given(address) == given(address, ca=TRUST_ALL) == Credentials()
+        assert given("ipc:///tmp/w") == given("ipc:///tmp/w", ca=TRUST_ALL) == Credentials()
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1"])
+def test_a_port_of_this_machine_is_open_to_its_users_and_has_to_be_asked_for(address: str) -> None:
+    with pytest.raises(ValueError, match="who may speak over"):
+        given(address)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert given(address, ca=TRUST_ALL) == Credentials()
 
 
 def test_many_addresses_are_not_all_listed() -> None:

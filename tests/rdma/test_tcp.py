@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import mmap
 import os
@@ -12,26 +13,31 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
 
-from monarch._errors import BufferDroppedError, NoStreamError, RDMAError, RDMATimeoutError
-from monarch.actor import Actor, HostMesh, endpoint
+from monarch._errors import BufferDroppedError, NoStreamError, OwnerEndedError, RDMAError, RDMATimeoutError
+from monarch.actor import Actor, HostMesh, SupervisionError, attach_to_workers, endpoint, this_host
 from monarch.config import configure
 from monarch.rdma import RDMABuffer
-from monarch.rdma.backends import tcp, tcp_owner
+from monarch.rdma.backends import nixl, nixl_agent, tcp, tcp_owner
+from monarch.rdma.backends.nixl_agent import NixlError
 from monarch.rdma.backends.tcp_wire import (
     CHUNK,
     DROPPED,
+    LEND,
+    LEND_WRITABLE,
     OK,
     OUTSIDE,
     READ,
     READ_ONLY,
     REQUEST,
     UNMAPPED,
+    UNSUPPORTED,
     WRITE,
     Closed,
     Way,
@@ -204,7 +210,7 @@ def test_memory_that_is_gone_is_an_answer_and_no_crash(stream: socket.socket, re
     libc.mprotect(address, 2 * page, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-@pytest.mark.parametrize(("operation", "size"), [(0, 1), (3, 1), (READ, CHUNK + 1), (WRITE, 2**63)])
+@pytest.mark.parametrize(("operation", "size"), [(0, 1), (5, 1), (READ, CHUNK + 1), (WRITE, 2**63)])
 def test_a_request_that_is_none_ends_the_stream(
     stream: socket.socket, register: Any, operation: int, size: int
 ) -> None:
@@ -320,10 +326,12 @@ def handle_of(region: Region) -> Handle:
     return Handle(**{name: known.get(name) for name in Handle._fields})
 
 
-def begin(region: Region, local: Any, write: bool, timeout: float = TIMEOUT, offset: int = 0) -> Outcome:
+def begin(
+    region: Region, local: Any, write: bool, timeout: float = TIMEOUT, offset: int = 0, by: Any = tcp.Streams
+) -> Outcome:
     memory = memory_of(local)
     outcome = Outcome(Transfer(handle_of(region), memory, offset, memory.size, write, timeout))
-    tcp.Streams().start(outcome.transfer)
+    by().start(outcome.transfer)
     return outcome
 
 
@@ -457,6 +465,42 @@ def test_a_write_whose_stream_breaks_says_so(
     assert by_actors == []
 
 
+class Service:
+    """The owner's Manager: what its answer to a read of nothing is."""
+
+    def __init__(self, answer: Exception | None) -> None:
+        self.read = self
+        self._answer = answer
+
+    async def call_one(self, number: int, token: int, offset: int, size: int) -> bytes:
+        if self._answer is not None:
+            raise self._answer
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "text"),
+    [
+        (None, RDMAError, "may be there in part"),
+        (SupervisionError("it has ended"), OwnerEndedError, "its memory is gone"),
+        (BufferDroppedError("buffer 1 not found: it was dropped"), BufferDroppedError, "not found"),
+    ],
+    ids=["alive", "ended", "dropped"],
+)
+def test_why_a_stream_broke_the_owner_says(
+    ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch, answer: Any, kind: type, text: str
+) -> None:
+    monkeypatch.setattr(tcp.manager, "start", lambda work: asyncio.run(work()))
+    ends.serve = breaks
+    region, memory = register(bytearray(MIB)), memory_of(bytearray(MIB))
+    handle = handle_of(region)._replace(service=Service(answer))
+    outcome = Outcome(Transfer(handle, memory, 0, MIB, True, TIMEOUT))
+    tcp.Streams().start(outcome.transfer)
+    error = outcome.wait()
+    assert type(error) is kind
+    assert text in str(error)
+
+
 def test_a_stream_that_ended_while_it_was_idle_is_replaced(
     ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,6 +560,114 @@ def test_lanes_give_their_room_back(ends: Ends, register: Any, monkeypatch: pyte
     assert begin(register(bytearray(1)), bytearray(1), False).wait() is None
     assert given.acquire(timeout=TIMEOUT)
     assert room._room == 3
+
+
+# --- NIXL, whose part here a memmove plays
+
+
+class FakeAgent:
+    """Moves bytes within the process, or fails as it is told to."""
+
+    def __init__(self) -> None:
+        self.fails = ""
+        self.moves: list[tuple[bool, int]] = []
+        self.avoided: list[str] = []
+
+    def meet(self, token: int, shown: bytes) -> str:
+        assert shown == b"shown"
+        return "owner"
+
+    def move(self, name: str, write: bool, memory: Memory, here: int, there: int, size: int, pause: Any) -> None:
+        self.moves.append((write, size))
+        looks = 0
+        while self.fails == "never done":
+            pause(looks)
+            looks += 1
+        if self.fails:
+            raise NixlError(self.fails)
+        ctypes.memmove(*((there, here) if write else (here, there)), size)
+
+    def avoid(self, name: str) -> None:
+        self.avoided.append(name)
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
+    made = FakeAgent()
+    monkeypatch.setattr(nixl_agent, "agent", lambda: made)
+    monkeypatch.setattr(nixl_agent, "lend", lambda region: b"shown")
+    monkeypatch.setattr(nixl, "PART", MIB)
+    nixl._failed.clear()
+    yield made
+    nixl._failed.clear()
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_nixl_moves_parts_of_what_is_lent(ends: Ends, register: Any, agent: FakeAgent, write: bool) -> None:
+    data, local = bytearray(os.urandom(3 * MIB + 5)), bytearray(os.urandom(3 * MIB))
+    region, before = register(data), bytes(data)
+    assert begin(region, local, write, offset=5, by=nixl.Nixl).wait() is None
+    assert data[5:] == local
+    assert write or local == before[5:]
+    assert agent.moves == [(write, MIB)] * 3
+
+
+def test_what_is_lent_stays_until_it_is_given_back(stream: socket.socket, register: Any, agent: FakeAgent) -> None:
+    region = register(bytearray(10))
+    ask(stream, LEND, region, 0, 10)
+    assert take(stream, 1 + 4 + 5) == b"\0" + b"\0\0\0\5" + b"shown"
+    assert not registry().drop(region.number, region.token)
+    stream.sendall(b"\0")
+    drop(region)
+    ask(stream, LEND, region, 0, 10)
+    assert take(stream, 1)[0] == DROPPED
+
+
+def test_what_is_lent_to_one_that_is_gone_comes_back(stream: socket.socket, register: Any, agent: FakeAgent) -> None:
+    region = register(bytearray(10))
+    ask(stream, LEND, region, 0, 10)
+    assert take(stream, 10)[0] == OK
+    stream.shutdown(socket.SHUT_WR)
+    drop(region)
+
+
+def test_lending_is_checked_as_reading_is(stream: socket.socket, register: Any, agent: FakeAgent) -> None:
+    region = register(b"0123456789")
+    ask(stream, LEND, region, 5, 6)
+    ask(stream, LEND_WRITABLE, region, 0, 1)
+    assert take(stream, 2) == bytes([OUTSIDE, READ_ONLY])
+
+
+def test_an_owner_without_nixl_says_so(stream: socket.socket, register: Any) -> None:
+    ask(stream, LEND, register(bytearray(1)), 0, 1)
+    assert take(stream, 1)[0] == UNSUPPORTED
+
+
+@pytest.mark.parametrize("write", [False, True])
+def test_where_nixl_fails_streams_do_it(ends: Ends, register: Any, agent: FakeAgent, write: bool) -> None:
+    agent.fails = "the device is on fire"
+    data, local = bytearray(os.urandom(2 * MIB)), bytearray(os.urandom(2 * MIB))
+    region = register(data)
+    outcome = begin(region, local, write, by=nixl.Nixl)
+    assert outcome.wait() is None
+    assert data == local
+    assert outcome.transfer.path == "tcp"
+    assert agent.avoided == ["owner"]
+    assert begin(region, local, write, by=nixl.Nixl).wait() is None
+    assert len(agent.moves) == 1  # it is not tried again so soon
+
+
+def test_nixl_has_the_timeout_of_the_transfer(ends: Ends, register: Any, agent: FakeAgent) -> None:
+    agent.fails = "never done"
+    error = begin(register(bytearray(10)), bytearray(10), False, timeout=0.05, by=nixl.Nixl).wait()
+    assert isinstance(error, RDMATimeoutError)
+
+
+def test_a_dropped_buffer_is_not_lent(ends: Ends, register: Any, agent: FakeAgent) -> None:
+    region = register(bytearray(10))
+    drop(region)
+    assert isinstance(begin(region, bytearray(10), False, by=nixl.Nixl).wait(), BufferDroppedError)
+    assert agent.moves == []
 
 
 # --- between real hosts
@@ -583,17 +735,23 @@ def call(endpoint: Any, *args: Any) -> Any:
     return endpoint.call_one(*args).get(TIMEOUT)
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[HostMesh]:
+@contextmanager
+def hosts_in(cwd: Path) -> Iterator[Hosts]:
     folder = Path(tempfile.mkdtemp(prefix="mnr"))
-    hosts = Hosts(folder, tmp_path)
-    mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
+    hosts = Hosts(folder, cwd)
     try:
-        yield mesh
+        yield hosts
     finally:
-        mesh.shutdown().get(TIMEOUT)
         hosts.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[HostMesh]:
+    with hosts_in(tmp_path) as hosts:
+        mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
+        yield mesh
+        mesh.shutdown().get(TIMEOUT)
 
 
 def pair(two: HostMesh, parallelism: int = 2) -> tuple[Any, Any]:
@@ -643,3 +801,62 @@ def test_without_a_way_for_streams_actors_do_it(two: HostMesh) -> None:
     assert call(reader.path, buffer) == "actor"
     assert call(reader.read, buffer) == b"mine"
     buffer.drop().get(TIMEOUT)
+
+
+@pytest.mark.procs
+def test_over_unix_sockets_too(tmp_path: Path) -> None:
+    with hosts_in(tmp_path) as hosts:
+        two = hosts.attach(hosts.start(), hosts.start())
+        owner, reader = pair(two)
+        data = os.urandom(3 * MIB)
+        buffer = call(owner.make, data)
+        assert call(reader.path, buffer) == "tcp"
+        assert call(reader.read, buffer) == data
+        assert call(reader.lanes) >= 1
+        two.shutdown().get(TIMEOUT)
+
+
+@pytest.mark.procs
+def test_on_one_host(shared_procs: Any) -> None:
+    owner = shared_procs.slice(who=0).spawn("owner", Owner)
+    process = this_host().spawn_procs(name="reader")
+    reader = process.spawn("reader", Reader)
+    call(reader.afar, 2)
+    data = os.urandom(3 * MIB)
+    buffer = call(owner.make, data)
+    assert call(reader.path, buffer) == "tcp"
+    assert call(reader.read, buffer) == data
+    assert call(reader.write, buffer, b"new") is None
+    assert call(owner.bytes_of, 0) == b"new" + data[3:]
+    assert call(reader.lanes) >= 1
+    process.stop().get(TIMEOUT)
+    owner.stop().get(TIMEOUT)
+
+
+@pytest.mark.procs
+def test_a_job_with_tls_leaves_it_to_actors(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography", reason="certificates are made with it")
+    from monarch.tools.certs import make_certificates
+
+    folder = tmp_path / "certs"
+    make_certificates(folder, ["127.0.0.1"])
+    pems = {
+        "ca": str(folder / "ca.pem"),
+        "certificate": str(folder / "host.pem"),
+        "private_key": str(folder / "host-key.pem"),
+    }
+    told = dict(zip(("MONARCH_TLS_CA", "MONARCH_TLS_CERT", "MONARCH_TLS_KEY"), pems.values(), strict=True))
+    loop = (
+        "import sys\nfrom monarch.actor import run_worker_loop_forever\nrun_worker_loop_forever(address=sys.argv[1])\n"
+    )
+    with hosts_in(tmp_path) as hosts:
+        workers = [hosts.start_tcp(loop, told), hosts.start_tcp(loop, told)]
+        two = attach_to_workers(workers=[worker.address for worker in workers], **pems)
+        assert two.initialized.get(TIMEOUT) is True
+        owner, reader = pair(two)
+        data = os.urandom(3 * MIB)
+        buffer = call(owner.make, data)
+        assert call(reader.path, buffer) == "actor"
+        assert call(reader.read, buffer) == data
+        assert call(reader.lanes) == 0
+        two.shutdown().get(TIMEOUT)

@@ -163,7 +163,7 @@ _making = threading.Lock()
 def agent() -> Agent:
     """This process's, made by the first call, which takes about half a second. NoAgentError."""
     if not settings.get("rdma_nixl"):
-        raise NoAgentError("rdma_nixl is off: monarch.configure(rdma_nixl=True) allows it")
+        raise NoAgentError("the setting rdma_nixl is off")
     with _making:
         known = _made.get(os.getpid())
         if known is None:

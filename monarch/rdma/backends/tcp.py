@@ -18,7 +18,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
-from typing import Any
 
 from monarch._errors import RDMAError, RDMAReadOnlyError, RDMASizeError
 from monarch.actor import bind_context, open_stream, start_thread, stream_obstacle
@@ -51,6 +50,7 @@ OPEN = 5.0  # seconds that a stream may take to open; longer, and actors do it
 AVOID = 30.0  # seconds in which no stream is tried after one could not be had
 _LOOK = 0.2  # seconds of a wait after which transfers in the queue are looked at
 
+_OWNERS = 1024  # known before those without lanes are forgotten
 _MIB = 1 << 20
 
 
@@ -200,6 +200,9 @@ class Lanes:
         self._count = 0
         self._idle = 0
         self._avoid = ("", 0.0)
+
+    def unused(self) -> bool:
+        return not self._count and not self._queue
 
     def avoided(self) -> str:
         why, until = self._avoid
@@ -417,7 +420,7 @@ class _Room:
 
 
 _threads = _Room(MOST)
-_lanes: dict[Owner, Any] = {}
+_lanes: dict[Owner, Lanes] = {}
 _finding = threading.Lock()
 
 
@@ -426,8 +429,16 @@ def lanes_to(owner: Owner) -> Lanes:
         known = _lanes.get(owner)
         if known is None:
             known = _lanes[owner] = Lanes(owner)
-        found: Lanes = known
-        return found
+            if len(_lanes) > _OWNERS:
+                _forget_some()
+        return known
+
+
+def _forget_some() -> None:
+    """Owners without lanes. Others, at most MOST, stay."""
+    for owner, lanes in list(_lanes.items())[:-1]:
+        if lanes.unused():
+            del _lanes[owner]
 
 
 def _after_fork() -> None:
