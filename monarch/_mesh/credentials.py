@@ -57,7 +57,7 @@ def credentials(
 
 
 def _check_open(addresses: list[str], trusting: bool) -> None:
-    """A Unix socket takes our own user only. A port of this machine takes every user of it, and others those of other machines."""
+    """A Unix socket takes our own user only, a port of this machine every user of it, others those of other machines."""
     exposed = [address for address in addresses if _reach(address) >= (_MACHINES if trusting else _USERS)]
     if not exposed:
         return
