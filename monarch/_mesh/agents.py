@@ -117,7 +117,7 @@ class HostAgent(Steward):
         else:
             self.loop.add(self._starter.fileno(), lambda mask: self._on_starter_gone())
         self.loop.run()
-        for sock in (self._wake_read, self._wake_write):
+        for sock in (self._wake_read, self._wake_write, *(() if self.client is not None else (self._starter,))):
             sock.close()
 
     def _on_starter_gone(self) -> None:

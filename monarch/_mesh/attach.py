@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -288,7 +289,21 @@ def _failure_of(address: str, ended: ProcEnded) -> Failure:
 # --- hosts for trying things out
 
 
-_started: list[Any] = []  # what keeps the agents of `hosts_from_config` alive: they end with this process
+_started: list[Any] = []  # agents of `hosts_from_config`, and the sockets that keep them alive
+
+
+def _end_started() -> None:
+    """At exit: after the client, whose processes would seem to be lost with them."""
+    from monarch._mesh.client import shutdown_context  # it imports nothing of this
+
+    try:
+        shutdown_context(_PATIENCE).get(2 * _PATIENCE)
+    except (TimeoutError, RuntimeError):
+        pass
+    while _started:
+        agent, sock = _started.pop()
+        sock.close()
+        agent.wait()
 
 
 def hosts_from_config(name: str) -> HostMesh:
@@ -299,6 +314,8 @@ def hosts_from_config(name: str) -> HostMesh:
 
     given = Credentials(Secret.generate().reveal())
     workers = []
+    if not _started:
+        atexit.register(_end_started)
     for _ in range(2):
         directory = make_directory()
         options = agent_start.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given)
