@@ -58,7 +58,7 @@ class Parted:
     """The receivers of a view as a sender on one host sees them: `near` are on the same, `far` on others, in the order of
     their positions in a CastPlan with `hosts`; `ranks` are those of `far` in the mesh, always the same object."""
 
-    __slots__ = ("addresses", "far", "hosts", "near", "ranks")
+    __slots__ = ("__weakref__", "addresses", "far", "hosts", "near", "ranks")
 
     def __init__(self, receivers: Receivers, host: str) -> None:
         self.near = tuple(receiver for receiver in receivers if host_of(receiver[2]) == host)

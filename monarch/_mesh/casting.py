@@ -7,6 +7,7 @@ of a process are registered at a time; the longest unused is forgotten, and regi
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from monarch._runtime.ordering import compress
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
-from monarch._wire.message import Cast, CastPlan, ForgetPlan, PlanUnknown, Unwanted
+from monarch._wire.message import Cast, CastPlan, ForgetPlan, PlanUnknown, Stamp, Unwanted
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -30,6 +31,7 @@ class Casting:
         self._proc = proc
         self._agent = agent_of(proc.address)
         self._numbers: OrderedDict[Parted, int] = OrderedDict()
+        self._meanings: weakref.WeakKeyDictionary[Parted, tuple[int, Stamp]] = weakref.WeakKeyDictionary()
         self._last = 0
         self._lock = threading.Lock()
         self._cast: OrderedDict[str, _Casts] = OrderedDict()  # by actor
@@ -50,10 +52,20 @@ class Casting:
         proc = self._proc
         with self._lock:  # a plan is registered before the first cast that names it
             cast.plan = self._number(parted)
+            cast.meant = self._meant(parted)
             self._note(cast.sender, cast.plan, parted)
             if wanted is not None:
                 wanted.unwanted = lambda: self._unwanted(cast.port)
         proc.post(self._agent, cast, body, buffers, lazy)
+
+    def _meant(self, parted: Parted) -> Stamp:
+        """Which processes are meant, as far as known; looked up when something was learned since."""
+        changes = self._proc.far_changes
+        known = self._meanings.get(parted)
+        if known is None or known[0] != changes:
+            meant = compress([self._proc.meant_at(address) for _, _, address in parted.far])
+            known = self._meanings[parted] = changes, meant
+        return known[1]
 
     def _number(self, parted: Parted) -> int:
         number = self._numbers.get(parted)

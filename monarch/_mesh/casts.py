@@ -90,6 +90,7 @@ class Deliver(NamedTuple):
     body: Buffer
     buffers: Sequence[Buffer]
     source: str
+    meant: int = -1  # the incarnation of the process; -1: any
 
 
 class Pass(NamedTuple):
@@ -460,16 +461,17 @@ class Casts:
         count = len(plan.here)
         seqs = expand(cut(cast.seqs, 0, count), count)
         incarnations = expand(cut(cast.incarnations, 0, count), count)
+        meant = expand(cut(cast.meant, 0, count), count)
         back = cast.back or cast.source
         message: Call | Skip
-        for (name, rank), seq, incarnation in zip(plan.here, seqs, incarnations, strict=True):
+        for (name, rank), seq, incarnation, process in zip(plan.here, seqs, incarnations, meant, strict=True):
             if cast.skip:
                 message = Skip(cast.to, cast.sender)
             else:
                 message = Call(
                     cast.to, cast.sender, seq, cast.method, cast.port, back, rank, cast.view, cast.adverb, incarnation
                 )
-            self._effects.append(Deliver(f"{plan.prefix}/{name}", message, body, buffers, cast.source))
+            self._effects.append(Deliver(f"{plan.prefix}/{name}", message, body, buffers, cast.source, process))
 
     def _pass_part(
         self,
@@ -833,12 +835,13 @@ class Casts:
 
 def _cut_cast(cast: Cast, part: Part) -> Cast:
     """The cast with the numbers of the part's positions."""
-    if type(cast.seqs) is int and type(cast.incarnations) is int:
+    if type(cast.seqs) is int and type(cast.incarnations) is int and type(cast.meant) is int:
         return cast
     return msgspec.structs.replace(
         cast,
         seqs=cut(cast.seqs, part.start, part.stop),
         incarnations=cut(cast.incarnations, part.start, part.stop),
+        meant=cut(cast.meant, part.start, part.stop),
     )
 
 

@@ -301,7 +301,8 @@ class Steward:
         msg: Any = deliver.message
         lazy = self._lazy(msg)
         if type(msg) is Call:
-            msg = Dealt(deliver.source, msg, bool(msg.port) and self.casts.gathers(msg.back, msg.port))
+            up = bool(msg.port) and self.casts.gathers(msg.back, msg.port)
+            msg = Dealt(deliver.source, msg, up, deliver.meant)
         name = name_of(deliver.address)
         if not self.routes.hand(name, deliver.address, msg, deliver.body, deliver.buffers, lazy):
             self._cast_on(self.casts.process_ended(self.loop.now(), deliver.address))

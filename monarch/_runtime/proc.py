@@ -134,6 +134,7 @@ class Proc:
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
         self._torn: set[str] = set()  # processes that a connection to broke although they live
         self._connections: dict[str, list[Connection]] = {}
+        self.far_changes = 0  # how often something was learned of which processes live on other hosts
         self.ended_afar: set[str] = set()  # processes of other hosts
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         self.payloads: Payloads | None = None  # None: everything goes through connections
@@ -178,8 +179,13 @@ class Proc:
                 raise self.closed
             source = "" if host_of(address) == self.host else self.address
             with self._lock:
-                peer = self._peers.setdefault(address, Peer(address, self._dial, self._ask_agent, source))
+                peer = self._peers.setdefault(
+                    address, Peer(address, self._dial, self._ask_agent, source, self._learned)
+                )
         return peer
+
+    def _learned(self) -> None:
+        self.far_changes += 1
 
     def post(
         self,
@@ -505,6 +511,17 @@ class Proc:
         else:
             self._hold(delivery)
 
+    def _on_dealt(self, dealt: Dealt, frame: Frame) -> None:
+        """A call came down the tree."""
+        call = dealt.call
+        if dealt.meant in (-1, self.incarnation):
+            self._on_call(call, frame.body, frame.buffers, dealt.source, dealt.up)
+            return
+        text = f"the process of rank {call.rank} was replaced after {call.method}() was sent: it was meant for the one before"
+        delivery = Delivery(call, frame.body, frame.buffers, dealt.source, dealt.up)
+        if call.port:
+            self.refuse(delivery, Failure(text, call.to, ranks=[call.rank], event=text, stopped=True, passing=True))
+
     def _take_up(self, remote: str, call: Call, instance: Instance) -> None:
         """A connection to that process broke: the first messages of a sender may have been lost with it."""
         self._note_sender(remote, call)
@@ -549,7 +566,7 @@ class Proc:
             if self.payloads is not None:
                 self.payloads.gone(connection.remote, msg.segments)
         elif kind is Dealt:
-            self._on_call(msg.call, frame.body, frame.buffers, msg.source, msg.up)
+            self._on_dealt(msg, frame)
         elif kind is Answers:
             self._on_answers(msg, frame)
         elif kind is Skip:
@@ -813,6 +830,11 @@ class Proc:
 
     def known_peer(self, address: str) -> Peer | None:
         return self._peers.get(address)
+
+    def meant_at(self, address: str) -> int:
+        """The incarnation of the process there that is meant by what is sent now; -1: none is known, whoever is there."""
+        peer = self._peers.get(address)
+        return peer.incarnation if peer is not None and peer.aware else -1
 
     def watch(self, address: str) -> None:
         """Sees to it that we hear of the end of that process of another host."""

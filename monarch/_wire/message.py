@@ -593,6 +593,7 @@ class Cast(_Message, tag=63):
     skip: bool = False
     again: str = ""
     combine: bytes = b""  # how answers are folded on their way (see Combine); b"": they are not
+    meant: Stamp = -1  # incarnations of the processes that are meant, as in Envelope
 
 
 class PlanUnknown(_Message, tag=62):
@@ -650,6 +651,7 @@ class Dealt(_Message, tag=68):
     source: str
     call: Call
     up: bool
+    meant: int = -1
 
 
 class Climb(_Message, tag=69):

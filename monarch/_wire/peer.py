@@ -25,6 +25,10 @@ from monarch._wire.relay import ANYONE, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 
 
+def _nothing() -> None:
+    return None
+
+
 class PeerEnded(ConnectionError):
     """The process behind the peer has ended; `why` is what its agent said."""
 
@@ -35,7 +39,7 @@ class PeerEnded(ConnectionError):
 
 class Peer:
     """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the
-    agent. `source`: our own address, for a process that is far.
+    agent. `source`: our own address, for a process that is far; `learned()` is called then when it is known which is there.
     """
 
     __slots__ = (
@@ -44,6 +48,7 @@ class Peer:
         "_dial",
         "_kept",
         "_kept_bytes",
+        "_learned",
         "_lock",
         "_lost",
         "_source",
@@ -63,9 +68,15 @@ class Peer:
     )
 
     def __init__(
-        self, address: str, dial: Callable[[str], Connection], ask: Callable[[Peer], None], source: str = ""
+        self,
+        address: str,
+        dial: Callable[[str], Connection],
+        ask: Callable[[Peer], None],
+        source: str = "",
+        learned: Callable[[], None] = _nothing,
     ) -> None:
         self.address = address
+        self._learned = learned
         self.route = route(address, source) if source else b""  # see `Connection.route`
         self.watched = False  # whether its agent was asked to tell of its end
         self.listens = False  # whether its agent said that it can be reached
@@ -215,6 +226,7 @@ class Peer:
         """From now on frames are for the present incarnation, and no other may take them."""
         if self._source:
             self.route = route(self.address, self._source, self.incarnation if self.aware else ANYONE)
+            self._learned()
 
     def take_late(self) -> set[int]:
         """The ports of messages that a broken connection did not take and that were sent since, or will be."""
