@@ -14,9 +14,10 @@ from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
 from monarch._wire.link import REFUSALS, REFUSED_FOR
-from monarch._wire.linked import DialFailed, LinkConnection, limits_from
+from monarch._wire.linked import LinkConnection, limits_from
 from monarch._wire.message import Bye, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
+from monarch._wire.transport.base import DialFailed
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import settings
 
@@ -78,8 +79,8 @@ class HostLinks:
 
         def begin(done: Any) -> None:
             def connected(outcome: Any) -> None:
-                if isinstance(outcome, OSError):
-                    done(DialFailed(str(outcome), getattr(outcome, "refused", False), getattr(outcome, "final", False)))
+                if isinstance(outcome, DialFailed):
+                    done(outcome)
                     return
                 connection = self._connection(outcome, link, limits.queue)
                 done(connection)

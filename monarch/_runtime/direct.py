@@ -37,12 +37,12 @@ from monarch._wire.auth import Secret
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.link import Meant
-from monarch._wire.linked import DialFailed, LinkConnection, limits_from
+from monarch._wire.linked import LinkConnection, limits_from
 from monarch._wire.message import AskDirect, Barrier, Bye, LinkHello, MayDial, ProcEnded
 from monarch._wire.peer import PeerEnded
 from monarch._wire.relay import Relay
 from monarch._wire.transport import tcp
-from monarch._wire.transport.base import Connection, ConnectionLost, StreamSocket, Timer
+from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed, StreamSocket, Timer
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import settings
 
@@ -153,8 +153,8 @@ class Directs:
         def begin(done: Callable[[Any], None]) -> None:
             def connected(outcome: Any) -> None:
                 pair.attempt = None
-                if isinstance(outcome, OSError):
-                    done(DialFailed(str(outcome), getattr(outcome, "refused", False), getattr(outcome, "final", False)))
+                if isinstance(outcome, DialFailed):
+                    done(outcome)
                     return
                 connection = self._connection(outcome, pair.link)
                 done(connection)

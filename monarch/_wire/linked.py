@@ -18,7 +18,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import msgspec
 
@@ -41,20 +41,11 @@ from monarch._wire.link import (
     Suspect,
 )
 from monarch._wire.message import Beat, Bye, LinkHello
-from monarch._wire.transport.base import Connection, ConnectionLost, Handler, Reactor, Timer
+from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed, Handler, Reactor, Timer
 
 _CONTROL = frozenset({1, 51, 52})  # tags of Bye, LinkHello, Beat
 _ACK_BYTES = 4 << 20
 _PIECES_A_WRITE = 512  # when what was kept is sent again
-
-
-class DialFailed(NamedTuple):
-    """Why an attempt came to nothing. `refused`: nobody listens there. `final`: trying again would not help, as when
-    the secret is wrong."""
-
-    text: str
-    refused: bool = False
-    final: bool = False
 
 
 # Begins one attempt, on the I/O thread, and within a time of its own calls `done` there, once.
@@ -290,7 +281,7 @@ class LinkConnection:
 
     def _dialled(self, outcome: Connection | DialFailed) -> None:
         if isinstance(outcome, DialFailed):
-            self._event(self._link.dial_failed, *outcome)
+            self._event(self._link.dial_failed, str(outcome), outcome.refused, outcome.final)
         else:
             self._reads = getattr(outcome, "reads", 0)
             self._event(self._link.dialled, outcome)

@@ -14,9 +14,9 @@ from monarch._runtime.loop import Loop
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.frame import Frame
-from monarch._wire.linked import DialFailed, LinkConnection, LinkLimits, limits_from
+from monarch._wire.linked import LinkConnection, LinkLimits, limits_from
 from monarch._wire.message import VERSION, Beat, Bye, HostEnded, LinkHello
-from monarch._wire.transport.base import ConnectionLost
+from monarch._wire.transport.base import ConnectionLost, DialFailed
 from monarch._wire.transport.inproc import InprocTransport, Network
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import configure, settings
@@ -152,7 +152,7 @@ class InMemory(Pair):
         self.failure: DialFailed | Exception | None = None
 
     def _dial(self, done: Callable[[Any], None]) -> None:
-        if isinstance(self.failure, Exception):
+        if isinstance(self.failure, Exception) and not isinstance(self.failure, DialFailed):
             raise self.failure
         try:
             done(self.failure or self.dialling.dial(B))
