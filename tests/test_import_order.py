@@ -1,9 +1,9 @@
 """Who may import whom. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too.
 
-    _errors < config < _shape < _wire < _runtime < _mesh < actor < branches < job < tools
+    _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < branches < job < tools
 
 The trunk, from _errors to actor, imports only from its left. A branch stands on the door, as a user's program
-does: it imports monarch.actor, monarch.config, monarch._errors and its own files; job also the branches,
+does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the branches,
 tools also job, `__main__` also tools. monarch.testing is the trunk's own test-kit and imports the trunk.
 `monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
 """
@@ -21,8 +21,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
-TRUNK = ("_errors", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
-DOOR = ("_errors", "config", "actor")
+TRUNK = ("_errors", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
+DOOR = ("_errors", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
 ROOT = ""  # monarch/__init__.py itself
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,18 @@ def when_client_starts(fn: Callable[[Any], Any]) -> None:
 def client_started(client: Any) -> None:
     for fn in list(_on_client_started):
         fn(client)
+
+
+def branch(name: str) -> Any:
+    """A module of an outer layer, loaded when something of it is first used. ImportError names what is not installed."""
+    try:
+        return importlib.import_module(f"monarch.{name}")
+    except ModuleNotFoundError as exc:
+        if exc.name == "torch":
+            raise ImportError(
+                "distributed tensors need torch: pip install 'pymonarch[torch]' here and in the workers", name="torch"
+            ) from None
+        raise
 
 
 def default_fault_hook(failure: Any) -> None:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from monarch._mesh import replacements, restarts
+from monarch._mesh import plugins, replacements, restarts
 from monarch._mesh.loglevel import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
@@ -77,6 +77,11 @@ class ProcMesh(MeshTrait):
 
     def _new_with_shape(self, shape: Shape) -> ProcMesh:
         return self if shape == self._shape else ProcMesh(self._spec, shape, ready=self._ready)
+
+    def _root(self) -> ProcMesh:
+        """The whole mesh that this is a view of, as a reference."""
+        spec = self._spec
+        return ProcMesh(spec, Shape(spec.labels, NDSlice.new_row_major(spec.sizes)), ready=self._ready)
 
     def _addresses(self) -> list[str]:
         """The processes of this view, in the order of its ranks."""
@@ -220,6 +225,32 @@ class ProcMesh(MeshTrait):
         await mesh.stop()
 
     # --- parts that other branches bring
+
+    @property
+    def _device_mesh(self) -> Any:
+        """These processes as a place for distributed tensors; the first use starts the tensor engine of the whole mesh."""
+        self._check_alive()
+        return plugins.branch("tensor.engines").device_mesh(self)
+
+    def activate(self) -> Any:
+        """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.
+
+        The first activation of a mesh, or of a slice of it, starts its tensor engine: a worker actor in each process.
+        """
+        return self._device_mesh.activate()
+
+    def rank_tensor(self, dim: str | Sequence[str]) -> Any:
+        """A distributed int64 scalar: each process's coordinate along `dim`. KeyError for a dim the mesh does not have."""
+        return self._device_mesh.rank(dim)
+
+    def rank_tensors(self) -> dict[str, Any]:
+        """`rank_tensor` for each dimension."""
+        ranks: dict[str, Any] = self._device_mesh.ranks
+        return ranks
+
+    def to_table(self) -> str:
+        """The processes in a text table."""
+        return str(self._device_mesh.to_table())
 
     async def sync_workspace(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("sync_workspace is an operation of a HostMesh")

@@ -390,6 +390,14 @@ def done_future(result: Any = None) -> Future[Any]:
     return Future(_MADE, Done(result))
 
 
+def follow(future: Future[Any], convert: Callable[[Any], Any]) -> Future[Any]:
+    """The Future of `convert(result)`, called in the thread that observes it; what it raises, the Future raises.
+
+    For the other branches, and only for a Future that nobody has observed: it is used up.
+    """
+    return make_future(Then(detach(future), convert))
+
+
 class Promise(Generic[T]):
     """A Future that code of this package fulfils: `future` is given away, then one call of `set` or `fail`, on any thread.
 

@@ -16,6 +16,7 @@ import pickle
 import socket
 import sys
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -285,7 +286,8 @@ def _loaded_by_a_finder(name: str) -> bool:
 
 
 def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
-    """A dense tensor as the span of bytes it covers; anything special as torch itself reduces it.
+    """A dense tensor as the span of bytes it covers; anything special as torch itself reduces it. One on a device is copied
+    to the host here and put on a device of that type there: see `_rebuild_on_device`.
 
     Tensors of one message that view one storage still share it there, unless it is large and they cover little of it.
     """
@@ -300,8 +302,7 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
     ):
         return None
     data = tensor.detach()
-    if data.device.type != "cpu":
-        data = data.cpu()
+    on_cpu = data.device.type == "cpu"
     if any(stride < 0 for stride in data.stride()):
         data = data.contiguous()
     offset = data.storage_offset()
@@ -313,16 +314,17 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
         if count > 2 * data.numel():  # scattered (a column, say)
             data = data.contiguous()
             count = data.numel()
-        memory, offset = _elements(torch, data, count), 0
-        key = (data.data_ptr(), memory.nbytes)
+        part, offset = _elements(torch, data, count), 0
+    elif on_cpu:
+        part = torch.empty(0, dtype=torch.uint8).set_(storage)
     else:
-        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        key = (storage.data_ptr(), memory.nbytes)
+        part = _storage_on_device(storage)
+    key = (part.data_ptr(), part.numel())
     if pickler.spans is None:
         pickler.spans = {}
     span = pickler.spans.get(key)
     if span is None:
-        span = pickler.spans[key] = _Span(memory)
+        span = pickler.spans[key] = _Span(part.numpy()) if on_cpu else _DeviceSpan(part)
     return _rebuild_tensor, (
         span,
         str(data.dtype).removeprefix("torch."),
@@ -344,9 +346,9 @@ def _reach(data: Any) -> int:
 
 
 def _elements(torch: Any, data: Any, count: int) -> Any:
-    """The memory of `count` elements from the first of `data` on, as an array of bytes; not copied."""
+    """The memory of `count` elements from the first of `data` on, as bytes; not copied."""
     flat = torch.as_strided(data, (count,), (1,), data.storage_offset())
-    return flat.numpy() if flat.dtype is torch.bool else flat.view(torch.uint8).numpy()
+    return flat if flat.dtype is torch.bool else flat.view(torch.uint8)
 
 
 class _Span:
@@ -370,6 +372,67 @@ def _rebuild_span(memory: Any) -> Any:
     if view.readonly:  # in-band bytes
         view = memoryview(bytearray(view))
     return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def _storage_on_device(storage: Any) -> Any:
+    from monarch._devices.memory import interface
+
+    return interface().whole(storage)
+
+
+class _DeviceSpan:
+    """A span of a device's memory: what it held when the message was made, on the host. Arrives on a device."""
+
+    __slots__ = ("card", "host", "part")
+
+    def __init__(self, part: Any) -> None:
+        import torch
+        from monarch._devices import pinned
+        from monarch._devices.memory import interface
+
+        self.part = part  # its address must stay its own while the message is made: tensors are known by it
+        self.card = interface().card(part)
+        self.host = torch.empty(part.numel(), dtype=torch.uint8)
+        pinned.to_host(part, self.host.data_ptr(), interface().mark(part))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_on_device, (pickle.PickleBuffer(self.host.numpy()), *self.card)
+
+
+_told_of_no_device = False
+
+
+def _rebuild_on_device(memory: Any, kind: str, uuid: str) -> Any:
+    """On the card it came from if this process sees that, else on the device of its type that this thread uses.
+
+    Without a device of that type it stays on the CPU, which the user is warned of, once.
+    """
+    from monarch._devices import pinned
+    from monarch._devices.memory import Card, interface
+
+    host = _rebuild_span(memory)
+    device = interface().find(Card(kind, uuid)) or interface().current(kind)
+    if not device:
+        _tell_of_no_device(kind)
+        return host
+    flat = interface().empty(host.numel(), device)
+    pinned.to_device(
+        flat, host.data_ptr(), interface().mark(flat)
+    )  # memory that was in use a moment ago may be so still
+    return flat
+
+
+def _tell_of_no_device(kind: str) -> None:
+    global _told_of_no_device
+    if _told_of_no_device:
+        return
+    _told_of_no_device = True
+    warnings.warn(
+        f"a tensor on a {kind} device was sent to a process that has none (host {socket.gethostname()}): it and those to come "
+        "are on the CPU here. Send tensor.cpu() if that is what you want",
+        UserWarning,
+        stacklevel=2,
+    )
 
 
 def _rebuild_tensor(

@@ -24,6 +24,7 @@ import msgspec
 
 from monarch._wire import frame as frames
 from monarch._wire import message
+from monarch._wire.copies import Copies
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.link import (
     NEVER,
@@ -45,6 +46,7 @@ from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed,
 
 _CONTROL = frozenset({1, 51, 52})  # tags of Bye, LinkHello, Beat
 _ACK_BYTES = 4 << 20
+_IDLE = 10.0  # seconds after which free memory for copies is given back
 _PIECES_A_WRITE = 512  # when what was kept is sent again
 
 
@@ -86,8 +88,8 @@ class LinkConnection:
     whoever owns the link may set another text. `lost` means dead: `reason` says why, `orderly` whether one of the two closed
     it on purpose. A broken connection alone is no loss; see `suspected`.
 
-    Bound: `limits.queue` bytes kept, from which `wait_room` waits; a frame may pass it. Bytes that a socket does not take
-    are queued by its connection, by reference when they are `bytes` and otherwise as a copy.
+    Bound: `limits.queue` bytes kept, from which `wait_room` waits; a frame may pass it. As many bytes of memory for copies
+    of what is sent stay with the link while it is used (`copies`).
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class LinkConnection:
         self._handler = handler
         self._dial = dial
         self._link = Link(uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached, meant=meant)
+        self._copies = Copies(limits.queue, _IDLE, loop)
         self._lock = threading.Lock()  # for what `_link` keeps, and so for its events
         self._carrier: Any = None  # takes data: the link's connection once it is up
         self._room = threading.Condition()
@@ -193,7 +196,7 @@ class LinkConnection:
             size = len(pieces[0])
         else:
             if not owned:
-                pieces = [piece if type(piece) is bytes else bytes(piece) for piece in pieces]
+                pieces = [self._copies.of(piece) for piece in pieces]
             size = _size(pieces)
         with self._lock:
             dead = self._link.dead
@@ -203,7 +206,7 @@ class LinkConnection:
             carrier = self._carrier
             if carrier is not None:
                 try:
-                    carrier.send(pieces, False, lazy)
+                    carrier.send(pieces, False, lazy, owned=True)
                 except ConnectionLost as exc:
                     self._drop_carrier(exc)
 
@@ -413,7 +416,7 @@ class LinkConnection:
             self._reads = getattr(connection, "reads", 0)
             try:
                 for pieces in _batches(self._link.kept):
-                    connection.send(pieces)
+                    connection.send(pieces, owned=True)
             except ConnectionLost as exc:
                 self._drop_carrier(exc)
         if self._paused:

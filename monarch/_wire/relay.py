@@ -47,7 +47,7 @@ class Way(Protocol):
     @property
     def queued(self) -> int: ...
     def send_small(self, frame: bytes) -> bool: ...
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None: ...
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None: ...
     def wait_room(self, timeout: float) -> bool: ...
 
 
@@ -149,13 +149,13 @@ class Relay:
         finally:
             self._leave()
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
         successor = self._enter()
         if successor is not None:
-            successor.send(pieces, wait, lazy)
+            successor.send(pieces, wait, lazy, owned)
             return
         try:
-            self._way().send(pieces, wait, lazy)
+            self._way().send(pieces, wait, lazy, owned)
         finally:
             self._leave()
 

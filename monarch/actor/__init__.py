@@ -57,13 +57,17 @@ from monarch._mesh.supervision import MeshFailure
 from monarch._mesh.transports import attach, enable_transport
 from monarch._mesh.value_mesh import ValueMesh
 from monarch._mesh.waits import WaitGraph, wait_graph
-from monarch._runtime.future import Future, Promise, WouldBlockRuntime
+from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
 from monarch._runtime.returns_future import returns_future
 from monarch._shape.extent import Extent, Point
+from monarch._shape.region import Shape
+from monarch._shape.slice import NDSlice
+from monarch._shape.view import MeshTrait
 from monarch._wire.ids import ActorAddr, ProcId, Uid
+from monarch._wire.sealed import Sealed
 from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
@@ -96,7 +100,9 @@ __all__ = [
     "Future",
     "HostMesh",
     "MeshFailure",
+    "MeshTrait",
     "MessageTooLargeError",
+    "NDSlice",
     "NoStreamError",
     "NotAnEndpoint",
     "NotSendableError",
@@ -108,6 +114,8 @@ __all__ = [
     "Promise",
     "RankedPortReceiver",
     "RestartPolicy",
+    "Sealed",
+    "Shape",
     "SpawnError",
     "SupervisionError",
     "Uid",
@@ -130,6 +138,7 @@ __all__ = [
     "default_bootstrap_cmd",
     "enable_transport",
     "endpoint",
+    "follow",
     "get_active_proc_meshes",
     "get_meter",
     "get_or_spawn_controller",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+from monarch._devices.memory import interface
 from monarch._errors import RDMAError, RDMAMemoryError, RDMAReadOnlyError, RDMASizeError, RDMAUnavailableError
 from monarch.actor import Future, Promise
 from monarch.rdma import manager, paths, shared
@@ -12,6 +13,7 @@ from monarch.rdma.backends import Backend, tcp_owner
 from monarch.rdma.backends import actor as dropping
 from monarch.rdma.backends.process_vm import let_peers_read
 from monarch.rdma.handle import Handle
+from monarch.rdma.lending import lending
 from monarch.rdma.memory import Memory, memory_of
 from monarch.rdma.registry import registry
 from monarch.rdma.transfer import Transfer, check_timeout
@@ -22,8 +24,8 @@ TIMEOUT = 60
 class RDMABuffer:
     """A handle to memory that this process registers, for itself and whoever gets the handle (it can be sent anywhere).
 
-    `data` is a CPU tensor, a numpy array, or anything with the buffer protocol, of any dtype and shape, contiguous in C
-    order. Sizes and offsets are in bytes. Read-only memory is fine as the source of reads.
+    `data` is a tensor (on the CPU or a device), a numpy array, or anything with the buffer protocol, of any dtype and
+    shape, contiguous in C order. Sizes and offsets are in bytes. Read-only memory is fine as the source of reads.
 
     **Lifetime.** The process that constructs it owns it, and keeps the storage behind `data` alive until somebody calls
     `drop()` or the process ends; that the RDMABuffer objects are forgotten changes nothing. After a drop transfers
@@ -33,6 +35,11 @@ class RDMABuffer:
     may see or leave a mixture. Two transfers have no order unless one was waited for before the other began. What a
     drop promises: a read that succeeds has read nothing but registered memory; once a drop's Future is done no transfer
     writes into the memory any more.
+
+    **Devices.** Constructing waits for what this thread has given the tensor's device to do. Later work on the tensor has to
+    be waited for (torch.cuda.synchronize()) before another process is told that it may read or write. A transfer comes
+    after what the thread that begins it has given the device of its own tensor to do, and is seen by every stream
+    once its Future is done.
 
     Raises, in this process at once: RDMAUnavailableError ("RDMA is not available") when settings allow no way to other
     hosts, RDMAMemoryError for what is not memory.
@@ -53,7 +60,13 @@ class RDMABuffer:
         let_peers_read()
         tcp_owner.listen()
         mine = registry()
-        region = mine.register(memory)
+        place = let_go = None
+        if memory.device is not None:
+            paths.warn_of_allocator(stacklevel=3)
+            interface().settle(memory.keep)
+            place, let_go = lending.place(memory)
+        region = mine.register(memory, let_go)
+        manager.tell_borrowers()
         self._backend: Backend | None = None
         self._kept: dict[str, Any] = {}
         self._handle = Handle(
@@ -67,6 +80,7 @@ class RDMABuffer:
             memory.writable,
             service,
             shared.place_of(memory),
+            place,
         )
 
     def size(self) -> int:
@@ -80,7 +94,8 @@ class RDMABuffer:
 
     @property
     def path(self) -> str:
-        """How a transfer that begins in this process now would go: "local", "segment", "process_vm", "tcp", "actor".
+        """How a transfer that begins in this process now would go: "local", "device_ipc", "segment", "process_vm", "tcp",
+        "actor" and more: see docs/rdma.md.
 
         RDMAUnavailableError when there is no way.
         """
@@ -144,6 +159,7 @@ class RDMABuffer:
         self._kept.clear()
         promise: Promise[None] = Promise()
         if paths.LOCAL.obstacle(handle) == "" and registry().drop(handle.number, handle.token):
+            manager.tell_borrowers()
             promise.set(None)
             return promise.future
         manager.start(lambda: _drop(handle, promise))
@@ -178,7 +194,7 @@ class RDMABuffer:
             transfer.path, transfer.kept = backend.name, self._kept
             if backend.far:
                 paths.warn_once(self._handle, backend, stacklevel=5)
-            backend.start(transfer)
+            paths.begin(backend, transfer)
         except Exception as exc:  # begun by whoever: the failure belongs to whoever waits for this transfer
             transfer.finish(exc)
 
@@ -192,7 +208,7 @@ class RDMABuffer:
         backend = self._backend
         if backend is None:
             backend = paths.choose(self._handle)
-            if not backend.far:  # what a slow way may be used for is a setting, and may change
+            if not backend.far and self._handle.device is None:  # others may have to change
                 self._backend = backend
         return backend
 

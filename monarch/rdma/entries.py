@@ -36,7 +36,10 @@ class Entry(NamedTuple):
     def memory(self) -> Memory:
         """RDMAMemoryError, with the name, for what is not contiguous or not on the CPU."""
         try:
-            return memory_of(self.data)
+            memory = memory_of(self.data)
+            if memory.device is not None:
+                raise RDMAMemoryError(f"it is on {self.data.device}, and must be on the CPU to be read where it stands")
+            return memory
         except RDMAMemoryError as exc:
             raise RDMAMemoryError(f"{self.name!r}: {exc}") from None
 

@@ -1,8 +1,8 @@
 """Many pieces of an owner's buffers, read together: what a list of transfers would do, at the cost of a few.
 
 Within a host, one process_vm_readv reads up to some thousand pieces (iovec), the buffers' control words before and
-after them as for a single transfer. Over sockets, pieces that lie close together come as one message and are put into
-their places here.
+after them as for a single transfer. Over streams, one request asks for hundreds of pieces, and what lies between two that are
+close together comes along. Through actors, pieces that lie within GAP of each other come as one message.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ import ctypes
 import itertools
 import struct
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from monarch._errors import RDMAError
 from monarch.actor import Future, Promise
 from monarch.rdma import copying
 from monarch.rdma.action import RDMAAction
-from monarch.rdma.backends import process_vm
+from monarch.rdma.backends import process_vm, tcp_gather
 from monarch.rdma.backends.local import memmove
+from monarch.rdma.backends.tcp import Streams
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.handle import Handle, start_of
 from monarch.rdma.memory import Memory
@@ -27,9 +29,11 @@ from monarch.rdma.transfer import Transfer
 
 VECTORS = 1024  # UIO_MAXIOV: what the kernel takes in one call
 GAP = 1 << 16  # unwanted bytes that cost less than another message
+PART_GAP = 1 << 12  # and less than another part of a request
 SPAN = 64 << 20  # bytes read into spare memory at most, in one piece
 
 Read = tuple[RDMABuffer, Sequence[Piece]]
+_Placed = tuple[RDMABuffer, Span, int]
 
 
 class Gather:
@@ -40,44 +44,125 @@ class Gather:
 
     def __init__(self, reads: Sequence[Read], keep: Any) -> None:
         self._keep = keep
-        reads = [read for read in reads if read[1]]
-        near = [read for read in reads if read[0].path == process_vm.ProcessVm.name]
+        near: list[Read] = []
+        self._spans: list[tuple[RDMABuffer, Span]] = []  # a transfer each
+        self._parts: list[tuple[RDMABuffer, Span]] = []  # parts of requests to one owner
+        for read in reads:
+            if not read[1]:
+                continue
+            buffer, pieces = read
+            backend = buffer._way()
+            if backend.name == process_vm.ProcessVm.name:
+                near.append(read)
+            elif backend.name == Streams.name and self._same_owner(buffer):
+                self._parts += [(buffer, span) for span in spans(pieces, PART_GAP, SPAN)]
+            else:
+                self._spans += [(buffer, span) for span in spans(pieces, GAP if backend.far else 0, SPAN)]
         self._batches = _batches(near)
-        self._spans: list[tuple[RDMABuffer, Span]] = []
-        for buffer, pieces in reads:
-            if buffer.path != process_vm.ProcessVm.name:
-                gap = GAP if buffer._way().far else 0
-                self._spans += [(buffer, span) for span in spans(pieces, gap, SPAN)]
+        self._planned: tuple[list[_Placed], list[tcp_gather.Batch]] | None = None  # where it is the same each time
+
+    def _same_owner(self, buffer: RDMABuffer) -> bool:
+        return not self._parts or self._parts[0][0]._handle.owner == buffer._handle.owner
 
     async def read(self, timeout: float) -> None:
         """Done, or raising the first RDMAError, once nothing moves any more. On a thread with an event loop."""
-        spare: list[tuple[Span, int]] = []
-        held: list[bytearray] = []
+        deadline = monotonic() + timeout
+        spare = _Spare()
         futures = []
         if self._batches:
             futures.append(_Gathering(self._batches, self._keep, timeout).begin())
+        streamed = self._streamed(spare, timeout) if self._parts else None
+        if streamed is not None:
+            futures.append(streamed.begin())
         if self._spans:
-            action = RDMAAction()
-            for buffer, span in self._spans:
-                address = span.pieces[0][1]
-                if len(span.pieces) > 1:
-                    held.append(bytearray(span.size))
-                    address = ctypes.addressof(ctypes.c_char.from_buffer(held[-1]))
-                    spare.append((span, address))
-                target = (ctypes.c_char * span.size).from_address(address)
-                action.read_remote(target, buffer, offset=span.offset, size=span.size)
-            futures.append(action.submit(timeout=timeout))
-        error: BaseException | None = None
-        for future in futures:
-            try:
-                await future
-            except RDMAError as exc:
-                error = error or exc
+            futures.append(_transfers(spare.placed(self._spans)).submit(timeout=timeout))
+        error = await _first_error(futures)
+        if error is None and streamed is not None and streamed.to_be_moved:
+            left = max(0.0, deadline - monotonic())
+            error = await _first_error([_transfers(streamed.to_be_moved).submit(timeout=left)])
         if error is not None:
             raise error
-        for span, address in spare:
-            for offset, target_address, size in span.pieces:
-                memmove(target_address, address + offset - span.offset, size)
+        spare.spread()
+
+    def _streamed(self, spare: _Spare, timeout: float) -> _Streamed:
+        placed, batches = self._planned or ([], [])
+        if not batches:
+            placed = spare.placed(self._parts)
+            batches = tcp_gather.batches(
+                [tcp_gather.Part(buffer._handle, span.offset, address, span.size) for buffer, span, address in placed]
+            )
+            if not spare.used:
+                self._planned = placed, batches
+        return _Streamed(placed, batches, (self._keep, spare), timeout)
+
+
+async def _first_error(futures: list[Future[None]]) -> RDMAError | None:
+    """Waits for all of them."""
+    error: RDMAError | None = None
+    for future in futures:
+        try:
+            await future
+        except RDMAError as exc:
+            error = error or exc
+    return error
+
+
+class _Streamed:
+    """Parts on their way over streams. `to_be_moved`: what has to go another way, once it has ended."""
+
+    def __init__(self, placed: list[_Placed], batches: list[tcp_gather.Batch], keep: Any, timeout: float) -> None:
+        self.to_be_moved: list[_Placed] = []
+        self._placed = placed
+        self._promise: Promise[None] = Promise()
+        self._transfer = tcp_gather.Gathering(batches, keep, timeout, self._elsewhere)
+        self._transfer.ended = self._promise.settle
+
+    def begin(self) -> Future[None]:
+        self._transfer.begin()
+        return self._promise.future
+
+    def _elsewhere(self) -> None:
+        self.to_be_moved = self._placed
+        self._promise.set(None)
+
+
+class _Spare:
+    """Memory for spans that hold more than one piece, from where these are put into their places."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[Span, bytearray]] = []
+
+    @property
+    def used(self) -> bool:
+        return bool(self._held)
+
+    def placed(self, reads: Sequence[tuple[RDMABuffer, Span]]) -> list[_Placed]:
+        """With the address that each span is to be read to."""
+        return [(buffer, span, self._place(span)) for buffer, span in reads]
+
+    def _place(self, span: Span) -> int:
+        if len(span.pieces) == 1:
+            return span.pieces[0][1]
+        self._held.append((span, bytearray(span.size)))
+        return _address(self._held[-1][1])
+
+    def spread(self) -> None:
+        for span, memory in self._held:
+            address = _address(memory) - span.offset
+            for offset, target, size in span.pieces:
+                memmove(target, address + offset, size)
+
+
+def _address(memory: bytearray) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+def _transfers(placed: list[_Placed]) -> RDMAAction:
+    action = RDMAAction()
+    for buffer, span, address in placed:
+        target = (ctypes.c_char * span.size).from_address(address)
+        action.read_remote(target, buffer, offset=span.offset, size=span.size)
+    return action
 
 
 class _Batch:

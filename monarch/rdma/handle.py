@@ -6,13 +6,15 @@ import functools
 import os
 from typing import Any, NamedTuple
 
+from monarch._devices.memory import Card
+
 
 class Handle(NamedTuple):
     """A registered piece of memory, as any process may hold it.
 
     `owner` is the process on its host. A buffer is registered as long as the 8 bytes at `word` in that process hold
     `token`, which are its own and random; `number` is what people see. `service` answers for it where its memory cannot
-    be reached.
+    be reached. `device` is None for the host's memory; of a device's it says where.
     """
 
     owner: Owner
@@ -25,9 +27,20 @@ class Handle(NamedTuple):
     writable: bool
     service: Any
     place: Any
+    device: DevicePlace | None = None
 
     def __repr__(self) -> str:
         return f"buffer {self.number} ({self.size} bytes) of {self.owner}"
+
+
+class DevicePlace(NamedTuple):
+    """Where a buffer on a device is: the card, which of its owner's storages (see `lending`), bytes from that one's
+    start.
+    """
+
+    card: Card
+    storage: int
+    offset: int
 
 
 class Owner(NamedTuple):

@@ -8,13 +8,17 @@ actor of the program's waits. Both are made by the first use.
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from monarch._errors import RDMAReadOnlyError
 from monarch.actor import Actor, concurrent_endpoint, endpoint, process_service
+from monarch.rdma import device_copies
 from monarch.rdma.backends.local import memmove
+from monarch.rdma.handle import Owner
+from monarch.rdma.lending import borrowing, lending
 from monarch.rdma.memory import memory_of
 from monarch.rdma.registry import registry
 
@@ -34,7 +38,10 @@ class Manager(Actor):
         with registry().using(number, token) as region:
             _check(region.memory.size, offset, size)
             copied = bytearray(size)  # what is still to be written to a socket must not change, nor outlive a drop
-            memmove(memory_of(copied).address, region.memory.address + offset, size)
+            if region.memory.device is None:
+                memmove(memory_of(copied).address, region.memory.address + offset, size)
+            else:
+                device_copies.copy(memory_of(copied), 0, region.memory, offset, size)
         return pickle.PickleBuffer(copied)
 
     @endpoint
@@ -45,12 +52,38 @@ class Manager(Actor):
             _check(region.memory.size, offset, view.nbytes)
             if not region.memory.writable:
                 raise RDMAReadOnlyError(f"buffer {number} is read-only")
-            memmove(region.memory.address + offset, memory_of(view).address, view.nbytes)
+            if region.memory.device is None:
+                memmove(region.memory.address + offset, memory_of(view).address, view.nbytes)
+            else:
+                device_copies.copy(region.memory, offset, memory_of(view), 0, view.nbytes)
+
+    @endpoint
+    def verbs(self, request: Any) -> Any:
+        """What another process has to know before its RDMA devices reach a buffer: see `backends.ibverbs_messages`."""
+        from monarch.rdma.backends import ibverbs_owner
+
+        return ibverbs_owner.answer(request)
 
     @endpoint
     def drop(self, number: int, token: int) -> bool:
         """Whether the memory has been let go of; False while a write is still under way."""
-        return registry().drop(number, token)
+        dropped = registry().drop(number, token)
+        tell_borrowers()
+        return dropped
+
+    @endpoint
+    def lend_storage(self, number: int, token: int, borrower: Any) -> tuple[Any, ...]:
+        """What `borrower`, another process's Manager, opens the storage of a buffer on a device with; once.
+
+        Raises BufferDroppedError, NotLentError.
+        """
+        with registry().using(number, token) as region:
+            return lending.give(region.memory, borrower)
+
+    @endpoint
+    def close_storage(self, owner: Owner, storage: int) -> None:
+        """That process has dropped everything it had in this storage."""
+        borrowing.close(owner, storage)
 
 
 def _check(size: int, offset: int, count: int) -> None:
@@ -78,6 +111,15 @@ class Mover(Actor):
 def service() -> Any:
     """This process's Manager, as a mesh of one that may be sent anywhere."""
     return process_service("rdma", Manager)
+
+
+def tell_borrowers() -> None:
+    """Has processes close the storages of devices in which nothing is registered any more. Does not wait for them."""
+    for storage, borrower in lending.over():
+        try:
+            borrower.close_storage.broadcast(registry().owner, storage)
+        except Exception as exc:  # it has ended, and with it what it had open
+            logging.getLogger("monarch").debug("a borrower of storage %d was not told of its end: %s", storage, exc)
 
 
 def start(work: Work) -> None:

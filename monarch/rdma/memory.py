@@ -10,16 +10,18 @@ import ctypes
 import sys
 from typing import Any
 
+from monarch._devices.memory import Card, interface
 from monarch._errors import RDMAMemoryError
 
 
 class Memory:
     """`size` bytes from `address` on. `keep` is what must stay alive so that they stay there; `shown` says what it is.
 
-    `dtype` and `shape` are a tensor's; "" and the number of bytes for everything else.
+    `dtype` and `shape` are a tensor's; "" and the number of bytes for everything else. `device` is None for the host's
+    memory. That of a device cannot be touched by its address: `keep` is the bytes as a flat tensor.
     """
 
-    __slots__ = ("address", "dtype", "keep", "shape", "shown", "size", "writable")
+    __slots__ = ("address", "device", "dtype", "keep", "shape", "shown", "size", "writable")
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class Memory:
         shown: str,
         dtype: str = "",
         shape: tuple[int, ...] | None = None,
+        device: Card | None = None,
     ) -> None:
         self.address = address
         self.size = size
@@ -38,14 +41,15 @@ class Memory:
         self.shown = shown
         self.dtype = dtype
         self.shape = (size,) if shape is None else shape
+        self.device = device
 
     def __repr__(self) -> str:
         return f"<Memory {self.shown}, {self.size} bytes{'' if self.writable else ', read-only'}>"
 
 
 def memory_of(data: Any) -> Memory:
-    """The memory of a CPU tensor, a numpy array, or any object with the buffer protocol (bytearray, memoryview, mmap,
-    ...).
+    """The memory of a tensor, on the CPU or a device, a numpy array, or any object with the buffer protocol (bytearray,
+    memoryview, mmap, ...).
 
     Any dtype and any number of dimensions, as long as it is contiguous in C order. What the result keeps alive is the
     storage: a view made for this call may be forgotten, and a bytearray cannot be resized meanwhile. RDMAMemoryError
@@ -67,7 +71,7 @@ def memory_of(data: Any) -> Memory:
 
 def _refused(data: Any, why: str) -> RDMAMemoryError:
     return RDMAMemoryError(
-        "only a contiguous CPU tensor, numpy array or buffer (c-contiguous memoryview, bytearray, mmap, ...) is supported: "
+        "only a contiguous tensor, numpy array or buffer (c-contiguous memoryview, bytearray, mmap, ...) is supported: "
         f"{why}. Got {_short(data)}"
     )
 
@@ -80,7 +84,8 @@ def _short(data: Any) -> str:
 def _of_tensor(torch: Any, data: Any) -> Memory:
     if data.layout is not torch.strided or data.is_quantized:
         raise _refused(data, f"a tensor with layout {data.layout} has no plain memory")
-    if data.device.type != "cpu":
+    kind = data.device.type
+    if kind != "cpu" and not hasattr(getattr(torch, kind, None), "current_stream"):
         raise _refused(data, f"it is on device {data.device}, from which no path leads; copy it to the CPU")
     if not data.is_contiguous():
         raise _refused(data, f"it is not contiguous (shape {tuple(data.shape)}, strides {data.stride()})")
@@ -89,7 +94,11 @@ def _of_tensor(torch: Any, data: Any) -> Memory:
     address, size = data.data_ptr(), data.nbytes
     if not address and size:
         raise _refused(data, f"a {type(data).__qualname__} has no memory of its own")
-    return Memory(address, size, True, data.untyped_storage(), "tensor", str(data.dtype)[6:], tuple(data.shape))
+    dtype, shape = str(data.dtype)[6:], tuple(data.shape)
+    if kind != "cpu":
+        flat = interface().flat(data)
+        return Memory(address, size, True, flat, f"tensor on {data.device}", dtype, shape, interface().card(flat))
+    return Memory(address, size, True, data.untyped_storage(), "tensor", dtype, shape)
 
 
 def _of_array(data: Any) -> Memory:

@@ -9,22 +9,38 @@ import os
 import warnings
 from typing import Literal
 
+from monarch._devices import vendors
 from monarch._errors import RDMAUnavailableError
 from monarch.config import settings
+from monarch.rdma import staging
 from monarch.rdma.backends import Backend
 from monarch.rdma.backends.actor import ThroughActors
+from monarch.rdma.backends.device_ipc import DeviceIpc
 from monarch.rdma.backends.local import Local
 from monarch.rdma.backends.nixl import Nixl
 from monarch.rdma.backends.process_vm import ProcessVm
 from monarch.rdma.backends.segment import Segment
 from monarch.rdma.backends.tcp import Streams
 from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.transfer import Transfer
+
+
+def elsewhere(transfer: Transfer) -> None:
+    """Begins a transfer over another path than the one it was given to."""
+    try:
+        backend = choose(transfer.handle)
+        transfer.path = backend.name
+        begin(backend, transfer)
+    except Exception as exc:
+        transfer.finish(exc)
+
 
 LOCAL = Local()
-BACKENDS: tuple[Backend, ...] = (LOCAL, Segment(), ProcessVm(), Nixl(), Streams(), ThroughActors())
+BACKENDS: tuple[Backend, ...] = (LOCAL, DeviceIpc(elsewhere), Segment(), ProcessVm(), Nixl(), Streams(), ThroughActors())
 
 _WARNED_LIMIT = 1024
 _warned: set[Owner] = set()
+_allocator_seen = False
 
 
 class RDMATcpFallbackWarning(UserWarning):
@@ -54,6 +70,14 @@ def choose(handle: Handle) -> Backend:
     raise RDMAUnavailableError(f"no compatible RDMA backend for buffer: {handle}; {'; '.join(obstacles)}")
 
 
+def begin(backend: Backend, transfer: Transfer) -> None:
+    """Has the backend do the transfer; through pinned memory where the local side is a device's, which few know of."""
+    if transfer.memory.device is None or isinstance(backend, Local | DeviceIpc):
+        backend.start(transfer)
+    else:
+        staging.start(backend, transfer)
+
+
 def warn_once(handle: Handle, backend: Backend, stacklevel: int) -> None:
     """Tells the user that a transfer takes a slow way, and why, once for each owner (of at most so many)."""
     if not backend.far or handle.owner in _warned or len(_warned) >= _WARNED_LIMIT:
@@ -63,6 +87,24 @@ def warn_once(handle: Handle, backend: Backend, stacklevel: int) -> None:
     text = f"transfers to {handle.owner} go through sockets ({backend.name}): {'; '.join(why)}"
     logging.getLogger("monarch").info(text)
     warnings.warn(text, RDMATcpFallbackWarning, stacklevel=stacklevel)
+
+
+def warn_of_allocator(stacklevel: int) -> None:
+    """Tells the user, once, that memory of devices goes to RDMA devices only from segments that may grow.
+
+    Where there is no RDMA device it makes no difference, and nothing is said.
+    """
+    global _allocator_seen
+    if _allocator_seen or get_rdma_backend() != "ibverbs":
+        return
+    _allocator_seen = True
+    if not vendors.expandable_segments():
+        warnings.warn(
+            "memory of this device is registered with RDMA devices best from expandable segments: set "
+            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before torch is imported",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:

@@ -19,7 +19,7 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,16 +87,20 @@ class Table:
 class Region:
     """One registered buffer. `users` copies of this process are under way in it."""
 
-    __slots__ = ("lent", "memory", "number", "slot", "token", "users", "word")
+    __slots__ = ("lent", "let_go", "memory", "number", "slot", "token", "users", "word")
 
-    def __init__(self, memory: Memory, number: int, token: int, slot: int, word: int) -> None:
+    def __init__(
+        self, memory: Memory, number: int, token: int, slot: int, word: int, let_go: Callable[[], None] | None = None
+    ) -> None:
         self.memory = memory
         self.number = number
         self.token = token
         self.slot = slot
         self.word = word
         self.users = 0
-        self.lent: Any = None  # what a backend has made of it for devices; closed before the memory is let go of
+        self.let_go = let_go
+        # What backends have made of it for devices, by their names; closed before the memory is let go of.
+        self.lent: dict[str, Any] = {}
 
 
 class Registry:
@@ -111,14 +115,14 @@ class Registry:
         self.pid = os.getpid()
         self.owner = Owner(this_host(), self.pid, start_of(self.pid) or 0, self._table.file, socket.gethostname())
 
-    def register(self, memory: Memory) -> Region:
-        """Keeps the memory alive until it is dropped."""
+    def register(self, memory: Memory, let_go: Callable[[], None] | None = None) -> Region:
+        """Keeps the memory alive until it is dropped; then `let_go`, which does not wait, is called."""
         token = int.from_bytes(os.urandom(8), "little") or 1
         with self._lock:
             self._sweep()
             slot, word = self._table.take(token)
             number = next(self._numbers)
-            region = self._regions[number] = Region(memory, number, token, slot, word)
+            region = self._regions[number] = Region(memory, number, token, slot, word, let_go)
         return region
 
     @contextmanager
@@ -134,6 +138,11 @@ class Registry:
         finally:
             with self._lock:
                 region.users -= 1
+
+    def on_device(self, number: int) -> bool:
+        """Whether that buffer, if there is one, is memory of a device."""
+        region = self._regions.get(number)
+        return region is not None and region.memory.device is not None
 
     def drop(self, number: int, token: int) -> bool:
         """No transfer begins from here on. True once no write is under way any more either and the memory is let go of.
@@ -155,8 +164,10 @@ class Registry:
             if not region.users and self._table.quiet(region.slot):
                 del self._leaving[number]
                 self._table.give_back(region.slot)
-                if region.lent is not None:
-                    region.lent.close()
+                for lent in region.lent.values():
+                    lent.close()
+                if region.let_go is not None:
+                    region.let_go()
 
     def __len__(self) -> int:
         with self._lock:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
+from monarch._devices.memory import interface
 from monarch._errors import RDMAError, RDMATimeoutError
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory
@@ -38,7 +39,7 @@ class Transfer:
     A backend's `start` takes it and calls `finish` exactly once, on any thread, when nothing moves any more.
     """
 
-    __slots__ = ("deadline", "ended", "handle", "kept", "memory", "offset", "path", "size", "timeout", "write")
+    __slots__ = ("after", "deadline", "ended", "handle", "kept", "memory", "offset", "path", "size", "timeout", "write")
 
     def __init__(self, handle: Handle, memory: Memory, offset: int, size: int, write: bool, timeout: float) -> None:
         self.handle = handle
@@ -48,6 +49,8 @@ class Transfer:
         self.write = write
         self.timeout = timeout
         self.deadline = monotonic() + timeout
+        # Copies to or from a device come after what the thread that asks has given the device to do.
+        self.after = None if memory.device is None else interface().mark(memory.keep)
         self.path = "none"
         self.kept: dict[
             str, Any

@@ -355,7 +355,7 @@ class InprocConnection:
             return False
         return True
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
         data = b"".join(pieces)
         with self._lock:  # frames of several threads go into the path whole, and none after the end
             if self.lost:

@@ -43,9 +43,9 @@ class StreamConnection:
         self._decoder = Decoder(frame_limit)
         self.reads = 0  # grows whenever bytes arrive, also those of a frame that is not complete yet
         self._lock = threading.Lock()
-        self._out: deque[Buffer] = deque()
+        self._out: deque[Buffer] = deque()  # what nobody changes any more
         self.queued = 0
-        self._deferred: deque[list[Buffer]] = deque()
+        self._deferred: deque[Sequence[Buffer]] = deque()  # the same
         self._room: threading.Condition | None = None
         self._lost = False
         self._reason = ""
@@ -86,10 +86,10 @@ class StreamConnection:
             if self._deferred:
                 self._loop.call_soon(self._flush_deferred)
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
         if self._loop.in_loop():
             if not self._lock.acquire(False):
-                self._deferred.append([bytes(piece) for piece in pieces])
+                self._deferred.append(pieces if owned else [bytes(piece) for piece in pieces])
                 self._flush_deferred()
                 return
         else:
@@ -98,22 +98,22 @@ class StreamConnection:
             if self._deferred:
                 self._take_deferred()
             if lazy and not self._lost and self._follows_within(lazy):
-                self._enqueue(pieces)
+                self._enqueue(pieces, owned)
                 self._lazy = True
             else:
-                self._write(pieces, wait)
+                self._write(pieces, wait, owned)
         finally:
             self._lock.release()
         if self._deferred:
             self._loop.call_soon(self._flush_deferred)
 
-    def _write(self, pieces: Sequence[Buffer], wait: bool) -> None:
+    def _write(self, pieces: Sequence[Buffer], wait: bool, owned: bool = False) -> None:
         if self._lost:
             raise ConnectionLost(self._reason)
         if self._lazy:  # what was put off goes first, with small frames in the same system call
             self._lazy = False
             if not wait:
-                self._enqueue(pieces)
+                self._enqueue(pieces, owned)
                 self._write_queue()
                 return
             self._write_queue()
@@ -133,7 +133,7 @@ class StreamConnection:
         if wait and pieces and not self._out:
             pieces = self._write_waiting(pieces)
         if pieces:
-            self._enqueue(pieces)
+            self._enqueue(pieces, owned)
 
     def _follows_within(self, seconds: float) -> bool:
         """Whether frames follow each other so closely that writing several at once pays."""
@@ -162,18 +162,21 @@ class StreamConnection:
             raise
         return pieces
 
-    def _enqueue(self, pieces: Sequence[Buffer]) -> None:
+    def _enqueue(self, pieces: Sequence[Buffer], owned: bool = False) -> None:
         first = not self._out
         for piece in pieces:
-            owned = piece if isinstance(piece, bytes) else bytes(piece)
-            self._out.append(owned)
-            self.queued += len(owned)
+            if isinstance(piece, memoryview):
+                kept: Buffer = piece.cast("B") if owned or type(piece.obj) is bytes else bytes(piece)
+            else:
+                kept = piece if owned or isinstance(piece, bytes) else bytes(piece)
+            self._out.append(kept)
+            self.queued += len(kept)
         if first and not self._lost:
             self._loop.want_write(self._fd, True, self._reading)
 
     def _take_deferred(self) -> None:
         while self._deferred:
-            self._write(self._deferred.popleft(), False)
+            self._write(self._deferred.popleft(), False, owned=True)
 
     def _flush_deferred(self) -> None:
         """Writes what the I/O thread left for the lock's holder. The holder looks again after releasing."""

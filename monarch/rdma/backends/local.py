@@ -1,12 +1,15 @@
-"""The buffer is this process's own: memmove, without the interpreter lock."""
+"""The buffer is this process's own: memmove, without the interpreter lock; a device copies its memory itself."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from monarch.rdma import copying
+from monarch.rdma import copying, device_copies
 from monarch.rdma.handle import Handle, this_host
+from monarch.rdma.memory import Memory
 from monarch.rdma.registry import registry
 from monarch.rdma.transfer import Transfer
 
@@ -28,7 +31,10 @@ class Local:
         return ""
 
     def start(self, transfer: Transfer) -> None:
-        copying.run(transfer, copy)
+        if transfer.memory.device is None and transfer.handle.device is None:
+            copying.run(transfer, copy)
+        else:
+            device_copies.run(transfer, lambda: _lend(transfer.handle))
 
 
 def copy(transfer: Transfer, at: int, count: int) -> None:
@@ -40,3 +46,9 @@ def copy(transfer: Transfer, at: int, count: int) -> None:
             memmove(theirs, ours, count)
         else:
             memmove(ours, theirs, count)
+
+
+@contextmanager
+def _lend(handle: Handle) -> Iterator[Memory]:
+    with registry().using(handle.number, handle.token) as region:
+        yield region.memory

@@ -34,6 +34,8 @@ class Nixl:
     far = False
 
     def obstacle(self, handle: Handle) -> str:
+        if handle.device is not None:
+            return "memory of devices is not registered with NIXL"
         try:
             nixl_agent.agent()
         except NoAgentError as exc:

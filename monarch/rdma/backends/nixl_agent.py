@@ -181,12 +181,12 @@ def lend(region: Region) -> bytes:
     """In the owner: how others reach the buffer. It stays registered with NIXL until it is dropped. NoAgentError."""
     lender = agent()
     with _making:
-        if region.lent is None:
+        if "nixl" not in region.lent:
             try:
-                region.lent = Lent(lender, region.memory)
+                region.lent["nixl"] = Lent(lender, region.memory)
             except NixlError as exc:
                 raise NoAgentError(str(exc)) from exc
-        shown: bytes = region.lent.shown
+        shown: bytes = region.lent["nixl"].shown
         return shown
 
 

@@ -233,6 +233,8 @@ class ProcessVm:
     far = False
 
     def obstacle(self, handle: Handle) -> str:
+        if handle.device is not None:
+            return "it is memory of a device, which the kernel cannot copy"
         return reachable(handle)
 
     def start(self, transfer: Transfer) -> None:

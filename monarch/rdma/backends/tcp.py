@@ -2,7 +2,9 @@
 
 Each owner has up to `rdma_tcp_fallback_parallelism` streams (at most PER_OWNER, all owners together MOST), opened by the
 first transfers and closed after IDLE seconds without one. A stream has a thread here, its lane, and one there (`tcp_owner`).
-A transfer is cut into chunks that the lanes take one after the other, DEPTH requests ahead of the answers.
+A transfer is cut into chunks that the lanes take one after the other, DEPTH requests ahead of the answers. One up to AT_ONCE
+bytes is done by whoever asks for it, on the stream of a lane that has nothing to do, when the answer comes within PATIENCE;
+later, and the lane waits for it: a thread to wake and another to be woken by cost more than such a transfer.
 
 Where no stream is to be had, now or in the middle, the transfer goes through actors instead. One that breaks while a read
 uses it has the read done over, through actors; a write says that nobody knows what was written.
@@ -10,6 +12,7 @@ uses it has the read done over, through actors; a write says that nobody knows w
 
 from __future__ import annotations
 
+import contextvars
 import os
 import select
 import socket
@@ -18,9 +21,10 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from time import monotonic
+from typing import TypeVar
 
 from monarch._errors import RDMAError, RDMAReadOnlyError, RDMASizeError
-from monarch.actor import bind_context, open_stream, start_thread, stream_obstacle
+from monarch.actor import open_stream, start_thread, stream_obstacle
 from monarch.config import settings
 from monarch.rdma import manager
 from monarch.rdma.backends import actor
@@ -35,6 +39,7 @@ from monarch.rdma.backends.tcp_wire import (
     READ_ONLY,
     REQUEST,
     WRITE,
+    Exchange,
     Way,
     view_of,
 )
@@ -48,10 +53,16 @@ TURN = 8  # chunks after which a lane looks whether other transfers wait
 IDLE = 10.0  # seconds
 OPEN = 5.0  # seconds that a stream may take to open; longer, and actors do it
 AVOID = 30.0  # seconds in which no stream is tried after one could not be had
+WIDE, WIDE_FROM = 4, 8 << 20  # streams that a transfer of so many bytes takes where the setting leaves it to us
+AT_ONCE = 1 << 16  # bytes
+PATIENCE = 1e-3  # seconds; poll(2) counts in these
+SLOW, SHARE = 0.3e-3, 20  # seconds for an answer; after a longer wait nobody waits for so many times as long
 _LOOK = 0.2  # seconds of a wait after which transfers in the queue are looked at
 
 _OWNERS = 1024  # known before those without lanes are forgotten
 _MIB = 1 << 20
+
+T = TypeVar("T")
 
 
 class Streams:
@@ -91,14 +102,32 @@ class Job:
         self.chunk = self.chunk_bytes()
         self.chunks = max(1, -(-transfer.size // self.chunk))
         self.shares = 0
-        service = transfer.handle.service
-        self.open: Callable[[float], socket.socket] = bind_context(lambda left: open_stream(service, PURPOSE, left))
-        self._by_actors: Callable[[], None] = bind_context(self._through_actors)
-        self._explain: Callable[[], None] = bind_context(self._ask_owner)
+        self._context = contextvars.copy_context()
         self._lock = threading.Lock()
         self._next = 0
         self._done = 0
         self._error: Exception | None = None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether it may be done by whoever asks for it."""
+        return self.transfer.size <= AT_ONCE
+
+    def exchange(self) -> Exchange:
+        """The whole transfer, as one request: `take`, `ask` and `answer` of it."""
+        chunk = self.take()
+        assert chunk is not None
+        view = view_of(self.transfer.memory.address, chunk[1])
+        request = self._request(*chunk)
+        return Exchange([request, view], None) if self.transfer.write else Exchange([request], view)
+
+    def open(self, left: float) -> socket.socket:
+        """A stream, within `left` seconds."""
+        return self._bound(lambda: open_stream(self.transfer.handle.service, PURPOSE, left))
+
+    def _bound(self, fn: Callable[[], T]) -> T:
+        """In the context of whoever began the transfer."""
+        return self._context.copy().run(fn)
 
     def chunk_bytes(self) -> int:
         return min(CHUNK, max(1, int(settings.get("rdma_max_chunk_size_mb"))) * _MIB)
@@ -120,6 +149,13 @@ class Job:
         with self._lock:
             self._error = self._error or error
 
+    def answered(self, status: int) -> None:
+        """So was a chunk."""
+        if status == OK:
+            self.moved()
+        else:
+            self.refused(status)
+
     def refused(self, status: int) -> None:
         """A chunk was answered with something else than OK."""
         self.fail(error_of(self.transfer, status))
@@ -134,18 +170,20 @@ class Job:
         if isinstance(error, Late):
             transfer.finish(transfer.timed_out())
         elif isinstance(error, Broken) and transfer.write:
-            self._explain()
+            self._bound(self._ask_owner)
         elif isinstance(error, Broken) or (error is None and self._done < self.chunks):
             self._elsewhere()
         else:
             transfer.finish(error)
 
     def ask(self, way: Way, at: int, count: int) -> None:
-        transfer, handle = self.transfer, self.transfer.handle
-        request = REQUEST.pack(
-            WRITE if transfer.write else READ, handle.number, handle.token, transfer.offset + at, count
-        )
+        transfer, request = self.transfer, self._request(at, count)
         way.send([request, view_of(transfer.memory.address + at, count)] if transfer.write else [request])
+
+    def _request(self, at: int, count: int) -> bytes:
+        transfer, handle = self.transfer, self.transfer.handle
+        operation = WRITE if transfer.write else READ
+        return REQUEST.pack(operation, handle.number, handle.token, transfer.offset + at, count)
 
     def answer(self, way: Way, at: int, count: int) -> int:
         """The status of the first chunk that was asked for and not answered yet."""
@@ -158,7 +196,7 @@ class Job:
 
     def _elsewhere(self) -> None:
         """The transfer has to go another way, from its beginning."""
-        self._by_actors()
+        self._bound(self._through_actors)
 
     def _through_actors(self) -> None:
         self.transfer.path = "actor"
@@ -198,7 +236,9 @@ class Lanes:
         self._condition = threading.Condition()
         self._queue: deque[Job] = deque()
         self._count = 0
-        self._idle = 0
+        self._resting: list[_Lane] = []  # with nothing to do
+        self._lent = 0  # whose streams others use
+        self._slow_until = 0.0
         self._avoid = ("", 0.0)
 
     def unused(self) -> bool:
@@ -212,12 +252,14 @@ class Lanes:
         self._avoid = (why, monotonic() + AVOID)
 
     def begin(self, job: Job) -> None:
-        limit = min(settings.get("rdma_tcp_fallback_parallelism"), PER_OWNER)
+        if job.at_once and self._at_once(job):
+            return
+        limit = streams_for(job.transfer.size)
         with self._condition:
             job.shares = max(1, min(limit, job.chunks))
             self._queue.extend([job] * job.shares)
-            self._condition.notify(job.shares)
-            wanted = min(len(self._queue) - self._idle, limit - self._count)
+            self._condition.notify(job.shares + self._lent)
+            wanted = min(len(self._queue) - len(self._resting), limit - self._count)
         for _ in range(wanted):
             if not self._start_one():
                 break
@@ -227,6 +269,49 @@ class Lanes:
                 self._queue.clear()
         for job in waiting:
             job.leave()
+
+    def _at_once(self, job: Job) -> bool:
+        """Whether there was a lane with nothing to do. Then its stream has been used, and it sees to what is left."""
+        lane = self._borrow()
+        if lane is None:
+            return False
+        began = monotonic()
+        job.shares = 1
+        done = True
+        try:
+            done = lane.at_once(job)
+        finally:
+            self._take_back(lane, None if done else job, monotonic() - began)
+            if done:
+                job.leave()
+        return True
+
+    def _take_back(self, lane: _Lane, job: Job | None, took: float) -> None:
+        """The lane that was lent; with a transfer for it to finish, or None."""
+        with self._condition:
+            lane.used = monotonic()
+            if took > SLOW:
+                self._slow_until = lane.used + SHARE * took
+            self._lent -= 1
+            if job is None:
+                lane.lent = False
+                self._resting.append(lane)
+            else:
+                lane.given = job
+            if self._queue or job is not None:
+                self._condition.notify_all()
+
+    def _borrow(self) -> _Lane | None:
+        with self._condition:
+            if self._queue or monotonic() < self._slow_until:
+                return None
+            for lane in self._resting:
+                if lane.has_stream:
+                    self._resting.remove(lane)
+                    self._lent += 1
+                    lane.lent = True
+                    return lane
+        return None
 
     def _start_one(self) -> bool:
         with self._condition:
@@ -241,16 +326,26 @@ class Lanes:
             self._count -= 1
         return False
 
-    def next(self) -> Job | None:
+    def next(self, lane: _Lane) -> Job | None:
         """What a lane is to work at; None when nothing came for IDLE seconds: then the lane has ended."""
         with self._condition:
-            self._idle += 1
-            self._condition.wait_for(lambda: self._queue, IDLE)
-            self._idle -= 1
-            if self._queue:
-                return self._queue.popleft()
-            self._count -= 1
-            return None
+            self._resting.append(lane)
+            lane.used = monotonic()
+            while True:
+                if lane.lent:  # a moment; whoever has its stream says when
+                    self._condition.wait_for(lambda: lane.given or not lane.lent)
+                else:
+                    self._condition.wait_for(lambda: self._queue or lane.lent, lane.used + IDLE - monotonic())
+                if lane.given is not None:
+                    job, lane.given, lane.lent = lane.given, None, False
+                    return job
+                if lane.lent or (not self._queue and monotonic() < lane.used + IDLE):
+                    continue
+                self._resting.remove(lane)
+                if self._queue:
+                    return self._queue.popleft()
+                self._count -= 1
+                return None
 
     def ended(self) -> None:
         """A lane gave up. Without another nobody would take what waits: it goes another way."""
@@ -292,14 +387,44 @@ class _Lane:
     """A thread and its stream."""
 
     def __init__(self, lanes: Lanes) -> None:
+        self.lent = False  # whoever asks for a transfer uses the stream
+        self.given: Job | None = None  # the transfer that came of that, to be finished
+        self.used = 0.0  # when there was something to do last
         self._lanes = lanes
         self._sock: socket.socket | None = None
         self._way: Way
         self._job: Job
+        self._exchange: Exchange | None = None  # under way when the lane got its job
+
+    @property
+    def has_stream(self) -> bool:
+        return self._sock is not None
+
+    def at_once(self, job: Job) -> bool:
+        """On the thread of whoever asks. False when it is not done, which the lane's own thread is to see to."""
+        sock = self._sock
+        assert sock is not None
+        try:
+            if self._way.ended():
+                self._close()
+                return False
+            exchange = job.exchange()
+            deadline = monotonic() + PATIENCE
+            while wants := exchange.step(sock):
+                if not self._way.wait(wants, deadline - monotonic()):
+                    self._exchange = exchange
+                    return False
+            job.answered(exchange.status)
+        except BaseException as exc:  # Ctrl-C as well: nobody knows how far it got
+            job.fail(Broken(f"the stream to the owner broke: {exc or type(exc).__name__}"))
+            self._close()
+            if not isinstance(exc, Exception):
+                raise
+        return True
 
     def run(self) -> None:
         try:
-            while (job := self._lanes.next()) is not None:
+            while (job := self._lanes.next(self)) is not None:
                 self._job = job
                 if not self._work(job):
                     self._lanes.ended()
@@ -332,6 +457,8 @@ class _Lane:
 
     def _ready(self, job: Job) -> bool:
         """Whether there is a stream, an old one or a new one."""
+        if self._exchange is not None:
+            return True
         if self._sock is not None and self._way.ended():
             self._close()
         if self._sock is None:
@@ -348,7 +475,7 @@ class _Lane:
         """What is not sent yet is not sent any more."""
         sock, self._sock = self._sock, None
         if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             sock.close()
 
     def _wait(self, poll: select.poll) -> None:
@@ -363,6 +490,7 @@ class _Lane:
     def _move(self, job: Job) -> bool:
         """Chunk after chunk. True when it was put behind others that wait."""
         way = self._way
+        self._finish_exchange(job)
         under_way: deque[tuple[int, int]] = deque()
         taken = 0
         while True:
@@ -377,20 +505,36 @@ class _Lane:
                 continue
             if job.transfer.late():
                 raise Late
-            status = job.answer(way, *under_way.popleft())
-            if status == OK:
-                job.moved()
-            else:
-                job.refused(status)
+            job.answered(job.answer(way, *under_way.popleft()))
             if taken >= TURN and not self._lanes._queue:
                 taken = 0
 
+    def _finish_exchange(self, job: Job) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None or self._sock is None:
+            return
+        while wants := exchange.step(self._sock):
+            if wants == select.POLLIN:
+                self._way.readable()
+            else:
+                self._way.writable()
+        job.answered(exchange.status)
 
-_AT_ONCE = struct.pack("ii", 1, 0)  # struct linger
+
+_RESET = struct.pack("ii", 1, 0)  # struct linger
 
 
-def error_of(transfer: Transfer, status: int) -> Exception:
-    handle = transfer.handle
+def streams_for(size: int) -> int:
+    """How many of them a transfer may take."""
+    told = int(settings.get("rdma_tcp_fallback_parallelism"))
+    if told == 1 and size >= WIDE_FROM:
+        return WIDE
+    return min(told, PER_OWNER)
+
+
+def error_of(transfer: Transfer, status: int, handle: Handle | None = None) -> Exception:
+    """What a status other than OK says; of the transfer's buffer, or of one of several."""
+    handle = handle or transfer.handle
     if status == DROPPED:
         return dropped(handle)
     if status == OUTSIDE:

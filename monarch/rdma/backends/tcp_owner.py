@@ -9,18 +9,24 @@ from __future__ import annotations
 import errno
 import select
 import socket
+from contextlib import ExitStack
 
 from monarch._errors import BufferDroppedError, RDMAReadOnlyError, RDMASizeError
 from monarch.actor import serve_streams
 from monarch.rdma.backends import nixl_agent as nixl
+from monarch.rdma.backends.tcp_device import Served
 from monarch.rdma.backends.tcp_wire import (
     CHUNK,
     DROPPED,
+    ENDING,
+    GATHER,
     LEND,
     LEND_WRITABLE,
     LENGTH,
     OK,
     OUTSIDE,
+    PART,
+    PARTS,
     PURPOSE,
     READ,
     READ_ONLY,
@@ -38,6 +44,7 @@ from monarch.rdma.registry import registry
 STALLED = 120.0  # seconds in the middle of a request without a byte after which the stream is closed
 
 _NOTHING = bytes(64 * 1024)
+_TOGETHER = 64  # parts of a GATHER in one system call
 _STATUS = [bytes([status]) for status in (OK, DROPPED, OUTSIDE, READ_ONLY, UNMAPPED, UNSUPPORTED)]
 
 
@@ -62,16 +69,22 @@ class _Server:
     def run(self) -> None:
         request = memoryview(bytearray(REQUEST.size))
         while True:
-            self._idle.poll()
             try:
-                self._way.receive(request)
+                begun = self._sock.recv_into(request)  # waits as long as it takes; what follows has to come soon
+                if not begun:
+                    return
+                self._way.receive(request[begun:])
                 operation, number, token, offset, size = REQUEST.unpack(request)
                 if operation in (LEND, LEND_WRITABLE):
                     self._lend(number, token, offset, size, operation == LEND_WRITABLE)
+                elif operation in (READ, WRITE) and size <= CHUNK and registry().on_device(number):
+                    self._serve_device(Served(self._way, number, token, offset, size), operation == WRITE)
                 elif operation == READ and size <= CHUNK:
                     self._read(number, token, offset, size)
                 elif operation == WRITE and size <= CHUNK:
                     self._write(number, token, offset, size)
+                elif operation == GATHER and 0 < number <= PARTS and size <= CHUNK:
+                    self._gather(number, size)
                 else:
                     return
             except (Closed, TimeoutError, ConnectionError):
@@ -97,14 +110,52 @@ class _Server:
             begun = True
             left = rest(left, sent)
 
+    def _gather(self, count: int, size: int) -> None:
+        """A few parts in each system call, whose buffers are in use only during it."""
+        listed = memoryview(bytearray(count * PART.size))
+        self._way.receive(listed)
+        parts = list(PART.iter_unpack(listed))
+        if sum(part[3] for part in parts) != size:
+            raise Closed
+        index, skip, status = 0, 0, OK
+        while index < count:
+            failed = index
+            try:
+                with ExitStack() as used:
+                    views: list[memoryview] = []
+                    for number, token, offset, length in parts[index : index + _TOGETHER]:
+                        region = used.enter_context(registry().using(number, token))
+                        _check(region.memory.size, offset, length)
+                        views.append(view_of(region.memory.address + offset, length))
+                        failed += 1
+                    failed = index
+                    views[0] = views[0][skip:]
+                    sent = self._sock.sendmsg(views, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                self._way.writable()
+                continue
+            except (BufferDroppedError, RDMASizeError, OSError) as exc:
+                status = _status(exc)
+                break
+            sent += skip
+            while index < count and sent >= parts[index][3]:
+                sent -= parts[index][3]
+                index += 1
+            skip = sent
+        self._zeros(sum(part[3] for part in parts[index:]) - skip)
+        self._way.send([ENDING.pack(status, failed)])
+
     def _give_up(self, left: list[bytes | memoryview], begun: bool, status: int) -> None:
         """What was promised is sent as zeros, so that the stream goes on; the status at the end says what they are."""
-        missing = sum(map(len, left)) - 1
-        while begun and missing > 0:
+        if begun:
+            self._zeros(sum(map(len, left)) - 1)
+        self._way.send([_STATUS[status]])
+
+    def _zeros(self, missing: int) -> None:
+        while missing > 0:
             part = memoryview(_NOTHING)[:missing]
             self._way.send([part])
             missing -= len(part)
-        self._way.send([_STATUS[status]])
 
     def _write(self, number: int, token: int, offset: int, size: int) -> None:
         taken, status = 0, OK
@@ -128,6 +179,15 @@ class _Server:
         self._discard(size - taken)
         self._way.send([_STATUS[status]])
 
+    def _serve_device(self, served: Served, write: bool) -> None:
+        status = OK
+        try:
+            (served.write if write else served.read)()
+        except (BufferDroppedError, RDMASizeError, RDMAReadOnlyError, OSError) as exc:
+            status = _status(exc)
+            (self._discard if write else self._zeros)(served.left)
+        self._way.send([_STATUS[status]])
+
     def _lend(self, number: int, token: int, offset: int, size: int, writable: bool) -> None:
         """Here the buffer is in use for as long as the other side wants, for nobody knows what its device does."""
         try:
@@ -135,6 +195,8 @@ class _Server:
                 _check(region.memory.size, offset, size)
                 if writable and not region.memory.writable:
                     raise RDMAReadOnlyError
+                if region.memory.device is not None:
+                    raise nixl.NoAgentError("it is memory of a device")
                 shown = nixl.lend(region)
                 self._way.send([_STATUS[OK], LENGTH.pack(len(shown)), shown])
                 self._idle.poll()

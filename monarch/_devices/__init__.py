@@ -1,0 +1,36 @@
+"""Devices beside the CPU: how many there are, whose they are, and bytes in their memory.
+
+    vendors  the one file in which vendors differ
+    memory   what is asked of torch, behind an interface that tests replace
+    pinned   copies between a device and the host's memory
+
+Nothing here imports torch before it is used.
+"""
+
+from __future__ import annotations
+
+from monarch._devices.vendors import (
+    DmaBuf,
+    DmaBufError,
+    Vendor,
+    built_for,
+    collective_backend,
+    count,
+    dma_buf,
+    vendor,
+    visible_environment,
+    visible_variables,
+)
+
+__all__ = [
+    "DmaBuf",
+    "DmaBufError",
+    "Vendor",
+    "built_for",
+    "collective_backend",
+    "count",
+    "dma_buf",
+    "vendor",
+    "visible_environment",
+    "visible_variables",
+]

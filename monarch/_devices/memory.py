@@ -1,0 +1,201 @@
+"""Memory of devices as bytes: the few things that are asked of torch, behind one small interface that tests replace.
+
+A device's memory is a flat uint8 tensor here, which keeps its storage alive. Nothing outside knows streams, events or
+what IPC is made of.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
+
+from monarch._devices import vendors
+
+
+class Card(NamedTuple):
+    """A card, as every process of its machine names it; the uuid is "" where torch does not tell."""
+
+    type: str
+    uuid: str
+
+
+Wait = Callable[[], None]
+
+
+class Interface(Protocol):
+    """What is done with device memory. Any thread."""
+
+    def flat(self, tensor: Any) -> Any:
+        """The bytes of a contiguous tensor, not copied."""
+
+    def whole(self, storage: Any) -> Any:
+        """The bytes of a storage, not copied."""
+
+    def card(self, flat: Any) -> Card:
+        """Where the bytes are."""
+
+    def find(self, card: Card) -> str:
+        """What this process calls the card ("cuda:1"); "" when it does not see it, or cannot tell."""
+
+    def current(self, kind: str) -> str:
+        """The device of that type that this thread uses; "" when the process has none."""
+
+    def empty(self, size: int, device: str) -> Any:
+        """Bytes of a device, as they come."""
+
+    def pinned(self, size: int) -> Any:
+        """Bytes of the host that devices copy to and from by themselves. Raises where there are none."""
+
+    def mark(self, flat: Any) -> Any:
+        """What this thread has given the device to do so far. A copy can be told to come after it."""
+
+    def settle(self, flat: Any) -> None:
+        """Waits until the device has done what this thread gave it to do."""
+
+    def begin(self, target: Any, source: Any, after: Any = None) -> Wait:
+        """Begins a copy between two flat tensors of one size, at least one of them on a device. Call the result before
+        either is used again: it waits for the copy.
+        """
+
+    def ipc_obstacle(self, flat: Any) -> str:
+        """Why no other process can be given these bytes; "" when one can."""
+
+    def share(self, flat: Any) -> tuple[Any, ...]:
+        """What another process of the machine opens the storage with: exactly one, exactly once. The memory is not reused
+        before it has let go of it.
+        """
+
+    def open(self, shared: tuple[Any, ...], device: str) -> Any:
+        """The whole storage that another process shared, as `device`, which is what this process calls that card."""
+
+
+class Torch:
+    """The real one, for torch's devices with streams: CUDA and HIP under the name of cuda, XPU."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+        self._cards: dict[Any, Card] = {}
+
+    def flat(self, tensor: Any) -> Any:
+        import torch
+
+        start = tensor.storage_offset() * tensor.element_size()
+        size = (tensor.numel() * tensor.element_size(),)
+        empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        return empty.set_(tensor.untyped_storage(), start, size)
+
+    def whole(self, storage: Any) -> Any:
+        import torch
+
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def card(self, flat: Any) -> Card:
+        import torch
+
+        return self._card(torch, flat.device)
+
+    def _card(self, torch: Any, device: Any) -> Card:
+        known = self._cards.get(device)
+        if known is None:
+            known = self._cards[device] = Card(device.type, vendors.identity(torch, device))
+        return known
+
+    def find(self, card: Card) -> str:
+        import torch
+
+        module = getattr(torch, card.type, None)
+        if module is None or not card.uuid or not module.is_available():
+            return ""
+        for index in range(module.device_count()):
+            device = torch.device(card.type, index)
+            if self._card(torch, device) == card:
+                return str(device)
+        return ""
+
+    def current(self, kind: str) -> str:
+        import torch
+
+        module = getattr(torch, kind, None)
+        if module is None or not hasattr(module, "current_device") or not module.is_available():
+            return ""
+        return f"{kind}:{module.current_device()}"
+
+    def empty(self, size: int, device: str) -> Any:
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, device=device)
+
+    def pinned(self, size: int) -> Any:
+        import torch
+
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def mark(self, flat: Any) -> Any:
+        import torch
+
+        return getattr(torch, flat.device.type).current_stream(flat.device).record_event()
+
+    def settle(self, flat: Any) -> None:
+        import torch
+
+        getattr(torch, flat.device.type).current_stream(flat.device).synchronize()
+
+    def begin(self, target: Any, source: Any, after: Any = None) -> Wait:
+        import torch
+
+        devices = dict.fromkeys(one.device for one in (source, target) if one.device.type != "cpu")
+        streams = {device: self._stream(torch, device) for device in devices}
+        with ExitStack() as stack:
+            for device, stream in streams.items():
+                stack.enter_context(getattr(torch, device.type).stream(stream))
+                if after is not None:
+                    stream.wait_event(after)
+            target.copy_(source, non_blocking=True)
+        done = [stream.record_event() for stream in streams.values()]
+
+        def wait() -> None:
+            for event in done:
+                event.synchronize()
+
+        return wait
+
+    def _stream(self, torch: Any, device: Any) -> Any:
+        """This thread's: a copy waits for nothing that the program's own streams do, but for what it is told to."""
+        streams: dict[Any, Any] = self._local.__dict__.setdefault("streams", {})
+        stream = streams.get(device)
+        if stream is None:
+            stream = streams[device] = getattr(torch, device.type).Stream(device)
+        return stream
+
+    def ipc_obstacle(self, flat: Any) -> str:
+        import torch
+
+        return vendors.ipc_obstacle(torch, flat.device)
+
+    def share(self, flat: Any) -> tuple[Any, ...]:
+        # As torch.multiprocessing does it: the first field is the device as this process numbers it.
+        return tuple(flat.untyped_storage()._share_cuda_()[1:])
+
+    def open(self, shared: tuple[Any, ...], device: str) -> Any:
+        import torch
+
+        torch.cuda._lazy_init()
+        index = torch.device(device).index
+        return self.whole(torch.UntypedStorage._new_shared_cuda(index, *shared))
+
+
+_interface: Interface = Torch()
+
+
+def interface() -> Interface:
+    """What this process uses."""
+    return _interface
+
+
+def replace(other: Interface) -> Interface:
+    """For tests: `other` from here on. Gives what was there before."""
+    global _interface
+    before, _interface = _interface, other
+    return before

@@ -1,0 +1,320 @@
+"""The one file in which vendors differ: NVIDIA's CUDA and AMD's HIP (ROCm).
+
+Torch built for ROCm calls its devices `cuda`, its streams, IPC and graphs are those of `torch.cuda`, and its collectives are
+`nccl` (RCCL). So nothing else here asks for a vendor; what has to is in this file. Which vendor it is, torch says
+(`torch.version.hip`, `torch.version.cuda`), not what lies in /dev. MONARCH_GPU_PLATFORM and MONARCH_SKIP_TRITON_DEEPBIND,
+which other implementations read, are not read at all: there is nothing to build and nothing to load before torch.
+
+Torch is never imported here but where a function says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+Vendor = Literal["cuda", "hip", "cpu"]
+
+
+class _Names(NamedTuple):
+    """What a vendor calls things: the variables to set, those that narrow what a process sees, and the driver's library."""
+
+    visible: tuple[str, ...]
+    reads: tuple[str, ...]
+    library: str
+
+
+# ROCR_VISIBLE_DEVICES is never set: it filters before the other two and renumbers what they see.
+_VENDORS: dict[Vendor, _Names] = {
+    "cuda": _Names(("CUDA_VISIBLE_DEVICES",), ("CUDA_VISIBLE_DEVICES",), "libcuda.so.1"),
+    "hip": _Names(
+        ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+        "libamdhip64.so",
+    ),
+    "cpu": _Names((), (), ""),
+}
+
+
+# --- which vendor, and how many devices
+
+
+def built_for() -> Vendor:
+    """Which vendor's devices the torch of this environment was built for; "cpu" for none, and without torch.
+
+    Where torch is not loaded, the file in which it keeps its version is read, and torch stays unloaded.
+    """
+    hip, cuda = _versions()
+    return "hip" if hip else "cuda" if cuda else "cpu"
+
+
+def vendor() -> Vendor:
+    """`built_for()`, but "cpu" where this process has no device of that vendor to use: see `count`."""
+    kind = built_for()
+    return kind if kind != "cpu" and count() else "cpu"
+
+
+def count() -> int:
+    """Devices that this process can use; 0 makes it a CPU rank.
+
+    Torch is asked where it is loaded. Without it, what the driver shows of the machine's cards is counted and cut down to
+    what the visible-devices variables leave: an estimate, which a container that hides cards may get wrong.
+    """
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and hasattr(torch, "version"):
+        return int(cuda.device_count()) if cuda.is_available() else 0
+    return estimate(built_for(), os.environ)
+
+
+def estimate(kind: Vendor, environ: Mapping[str, str], root: Path = Path("/")) -> int:
+    """Cards below `root`, as the vendor's driver lists them, that the environment leaves visible."""
+    present = _cards(kind, root)
+    for name in _VENDORS[kind].reads:
+        if name in environ:
+            present = shown_by(environ[name], present)
+    return present
+
+
+def shown_by(text: str, present: int) -> int:
+    """How many of `present` cards a visible-devices variable leaves. The first entry that is no card ends the list."""
+    shown = 0
+    for entry in map(str.strip, text.split(",") if text.strip() else ()):
+        if entry.lstrip("-").isdecimal():
+            if not 0 <= int(entry) < present:
+                break
+        elif not entry:
+            break
+        shown += 1
+    return min(shown, present)
+
+
+def _cards(kind: Vendor, root: Path) -> int:
+    if kind == "hip":
+        return sum(_is_card(node) for node in _entries(root / "sys/class/kfd/kfd/topology/nodes"))
+    if kind == "cuda":
+        listed = len(_entries(root / "proc/driver/nvidia/gpus"))
+        return listed or sum(_made_by(node, "0x10de") for node in _entries(root / "sys/class/drm"))
+    return 0
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _is_card(node: Path) -> bool:
+    """Whether a node of ROCm's topology computes on more than CPU cores."""
+    try:
+        lines = (node / "properties").read_text("ascii", "replace").splitlines()
+    except OSError:
+        return False
+    return any(line.startswith("simd_count ") and line.split()[1] != "0" for line in lines)
+
+
+def _made_by(node: Path, maker: str) -> bool:
+    """Whether a node of the kernel's graphics devices is of that PCI vendor; each card has one render node."""
+    if not node.name.startswith("renderD"):
+        return False
+    try:
+        return (node / "device/vendor").read_text("ascii", "replace").strip() == maker
+    except OSError:
+        return False
+
+
+def _versions() -> tuple[Any, Any]:
+    """Torch's `version.hip` and `version.cuda`."""
+    version: Any = getattr(sys.modules.get("torch"), "version", None)
+    if version is None:
+        version = _version_file()
+    return getattr(version, "hip", None), getattr(version, "cuda", None)
+
+
+def _version_file() -> Any:
+    try:
+        torch = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):
+        return None
+    if torch is None or not torch.origin:
+        return None
+    spec = importlib.util.spec_from_file_location("_torch_version", Path(torch.origin).with_name("version.py"))
+    if spec is None or spec.loader is None:
+        return None
+    version = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(version)
+    except Exception:  # a torch of another shape: it is as if there was none until somebody loads it
+        return None
+    return version
+
+
+# --- what to tell processes
+
+
+def visible_variables(kind: Vendor | None = None) -> tuple[str, ...]:
+    """The variables that say which devices a process may use, all with the same list; none for a CPU rank.
+
+    For HIP two: its runtime reads HIP_VISIBLE_DEVICES, programs written for CUDA read CUDA_VISIBLE_DEVICES.
+    """
+    return _VENDORS[vendor() if kind is None else kind].visible
+
+
+def visible_environment(devices: Iterable[int | str], kind: Vendor | None = None) -> dict[str, str]:
+    """The environment of a process that is to see these devices (indices or uuids) and no others."""
+    listed = ",".join(map(str, devices))
+    return {name: listed for name in visible_variables(kind)}
+
+
+def collective_backend(device_type: str) -> str:
+    """The backend of torch.distributed for tensors on such devices: "nccl" for "cuda", of both vendors (RCCL under HIP),
+    "gloo" for "cpu", and what torch itself would take for others. Only the last imports torch.
+    """
+    if device_type == "cuda":
+        return "nccl"
+    if device_type == "cpu":
+        return "gloo"
+    import torch.distributed
+
+    return str(torch.distributed.get_default_backend_for_device(device_type))
+
+
+# --- cards
+
+
+def identity(torch: Any, device: Any) -> str:
+    """What names the card behind a device in every process of the machine, however each numbers them; "" where torch does
+    not say.
+    """
+    module = getattr(torch, device.type, None)
+    properties = getattr(module, "get_device_properties", None)
+    if properties is None:
+        return ""
+    found = properties(device)
+    uuid = str(getattr(found, "uuid", "") or "")
+    if uuid.strip("0-"):  # some devices say nothing but zeros
+        return uuid
+    bus = getattr(found, "pci_bus_id", None)
+    if not isinstance(bus, int):
+        return ""
+    domain, slot = getattr(found, "pci_domain_id", 0), getattr(found, "pci_device_id", 0)
+    return f"pci-{domain:04x}:{bus:02x}:{slot:02x}"
+
+
+def ipc_obstacle(torch: Any, device: Any) -> str:
+    """Why memory of that device cannot be shown to other processes by torch's CUDA (HIP) IPC; "" where it can."""
+    if device.type != "cuda":
+        return f"torch shares memory of cuda devices only, not of {device.type}"
+    if not hasattr(torch.UntypedStorage, "_share_cuda_") or not hasattr(torch.UntypedStorage, "_new_shared_cuda"):
+        return "this torch has no IPC for device memory"
+    if getattr(torch.cuda.get_device_properties(device), "is_integrated", 0) and not torch.version.hip:
+        return "integrated NVIDIA devices have no IPC"  # AMD's APUs have
+    return ""
+
+
+def expandable_segments() -> bool:
+    """Whether torch's allocator makes segments that grow, as the environment says."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    texts = [os.environ.get(name, "").replace(" ", "").lower() for name in names]
+    return any("expandable_segments:true" in text for text in texts)
+
+
+# --- dma-buf
+
+_DMA_BUF = 1  # CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, hipMemRangeHandleTypeDmaBufFd
+
+
+class DmaBuf(NamedTuple):
+    """Device memory as a file descriptor (the caller's to close). The memory that was asked for begins at `offset` and ends
+    within `size` bytes.
+    """
+
+    file: int
+    offset: int
+    size: int
+
+
+class DmaBufError(OSError):
+    """The driver gives out no descriptor for the memory; the text has its words and the range."""
+
+
+def dma_buf(address: int, size: int, kind: Vendor | None = None, library: Any = None) -> DmaBuf:
+    """Device memory of this process as a dma-buf, for the drivers of other devices (ibv_reg_dmabuf_mr).
+
+    The range grows to whole pages, which lie in the same allocation: device allocations are of whole pages. Torch has to
+    be loaded, the device in use. DmaBufError where there is no driver, where it does not know the call (CUDA before 11.7,
+    ROCm before 7.0), and where it refuses. Source: the CUDA driver API's cuMemGetHandleForAddressRange and HIP's
+    hipMemGetHandleForAddressRange. Never run on hardware.
+    """
+    kind = vendor() if kind is None else kind
+    if kind == "cpu":
+        raise DmaBufError("no dma-buf: this process has no device")
+    page = os.sysconf("SC_PAGE_SIZE")
+    start = address // page * page
+    length = -(-(address + size) // page) * page - start
+    driver = _driver(kind) if library is None else library
+    name = "cuMemGetHandleForAddressRange" if kind == "cuda" else "hipMemGetHandleForAddressRange"
+    try:
+        call = getattr(driver, name)
+    except AttributeError:
+        raise DmaBufError(f"no dma-buf: the driver has no {name}; update it") from None
+    file = ctypes.c_int(-1)
+    code = call(
+        ctypes.byref(file),
+        ctypes.c_void_p(start),
+        ctypes.c_size_t(length),
+        ctypes.c_int(_DMA_BUF),
+        ctypes.c_ulonglong(0),
+    )
+    if code:
+        raise DmaBufError(
+            f"no dma-buf for {length} bytes at {start:#x} ({size} at {address:#x}): {name} said {_words(driver, kind, code)}"
+        )
+    return DmaBuf(file.value, address - start, length)
+
+
+def _driver(kind: Vendor) -> Any:
+    """The copy that torch uses. A second copy of HIP's beside torch's own ends the process."""
+    name = _VENDORS[kind].library
+    try:
+        if kind == "hip":
+            loaded = _mapped(name)
+            if not loaded:
+                raise DmaBufError(f"no dma-buf: {name} is not loaded; import torch and use the device first")
+            return ctypes.CDLL(loaded)
+        return ctypes.CDLL(name)
+    except OSError as exc:
+        if isinstance(exc, DmaBufError):
+            raise
+        raise DmaBufError(f"no dma-buf: {exc}") from exc
+
+
+def _mapped(name: str, maps: str = "/proc/self/maps") -> str:
+    """The path of a library that this process has mapped; "" when it has not."""
+    try:
+        with open(maps, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                path = line.rstrip("\n").partition("/")[2]
+                if path.rpartition("/")[2].startswith(name):
+                    return f"/{path}"
+    except OSError:
+        pass
+    return ""
+
+
+def _words(driver: Any, kind: Vendor, code: int) -> str:
+    """An error as the driver says it. HIP keeps the last one and would raise it in the next call of torch's: it is taken."""
+    if kind == "hip":
+        driver.hipGetLastError()
+        driver.hipGetErrorString.restype = ctypes.c_char_p
+        text = driver.hipGetErrorString(code)
+    else:
+        found = ctypes.c_char_p()
+        text = found.value if not driver.cuGetErrorString(code, ctypes.byref(found)) else None
+    return f"{code} ({text.decode(errors='replace')})" if text else str(code)

@@ -1,0 +1,553 @@
+"""The buffer is on another host, and both hosts have RDMA devices: their devices move the bytes, by libibverbs.
+
+Nobody's interpreter takes part once two devices are connected and the buffer's keys are known; both happens with the first
+transfer, over the actors' messages (`ibverbs_messages`; the owner's side is `ibverbs_owner`). A transfer is spread over pairs
+of devices, `rdma_min_stripe_size_kb` or more each. Whatever fails is asked of the owner and done over, at most ATTEMPTS
+times, on new queue pairs and with new keys; after that the transfer fails, and owners that cannot be reached at all are left
+to the next path for AVOID seconds.
+
+A read is true if the buffer's control word, read by the same device after the data, says so. About writes and drops see
+`ibverbs_owner`.
+
+**Never run on hardware.** There was no RDMA device to run this on, nor a kernel with soft RoCE. Everything up to the binding
+runs in tests against an imitation of it that copies between processes; `ibverbs_binding.Package` beyond the list of devices,
+the real devices' errors and timing, registration by dma-buf and everything about speed have not been tried.
+
+Memory of a GPU is read by its owner's device from where it is. It is not written to: not all GPUs order what other devices
+write before what their kernels read, so such writes take the next path.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import mmap
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch._errors import RDMAError, RDMAUnavailableError
+from monarch.actor import stream_obstacle
+from monarch.config import settings
+from monarch.rdma import copying, manager
+from monarch.rdma.backends import actor, tcp
+from monarch.rdma.backends import ibverbs_memory as memories
+from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, Registration
+from monarch.rdma.backends.ibverbs_choice import ChoiceError, affinity, pairs, stripes
+from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError, devices
+from monarch.rdma.backends.ibverbs_link import Link, LinkGoneError, Watch
+from monarch.rdma.backends.ibverbs_memory import Held, LocalMemory
+from monarch.rdma.backends.ibverbs_messages import End, Key, Lend, Lent, Meet, checked
+from monarch.rdma.backends.ibverbs_queue import Fault, Request, Segment, split
+from monarch.rdma.backends.process_vm import dropped
+from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.registry import WORD
+from monarch.rdma.transfer import Transfer
+
+if TYPE_CHECKING:
+    import asyncio
+
+ATTEMPTS = 3
+LINKS = 256  # connected queue pairs; the one used longest ago that is idle is closed
+KNOWN = 4096  # buffers whose keys are kept; the one met first is forgotten
+AVOID = 60.0  # seconds in which it is not tried with an owner that cannot be reached this way
+_AVOIDED = 1024  # such owners
+SPIN = 50e-6  # seconds that a small transfer is waited for before another thread waits
+_MIB, _KIB = 1 << 20, 1 << 10
+
+
+class Ibverbs:
+    """Copies that devices do, between hosts."""
+
+    name = "ibverbs"
+    far = False
+
+    def obstacle(self, handle: Handle) -> str:
+        try:
+            devices()
+        except NoDevicesError as exc:
+            return str(exc)
+        return avoided(handle.owner) or stream_obstacle(handle.service)
+
+    def start(self, transfer: Transfer) -> None:
+        if transfer.late():
+            transfer.finish(transfer.timed_out())
+        elif not transfer.size:
+            transfer.finish()
+        else:
+            begin(transfer)
+
+
+def begin(transfer: Transfer) -> None:
+    if transfer.write and transfer.handle.device is not None:
+        elsewhere(transfer, "devices do not write to memory of a GPU")
+        return
+    try:
+        mine = engine()
+    except NoDevicesError as exc:  # switched off since the path was chosen
+        elsewhere(transfer, str(exc))
+        return
+    why = avoided(transfer.handle.owner)
+    if why:
+        elsewhere(transfer, why)
+    else:
+        Errand(mine, transfer).begin()
+
+
+def elsewhere(transfer: Transfer, why: str) -> None:
+    """The transfer goes by the next path. Needs a context."""
+    obstacles = [f"ibverbs: {why}"]
+    for backend in (tcp.Streams(), actor.ThroughActors()):
+        obstacle = backend.obstacle(transfer.handle)
+        if not obstacle:
+            transfer.path = backend.name
+            try:
+                backend.start(transfer)
+            except Exception as exc:  # this process is ending
+                transfer.finish(exc)
+            return
+        obstacles.append(f"{backend.name}: {obstacle}")
+    text = f"no compatible RDMA backend for buffer: {transfer.handle}; {'; '.join(obstacles)}"
+    transfer.finish(RDMAUnavailableError(text))
+
+
+# --- owners that cannot be reached
+
+_failed: OrderedDict[Owner, tuple[str, float]] = OrderedDict()
+_failing = threading.Lock()
+
+
+def avoided(owner: Owner) -> str:
+    why, until = _failed.get(owner, ("", 0.0))
+    return why if monotonic() < until else ""
+
+
+def avoid(owner: Owner, why: str) -> None:
+    with _failing:
+        first = owner not in _failed
+        _failed[owner] = (why, monotonic() + AVOID)
+        if len(_failed) > _AVOIDED:
+            _failed.popitem(last=False)
+    if first:
+        logging.getLogger("monarch").warning("transfers to %s do not use RDMA devices: %s", owner, why)
+
+
+class UnreachableError(Exception):
+    """The owner cannot be reached by devices; the text says why."""
+
+
+# --- transfers
+
+
+class Route(NamedTuple):
+    """A pair of devices that is connected, and the owner's keys for its side."""
+
+    here: str
+    link: Link
+    key: Key
+
+
+class Errand:
+    """A transfer on its way: its parts, and what becomes of it when they have ended."""
+
+    def __init__(self, engine: Engine, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self._engine = engine
+        self._context = contextvars.copy_context()  # it may go on on another's thread
+        self._lock = threading.Lock()
+        self._attempts = 0
+        self._left = 0
+        self._faults: list[Fault] = []
+        self._held: list[Held] = []
+        self._routes: list[Route] = []
+        self._word: Word | None = None
+
+    def begin(self) -> None:
+        """Now, when all is known and connected and the transfer is small; else once it is."""
+        routes = self._engine.routes(self.transfer)
+        if routes is None:
+            self._context.run(self._prepare)
+        elif self.transfer.size <= copying.INLINE:
+            part = self._launch(routes)
+            if part is not None:
+                part.spin()
+        else:
+            copying.later(lambda: self._launch(routes))
+
+    def _prepare(self) -> None:
+        try:
+            manager.start(self._connect)
+        except Exception as exc:  # this process is ending, or the thread has no context
+            self.transfer.finish(exc)
+
+    async def _connect(self) -> None:
+        import asyncio
+
+        transfer = self.transfer
+        try:
+            async with asyncio.timeout(max(0.0, transfer.left())):
+                routes = await self._engine.connect(transfer, transfer.handle.service.verbs.call_one)
+        except TimeoutError:
+            transfer.finish(transfer.timed_out())
+        except UnreachableError as exc:
+            self._give_up(str(exc))
+        except BaseException as exc:
+            transfer.finish(actor.reason(exc, transfer.handle))
+        else:
+            copying.later(lambda: self._launch(routes))
+
+    def _give_up(self, why: str) -> None:
+        avoid(self.transfer.handle.owner, why)
+        self._context.copy().run(elsewhere, self.transfer, why)
+
+    def _launch(self, routes: list[Route]) -> Part | None:
+        """Registers the local memory and posts the requests; the last part, if it went so far."""
+        transfer, handle = self.transfer, self.transfer.handle
+        if transfer.late():
+            transfer.finish(transfer.timed_out())
+            return None
+        parts = []
+        self._routes, self._faults = routes, []
+        ways = stripes(transfer.size, len(routes), settings.get("rdma_min_stripe_size_kb") * _KIB)
+        try:
+            held: dict[str, Held] = {}
+            for (at, count), route in zip(ways, routes, strict=False):
+                if route.here not in held:
+                    held[route.here] = self._engine.memory.hold(route.here, transfer.memory, not transfer.write)
+                    self._held.append(held[route.here])
+                segment = Segment(transfer.memory.address + at, handle.address + transfer.offset + at, count)
+                limits = self._engine.devices.device(route.here).limits
+                requests = split([segment], limits.message, limits.pieces)
+                parts.append((route.link, Part(self, requests, transfer.write, held[route.here].key, route.key.memory)))
+        except OSError as exc:
+            self._let_go()
+            self._give_up(f"{transfer.memory!r} cannot be registered (locked memory may be limited: ulimit -l): {exc}")
+            return None
+        return self._post(parts)
+
+    def _post(self, parts: list[tuple[Link, Part]]) -> Part | None:
+        self._left = len(parts)
+        last = None
+        for link, part in parts:
+            try:
+                part.link = link
+                link.begin(part)
+                last = part
+            except LinkGoneError:
+                part.ended(Fault.FLUSHED)
+        return last
+
+    def ended(self, fault: Fault | None) -> None:
+        """A part has."""
+        with self._lock:
+            if fault is not None:
+                self._faults.append(fault)
+            self._left -= 1
+            if self._left:
+                return
+        self._all_ended()
+
+    def _all_ended(self) -> None:
+        faults, word = self._faults, self._word
+        if not faults and not self.transfer.write and word is None:
+            self._look_at_word()
+            return
+        self._word = None
+        self._let_go()
+        value = 0 if word is None else word.value()
+        if word is not None:
+            word.close()
+        transfer = self.transfer
+        if not faults:
+            true = word is None or value == transfer.handle.token
+            if not true:
+                self._engine.forget(transfer.handle)
+            transfer.finish(None if true else dropped(transfer.handle))
+        elif Fault.LATE in faults:
+            transfer.finish(transfer.timed_out())
+        else:
+            self._failed(next((fault for fault in faults if fault is not Fault.FLUSHED), Fault.FLUSHED))
+
+    def _look_at_word(self) -> None:
+        route = self._routes[0]
+        try:
+            word = self._word = self._engine.word(route.here)
+        except OSError:
+            self._faults.append(Fault.LOCAL)
+            self._left = 0
+            self._let_go()
+            self._failed(Fault.LOCAL)
+            return
+        request = Request(self.transfer.handle.word, ((word.address, WORD.size),))
+        self._post([(route.link, Part(self, [request], False, word.key, route.key.word))])
+
+    def _failed(self, fault: Fault) -> None:
+        """What was done is done over: it does no harm, for both sides leave the bytes alone meanwhile."""
+        transfer = self.transfer
+        self._attempts += 1
+        self._engine.forget(transfer.handle)
+        if transfer.late():
+            transfer.finish(transfer.timed_out())
+        elif self._attempts < ATTEMPTS:
+            self._context.copy().run(self._prepare)
+        else:
+            if fault is Fault.UNREACHABLE:
+                avoid(transfer.handle.owner, fault.value)
+            more = "; what it was to write may be there in part" if transfer.write else ""
+            transfer.finish(RDMAError(f"buffer {transfer.handle.number} of {transfer.handle.owner}: {fault.value}{more}"))
+
+    def _let_go(self) -> None:
+        held, self._held = self._held, []
+        for one in held:
+            one.release()
+
+
+class Part:
+    """What one link does of a transfer."""
+
+    def __init__(self, errand: Errand, requests: list[Request], write: bool, key: int, remote_key: int) -> None:
+        self._errand = errand
+        self.requests = requests
+        self.write = write
+        self.key = key
+        self.remote_key = remote_key
+        self.deadline = errand.transfer.deadline
+        self.link: Link | None = None
+
+    def ended(self, fault: Fault | None) -> None:
+        self._errand.ended(fault)
+
+    def spin(self) -> None:
+        """Twice: for the data, then for the control word."""
+        window = settings.get("rdma_cq_busy_poll_window")
+        if self.link is not None:
+            self.link.spin(SPIN if window is None else window)
+
+
+class Word:
+    """Eight bytes that a device may write to."""
+
+    def __init__(self, words: Words, address: int) -> None:
+        self._words = words
+        self.address = address
+        self.key = words.registration.key
+
+    def value(self) -> int:
+        return int(WORD.unpack_from(self._words.page, self.address - self._words.address)[0])
+
+    def close(self) -> None:
+        self._words.free.append(self.address)
+
+
+class Words:
+    """A page of them, registered for good."""
+
+    def __init__(self, page: mmap.mmap, address: int, registration: Registration) -> None:
+        self.page = page
+        self.address = address
+        self.registration = registration
+        self.free = list(range(address, address + len(page), WORD.size))
+
+
+# --- connections
+
+
+Ask = Callable[[Any], Awaitable[Any]]
+
+
+class Engine:
+    """This process's side of all transfers. Any thread; `connect` on one event loop."""
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.memory = LocalMemory(devices.register)
+        self._me = os.urandom(16)
+        self._watch = Watch()
+        self._lock = threading.Lock()
+        self._links: OrderedDict[tuple[Owner, str, str], Link] = OrderedDict()
+        self._known: OrderedDict[tuple[Owner, int, bool], Lent] = OrderedDict()
+        self._words: dict[str, list[Words]] = {}
+        self._turns: dict[tuple[Owner, str, str], asyncio.Lock] = {}
+
+    def routes(self, transfer: Transfer) -> list[Route] | None:
+        """All that the transfer is to be spread over; None when the owner has to be asked first."""
+        handle = transfer.handle
+        with self._lock:
+            lent = self._known.get((handle.owner, handle.token, transfer.write))
+        if lent is None:
+            return None
+        try:
+            wanted = self._pairs(transfer, lent)
+        except UnreachableError:
+            return None
+        routes = []
+        with self._lock:
+            for here, key in wanted:
+                link = self._links.get((handle.owner, here, key.nic))
+                if link is None or link.closed:
+                    return None
+                self._links.move_to_end((handle.owner, here, key.nic))
+                routes.append(Route(here, link, key))
+        return routes
+
+    async def connect(self, transfer: Transfer, ask: Ask) -> list[Route]:
+        """The same, whatever it takes. UnreachableError, and what the owner raises."""
+        handle = transfer.handle
+        lent = await self._lend(handle, transfer.write, ask)
+        routes = []
+        for here, key in self._pairs(transfer, lent):
+            routes.append(Route(here, await self._link(handle.owner, here, key.nic, ask), key))
+        return routes
+
+    def forget(self, handle: Handle) -> None:
+        """Keys of that owner's buffers may have changed, and queue pairs it had may be closed."""
+        with self._lock:
+            for name in [name for name in self._known if name[0] == handle.owner]:
+                del self._known[name]
+
+    def word(self, nic: str) -> Word:
+        """OSError when there is no room for more."""
+        with self._lock:
+            pages = self._words.setdefault(nic, [])
+            page = next((page for page in pages if page.free), None)
+            if page is None:
+                page = self._more_words(nic)
+                pages.append(page)
+            return Word(page, page.free.pop())
+
+    def close(self) -> None:
+        """Of tests."""
+        self._watch.close()
+        self.memory.close()
+        for pages in self._words.values():
+            for page in pages:
+                memories.close(page.registration)
+
+    async def _lend(self, handle: Handle, write: bool, ask: Ask) -> Lent:
+        name = (handle.owner, handle.token, write)
+        with self._lock:
+            lent = self._known.get(name)
+        if lent is not None:
+            return lent
+        answer = await ask(Lend(self._me, handle.number, handle.token, write))
+        if isinstance(answer, str):
+            raise UnreachableError(f"the owner says: {answer[:500]}")
+        try:
+            lent = checked(answer)
+        except ValueError as exc:
+            raise UnreachableError(f"the owner's answer is not understood: {exc}") from None
+        with self._lock:
+            self._known[name] = lent
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+            links = [link for (owner, _, _), link in self._links.items() if owner == handle.owner]
+        for link in links:
+            if link.peer not in lent.open:  # the owner has closed its side
+                link.close()
+        return lent
+
+    def _pairs(self, transfer: Transfer, lent: Lent) -> list[tuple[str, Key]]:
+        keys = {key.nic: key for key in lent.keys}
+        nics = self.devices.nics
+        try:
+            may = affinity(settings.get("rdma_peer_device_affinity"))
+            near = self.devices.near(transfer.memory)
+        except ChoiceError as exc:
+            raise UnreachableError(str(exc)) from None
+        found = pairs(near, list(keys), lambda here, there: may(here, there) and nics[here].ethernet == keys[there].ethernet)
+        if not found:
+            raise UnreachableError(
+                f"no device here ({', '.join(near)}) may pair with one there ({', '.join(keys)}): see "
+                "rdma_peer_device_affinity; both have to be Ethernet, or both InfiniBand"
+            )
+        return [(here, keys[there]) for here, there in found]
+
+    async def _link(self, owner: Owner, here: str, there: str, ask: Ask) -> Link:
+        import asyncio
+
+        name = (owner, here, there)
+        turn = self._turns.setdefault(name, asyncio.Lock())
+        try:
+            async with turn:
+                with self._lock:
+                    link = self._links.get(name)
+                if link is None or link.closed:
+                    link = await self._meet(here, there, ask)
+                    self._keep(name, link)
+                return link
+        finally:
+            if not turn.locked():
+                self._turns.pop(name, None)
+
+    async def _meet(self, here: str, there: str, ask: Ask) -> Link:
+        """A new queue pair, connected to a new one of the owner's."""
+        import asyncio
+
+        limit = settings.get("rdma_qp_init_timeout")
+        try:
+            device = self.devices.device(here)
+            pair = device.pair(device.limits.work, device.limits.pieces)
+        except (OSError, ChoiceError) as exc:
+            raise UnreachableError(f"{here} makes no queue pair: {exc}") from None
+        try:
+            pair.to_init(0)
+            async with asyncio.timeout(limit) as waiting:
+                answer = await ask(Meet(self._me, there, pair.end()))
+            if not isinstance(answer, End):
+                raise UnreachableError(f"the owner says: {str(answer)[:500]}")
+            peer = answer.check()
+            pair.to_rtr(peer)
+            pair.to_rts(peer)
+            return Link(pair, device.limits.work, self._watch, peer.number)
+        except BaseException as exc:
+            pair.close()
+            if isinstance(exc, TimeoutError) and waiting.expired():
+                raise UnreachableError(f"the owner's devices were not connected within {limit:g} s") from None
+            if isinstance(exc, OSError | ValueError) and not isinstance(exc, TimeoutError):
+                raise UnreachableError(f"{here} cannot be connected to {there} of the owner: {exc}") from None
+            raise
+
+    def _keep(self, name: tuple[Owner, str, str], link: Link) -> None:
+        with self._lock:
+            self._links[name] = link
+            self._links.move_to_end(name)
+            over = len(self._links) - LINKS
+            idle = [other for other, one in self._links.items() if one.closed or not one.busy][: max(0, over)]
+            gone = [self._links.pop(other) for other in idle if other != name]
+        for one in gone:
+            one.close()
+
+    def _more_words(self, nic: str) -> Words:
+        import ctypes
+
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        return Words(page, address, self.devices.device(nic).register(address, len(page), LOCAL_WRITE))
+
+
+_made: dict[int, Engine] = {}  # by pid: a forked child has none of its parent's
+_making = threading.Lock()
+
+
+def engine() -> Engine:
+    """This process's. NoDevicesError."""
+    has = devices()
+    with _making:
+        made = _made.get(os.getpid())
+        if made is None:
+            made = _made[os.getpid()] = Engine(has)
+    return made
+
+
+def _after_fork() -> None:
+    global _making, _failing
+    _making, _failing = threading.Lock(), threading.Lock()
+    _abandoned.extend(_made.values())
+    _made.clear()
+
+
+_abandoned: list[Engine] = []  # in a forked child: its parent's, which must not be closed here
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,171 @@
+"""This process's RDMA devices: which are usable, which serve a piece of memory, and those that are open.
+
+Settings are read when something is asked for: `rdma_ibverbs_target`, `rdma_max_nics_per_buffer`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from monarch._devices import DmaBuf, dma_buf
+from monarch.config import settings
+from monarch.rdma.backends import ibverbs_sysfs as sysfs
+from monarch.rdma.backends.ibverbs_binding import Binding, Device, NoVerbsError, Package, Registration
+from monarch.rdma.backends.ibverbs_choice import (
+    ChoiceError,
+    Nic,
+    Place,
+    choose_gid,
+    nearest,
+    node_of,
+    place_of_target,
+)
+from monarch.rdma.memory import Memory
+
+SPREAD = 2 << 20  # bytes: memory that lies so far apart begins with another of equally near devices
+
+Export = Callable[[int, int], DmaBuf]
+Address = Callable[[int], str]
+
+
+class NoDevicesError(Exception):
+    """No RDMA device can be used from here; the text says why."""
+
+
+def gpu_address(ordinal: int) -> str:
+    """The PCI address of that GPU, as torch numbers them (of either vendor); "" without torch, or without such a GPU."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    try:
+        has = torch.cuda.get_device_properties(ordinal)
+        return f"{has.pci_domain_id:04x}:{has.pci_bus_id:02x}:{has.pci_device_id:02x}.0"
+    except Exception:  # no GPU, no such GPU, or a torch that does not tell
+        return ""
+
+
+class Devices:
+    """Any thread. `export(address, size)` gives memory of GPUs as a dma-buf, of which a device makes a region as it does of
+    the host's memory; `gpu_address(ordinal)` says where a GPU is.
+    """
+
+    def __init__(
+        self, binding: Binding, root: Path = sysfs.ROOT, export: Export = dma_buf, gpu_address: Address = gpu_address
+    ) -> None:
+        self._binding = binding
+        self._root = root
+        self._export = export
+        self._gpu_address = gpu_address
+        self._lock = threading.Lock()
+        self._open: dict[str, Device] = {}
+        nics, why = sysfs.usable(root)
+        known = set(binding.names()) if nics else set()
+        self.nics: dict[str, Nic] = {nic.name: nic for nic in nics if nic.name in known and nic.gids}
+        if not self.nics:
+            unknown = ", ".join(nic.name for nic in nics)
+            raise NoDevicesError(why or f"libibverbs cannot use {unknown}: no provider, no address, or no permission")
+        self._distances = sysfs.distances(root)
+        self._node = node_of(os.sched_getaffinity(0), sysfs.processors(root))
+
+    def near(self, memory: Memory) -> list[str]:
+        """Names of the devices for that memory, at least one. ChoiceError, which names the setting that is wrong."""
+        place = place_of_target(settings.get("rdma_ibverbs_target"), self._gpu) or self._place(memory)
+        spread = memory.address // SPREAD
+        most = settings.get("rdma_max_nics_per_buffer")
+        return [nic.name for nic in nearest(list(self.nics.values()), place, self._distances, spread, most)]
+
+    def device(self, name: str) -> Device:
+        """Opened by the first use, for good. OSError; ChoiceError for a name that is not usable here."""
+        with self._lock:
+            device = self._open.get(name)
+            if device is None:
+                nic = self.nics.get(name)
+                if nic is None:
+                    raise ChoiceError(f"no RDMA device {name} is usable here ({', '.join(self.nics)})")
+                device = self._open[name] = self._binding.open(name, choose_gid(nic))
+            return device
+
+    def register(self, name: str, memory: Memory, address: int, size: int, access: int) -> Registration:
+        """`size` bytes at `address`, which belong to `memory`. OSError."""
+        device = self.device(name)
+        if memory.device is None:
+            return device.register(address, size, access)
+        buffer = self._export(address, size)
+        try:
+            return device.register_dmabuf(buffer, address, size, access)
+        finally:
+            os.close(buffer.file)
+
+    def close(self) -> None:
+        with self._lock:
+            for device in self._open.values():
+                device.close()
+            self._open.clear()
+
+    def _place(self, memory: Memory) -> Place:
+        if memory.device is None:
+            return Place(self._node)
+        address = self._gpu_address(memory.keep.device.index or 0)
+        return sysfs.pci_place(address, self._root) if address else Place()
+
+    def _gpu(self, ordinal: int) -> Place:
+        address = self._gpu_address(ordinal)
+        if not address:
+            raise ChoiceError(
+                f"MONARCH_RDMA_IBVERBS_TARGET (rdma_ibverbs_target) names GPU {ordinal}, which torch does not show"
+            )
+        return sysfs.pci_place(address, self._root)
+
+
+_made: dict[int, Devices | NoDevicesError] = {}  # by pid: a forked child has none of its parent's
+_making = threading.Lock()
+
+
+def devices() -> Devices:
+    """This process's, looked for by the first call. NoDevicesError, also while `rdma_disable_ibverbs` is on."""
+    if settings.get("rdma_disable_ibverbs"):
+        raise NoDevicesError("the setting rdma_disable_ibverbs is on")
+    return found()
+
+
+def found() -> Devices:
+    """The same, whatever the setting."""
+    with _making:
+        known = _made.get(os.getpid())
+        if known is None:
+            known = _made[os.getpid()] = _find()
+    if isinstance(known, NoDevicesError):
+        raise known.with_traceback(None)
+    return known
+
+
+def _find() -> Devices | NoDevicesError:
+    nics, why = sysfs.usable()
+    if not nics:
+        return NoDevicesError(why)
+    try:
+        return Devices(Package())
+    except NoVerbsError as exc:
+        logging.getLogger("monarch").warning("RDMA devices are not used: %s", exc)
+        return NoDevicesError(str(exc))
+    except NoDevicesError as exc:
+        return exc
+    except Exception as exc:  # a driver's surprise must not keep transfers from the next path
+        logging.getLogger("monarch").warning("RDMA devices are not used: %r", exc)
+        return NoDevicesError(f"they cannot be used: {exc!r}")
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
+    _abandoned.extend(_made.values())
+    _made.clear()
+
+
+_abandoned: list[object] = []  # in a forked child: its parent's, which must not be closed here
+os.register_at_fork(after_in_child=_after_fork)

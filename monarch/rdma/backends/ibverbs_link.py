@@ -1,0 +1,256 @@
+"""A queue pair that is connected to one of an owner's, and the thread that hears of completions.
+
+Whoever begins a transfer posts its requests himself. One thread of the process waits for the completions of all links and
+for the deadlines; it ends after IDLE seconds without work.
+
+A link that fails, or that has requests of a job whose time is over, is closed at once: that is the one way to be sure that
+nothing of it moves any more. Jobs of others on it hear Fault.FLUSHED; they have to go another link.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Hashable
+from time import monotonic, perf_counter
+from typing import Protocol
+
+from monarch.actor import start_thread
+from monarch.rdma.backends.ibverbs_binding import Pair
+from monarch.rdma.backends.ibverbs_queue import Broken, Fault, Queue, Request, State
+
+IDLE = 5.0
+LONGEST = 60.0  # seconds that the thread waits at a time: deadlines may lie farther off than the kernel counts
+
+
+class LinkGoneError(Exception):
+    """The link has been closed."""
+
+
+class Job(Protocol):
+    """What a link moves: requests with the keys of both sides' memory."""
+
+    requests: list[Request]
+    write: bool
+    key: int
+    remote_key: int
+    deadline: float
+
+    def ended(self, fault: Fault | None) -> None:
+        """Nothing of it moves any more; None: all is done. Called once, on any thread, without locks. Does not raise."""
+        ...
+
+
+_Ended = list[tuple[Job, "Fault | None"]]
+
+
+class Link:
+    """Any thread. `pair` is ready to send; the link closes it."""
+
+    def __init__(self, pair: Pair, window: int, watch: Watch, peer: int) -> None:
+        """`peer`: the number of the owner's queue pair."""
+        self.peer = peer
+        self._pair = pair
+        self._watch = watch
+        self._lock = threading.Lock()
+        self._queue = Queue(window)
+        for state in (State.INIT, State.RTR, State.RTS):
+            self._queue.advance(state)
+        self._jobs: dict[Hashable, Job] = {}
+        self._file = pair.fileno()
+        watch.add(self._file, self)
+
+    @property
+    def closed(self) -> bool:
+        return self._queue.state is State.ERROR
+
+    @property
+    def busy(self) -> bool:
+        return self._queue.busy
+
+    def begin(self, job: Job) -> None:
+        """Posts what there is room for; the rest follows. LinkGoneError: nothing was begun, and the job hears nothing."""
+        with self._lock:
+            if self.closed:
+                raise LinkGoneError
+            self._jobs[id(job)] = job
+            self._queue.submit(id(job), job.requests)
+            ended = self._pump()
+        _tell(ended)
+        try:
+            self._watch.expect(job.deadline)
+        except RuntimeError:  # the process has no room for a thread: nobody would hear of the end
+            self.close()
+
+    def look(self) -> None:
+        """Takes the completions that have come."""
+        with self._lock:
+            ended = self._collect()
+        _tell(ended)
+
+    def woken(self) -> None:
+        """The pair's descriptor is readable."""
+        with self._lock:
+            if self.closed:
+                return
+            try:
+                self._pair.acknowledge()
+                ended = self._collect()
+            except OSError:
+                ended = self._end(None, Fault.DEVICE)
+        _tell(ended)
+
+    def spin(self, job: Job, seconds: float) -> None:
+        """Looks for completions without a pause until the job is done, at most so long."""
+        end = perf_counter() + seconds
+        while id(job) in self._jobs and perf_counter() < end:
+            self.look()
+
+    def late(self, now: float) -> float:
+        """Ends jobs whose time is over; the earliest deadline of the others, infinity when there are none."""
+        ended: _Ended = []
+        with self._lock:
+            for name, job in list(self._jobs.items()):
+                if job.deadline <= now and name in self._jobs:
+                    if self._queue.withdraw(name):
+                        del self._jobs[name]
+                        ended.append((job, Fault.LATE))
+                    else:
+                        ended += self._end(name, Fault.LATE)
+            earliest = min((job.deadline for job in self._jobs.values()), default=float("inf"))
+        _tell(ended)
+        return earliest
+
+    def close(self) -> None:
+        """Jobs that are under way hear Fault.FLUSHED."""
+        with self._lock:
+            ended = [] if self.closed else self._end(None, Fault.FLUSHED)
+        _tell(ended)
+
+    def _pump(self) -> _Ended:
+        posts = self._queue.post()
+        at = 0
+        try:
+            while at < len(posts):
+                job = self._jobs[posts[at].job]
+                end = at
+                while end < len(posts) and posts[end].job == posts[at].job:
+                    end += 1
+                work = [(post.number, post.request) for post in posts[at:end]]
+                self._pair.post(work, job.write, job.key, job.remote_key)
+                at = end
+        except OSError:
+            return self._end(posts[at].job, Fault.DEVICE)
+        return []
+
+    def _collect(self) -> _Ended:
+        ended: _Ended = []
+        while not self.closed:
+            try:
+                completions = self._pair.poll()
+            except OSError:
+                return ended + self._end(None, Fault.DEVICE)
+            if not completions:
+                break
+            for number, status in completions:
+                outcome = self._queue.complete(number, status)
+                if isinstance(outcome, Broken):
+                    return ended + self._end(outcome.job, outcome.fault)
+                if outcome is not None:
+                    ended.append((self._jobs.pop(outcome), None))
+            ended += self._pump()
+        return ended
+
+    def _end(self, guilty: Hashable | None, fault: Fault) -> _Ended:
+        """Closes the pair. `guilty` hears the fault, or everybody when it is None."""
+        self._queue.fail()
+        self._watch.forget(self._file)
+        try:
+            self._pair.close()
+        except OSError:  # the device is gone, and with it whatever it did
+            pass
+        jobs, self._jobs = self._jobs, {}
+        return [(job, fault if guilty in (None, name) else Fault.FLUSHED) for name, job in jobs.items()]
+
+
+def _tell(ended: _Ended) -> None:
+    for job, fault in ended:
+        job.ended(fault)
+
+
+class Watch:
+    """The thread, and the descriptors it waits at."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._files.register(self._wake, select.EPOLLIN)
+        self._links: dict[int, Link] = {}
+        self._thread: threading.Thread | None = None
+        self._until = 0.0  # when the thread looks again by itself
+        self._closed = False
+
+    def add(self, file: int, link: Link) -> None:
+        with self._lock:
+            self._links[file] = link
+            self._files.register(file, select.EPOLLIN)
+
+    def forget(self, file: int) -> None:
+        with self._lock:
+            if self._links.pop(file, None) is not None:
+                self._files.unregister(file)
+
+    def expect(self, deadline: float) -> None:
+        """There is work, which ends by then. RuntimeError when the process has no room for the thread."""
+        with self._lock:
+            if self._thread is None and not self._closed:
+                self._until = 0.0
+                self._thread = start_thread(self._run, "monarch-rdma-ibverbs")
+            elif deadline < self._until:
+                os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Of tests: closes all links, and waits for the thread."""
+        for link in list(self._links.values()):
+            link.close()
+        with self._lock:
+            self._closed = True
+            thread, self._thread = self._thread, None
+            os.eventfd_write(self._wake, 1)
+        if thread is not None:
+            thread.join()
+        self._files.close()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        idle_since = monotonic()
+        while True:
+            links = list(self._links.values())
+            earliest = min((link.late(monotonic()) for link in links), default=float("inf"))
+            now = monotonic()
+            if earliest < float("inf"):
+                idle_since = now
+            with self._lock:
+                if self._closed:
+                    return
+                if now - idle_since >= IDLE and not any(link.busy for link in self._links.values()):
+                    self._thread = None
+                    return
+                self._until = min(earliest, now + LONGEST if earliest < float("inf") else idle_since + IDLE)
+                wait = max(0.0, self._until - now)
+            for file, _ in self._files.poll(wait):
+                if file == self._wake:
+                    _drain(file)
+                    continue
+                link = self._links.get(file)
+                if link is not None:
+                    link.woken()
+
+
+def _drain(file: int) -> None:
+    try:
+        os.eventfd_read(file)
+    except BlockingIOError:
+        pass

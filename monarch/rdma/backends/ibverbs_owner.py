@@ -1,0 +1,184 @@
+"""The owner's side: keys to its buffers, and queue pairs at which its devices serve others. Its Python code takes no further
+part.
+
+A key is for one buffer and no more, so that a drop takes exactly it back; readers get one that writes nothing. A reader looks
+at the control word after the data, by the same device, so it needs nobody to tell it of a drop. A writer cannot look
+afterwards, and a device may give a key that was taken back to another buffer at the same address. So once a buffer was lent
+to be written to, its drop closes the queue pairs of those who had it; what they have under way reaches nothing any more, and
+for what else they do they connect anew.
+
+A process that ends without a word leaves its queue pairs here until MET others have come; they hold no keys of their own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import OrderedDict
+from typing import Any
+
+from monarch._errors import RDMAReadOnlyError
+from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Pair, Registration
+from monarch.rdma.backends.ibverbs_choice import ChoiceError
+from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError, devices
+from monarch.rdma.backends.ibverbs_memory import close
+from monarch.rdma.backends.ibverbs_messages import End, Key, Lend, Lent, Meet
+from monarch.rdma.memory import Memory
+from monarch.rdma.registry import WORD, Region, Registry, registry
+
+MET = 4096  # queue pairs for others; the one made first is closed when another comes
+NAME = "ibverbs"
+
+
+class LentKeys:
+    """What devices may do with a buffer. Changed only by the Owner that made it."""
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self.read: dict[str, tuple[Registration, Registration]] = {}
+        self.write: dict[str, tuple[Registration, Registration]] = {}
+        self.writers: set[bytes] = set()
+
+    def close(self) -> None:
+        """Once it has returned, nobody reads or writes the buffer by a device."""
+        for keys in (self.read, self.write):
+            for memory, word in keys.values():
+                close(memory)
+                close(word)
+        for reader in self.writers:
+            self._owner.part(reader)
+
+
+class Owner:
+    """Any thread."""
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._lock = threading.Lock()
+        self._met: OrderedDict[tuple[bytes, str, str], Pair] = OrderedDict()  # reader, device here, device there
+
+    def lend(self, region: Region, reader: bytes, write: bool) -> Lent:
+        """How that process reaches the buffer. OSError, ChoiceError; RDMAReadOnlyError."""
+        if write and not region.memory.writable:
+            raise RDMAReadOnlyError(f"buffer {region.number} is read-only")
+        with self._lock:
+            lent: LentKeys = region.lent.setdefault(NAME, LentKeys(self))
+            keys = lent.write if write else lent.read
+            if not keys:
+                self._register(region, keys, write)
+            if write:
+                lent.writers.add(reader)
+            shown = [
+                Key(nic, self._devices.nics[nic].ethernet, memory.remote_key, word.remote_key)
+                for nic, (memory, word) in keys.items()
+            ]
+            known = [pair.end().number for (other, _, _), pair in self._met.items() if other == reader]
+        return Lent(tuple(shown), tuple(known))
+
+    def meet(self, meet: Meet) -> End:
+        """A queue pair that serves that one, at the device that was named. OSError, ChoiceError."""
+        device = self._devices.device(meet.nic)
+        pair = device.pair(1, 1)
+        try:
+            pair.to_init(REMOTE_READ | REMOTE_WRITE)
+            pair.to_rtr(meet.end)  # it asks for nothing itself, so it need not get further
+        except BaseException:
+            pair.close()
+            raise
+        with self._lock:
+            name = (meet.reader, meet.nic, meet.end.nic)
+            gone = [self._met.pop(name, None)]
+            self._met[name] = pair
+            if len(self._met) > MET:
+                gone.append(self._met.popitem(last=False)[1])
+        for other in gone:
+            _close(other)
+        return pair.end()
+
+    def part(self, reader: bytes) -> None:
+        """Closes what serves that process."""
+        with self._lock:
+            gone = [self._met.pop(name) for name in list(self._met) if name[0] == reader]
+        for pair in gone:
+            _close(pair)
+
+    def close(self) -> None:
+        """Of tests."""
+        for reader, _, _ in list(self._met):
+            self.part(reader)
+
+    def __len__(self) -> int:
+        return len(self._met)
+
+    def _register(self, region: Region, keys: dict[str, tuple[Registration, Registration]], write: bool) -> None:
+        """With each device that is near the memory; one that cannot is left out, unless none can."""
+        memory, refused = region.memory, ""
+        word = Memory(region.word, WORD.size, False, None, "control word")
+        access = REMOTE_READ | REMOTE_WRITE | LOCAL_WRITE if write else REMOTE_READ
+        for nic in self._devices.near(memory):
+            try:
+                mine = self._devices.register(nic, memory, memory.address, memory.size, access)
+                try:
+                    its = self._devices.device(nic).register(word.address, word.size, REMOTE_READ)
+                except BaseException:
+                    close(mine)
+                    raise
+            except OSError as exc:
+                refused = f"{nic} cannot register {memory.size} bytes: {exc}"
+                logging.getLogger("monarch").info("RDMA: %s", refused)
+            else:
+                keys[nic] = (mine, its)
+        if not keys:
+            raise OSError(f"{refused} (locked memory may be limited: ulimit -l)")
+
+
+def _close(pair: Pair | None) -> None:
+    if pair is None:
+        return
+    try:
+        pair.close()
+    except OSError as exc:
+        logging.getLogger("monarch").warning("an RDMA device cannot close a queue pair: %s", exc)
+
+
+def answer(request: Any, mine: Owner | None = None, known: Registry | None = None) -> Any:
+    """What `Manager.verbs` answers: Lent or End, or why there is none. BufferDroppedError, RDMAReadOnlyError; ValueError for
+    what is no request.
+    """
+    if type(request) not in (Lend, Meet):
+        raise ValueError("neither Lend nor Meet")
+    request.check()
+    try:
+        mine = mine or owner()
+        if isinstance(request, Meet):
+            return mine.meet(request)
+        with (known or registry()).using(request.number, request.token) as region:
+            return mine.lend(region, request.reader, request.write)
+    except (NoDevicesError, ChoiceError, OSError) as exc:
+        return str(exc)
+
+
+_made: dict[int, Owner] = {}  # by pid
+_making = threading.Lock()
+
+
+def owner() -> Owner:
+    """This process's. NoDevicesError."""
+    has = devices()
+    with _making:
+        made = _made.get(os.getpid())
+        if made is None:
+            made = _made[os.getpid()] = Owner(has)
+    return made
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
+    _abandoned.extend(_made.values())
+    _made.clear()
+
+
+_abandoned: list[Owner] = []  # in a forked child: its parent's, which must not be closed here
+os.register_at_fork(after_in_child=_after_fork)

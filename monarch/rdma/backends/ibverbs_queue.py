@@ -1,0 +1,202 @@
+"""A queue pair as its user sees it: its states, what is posted and what waits, and what a completion means. No I/O.
+
+States and their order: InfiniBand Architecture Specification, volume 1, 10.3.1. Completions of one send queue come in the
+order of its requests (10.8), and once one fails, all behind it are flushed and the queue pair is of no more use.
+
+Not thread-safe.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Hashable, Iterable
+from enum import Enum
+from typing import NamedTuple
+
+MESSAGE = 1 << 30  # bytes of a request, at most
+WINDOW = 512  # requests posted and not completed, at most
+PIECES = 30  # pieces of local memory that a request takes, at most
+
+
+class State(Enum):
+    RESET = "reset"
+    INIT = "init"
+    RTR = "ready to receive"
+    RTS = "ready to send"
+    ERROR = "error"
+
+
+_NEXT = {State.RESET: State.INIT, State.INIT: State.RTR, State.RTR: State.RTS}
+
+
+class Fault(Enum):
+    """What a failed completion says of whom."""
+
+    REFUSED = "the owner's device refused the access: the key is not valid there (any more)"
+    UNREACHABLE = "the owner's device did not answer: retry exceeded"
+    LOCAL = "this side's memory is not registered as the request needs it"
+    FLUSHED = "the queue pair failed before the request's turn came"
+    DEVICE = "the device failed"
+    LATE = "its time was over"
+
+
+# enum ibv_wc_status of libibverbs' verbs.h
+_FAULTS = {
+    1: Fault.LOCAL, 2: Fault.LOCAL, 4: Fault.LOCAL, 8: Fault.LOCAL,
+    5: Fault.FLUSHED,
+    9: Fault.REFUSED, 10: Fault.REFUSED, 11: Fault.REFUSED, 15: Fault.REFUSED,
+    12: Fault.UNREACHABLE, 13: Fault.UNREACHABLE, 16: Fault.UNREACHABLE, 20: Fault.UNREACHABLE,
+}  # fmt: skip
+SUCCESS = 0
+
+
+def fault_of(status: int) -> Fault:
+    """Of `status`, which is not SUCCESS."""
+    return _FAULTS.get(status, Fault.DEVICE)
+
+
+class Segment(NamedTuple):
+    """`size` bytes at `local`, to or from `remote`."""
+
+    local: int
+    remote: int
+    size: int
+
+
+class Request(NamedTuple):
+    """One work request: a run of remote memory, and the pieces (address, size) of local memory it goes to or comes from."""
+
+    remote: int
+    pieces: tuple[tuple[int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(size for _, size in self.pieces)
+
+
+def split(segments: Iterable[Segment], message: int = MESSAGE, pieces: int = PIECES) -> list[Request]:
+    """As few requests as move the segments, in their order: neighbours in remote memory go together.
+
+    No request has more than `message` bytes or `pieces` pieces. ValueError when one of these is not positive.
+    """
+    if message < 1 or pieces < 1:
+        raise ValueError(f"a request of at most {message} bytes in {pieces} pieces moves nothing")
+    result: list[Request] = []
+    parts: list[tuple[int, int]] = []
+    start = end = 0
+    for local, remote, size in segments:
+        while size:
+            if parts and (
+                remote != end or end - start >= message or (len(parts) >= pieces and sum(parts[-1]) != local)
+            ):
+                result.append(Request(start, tuple(parts)))
+                parts = []
+            if not parts:
+                start = end = remote
+            count = min(size, message - (end - start))
+            if parts and sum(parts[-1]) == local:
+                parts[-1] = (parts[-1][0], parts[-1][1] + count)
+            else:
+                parts.append((local, count))
+            local, remote, size, end = local + count, remote + count, size - count, end + count
+    if parts:
+        result.append(Request(start, tuple(parts)))
+    return result
+
+
+class Post(NamedTuple):
+    """A request to be posted, under a number that its completion gives back."""
+
+    number: int
+    job: Hashable
+    request: Request
+
+
+class Broken(NamedTuple):
+    """The queue pair failed. `job`'s request was the first that did; `others` were not done either, by no fault of theirs."""
+
+    job: Hashable
+    fault: Fault
+    others: list[Hashable]
+
+
+class Queue:
+    """Requests of many jobs, in the order in which they came."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        if window < 1:
+            raise ValueError(f"a window of {window} requests lets nothing through")
+        self.state = State.RESET
+        self._window = window
+        self._numbers = itertools.count(1)
+        self._waiting: deque[tuple[Hashable, Request]] = deque()
+        self._posted: dict[int, Hashable] = {}
+        self._left: dict[Hashable, int] = {}
+
+    def advance(self, state: State) -> None:
+        """One step towards RTS, or to ERROR from anywhere. ValueError for any other."""
+        if state is not State.ERROR and _NEXT.get(self.state) is not state:
+            raise ValueError(f"a queue pair cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+    def submit(self, job: Hashable, requests: list[Request]) -> None:
+        """At least one request; a job submits once. ValueError, also when the queue pair is not ready to send."""
+        if self.state is not State.RTS:
+            raise ValueError(f"a queue pair in state {self.state.value} takes no requests")
+        if job in self._left or not requests:
+            raise ValueError("a job submits its requests at once, and at least one")
+        self._left[job] = len(requests)
+        self._waiting.extend((job, request) for request in requests)
+
+    def post(self) -> list[Post]:
+        """What there is room for now; it counts as posted from here on."""
+        if self.state is not State.RTS:
+            return []
+        result = []
+        while self._waiting and len(self._posted) < self._window:
+            job, request = self._waiting.popleft()
+            number = next(self._numbers)
+            self._posted[number] = job
+            result.append(Post(number, job, request))
+        return result
+
+    def complete(self, number: int, status: int) -> Hashable | Broken | None:
+        """A job that is done with this completion, or what has failed. Numbers that nobody waits for are ignored."""
+        job = self._posted.pop(number, None)
+        if job is None:
+            return None
+        if status != SUCCESS:
+            others = [other for other in self.fail() if other != job]
+            return Broken(job, fault_of(status), others)
+        self._left[job] -= 1
+        if self._left[job]:
+            return None
+        del self._left[job]
+        return job
+
+    def withdraw(self, job: Hashable) -> bool:
+        """Takes back what is not posted. True when nothing of the job is under way any more, also when it is not known.
+
+        False: requests of it are posted, and only the end of the queue pair ends them.
+        """
+        if job not in self._left:
+            return True
+        if job in self._posted.values():
+            return False
+        self._waiting = deque(one for one in self._waiting if one[0] != job)
+        del self._left[job]
+        return True
+
+    def fail(self) -> list[Hashable]:
+        """The end: all jobs that are not done, in the order in which they came."""
+        self.state = State.ERROR
+        left = list(self._left)
+        self._left.clear()
+        self._posted.clear()
+        self._waiting.clear()
+        return left
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._left)

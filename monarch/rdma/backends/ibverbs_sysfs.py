@@ -1,0 +1,117 @@
+"""What /sys says of RDMA devices and of NUMA nodes. Nothing here opens a device.
+
+The files are described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband and
+Documentation/ABI/stable/sysfs-devices-node. What cannot be read is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from monarch.rdma.backends.ibverbs_choice import Distances, Gid, Nic, Place
+
+ROOT = Path("/sys")
+PORT = 1
+GIDS = 256  # entries of a port's table that are looked at
+CHANNEL_ADAPTER = "1"  # others have no reliable connections that can be made without a connection manager (iWARP, EFA)
+ACTIVE = "4"
+
+_PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
+
+
+def present(root: Path = ROOT) -> list[str]:
+    """Names of the RDMA devices, usable or not."""
+    try:
+        return sorted(entry.name for entry in (root / "class/infiniband").iterdir())
+    except OSError:
+        return []
+
+
+def usable(root: Path = ROOT) -> tuple[list[Nic], str]:
+    """The devices whose port is up and can carry reliable connections, and why the others are none."""
+    nics, why = [], []
+    for name in present(root):
+        folder = root / "class/infiniband" / name
+        port = folder / "ports" / str(PORT)
+        kind = _text(folder / "node_type")
+        if kind.partition(":")[0] != CHANNEL_ADAPTER:
+            why.append(f"{name} is of type {kind or 'unknown'}, not a channel adapter")
+        elif _text(port / "state").partition(":")[0] != ACTIVE:
+            why.append(f"port {PORT} of {name} is not active ({_text(port / 'state') or 'state unknown'})")
+        else:
+            ethernet = _text(port / "link_layer") == "Ethernet"
+            device = folder / "device"
+            nics.append(Nic(name, _pci_of(device), _number(device / "numa_node"), ethernet, _gids(port)))
+    if not nics and not why:
+        why.append("this machine has no RDMA device")
+    return nics, "; ".join(why)
+
+
+def pci_place(address: str, root: Path = ROOT) -> Place:
+    """Of the PCI device with that address, such as 0000:17:00.0."""
+    device = root / "bus/pci/devices" / address.lower()
+    return Place(node=_number(device / "numa_node"), pci=_pci_of(device))
+
+
+def distances(root: Path = ROOT) -> Distances:
+    result = {}
+    for node, folder in _nodes(root):
+        row = _text(folder / "distance").split()
+        result[node] = tuple(int(one) for one in row if one.isdigit())
+    return result
+
+
+def processors(root: Path = ROOT) -> dict[int, frozenset[int]]:
+    """Which processors each NUMA node has."""
+    return {node: _cpu_list(_text(folder / "cpulist")) for node, folder in _nodes(root)}
+
+
+def _nodes(root: Path) -> list[tuple[int, Path]]:
+    folders = (root / "devices/system/node").glob("node*")
+    return sorted((int(folder.name[4:]), folder) for folder in folders if folder.name[4:].isdigit())
+
+
+def _cpu_list(text: str) -> frozenset[int]:
+    result: set[int] = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            result.update(range(int(first), int(last or first) + 1))
+    return frozenset(result)
+
+
+def _pci_of(device: Path) -> tuple[str, ...]:
+    """Root complex, bridges and the device itself, as the real path names them."""
+    parts = device.resolve().parts
+    start = next((index for index, part in enumerate(parts) if part.startswith("pci")), len(parts))
+    return tuple(part for part in parts[start:] if part.startswith("pci") or _PCI.fullmatch(part))
+
+
+def _gids(port: Path) -> tuple[Gid, ...]:
+    result = []
+    for index in range(GIDS):
+        text = _text(port / "gids" / str(index))
+        if not text:
+            if not (port / "gids" / str(index)).exists():
+                break
+            continue
+        try:
+            raw = bytes.fromhex(text.replace(":", ""))
+        except ValueError:
+            continue
+        if len(raw) == 16 and any(raw[8:]):  # an entry that is not in use has no interface
+            result.append(Gid(index, raw, _text(port / "gid_attrs/types" / str(index))))
+    return tuple(result)
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isdigit() else -1
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return ""

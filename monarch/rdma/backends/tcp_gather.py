@@ -1,0 +1,113 @@
+"""Many parts of one owner's buffers, read over streams: several hundred a request, from memory to socket to memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from monarch.rdma.backends import tcp
+from monarch.rdma.backends.tcp_wire import CHUNK, ENDING, GATHER, OK, PART, PARTS, REQUEST, Way, view_of
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import Memory
+from monarch.rdma.transfer import Transfer
+
+
+class Part(NamedTuple):
+    """`size` bytes of a buffer from `offset` on, and where they go."""
+
+    handle: Handle
+    offset: int
+    address: int
+    size: int
+
+
+class Batch:
+    """One request and where its answer goes: at most PARTS parts, of CHUNK bytes together."""
+
+    __slots__ = ("parts", "request", "size")
+
+    def __init__(self, parts: list[Part]) -> None:
+        self.parts = parts
+        self.size = sum(part.size for part in parts)
+        listed = (PART.pack(part.handle.number, part.handle.token, part.offset, part.size) for part in parts)
+        self.request = REQUEST.pack(GATHER, len(parts), 0, 0, self.size) + b"".join(listed)
+
+
+def batches(parts: Sequence[Part]) -> list[Batch]:
+    """All of them, in order; large ones are cut."""
+    result: list[list[Part]] = []
+    room = 0
+    for handle, offset, address, total in parts:
+        done = 0
+        while done < total:
+            if not room or len(result[-1]) == PARTS:
+                result.append([])
+                room = CHUNK
+            size = min(total - done, room)
+            result[-1].append(Part(handle, offset + done, address + done, size))
+            done += size
+            room -= size
+    return [Batch(one) for one in result]
+
+
+class Gathering(Transfer):
+    """All batches as one transfer. `keep` keeps the memory they go to; `elsewhere` is called, in the context of whoever
+    made this, when there is no stream or it broke."""
+
+    __slots__ = ("batches", "elsewhere")
+
+    def __init__(self, batches: list[Batch], keep: Any, timeout: float, elsewhere: Callable[[], None]) -> None:
+        size = sum(batch.size for batch in batches)
+        handle = batches[0].parts[0].handle
+        super().__init__(handle, Memory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
+        self.path = tcp.Streams.name
+        self.batches = batches
+        self.elsewhere = elsewhere
+
+    def begin(self) -> None:
+        """`ended` hears of its end, unless it goes elsewhere."""
+        if self.late():
+            self.finish(self.timed_out())
+        else:
+            tcp.lanes_to(self.handle.owner).begin(_Job(self))
+
+    def __str__(self) -> str:
+        return f"read of {self.size} bytes, in pieces, from buffer {self.handle.number} and others"
+
+
+class _Job(tcp.Job):
+    """Its chunks are batches."""
+
+    at_once = False
+
+    def __init__(self, gathering: Gathering) -> None:
+        super().__init__(gathering)
+        self._gathering = gathering
+        self.chunks = len(gathering.batches)
+
+    def take(self) -> tuple[int, int] | None:
+        """The number of the next batch, and 0."""
+        with self._lock:
+            index = self._next
+            if self._error is not None or index >= self.chunks:
+                return None
+            self._next += 1
+        return index, 0
+
+    def ask(self, way: Way, at: int, count: int) -> None:
+        way.send([self._gathering.batches[at].request])
+
+    def answer(self, way: Way, at: int, count: int) -> int:
+        batch = self._gathering.batches[at]
+        ending = bytearray(ENDING.size)
+        way.scatter([*(view_of(part.address, part.size) for part in batch.parts), memoryview(ending)])
+        status, index = ENDING.unpack(ending)
+        if status != OK:
+            self.fail(tcp.error_of(self.transfer, status, batch.parts[min(index, len(batch.parts) - 1)].handle))
+        return int(status)
+
+    def refused(self, status: int) -> None:
+        """`answer` has said why."""
+
+    def _elsewhere(self) -> None:
+        self._bound(self._gathering.elsewhere)

@@ -1,0 +1,76 @@
+"""Copies with a device at one end or both, chunk by chunk, on the threads of `copying`.
+
+Streams: a copy runs on a stream of its thread's own. It begins after what the thread that asked for the transfer had given
+the local tensor's device to do by then, and is done, for every stream, when the transfer is. What the owner's device is
+doing to the buffer meanwhile nobody waits for: the owner registers memory whose contents are there (registering waits for
+that) and says by messages when it may be read again, having synchronised first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from monarch._devices import pinned
+from monarch._devices.memory import interface
+from monarch.rdma import copying
+from monarch.rdma.memory import Memory
+from monarch.rdma.transfer import Transfer
+
+CHUNK = 64 << 20  # bytes between two looks at the clock and the buffer; milliseconds at most
+
+# The buffer's bytes for a `with` block in which its owner does not let go of them. Raises why there are none.
+Lend = Callable[[], AbstractContextManager[Memory]]
+
+
+def run(transfer: Transfer, lend: Lend) -> None:
+    """Copies all of `transfer` and finishes it, on other threads: a device may have much to do first."""
+    if transfer.late():
+        transfer.finish(transfer.timed_out())
+    else:
+        copying.later(_Job(transfer, lend).step)
+
+
+class _Job:
+    def __init__(self, transfer: Transfer, lend: Lend) -> None:
+        self._transfer = transfer
+        self._lend = lend
+        self._at = 0
+        self._after = transfer.after
+
+    def step(self) -> None:
+        """One chunk, then to the end of the queue."""
+        transfer, at = self._transfer, self._at
+        try:
+            if transfer.late():
+                raise transfer.timed_out()
+            count = min(CHUNK, transfer.size - at)
+            with self._lend() as theirs:
+                if transfer.write:
+                    copy(theirs, transfer.offset + at, transfer.memory, at, count, self._after)
+                else:
+                    copy(transfer.memory, at, theirs, transfer.offset + at, count, self._after)
+        except Exception as exc:
+            transfer.finish(exc)
+            return
+        self._at, self._after = at + count, None
+        if self._at < transfer.size:
+            copying.later(self.step)
+        else:
+            transfer.finish()
+
+
+def copy(target: Memory, to: int, source: Memory, at: int, count: int, after: Any = None) -> None:
+    """`count` bytes between two memories of which at least one is a device's. Done when it returns.
+
+    `after`, as from `mark`, is what the copy comes after.
+    """
+    if not count:
+        return
+    if source.device is None:
+        pinned.to_device(target.keep[to : to + count], source.address + at, after)
+    elif target.device is None:
+        pinned.to_host(source.keep[at : at + count], target.address + to, after)
+    else:
+        interface().begin(target.keep[to : to + count], source.keep[at : at + count], after)()

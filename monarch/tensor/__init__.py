@@ -1,0 +1,36 @@
+"""Distributed tensors: one tensor here stands for a local one on each process of a mesh, and torch works on it.
+
+    commands      what the controller tells the workers
+    metadata, signature, propagation, scalars, taint, records
+                  what the controller knows, without any I/O
+    engine        commands numbered, batched, sent; answers taken
+    dispatch      a torch operation becomes a command
+    tensor, mesh, stream, activation, fetch
+                  what programs touch
+    executor      a worker's tensors and how commands change them, without any I/O
+    worker        the actor around it
+
+Stands on the door, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
+"""
+
+from __future__ import annotations
+
+from monarch.tensor.activation import get_active_mesh, no_mesh
+from monarch.tensor.failures import RemoteException
+from monarch.tensor.fetch import fetch_shard, inspect, show
+from monarch.tensor.mesh import DeviceMesh
+from monarch.tensor.stream import Stream, get_active_stream
+from monarch.tensor.tensor import Tensor
+
+__all__ = [
+    "DeviceMesh",
+    "RemoteException",
+    "Stream",
+    "Tensor",
+    "fetch_shard",
+    "get_active_mesh",
+    "get_active_stream",
+    "inspect",
+    "no_mesh",
+    "show",
+]

@@ -1,0 +1,105 @@
+"""What the controller tells the workers: one struct a command, encoded by msgspec, many in one message.
+
+A number in place of a struct deletes the tensor of that reference. References are numbers the controller gives out; each
+worker has its own tensor for one. What only pickle can carry (functions, arguments) travels beside the commands in the same
+message; a command names it by its place there (`payload`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Command(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """`ident` names the command in reports of failures: the first reference it makes, or a number of its own."""
+
+
+class Place(Command, tag=0):
+    """What follows is for the ranks of mesh `mesh` and runs on stream `stream`."""
+
+    mesh: int
+    stream: int
+
+
+class Run(Command, tag=1):
+    """Runs signature `signature` with the tensors `inputs` and the numbers `scalars`.
+
+    Its fresh results are references `ident`, `ident + 1`, ...
+    """
+
+    signature: int
+    ident: int
+    inputs: tuple[int, ...]
+    scalars: tuple[int | float | bool, ...] = ()
+
+
+class Define(Command, tag=2):
+    """`payload` is a signature.Call: what Run commands that say `signature` do from here on."""
+
+    signature: int
+    payload: int
+
+
+class Forget(Command, tag=3):
+    """No Run will name `signature` any more."""
+
+    signature: int
+
+
+class DefineMesh(Command, tag=4):
+    """Mesh `mesh` is the ranks `ranks` of the engine's own, in this order, with these names and sizes."""
+
+    mesh: int
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+
+class DefineStream(Command, tag=5):
+    """Stream `stream` is a thread (and a stream of the device) of its own on each worker."""
+
+    stream: int
+    name: str
+
+
+class Constant(Command, tag=6):
+    """`payload`, a local tensor, becomes reference `ident`."""
+
+    ident: int
+    payload: int
+
+
+class Fetch(Command, tag=7):
+    """The worker of rank `rank` answers with its tensors `refs`; the others only say whether theirs are good.
+
+    `taints`: numbers of commands between ranks on which the values depend.
+    """
+
+    ident: int
+    refs: tuple[int, ...]
+    rank: int
+    taints: tuple[int, ...] = ()
+
+
+class Sync(Command, tag=8):
+    """Answer when all before it is done, with the failures that no answer has told yet."""
+
+    ident: int
+
+
+
+
+class Do(Command, tag=9):
+    """`payload` is a signature.Call that runs this once, with the tensors `inputs`; its results are `ident`, `ident + 1`, ..."""
+
+    ident: int
+    payload: int
+    inputs: tuple[int, ...] = ()
+
+
+Any = Place | Run | Define | Forget | DefineMesh | DefineStream | Constant | Fetch | Sync | Do
+
+Batch = list[int | Any]
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Batch).decode

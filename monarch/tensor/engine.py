@@ -1,0 +1,468 @@
+"""The controller's side of distributed tensors on one mesh: numbers commands, batches them, and takes the answers.
+
+Commands wait in a list until it is full, half a millisecond old, or somebody fetches; then they travel in one message to
+every worker of the engine. Each worker skips what is not for it. Nothing waits for the workers, except that a program which is
+more than a window of batches ahead of them waits for the oldest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, follow, send, start_thread
+from monarch.tensor import commands
+from monarch.tensor.failures import Failed, RemoteException, remote_exception
+from monarch.tensor.issued import Issued, _gather
+from monarch.tensor.mesh import DeviceMesh, Place
+from monarch.tensor.stream import MAIN, Stream
+from monarch.tensor.taint import Taint, unconfirmed
+
+if TYPE_CHECKING:
+    from monarch.tensor.dispatch import Entry
+
+BATCH = 96  # commands in a full batch
+AGE = 0.0005  # seconds that a command may wait for company
+ENTRIES = 1 << 15  # known calls; beyond that all are forgotten and learned anew
+SIGNATURES = 1 << 15  # defined on the workers; the same
+ACK_EVERY = 32  # batches between two acknowledgements
+WINDOW = 4  # acknowledgements that may be open
+
+
+class EngineEnded(RuntimeError):
+    """The engine of this tensor's mesh has ended: it was exited, or one of its processes has failed."""
+
+
+class Engine:
+    """One for each root ProcMesh. `workers`: its tensor workers, `shape`: the mesh's."""
+
+    def __init__(self, name: str, shape: Shape, workers: Any, stop: Callable[[], Any]) -> None:
+        self.name = name
+        self.shape = shape
+        self._workers = workers
+        self._stop = stop
+        self._lock = threading.Lock()  # numbers and the list of what waits
+        self._sending = threading.RLock()  # batches leave in order
+        self._next = 1
+        self._waiting: list[Any] = []
+        self._payloads: list[Any] = []
+        self._since = 0.0
+        self._unsent: deque[tuple[int, bytes, list[Any], Any]] = deque()
+        self._batches = itertools.count(1)
+        self._place: Place | None = None
+        self.issued = Issued()
+        self.entries: dict[Any, Entry] = {}
+        self._signatures: dict[Any, int] = {}
+        self._numbers = itertools.count(1)  # of signatures, meshes, streams
+        self._meshes: dict[Any, DeviceMesh] = {}
+        self._streams: dict[Stream, int] = {}
+        self._dead: dict[Stream, list[int]] = {}
+        self._acks: deque[Future[Any]] = deque()
+        self._told: set[int] = set()
+        self._untold: dict[int, Failed] = {}
+        self._confirmed = 0
+        self._ended: BaseException | None = None
+        # Batches that nobody answers report to a port: a worker's end is told by `end`, not as a fault of the program.
+        self._lost, self._losses = Channel.open()
+        self.recorder: Any = None
+        self.coalescing = 0
+        self._pulse = _Pulse(self)
+        self._root = self.mesh(shape)
+
+    # --- meshes and streams
+
+    @property
+    def root(self) -> DeviceMesh:
+        """The mesh of all its workers."""
+        return self._root
+
+    def mesh(self, shape: Shape) -> DeviceMesh:
+        """The mesh of these ranks and names; the same object each time."""
+        key = (tuple(shape.labels), tuple(shape.extent.sizes), tuple(shape.ndslice))
+        with self._lock:
+            known = self._meshes.get(key)
+            if known is None:
+                known = self._meshes[key] = DeviceMesh(self, shape, next(self._numbers))
+                self._put(commands.DefineMesh(known.number, *key))
+        return known
+
+    def stream_number(self, stream: Stream) -> int:
+        """The number of `stream` on the workers, which learn of it by this."""
+        with self._lock:
+            number = self._streams.get(stream)
+            if number is None:
+                number = self._streams[stream] = 0 if stream is MAIN else next(self._numbers)
+                if number:
+                    self._put(commands.DefineStream(number, stream.name))
+        return number
+
+    def dead_of(self, stream: Stream) -> list[int]:
+        """References on `stream` that no tensor has any more, until the next command there takes them along."""
+        return self._dead.setdefault(stream, [])
+
+    # --- commands
+
+    def run(self, place: Place, signature: int, inputs: Sequence[int], numbers: Sequence[Any], results: int) -> int:
+        """Issues a Run at `place`; returns its ident, which is its first result."""
+        with self._lock:
+            if self._ended is not None:
+                self.check_alive()
+            ident = self._next
+            self._next = ident + (results or 1)
+            if self._place is not place:
+                self._move(place)
+            waiting = self._waiting
+            if place.dead:
+                self._bury(place.dead)
+            self.issued.note((ident, _gather(True, False, False)))
+            waiting.append(commands.Run(signature, ident, inputs, numbers))  # type: ignore[arg-type]  # any sequence encodes
+            if self.recorder is not None:
+                self.recorder.ran(place, waiting[-1], results)
+            full = len(waiting)
+            first = self._since == 0.0
+            if first:
+                self._since = time.monotonic()
+        if first and self._pulse.idle:
+            self._pulse.wake()
+        if full >= BATCH and not self.coalescing:
+            self.flush()
+        return ident
+
+    def do(self, place: Place, call: Any, inputs: Sequence[int], results: int) -> int:
+        """Issues a call that is made once (`signature.Call`); returns its ident, which is its first result."""
+        sealed = Sealed(call)
+        with self._lock:
+            if self._ended is not None:
+                self.check_alive()
+            ident = self._next
+            self._next = ident + (results or 1)
+            if self._place is not place:
+                self._move(place)
+            self._bury(place.dead)
+            self.issued.note((ident, _gather(True, False, False)))
+            self._put(commands.Do(ident, self._carry(sealed), tuple(inputs)))
+            if self.recorder is not None:
+                self.recorder.did(place, self._waiting[-1], call, results)
+        self._nudge()
+        return ident
+
+    def constant(self, place: Place, local: Any) -> int:
+        """Sends a local tensor; returns the reference that it becomes on every rank of the place."""
+        with self._lock:
+            if self._ended is not None:
+                self.check_alive()
+            ident = self._next
+            self._next = ident + 1
+            if self._place is not place:
+                self._move(place)
+            self.issued.note((ident, _gather(True, False, False)))
+            self._put(commands.Constant(ident, self._carry(local)))
+            if self.recorder is not None:
+                self.recorder.sent(place, ident, local)
+        self._nudge()
+        return ident
+
+    def define(self, key: Hashable, call: Any) -> int:
+        """The number of the signature that does `call`, defined on the workers the first time. `key`: equal for calls that are
+        the same; with one that cannot be hashed it is defined anew."""
+        try:
+            number = self._signatures.get(key)
+        except TypeError:
+            number, key = None, None
+        if number is not None:
+            return number
+        sealed = Sealed(call)
+        with self._lock:
+            number = next(self._numbers)
+            if key is not None:
+                if len(self._signatures) >= SIGNATURES:
+                    self._forget_signatures()
+                self._signatures[key] = number
+            self._put(commands.Define(number, self._carry(sealed)))
+        self._nudge()
+        return number
+
+    def forget(self, signature: int) -> None:
+        """No command will name `signature` any more."""
+        with self._lock:
+            self._put(commands.Forget(signature))
+
+    def remember(self, key: Any, entry: Entry) -> None:
+        """Keeps what a call with `key` gives."""
+        if len(self.entries) >= ENTRIES:
+            self.entries.clear()
+        self.entries[key] = entry
+
+    def _forget_signatures(self) -> None:
+        # Entries name signatures: both start over together.
+        self.entries.clear()
+        for number in self._signatures.values():
+            self._put(commands.Forget(number))
+        self._signatures.clear()
+
+    def _move(self, place: Place) -> None:
+        if place.engine is not self:
+            raise AssertionError("a place of another engine")
+        self._waiting.append(commands.Place(place.mesh_number, place.stream_number))
+        self._place = place
+
+    def _bury(self, dead: list[int]) -> None:
+        """Deletes, in order, what no tensor refers to any more. The list only grows at its end while this runs."""
+        count = len(dead)
+        self._waiting.extend(dead[:count])
+        del dead[:count]
+
+    def _put(self, command: Any) -> None:
+        self._waiting.append(command)
+        if self._since == 0.0:
+            self._since = time.monotonic()
+
+    def _carry(self, payload: Any) -> int:
+        self._payloads.append(payload)
+        return len(self._payloads) - 1
+
+    def _nudge(self) -> None:
+        if self._pulse.idle:
+            self._pulse.wake()
+        if len(self._waiting) >= BATCH and not self.coalescing:
+            self.flush()
+
+    # --- batches
+
+    def flush(self) -> None:
+        """Sends what waits. Raises EngineEnded, and whatever stands in the way of sending."""
+        with self._sending:
+            ack = self._gather_batch()
+            if ack is not None:
+                self._keep_pace()
+            self._send()
+
+    def pulse(self) -> bool:
+        """Called by the pulse thread from time to time: sends what has waited long enough. Whether anything waits or waited."""
+        since = self._since
+        if not since:
+            return any(self._dead.values()) and self._flush_dead()
+        if time.monotonic() - since >= AGE and not self.coalescing:
+            self.flush()
+        return True
+
+    def _flush_dead(self) -> bool:
+        with self._lock:
+            self._since = time.monotonic()
+        self.flush()
+        return True
+
+    def _gather_batch(self, last: Any = None) -> Any:
+        """Puts what waits, and `last`, into a batch of its own. The ident of a Sync if it has one."""
+        number = next(self._batches)
+        ack = None
+        with self._lock:
+            for stream, dead in list(self._dead.items()):
+                if dead:
+                    self._move(self._root.place(stream))
+                    self._bury(dead)
+            if last is not None:
+                self._put(last)
+            elif not self._waiting:
+                return None
+            elif number % ACK_EVERY == 0:
+                ack = self._next
+                self._next += 1
+                self._put(commands.Sync(ack))
+            batch = (number, self._waiting, self._payloads, last if last is not None else ack)
+            # Interrupted anywhere here, nothing is lost: the lists leave only once they are in the queue.
+            self._unsent.append(batch)  # type: ignore[arg-type]
+            self._waiting, self._payloads, self._since = [], [], 0.0
+            self._place = None
+        return ack
+
+    def _send(self, wanted: Any = None) -> Future[Any] | None:
+        """Sends the batches that are ready, oldest first. The answers to the last one, if `wanted` is in it."""
+        answers: Future[Any] | None = None
+        while self._unsent:
+            number, waiting, payloads, mark = self._unsent[0]
+            data = commands.encode(waiting)
+            if mark is not None:
+                answers = self._workers.execute.call(number, data, tuple(payloads))
+                if mark is not wanted:
+                    self._acks.append(answers)
+            else:
+                send(self._workers.execute, (number, data, tuple(payloads)), {}, port=self._lost)
+            self._unsent.popleft()
+        return answers
+
+    def _keep_pace(self) -> None:
+        """Waits until no more than a window of batches is under way."""
+        while len(self._acks) >= WINDOW:
+            self._take(self._acks[0])
+            self._acks.popleft()
+
+    def _take(self, future: Future[Any]) -> list[Any]:
+        """The answers of all workers; what failed is noted."""
+        try:
+            answers = list(future.get().values())
+        except SupervisionError as exc:
+            self.end(exc)
+            raise
+        for answer in answers:
+            self._note(answer)
+        confirmed = min((answer[2] for answer in answers if answer is not None), default=0)
+        self._confirmed = max(self._confirmed, confirmed)
+        return answers
+
+    def _note(self, answer: Any) -> None:
+        if answer is not None:
+            for failed in answer[1]:
+                if failed.ident not in self._told and len(self._untold) < 1024:
+                    self._untold.setdefault(failed.ident, failed)
+
+    # --- answers
+
+    def fetch(
+        self, mesh: DeviceMesh, rank: int, refs: Sequence[int], taints: Sequence[Taint | None],
+        convert: Callable[[list[Any]], Any], stream: Stream = MAIN,
+    ) -> Future[Any]:  # fmt: skip
+        """The local tensors of rank `rank` of the engine, when every rank on which they depend has them without failure.
+
+        The Future raises RemoteException for the failure issued first, SupervisionError when a worker has ended.
+        """
+        if self.coalescing:
+            raise NotImplementedError("NYI: fetching results during a coalescing block: leave the block first")
+        place = mesh.place(stream)
+        with self._sending:
+            with self._lock:
+                self.check_alive()
+                ident = self._next
+                self._next += 1
+                self._move(place)
+                self.issued.note((ident, _gather(True, False, False)))
+            open_ = unconfirmed(taints, self._confirmed)
+            command = commands.Fetch(ident, tuple(refs), rank, tuple(taint.ident for taint in open_))
+            self._gather_batch(command)
+            answers = self._send(command)
+        assert answers is not None
+        return follow(answers, lambda values: self._fetched(values, convert))
+
+    def _fetched(self, values: Any, convert: Callable[[list[Any]], Any]) -> Any:
+        result: list[Any] = []
+        worst: Failed | None = None
+        for answer in values.values():
+            if answer is None:
+                continue
+            self._note(answer)
+            value = answer[0]
+            if isinstance(value, Failed):
+                if worst is None or (value.ident, value.rank) < (worst.ident, worst.rank):
+                    worst = value
+            elif value is not None:
+                result = value
+        if worst is not None:
+            raise self.exception_of(worst)
+        return convert(result)
+
+    def exception_of(self, failed: Failed) -> RemoteException:
+        """What the program is told of `failed`; it counts as told from here on."""
+        self._told.add(failed.ident)
+        self._untold.pop(failed.ident, None)
+        return remote_exception(failed, self.issued.frames(failed.ident))
+
+    def sync(self) -> None:
+        """Waits until the workers have done everything issued so far. Raises SupervisionError when one has ended."""
+        with self._sending:
+            with self._lock:
+                self.check_alive()
+                command = commands.Sync(self._next)
+                self._next += 1
+            self._gather_batch(command)
+            answers = self._send(command)
+        assert answers is not None
+        self._take(answers)
+
+    # --- life
+
+    def check_alive(self) -> None:
+        """EngineEnded when it has ended, with why."""
+        if self._ended is not None:
+            raise EngineEnded(
+                f"the tensor engine of {self.name} has ended, and its tensors with it: {self._ended}. Activate the mesh again "
+                f"(after procs.restart() if processes have died) and make the tensors anew"
+            ) from self._ended
+
+    @property
+    def ended(self) -> bool:
+        return self._ended is not None
+
+    def end(self, why: BaseException) -> None:
+        """Nothing runs on it any more; later commands raise EngineEnded with `why`. Idempotent."""
+        if self._ended is None:
+            self._ended = why
+            self._pulse.stop()
+            self._waiting, self._payloads = [], []
+            self._unsent.clear()
+
+    def exit(self) -> None:
+        """Waits for what was issued, stops the workers. Raises RemoteException for the first failure nobody was told of."""
+        if self._ended is not None:
+            return
+        try:
+            self.sync()
+        finally:
+            self.end(RuntimeError("exit() was called"))
+            self._stop()
+        for ident in sorted(self._untold):
+            raise self.exception_of(self._untold[ident])
+
+    shutdown = exit
+
+    def __repr__(self) -> str:
+        return f"<Engine of {self.name}{', ended' if self.ended else ''}>"
+
+
+class _Pulse:
+    """A thread that sends what would wait too long. It sleeps for good while nothing is issued."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = weakref.ref(engine)
+        self._event = threading.Event()
+        self._stopped = False
+        self._started = False
+        self.idle = True
+
+    def wake(self) -> None:
+        self.idle = False
+        if not self._started:
+            self._started = True
+            start_thread(self._run, "tensor-pulse")
+        self._event.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._event.set()
+
+    def _run(self) -> None:
+        quiet = 0
+        while True:
+            self._event.wait()
+            if self._stopped:
+                return
+            time.sleep(AGE)
+            engine = self._engine()
+            if engine is None or engine.ended:
+                return
+            try:
+                busy = engine.pulse()
+            except Exception:
+                return  # the program's own thread meets it at its next command
+            quiet = 0 if busy else quiet + 1
+            if quiet > 20:
+                self._event.clear()
+                self.idle = True
+                if engine.pulse():  # between the last look and going idle
+                    self.wake()
+                quiet = 0
+            del engine

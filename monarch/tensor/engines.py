@@ -1,0 +1,92 @@
+"""Which engine runs on which mesh of processes: one for each root ProcMesh, started when first asked for."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from typing import Any
+
+from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, SupervisionError, endpoint, this_proc
+from monarch.tensor.engine import Engine
+from monarch.tensor.mesh import DeviceMesh
+
+_names = itertools.count(1)
+_engines: dict[Any, Engine] = {}  # by the uid of the ProcMesh
+_starting = threading.Lock()
+_keepers: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
+
+
+class TensorController(Actor):
+    """Owns the workers of an engine, in the controller's process: their failures end the engine, and not the program."""
+
+    _is_system_actor = True
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._workers: Any = None
+
+    @endpoint
+    def start(self, procs: ProcMesh, environments: list[dict[str, str]]) -> Any:
+        """Spawns the workers; gives a reference to them."""
+        from monarch.tensor.worker import TensorWorker
+
+        self._workers = procs.spawn("tensor_worker", TensorWorker, environments, None)
+        self._workers.initialized.get()
+        return self._workers
+
+    @endpoint
+    def stop_workers(self) -> None:
+        self._workers.stop().get()
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        engine = _keepers.get(self._key)
+        if engine is not None:
+            engine.end(SupervisionError(failure.report()))
+        return True
+
+
+def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
+    """A fresh engine on `procs`, apart from the one that `procs.activate()` uses; `exit()` of the mesh ends it.
+
+    Starts one worker actor a process and waits for them. Raises SpawnError or SupervisionError when one does not come up.
+    """
+    key = f"{procs._spec.uid}.{next(_names)}"
+    keeper: Any = this_proc().spawn("tensor_controller", TensorController, key)
+    workers = keeper.start.call_one(procs, _environments(procs)).get()
+    shape = Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes))
+    engine = Engine(procs._spec.name or key, shape, workers, lambda: keeper.stop_workers.call_one().exception(timeout=30))
+    _keepers[key] = engine
+    return engine.root
+
+
+def device_mesh(procs: ProcMesh) -> DeviceMesh:
+    """The mesh of `procs`, a ProcMesh or a slice of one, on the engine of the whole; starts that engine if there is none."""
+    root = procs._spec
+    with _starting:
+        engine = _engines.get(root.uid)
+        if engine is not None and engine.ended:
+            engine = None
+        if engine is None:
+            engine = _engines[root.uid] = spawn_tensor_engine(procs._root()).client
+    return engine.mesh(procs._shape)
+
+
+def _environments(procs: ProcMesh) -> list[dict[str, str]]:
+    """What libraries for distributed programs read, for each rank."""
+    count = len(procs)
+    found = []
+    for rank in range(count):
+        point = Point(rank, procs.extent)
+        dim = next((name for name in ("gpus", "gpu") if name in procs.sizes), None)
+        per_host = procs.sizes[dim] if dim is not None else count
+        local = point[dim] if dim is not None else rank
+        found.append(
+            {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(count),
+                "LOCAL_RANK": str(local),
+                "LOCAL_WORLD_SIZE": str(per_host),
+            }
+        )
+    return found

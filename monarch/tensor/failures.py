@@ -1,0 +1,64 @@
+"""What failed in a worker, as the controller raises it: which rank, the line that issued it, the worker's traceback."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """A command that failed on one rank. What depends on its results there is this same object."""
+
+    ident: int  # of the command
+    rank: int  # in the engine's mesh
+    command: str  # what it was
+    text: str  # the worker's traceback, or one line for what never ran
+    error: bytes = b""  # the exception's pickle, where it has one
+
+
+class RemoteException(Exception):
+    """Something a fetched value depends on failed in a worker.
+
+    `controller_frames`: the program's stack where it issued what failed; `worker_error_string`: the worker's traceback;
+    `rank`: the worker's rank in the engine's mesh. `__cause__` is the original exception where it could be sent.
+    """
+
+    def __init__(
+        self, worker_error_string: str, controller_frames: Sequence[traceback.FrameSummary], rank: int, command: str = ""
+    ) -> None:
+        self.worker_error_string = worker_error_string
+        self.controller_frames = list(controller_frames)
+        self.rank = rank
+        self.command = command
+        super().__init__(worker_error_string, self.controller_frames, rank, command)
+
+    def __str__(self) -> str:
+        stack = "".join(traceback.format_list(self.controller_frames)) or "  (no longer known)\n"
+        what = f" ({self.command})" if self.command else ""
+        return (
+            f"A remote operation{what} has failed asynchronously on rank {self.rank}.\n"
+            f"Traceback of where the remote operation was issued on controller (most recent call last):\n{stack}"
+            f"Error as reported from worker:\n{self.worker_error_string}"
+        )
+
+
+def remote_exception(failed: Failed, frames: Sequence[traceback.FrameSummary]) -> RemoteException:
+    """The exception for `failed`, whose command was issued at `frames`."""
+    error = RemoteException(failed.text, frames, failed.rank, failed.command)
+    error.__cause__ = _original(failed.error)
+    return error
+
+
+def _original(pickled: bytes) -> Any:
+    import pickle
+
+    if not pickled:
+        return None
+    try:
+        cause = pickle.loads(pickled)  # an answer of our own worker, as every other
+    except Exception:
+        return None
+    return cause if isinstance(cause, BaseException) else None

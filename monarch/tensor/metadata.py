@@ -1,0 +1,73 @@
+"""What the controller knows of a local tensor it never sees: shape, strides, offset, dtype, device, size of its storage.
+
+A Meta is interned: two tensors of the same metadata have the same object, so that a key of several hashes and compares by
+identity. The table holds weak references: what no tensor has any more is forgotten.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+
+class Meta:
+    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share."""
+
+    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "offset", "shape", "stride")
+
+    def __init__(
+        self, shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: Any, device: Any, nbytes: int
+    ) -> None:
+        self.shape = shape
+        self.stride = stride
+        self.offset = offset
+        self.dtype = dtype
+        self.device = device
+        self.nbytes = nbytes
+
+    def __repr__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}{list(self.shape)} on {self.device}"
+
+    def fake(self) -> torch.Tensor:
+        """A tensor of this metadata under the FakeTensorMode that is active."""
+        itemsize = self.dtype.itemsize
+        whole = torch.empty(-(-self.nbytes // itemsize), dtype=self.dtype, device=self.device)
+        return torch.as_strided(whole, self.shape, self.stride, self.offset)
+
+
+_table: weakref.WeakValueDictionary[tuple[Any, ...], Meta] = weakref.WeakValueDictionary()
+
+
+def intern(
+    shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: Any, device: Any, nbytes: int
+) -> Meta:
+    key = (shape, stride, offset, dtype, device, nbytes)
+    known = _table.get(key)
+    if known is None:
+        known = _table[key] = Meta(*key)
+    return known
+
+
+def of(tensor: torch.Tensor) -> Meta:
+    """The metadata of a local or fake tensor. NotImplementedError for what is not dense."""
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(f"distributed tensors are dense, and this operation makes one of layout {tensor.layout}")
+    if tensor.is_quantized:
+        raise NotImplementedError("distributed tensors cannot be quantized")
+    return intern(
+        tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device,
+        tensor.untyped_storage().nbytes(),
+    )  # fmt: skip
+
+
+def contiguous(shape: Any, dtype: Any, device: Any) -> Meta:
+    """The metadata of a fresh contiguous tensor."""
+    size = torch.Size(shape)
+    stride, step = [], 1
+    for length in reversed(size):
+        stride.append(step)
+        step *= max(length, 1)
+    return intern(size, tuple(reversed(stride)), 0, dtype, torch.device(device), size.numel() * dtype.itemsize)

@@ -1,0 +1,124 @@
+"""What programs do wrong with distributed tensors, explained: which argument, why, and what to do."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+
+_EXPLANATIONS = {
+    "LOCAL_TENSOR": (
+        "a tensor of this process alone. Operations on a mesh take distributed tensors and Python numbers: make it under the "
+        "mesh (torch.tensor(...) inside `with mesh.activate():`), return it from a remote function, or leave the mesh with "
+        "monarch.no_mesh.activate() to work on it here"
+    ),
+    "NO_MESH": (
+        "a tensor of this process, and there is no active device mesh: activate one with `with proc_mesh.activate():` before "
+        "it is made"
+    ),
+    "WRONG_MESH": "lives on {mesh}, and the operation runs on another one: bring it there with .to_mesh(...)",
+    "WRONG_STREAM": "belongs to {stream}, and another is active: borrow it with active_stream.borrow(tensor)",
+    "DROPPED": "was dropped. It is dropped at:\n{why}",
+    "BORROWED": "is borrowed by another stream that may change it, until that borrow is dropped. It was borrowed at:\n{why}",
+    "MUTATING_BORROW": "would be mutated, and it is borrowed by another stream until that borrow is dropped. It was borrowed at:\n{why}",
+    "REQUIRES_GRAD": (
+        "requires grad, and this operation has no derivative: call it under torch.no_grad(), or detach() the tensor first"
+    ),
+    "CROSS_DEVICE_REQUIRES_CUDA": "is on {device}, which this collective cannot use",
+    "ENDED": "lives on a mesh whose engine has ended: {why}",
+}  # fmt: skip
+
+
+class Problem:
+    """One argument and what is wrong with it."""
+
+    __slots__ = ("code", "tensor", "text")
+
+    def __init__(self, tensor: Any, code: str, **facts: Any) -> None:
+        self.tensor = tensor
+        self.code = code
+        self.text = _EXPLANATIONS[code].format(**facts)
+
+
+class _Latest(threading.local):
+    error: TypeError | None = None
+
+
+_latest = _Latest()
+
+
+def incorrect(
+    name: Any, args: Sequence[Any], kwargs: dict[str, Any], problems: Sequence[Problem], mesh: Any, stream: Any
+) -> TypeError:
+    """The TypeError for a call of `name` with these arguments."""
+    places = {id(problem.tensor): place for place, problem in reversed(list(enumerate(problems)))}
+
+    def shown(value: Any) -> str:
+        if id(value) in places:
+            return f"ERROR_{places[id(value)]}"
+        if isinstance(value, torch.Tensor):
+            return f"Tensor{list(value.shape)}"
+        if type(value) in (list, tuple):
+            inner = ", ".join(map(shown, value))
+            return f"[{inner}]" if type(value) is list else f"({inner})"
+        text = repr(value)
+        return text if len(text) <= 80 else text[:77] + "..."
+
+    call = ", ".join([*map(shown, args), *(f"{key}={shown(value)}" for key, value in kwargs.items())])
+    lines = [
+        f"Incorrect arguments to monarch operation:\n\n  {name}({call})\n",
+        f"active_mesh = {mesh if mesh is not None else 'no active device mesh'}",
+        f"active_stream = {stream}",
+    ]
+    lines += [f"ERROR_{place} {problem.code}: {problem.text}" for place, problem in enumerate(problems)]
+    error = _latest.error = TypeError("\n".join(lines))
+    return error
+
+
+def latest() -> TypeError:
+    """The explanation this thread made last, which torch's binary operators have swallowed."""
+    error, _latest.error = _latest.error, None
+    return error if error is not None else TypeError("unsupported operands: one of the tensors cannot be used here")
+
+
+class DataDependentError(DataDependentOutputException):
+    """The program asked for a value that only the processes of the mesh have."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        Exception.__init__(self, what)
+        self.func = what
+
+    def __str__(self) -> str:
+        return _values_elsewhere(self.what)
+
+
+def _values_elsewhere(what: str) -> str:
+    return (
+        f"{what} needs the values of a distributed tensor, and these are in the processes of its mesh: "
+        f"`monarch.inspect(tensor)` waits for them and gives a local tensor of one rank, `monarch.fetch_shard(tensor)` "
+        f"gives a Future of it; work that depends on values belongs in a `monarch.remote` function. Only scalars made from "
+        f"constants alone (torch.tensor(1.0), and arithmetic on it) are known here"
+    )
+
+
+def data_dependent(what: str, kind: type[Exception] = DataDependentError) -> Exception:
+    """The error for `what`, a method or operation that needs values."""
+    return kind(what) if kind is DataDependentError else kind(_values_elsewhere(what))
+
+
+def not_sendable(tensor: Any) -> TypeError:
+    return TypeError(
+        f"a distributed tensor cannot be pickled here ({tensor!r}): it can be an argument of remote functions, and of endpoints "
+        f"and constructors of actors in the same processes; monarch.inspect(tensor) gives a local tensor that can be saved or sent"
+    )
+
+
+def here(skip: int = 1) -> str:
+    """The program's own last lines, as text: where something was done that an error may have to name later."""
+    frames = traceback.extract_stack(limit=24)[: -1 - skip]
+    return "".join(traceback.format_list(frames[-6:]))

@@ -1,0 +1,179 @@
+"""What an operation will give, worked out without running it: on fake tensors, once for each metadata of its inputs.
+
+An Outcome says, for each leaf of the result, whether it is one of the inputs, a view of one, or new; which inputs the
+operation changes; and which of them have other metadata afterwards (`transpose_`, `resize_`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch.tensor import metadata, signature
+from monarch.tensor.metadata import Meta
+
+# Shapes that do not fit are an ordinary error of the program, raised at the call: not to be logged as well.
+logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
+
+_mode: FakeTensorMode | None = None
+
+
+def fake_mode() -> FakeTensorMode:
+    """The one mode of this process. Nothing is allocated, whatever device a tensor claims to be on."""
+    global _mode
+    if _mode is None:
+        _mode = FakeTensorMode(allow_non_fake_inputs=False)
+    return _mode
+
+
+class Leaf:
+    """One leaf of a result. `same`: the input that it is; `view`: the input whose storage it shares, or `-2 - k` for that of
+    the k-th new tensor of the same result; otherwise -1. `value`: what it is if it is no tensor."""
+
+    __slots__ = ("meta", "same", "value", "view")
+
+    def __init__(self, meta: Meta | None, same: int = -1, view: int = -1, value: Any = None) -> None:
+        self.meta = meta
+        self.same = same
+        self.view = view
+        self.value = value
+
+
+class Outcome:
+    """`leaves` in the order of `signature.flatten`, `structure` to put them together again (None: a single tensor)."""
+
+    __slots__ = ("changed", "fresh", "keeps", "leaves", "mutates", "structure")
+
+    def __init__(
+        self,
+        leaves: list[Leaf],
+        structure: Callable[[list[Any]], Any] | None,
+        mutates: tuple[int, ...],
+        changed: tuple[tuple[int, Meta], ...],
+    ) -> None:
+        self.leaves = leaves
+        self.structure = structure
+        self.mutates = mutates
+        self.changed = changed
+        self.fresh = [leaf for leaf in leaves if leaf.meta is not None and leaf.same < 0]
+        keeps = tuple(i for i, leaf in enumerate(leaves) if leaf.meta is not None and leaf.same < 0)
+        self.keeps = None if structure is None and keeps == (0,) else keeps
+
+
+def propagate(op: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Meta]) -> Outcome:
+    """The outcome of `op` with Slots of `args` and `kwargs` filled by tensors of metadata `inputs`.
+
+    Raises what the operation raises for such inputs (torch's own RuntimeError for shapes that do not fit), and the two
+    exceptions of torch's fake tensors for results that depend on values.
+    """
+    with _disable_current_modes(), fake_mode(), torch.no_grad():
+        fakes = [meta.fake() for meta in inputs]
+        before = [_layout(fake) for fake in fakes]
+        filled = fill(args, fakes)
+        result = op(*filled, **{name: fill(value, fakes) for name, value in kwargs.items()})
+        changed = tuple(
+            (place, metadata.of(fake)) for place, fake in enumerate(fakes) if _layout(fake) != before[place]
+        )
+        return describe(result, fakes, written(op, args, kwargs), changed)
+
+
+def describe(
+    result: Any, fakes: Sequence[torch.Tensor], mutates: tuple[int, ...], changed: tuple[tuple[int, Meta], ...]
+) -> Outcome:
+    """The Outcome of a computation that was run on `fakes` and gave `result`, in nested lists and tuples."""
+    leaves: list[Leaf] = []
+    storages = {_storage(fake): place for place, fake in reversed(list(enumerate(fakes)))}
+    fresh = 0
+    for value in signature.flatten(result):
+        if not isinstance(value, torch.Tensor):
+            leaves.append(Leaf(None, value=value))
+            continue
+        same = next((place for place, fake in enumerate(fakes) if fake is value), -1)
+        if same >= 0:
+            leaves.append(Leaf(metadata.of(value), same=same))
+            continue
+        view = storages.setdefault(_storage(value), -2 - fresh)
+        leaves.append(Leaf(metadata.of(value), view=-1 if view == -2 - fresh else view))
+        fresh += 1
+    structure = None if isinstance(result, torch.Tensor) else _rebuilder(result)
+    return Outcome(leaves, structure, mutates, changed)
+
+
+def fill(value: Any, tensors: Sequence[Any]) -> Any:
+    """`value` with its Slots replaced."""
+    kind = type(value)
+    if kind is signature.Slot:
+        return tensors[value]
+    if kind in (list, tuple):
+        return kind(fill(item, tensors) for item in value)
+    return value
+
+
+def written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[int, ...]:
+    """The inputs that `op` writes to, by its schema."""
+    schema = op._schema
+    if not schema.is_mutable:
+        return ()
+    found: list[int] = []
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        found += [int(leaf) for leaf in signature.flatten(value) if type(leaf) is signature.Slot]
+    return tuple(found)
+
+
+def _rebuilder(result: Any) -> Callable[[list[Any]], Any]:
+    """A function that puts leaves in the place of those of `result`."""
+    shape = _skeleton(result)
+
+    def rebuild(leaves: list[Any]) -> Any:
+        rest = iter(leaves)
+
+        def build(node: Any) -> Any:
+            if node is None:
+                return next(rest)
+            kind, items = node
+            return kind(build(item) for item in items)
+
+        return build(shape)
+
+    return rebuild
+
+
+def _skeleton(result: Any) -> Any:
+    if type(result) in (list, tuple):
+        return type(result), [_skeleton(item) for item in result]
+    return None
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes()
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "Leaf",
+    "Outcome",
+    "UnsupportedOperatorException",
+    "describe",
+    "fake_mode",
+    "fill",
+    "propagate",
+    "written",
+]

@@ -1,0 +1,124 @@
+"""What a Run command means: an operation and its arguments, with holes where tensors and numbers go.
+
+Defined once on each worker, then run by number. A Call is pickled by the controller, `prepare`d once by the worker and then
+called with the local tensors (and numbers) of each Run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+Runner = Callable[[Sequence[Any], Sequence[Any]], Any]
+
+
+class Call(Protocol):
+    """`keeps`: which of the flattened results become references, in order; None when the only result does.
+
+    `mutates`: the positions of inputs whose memory it changes: if it fails, they and all that shares their memory are lost.
+    """
+
+    keeps: tuple[int, ...] | None
+    mutates: tuple[int, ...]
+
+    def prepare(self, executor: Any) -> Runner:
+        """The function of (tensors, numbers) that does it, in the worker, on the thread of its stream."""
+
+    def name(self) -> str:
+        """As reports of failures show it."""
+
+
+class Slot(int):
+    """The hole for the n-th input tensor."""
+
+    __slots__ = ()
+
+
+class Number(int):
+    """The hole for the n-th number."""
+
+    __slots__ = ()
+
+
+class OpCall:
+    """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them."""
+
+    def __init__(
+        self,
+        target: str,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        keeps: tuple[int, ...] | None,
+        mutates: tuple[int, ...],
+    ) -> None:
+        self.target = target
+        self.args = args
+        self.kwargs = kwargs
+        self.keeps = keeps
+        self.mutates = mutates
+
+    def name(self) -> str:
+        return self.target
+
+    def prepare(self, executor: Any) -> Runner:
+        return runner(resolve_op(self.target), self.args, self.kwargs)
+
+
+def op_name(op: Any) -> str:
+    """`aten.add.Tensor`, from which `resolve_op` finds it in another process."""
+    return str(op)
+
+
+def resolve_op(name: str) -> Any:
+    """The operation called `namespace.name.overload`. AttributeError when this process has not registered it."""
+    namespace, packet, overload = name.split(".")
+    try:
+        op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+    except AttributeError:
+        raise AttributeError(
+            f"torch operation {name!r} is not registered in this process: import the module that registers it in the workers "
+            f"too, in the bootstrap function of spawn_procs() or in a remote function"
+        ) from None
+    return getattr(op, "_op", op)  # the builtin behind the OpOverload: same arguments, less on the way
+
+
+def runner(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Runner:
+    """`lambda tensors, numbers: function(...)` with the holes filled; made as code once, because it runs often."""
+    constants: list[Any] = []
+    written = [_expression(arg, constants) for arg in args]
+    written += [f"{name}={_expression(value, constants)}" for name, value in kwargs.items()]
+    source = f"lambda t, n: f({', '.join(written)})"
+    made: Runner = eval(source, {"f": function, "c": constants})
+    return made
+
+
+def _expression(value: Any, constants: list[Any]) -> str:
+    kind = type(value)
+    if kind is Slot:
+        return f"t[{int(value)}]"
+    if kind is Number:
+        return f"n[{int(value)}]"
+    if kind is bool or kind is int or value is None:
+        return repr(value)
+    if kind in (list, tuple) and _has_hole(value):
+        inner = ", ".join(_expression(item, constants) for item in value)
+        if kind is list:
+            return f"[{inner}]"
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    constants.append(value)
+    return f"c[{len(constants) - 1}]"
+
+
+def _has_hole(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return any(_has_hole(item) for item in value)
+    return type(value) in (Slot, Number)
+
+
+def flatten(result: Any) -> list[Any]:
+    """The leaves of what an operation returned: nested lists and tuples in order."""
+    if type(result) in (list, tuple):
+        return [leaf for item in result for leaf in flatten(item)]
+    return [result]
