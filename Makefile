@@ -9,7 +9,7 @@ USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
 SOURCES := $(wildcard monarch tests examples benchmarks)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-slow test-device soak bench demo docs
+.PHONY: help setup check format test test-slow test-device test-devices soak bench demo docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -52,6 +52,9 @@ test-slow: $(READY)  ## the slow tests
 
 test-device: $(READY)  ## the tests that need a GPU or an RDMA device
 	@$(BIN)/python -m pytest -q -m device
+
+test-devices: $(READY)  ## of those the GPU tests alone, with the reason of each that is skipped
+	@$(BIN)/python -m pytest tests/devices -q -rs
 
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000
 	@$(BIN)/python -m tests.soak --seeds $(or $(SEEDS),2000)

@@ -21,6 +21,7 @@ QUESTIONS = (
     "echo",
     "rdma",
     "rdma_tcp",
+    "rdma_gpu",
     "weights",
 )
 

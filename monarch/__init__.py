@@ -10,6 +10,7 @@ General layout, from the inside out (a file imports from above, never from below
     _mesh       many processes as arrays
     actor       the door: the actor API, and nothing else
     rdma        memory of one process, read and written by others
+    tensor      tensors spread over processes, worked on from one
     testing     for those who test their actors
 
 Names below are loaded when first touched; `import monarch` itself loads nothing.
@@ -32,9 +33,18 @@ _HOMES = {
     "get_global_config": ("monarch.config", "get_global_config"),
     "get_runtime_config": ("monarch.config", "get_runtime_config"),
     "clear_runtime_config": ("monarch.config", "clear_runtime_config"),
+    "Tensor": ("monarch.tensor.tensor", "Tensor"),
+    "Stream": ("monarch.tensor.stream", "Stream"),
+    "get_active_stream": ("monarch.tensor.stream", "get_active_stream"),
+    "get_active_mesh": ("monarch.tensor.activation", "get_active_mesh"),
+    "no_mesh": ("monarch.tensor.activation", "no_mesh"),
+    "fetch_shard": ("monarch.tensor.fetch", "fetch_shard"),
+    "inspect": ("monarch.tensor.fetch", "inspect"),
+    "show": ("monarch.tensor.fetch", "show"),
     "actor": ("monarch.actor", ""),
     "config": ("monarch.config", ""),
     "rdma": ("monarch.rdma", ""),
+    "tensor": ("monarch.tensor", ""),
     "testing": ("monarch.testing", ""),
 }
 

@@ -72,7 +72,7 @@ class Interface(Protocol):
 
 
 class Torch:
-    """The real one, for torch's devices with streams: CUDA and HIP under the name of cuda, XPU."""
+    """The real one: CUDA, HIP under the name of cuda, XPU; and devices without streams, where every copy is waited for."""
 
     def __init__(self) -> None:
         self._local = threading.local()
@@ -118,9 +118,9 @@ class Torch:
         import torch
 
         module = getattr(torch, kind, None)
-        if module is None or not hasattr(module, "current_device") or not module.is_available():
+        if module is None or not module.is_available():
             return ""
-        return f"{kind}:{module.current_device()}"
+        return f"{kind}:{module.current_device() if hasattr(module, 'current_device') else 0}"
 
     def empty(self, size: int, device: str) -> Any:
         import torch
@@ -135,17 +135,23 @@ class Torch:
     def mark(self, flat: Any) -> Any:
         import torch
 
-        return getattr(torch, flat.device.type).current_stream(flat.device).record_event()
+        module = getattr(torch, flat.device.type)
+        return module.current_stream(flat.device).record_event() if hasattr(module, "current_stream") else None
 
     def settle(self, flat: Any) -> None:
         import torch
 
-        getattr(torch, flat.device.type).current_stream(flat.device).synchronize()
+        module = getattr(torch, flat.device.type)
+        if hasattr(module, "current_stream"):
+            module.current_stream(flat.device).synchronize()
 
     def begin(self, target: Any, source: Any, after: Any = None) -> Wait:
         import torch
 
         devices = dict.fromkeys(one.device for one in (source, target) if one.device.type != "cpu")
+        if not all(hasattr(getattr(torch, device.type), "current_stream") for device in devices):
+            target.copy_(source)
+            return lambda: None
         streams = {device: self._stream(torch, device) for device in devices}
         with ExitStack() as stack:
             for device, stream in streams.items():

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._errors import MessageTooLargeError, format_remote
-from monarch._mesh import supervision
+from monarch._mesh import plugins, supervision
 from monarch._mesh.actor import Actor
-from monarch._mesh.endpoint import EndpointProperty
+from monarch._mesh.endpoint import KEEP, EndpointProperty
 from monarch._mesh.supervision import MeshFailure
 from monarch._runtime import instrument
 from monarch._runtime.context import Current, current
@@ -23,7 +23,7 @@ from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.replies import encode_error
 from monarch._wire import codec
-from monarch._wire.message import ERROR, VALUE, Bounced, Failure
+from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure
 
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
 
@@ -156,6 +156,8 @@ class ActorBehaviour:
         return port
 
     def _reply(self, delivery: Delivery, result: Any) -> None:
+        if delivery.call.adverb == KEEP:
+            result = _keep(delivery, result, None)
         try:
             body, buffers = codec.encode_value(result)
             self.instance.proc.check_size(body, buffers)
@@ -169,6 +171,11 @@ class ActorBehaviour:
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
+        if call.adverb == KEEP:
+            _keep(delivery, None, exc)
+        if getattr(exc, "_as_it_is", False):
+            self.instance.proc.reply(delivery, RAISED, *codec.encode(exc))
+            return
         where = f"Actor call {self.instance.name}.{call.method} failed."
         formatted = format_remote(exc)
         body, buffers = encode_error(exc, where, formatted)
@@ -287,3 +294,9 @@ class ActorBehaviour:
 
 class Aborted(Exception):
     """`actor_instance.abort(reason)`."""
+
+
+def _keep(delivery: Delivery, result: Any, error: BaseException | None) -> None:
+    """The result, or exception, of a call with `rref` stays in this process, under a name that its caller knows."""
+    name = (delivery.back, delivery.call.sender, delivery.call.port)
+    plugins.branch("tensor.claims").keep(name, result, error)

@@ -14,6 +14,7 @@ from monarch._mesh.actor import Actor, endpoints_of, needs_loop
 from monarch._mesh.actor_mesh import ActorMesh, ActorSpec
 from monarch._mesh.behaviour import ActorBehaviour, UndeliverableMessageEnvelope
 from monarch._mesh.casting import Casting
+from monarch._mesh.claiming import Receivers, ReceiversUnknown, encode_for
 from monarch._mesh.context import context
 from monarch._mesh.endpoint import check_arguments
 from monarch._mesh.owned import Acks, Making, OwnedActors, OwnedProcs
@@ -223,7 +224,12 @@ class MeshLayer:
 
     def make(self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any) -> Making:
         """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
-        body, buffers = codec.encode((spec.cls, args, kwargs, spec.proc_mesh, creator))
+        value = (spec.cls, args, kwargs, spec.proc_mesh, creator)
+        try:
+            body, buffers = codec.encode(value)
+        except ReceiversUnknown:
+            receivers = Receivers(spec.key, f"{spec.name}.__init__", spec.addresses)
+            return Making(*encode_for(receivers, value), once=True)
         self.proc.check_size(body, buffers)
         return Making(body, buffers)
 

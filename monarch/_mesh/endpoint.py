@@ -13,8 +13,10 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
+from monarch._mesh import plugins
 from monarch._mesh.cast import CALL_HOLD, STREAM_HOLD
 from monarch._mesh.casting import stamps
+from monarch._mesh.claiming import Receivers, ReceiversUnknown, encode_for
 from monarch._mesh.supervision import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
@@ -41,8 +43,8 @@ T = TypeVar("T")
 # for them. For calls it does not pay (docs/log.md).
 _FLOOD = 0.0003
 
-# Adverbs, as they travel.
-CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND = range(6)
+# Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
+CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
 
 # Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
 _HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
@@ -289,8 +291,27 @@ class Endpoint(Generic[P, R]):
         return make_future(entry)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Distributed tensors of the results; needs the tensor engine."""
-        raise NotImplementedError("rref needs the tensor engine, which this version of the package does not have")
+        """Runs on every rank; at once gives what the endpoint's `propagate` says of the results, with distributed tensors in
+        place of its tensors: each rank's own result, where it was made.
+
+        `propagate` is a function that gets the same arguments, with fake tensors among them, and returns what a call returns; or
+        "inspect", for what returns no tensor: then this is None. The actors have to be in the processes of the tensors (of the
+        active mesh, without any): ValueError otherwise. NotImplementedError without `propagate`. An exception of the endpoint is
+        raised, as RemoteException, by whoever fetches something that depends on the results.
+        """
+        return plugins.branch("tensor.rref").rref(self, args, kwargs)
+
+    def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, str, int], list[Future[tuple[int, None]]]]:
+        """Runs on every rank, where the result stays under the name this gives; and as many Futures, each of a rank that has it
+        (and None)."""
+        count = len(self._mesh._plan)
+        entry = Queue(self._target or self._make_target(), count)
+        self._cast(entry, KEEP, args, kwargs)
+        running = current.get()
+        sender: Instance = root() if running is None else running.instance
+        reader = ValueStream(entry, count)
+        answers = [make_future(Arrival(entry, ranked=True, reader=reader)) for _ in range(count)]
+        return (sender.proc.address, sender.unique, entry.number), answers
 
     def with_timeout(self, seconds: float) -> Endpoint[P, R]:
         """The same endpoint whose calls end by themselves: TimeoutError after `seconds`, naming the silent ranks."""
@@ -320,6 +341,12 @@ class Endpoint(Generic[P, R]):
             self._arity = _arity(self._method, 2 if self._property._user_port else 1)
         self._arity.check(args, kwargs)
 
+    def _receivers(self, only: int | None) -> Receivers:
+        spec, addresses = self._mesh._spec, self._mesh._plan.addresses
+        return Receivers(
+            spec.key, f"{spec.name}.{self._name}", addresses if only is None else addresses[only : only + 1]
+        )
+
     def _cast(
         self,
         reply: Entry | Port[Any] | None,
@@ -333,7 +360,10 @@ class Endpoint(Generic[P, R]):
         if self._property._checked:
             self._check(args, kwargs)
         try:
-            body, buffers = codec.encode_call(args, kwargs)
+            try:
+                body, buffers = codec.encode_call(args, kwargs)
+            except ReceiversUnknown:
+                body, buffers = encode_for(self._receivers(only), (args, kwargs))
         except Exception as exc:
             exc.add_note(f"while encoding the arguments of {self._mesh._spec.name}.{self._name}(): nothing was sent")
             raise

@@ -109,19 +109,21 @@ class HostAcks(Acks):
 class Making:
     """How the actors of a mesh are constructed: the encoded (class, args, kwargs, proc mesh, creator).
 
-    Kept by the owner for restarts up to `restart_argument_bytes`, beyond that `body` is None once they were sent.
+    Kept by the owner for restarts up to `restart_argument_bytes`, beyond that `body` is None once they were sent; so it is when
+    they can be unpickled `once` (claims on distributed tensors).
     """
 
-    __slots__ = ("body", "buffers", "size")
+    __slots__ = ("body", "buffers", "once", "size")
 
-    def __init__(self, body: bytes, buffers: Sequence[memoryview]) -> None:
+    def __init__(self, body: bytes, buffers: Sequence[memoryview], once: bool = False) -> None:
+        self.once = once
         self.body: bytes | None = body
         self.buffers: Sequence[memoryview] = buffers
         self.size = len(body) + sum(buffer.nbytes for buffer in buffers)
 
     def keep(self) -> None:
         """They were sent. The buffers are the program's memory, which it may change from now on."""
-        if self.size > settings.get("restart_argument_bytes"):
+        if self.once or self.size > settings.get("restart_argument_bytes"):
             self.body, self.buffers = None, ()
         elif self.buffers:
             self.buffers = [memoryview(bytes(buffer)) for buffer in self.buffers]
@@ -151,6 +153,11 @@ class OwnedActors:
     def too_large(self, ranks: Sequence[int]) -> str:
         """Why these ranks cannot be constructed with the arguments they had; "" when they can."""
         for making in map(self.making, ranks):
+            if making.body is None and making.once:
+                return (
+                    f"the constructor arguments of {self.spec.mesh_name} hold distributed tensors, which are given to actors "
+                    f"once: give them again, as restart(args=(...))"
+                )
             if making.body is None:
                 return (
                     f"the constructor arguments of {self.spec.mesh_name} ({making.size} bytes) were not kept for restarts: "

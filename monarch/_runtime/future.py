@@ -398,6 +398,15 @@ def follow(future: Future[Any], convert: Callable[[Any], Any]) -> Future[Any]:
     return make_future(Then(detach(future), convert))
 
 
+def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
+    """Begins to wait for `future`, which nobody has observed yet; `act()` once it is ready, at once if it is: on any thread, and
+    perhaps more than once, so it must be quick and not block. For the other branches."""
+    source = future._source
+    assert source is not None
+    source.begin()
+    source.on_ready(act)
+
+
 class Promise(Generic[T]):
     """A Future that code of this package fulfils: `future` is given away, then one call of `set` or `fail`, on any thread.
 

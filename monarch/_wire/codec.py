@@ -10,6 +10,8 @@ imported here: its rules apply once the program has imported it, on the receivin
 
 from __future__ import annotations
 
+import functools
+import importlib
 import importlib.machinery
 import io
 import pickle
@@ -285,6 +287,24 @@ def _loaded_by_a_finder(name: str) -> bool:
 # --- tensors ------------------------------------------------------------------------------------------------
 
 
+def _locally(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs it without the dispatch modes that the thread has: an active mesh of distributed tensors is one, and a message
+    carries the tensors of this process."""
+
+    @functools.wraps(function)
+    def without_modes(*args: Any) -> Any:
+        torch = sys.modules["torch"] if "torch" in sys.modules else importlib.import_module("torch")
+        if not torch._C._len_torch_dispatch_stack():
+            return function(*args)
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            return function(*args)
+
+    return without_modes
+
+
+@_locally
 def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
     """A dense tensor as the span of bytes it covers; anything special as torch itself reduces it. One on a device is copied
     to the host here and put on a device of that type there: see `_rebuild_on_device`.
@@ -363,6 +383,7 @@ class _Span:
         return _rebuild_span, (pickle.PickleBuffer(self.memory),)
 
 
+@_locally
 def _rebuild_span(memory: Any) -> Any:
     import torch
 
@@ -387,6 +408,7 @@ class _DeviceSpan:
 
     def __init__(self, part: Any) -> None:
         import torch
+
         from monarch._devices import pinned
         from monarch._devices.memory import interface
 
@@ -402,6 +424,7 @@ class _DeviceSpan:
 _told_of_no_device = False
 
 
+@_locally
 def _rebuild_on_device(memory: Any, kind: str, uuid: str) -> Any:
     """On the card it came from if this process sees that, else on the device of its type that this thread uses.
 
@@ -428,13 +451,14 @@ def _tell_of_no_device(kind: str) -> None:
         return
     _told_of_no_device = True
     warnings.warn(
-        f"a tensor on a {kind} device was sent to a process that has none (host {socket.gethostname()}): it and those to come "
-        "are on the CPU here. Send tensor.cpu() if that is what you want",
+        f"a tensor on a {kind} device was sent to a process that has none (host {socket.gethostname()}): it and those to "
+        "come are on the CPU here. Send tensor.cpu() if that is what you want",
         UserWarning,
         stacklevel=2,
     )
 
 
+@_locally
 def _rebuild_tensor(
     span: Any, dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, requires_grad: bool
 ) -> Any:

@@ -25,6 +25,7 @@ from monarch._errors import (
 from monarch._mesh.actor import Actor
 from monarch._mesh.actor_mesh import Accumulator, ActorMesh, as_endpoint
 from monarch._mesh.behaviour import UndeliverableMessageEnvelope
+from monarch._mesh.claiming import Receivers, lives_here, own_key, reduce_for
 from monarch._mesh.client import shutdown_context
 from monarch._mesh.context import (
     Context,
@@ -57,7 +58,7 @@ from monarch._mesh.supervision import MeshFailure
 from monarch._mesh.transports import attach, enable_transport
 from monarch._mesh.value_mesh import ValueMesh
 from monarch._mesh.waits import WaitGraph, wait_graph
-from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow
+from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, when_ready
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
@@ -66,6 +67,7 @@ from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._shape.view import MeshTrait
+from monarch._wire.codec import importable
 from monarch._wire.ids import ActorAddr, ProcId, Uid
 from monarch._wire.sealed import Sealed
 from monarch.actor import config
@@ -113,6 +115,7 @@ __all__ = [
     "ProcMesh",
     "Promise",
     "RankedPortReceiver",
+    "Receivers",
     "RestartPolicy",
     "Sealed",
     "Shape",
@@ -143,10 +146,14 @@ __all__ = [
     "get_meter",
     "get_or_spawn_controller",
     "hosts_from_config",
+    "importable",
+    "lives_here",
     "local_proc_mesh",
     "open_stream",
+    "own_key",
     "proc_mesh",
     "process_service",
+    "reduce_for",
     "register_proc_mesh_spawn_callback",
     "returns_future",
     "run_worker_loop_forever",
@@ -164,6 +171,7 @@ __all__ = [
     "unhandled_fault_hook",
     "unregister_proc_mesh_spawn_callback",
     "wait_graph",
+    "when_ready",
 ]
 
 # Loaded on first touch: programs of one host do not need them.

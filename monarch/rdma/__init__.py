@@ -11,7 +11,10 @@ General layout, from the inside out:
     registry    the owner's buffers, and the words by which others know that they are registered
     transfer    one transfer
     copying     large copies in a few threads
+    device_copies  copies with a device at one end
+    lending     storages of devices that another process may open
     manager     the actors that serve other processes, and wait for them
+    staging     memory of a device on a path that moves the host's
     backends    ways of moving bytes, one a file
     paths       which of them
     shared      memory that others map instead of copying it

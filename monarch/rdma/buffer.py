@@ -65,7 +65,12 @@ class RDMABuffer:
             paths.warn_of_allocator(stacklevel=3)
             interface().settle(memory.keep)
             place, let_go = lending.place(memory)
-        region = mine.register(memory, let_go)
+        try:
+            region = mine.register(memory, let_go)
+        except BaseException:
+            if let_go is not None:
+                let_go()
+            raise
         manager.tell_borrowers()
         self._backend: Backend | None = None
         self._kept: dict[str, Any] = {}

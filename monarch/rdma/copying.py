@@ -124,6 +124,7 @@ class _Pool:
                     self._threads -= 1
                     return
             work()
+            work = None  # while this waits for more, it keeps no memory alive
 
 
 _POOL = _Pool()

@@ -5,7 +5,6 @@ of.
 from __future__ import annotations
 
 import logging
-import os
 import warnings
 from typing import Literal
 
@@ -13,9 +12,10 @@ from monarch._devices import vendors
 from monarch._errors import RDMAUnavailableError
 from monarch.config import settings
 from monarch.rdma import staging
-from monarch.rdma.backends import Backend
+from monarch.rdma.backends import Backend, ibverbs_devices
 from monarch.rdma.backends.actor import ThroughActors
 from monarch.rdma.backends.device_ipc import DeviceIpc
+from monarch.rdma.backends.ibverbs import Ibverbs
 from monarch.rdma.backends.local import Local
 from monarch.rdma.backends.nixl import Nixl
 from monarch.rdma.backends.process_vm import ProcessVm
@@ -36,7 +36,16 @@ def elsewhere(transfer: Transfer) -> None:
 
 
 LOCAL = Local()
-BACKENDS: tuple[Backend, ...] = (LOCAL, DeviceIpc(elsewhere), Segment(), ProcessVm(), Nixl(), Streams(), ThroughActors())
+BACKENDS: tuple[Backend, ...] = (
+    LOCAL,
+    DeviceIpc(elsewhere),
+    Segment(),
+    ProcessVm(),
+    Ibverbs(),
+    Nixl(),
+    Streams(),
+    ThroughActors(),
+)
 
 _WARNED_LIMIT = 1024
 _warned: set[Owner] = set()
@@ -118,18 +127,17 @@ def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:
 
 
 def is_ibverbs_available() -> bool:
-    """Whether this machine has RDMA devices that one of the ways here can use."""
-    return any(backend.name == "ibverbs" for backend in BACKENDS) and bool(_devices())
+    """Whether this machine has RDMA devices that can be used from here: their port is up, and the package ibverbs and
+    libibverbs are there. Looked at once; whatever `rdma_disable_ibverbs` says. Raises nothing.
+    """
+    try:
+        ibverbs_devices.found()
+    except ibverbs_devices.NoDevicesError:
+        return False
+    return True
 
 
 def is_rdma_available() -> bool:
     """Deprecated: the same as `is_ibverbs_available`."""
     warnings.warn("is_rdma_available() is deprecated: use is_ibverbs_available()", DeprecationWarning, stacklevel=2)
     return is_ibverbs_available()
-
-
-def _devices() -> list[str]:
-    try:
-        return os.listdir("/sys/class/infiniband")
-    except OSError:
-        return []

@@ -7,6 +7,9 @@
     dispatch      a torch operation becomes a command
     tensor, mesh, stream, activation, fetch
                   what programs touch
+    claims, rref  tensors into actors, and what these give back
+    gradients, rng
+                  derivatives one at a time; states of random numbers
     executor      a worker's tensors and how commands change them, without any I/O
     worker        the actor around it
 
@@ -15,6 +18,7 @@ Stands on the door, `monarch.actor`, as a user's program does. Needs torch (extr
 
 from __future__ import annotations
 
+from monarch.tensor import claims as claims  # how tensors are pickled for actors
 from monarch.tensor.activation import get_active_mesh, no_mesh
 from monarch.tensor.failures import RemoteException
 from monarch.tensor.fetch import fetch_shard, inspect, show

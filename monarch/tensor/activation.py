@@ -26,6 +26,11 @@ _active = _Active()
 class _MeshMode(TorchDispatchMode):
     """Every operation of this thread on tensors of one mesh, factories included."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: `operate` need not be hidden from torch.compile, and hiding it costs two microseconds an operation."""
+        return False
+
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
         self.mesh = mesh

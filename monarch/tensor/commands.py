@@ -97,7 +97,18 @@ class Do(Command, tag=9):
     inputs: tuple[int, ...] = ()
 
 
-Any = Place | Run | Define | Forget | DefineMesh | DefineStream | Constant | Fetch | Sync | Do
+class Ask(Command, tag=20):
+    """`payload` is a signature.Call: each rank of mesh `mesh` runs it with the tensors `inputs` and answers with what it gave; the
+    others only say whether their inputs are good. `taints` as in Fetch."""
+
+    ident: int
+    payload: int
+    mesh: int
+    inputs: tuple[int, ...] = ()
+    taints: tuple[int, ...] = ()
+
+
+Any = Place | Run | Define | Forget | DefineMesh | DefineStream | Constant | Fetch | Sync | Do | Ask
 
 Batch = list[int | Any]
 

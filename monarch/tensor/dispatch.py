@@ -6,7 +6,8 @@ a key after that. Numbers that cannot change a result's metadata are not part of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import misuse, propagation, scalars
 from monarch.tensor.misuse import Problem
-from monarch.tensor.records import BORROWED, DROPPED, KNOWN, LENT, RETURNED, Record, Storage, share
+from monarch.tensor.records import BORROWED, DROPPED, KNOWN, LENT, RETURNED, Record, Storage, recorder, recorders, share
 from monarch.tensor.signature import Number, OpCall, Slot, op_name
 from monarch.tensor.stream import _active as _streams
 from monarch.tensor.taint import merge
@@ -72,21 +73,21 @@ class _Op:
         self.random = torch.Tag.nondeterministic_seeded in op.tags
 
 
-_ops: dict[Any, _Op] = {}
+_ops: dict[int, _Op] = {}  # by the operation's id: an OpOverload hashes in Python
 
 
 def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
     """Runs `func` on the mesh of its distributed tensors, on `mesh` (the active one) when it has none."""
-    op = _ops.get(func)
+    op = _ops.get(id(func))
     if op is None:
-        op = _ops[func] = _Op(func)
+        op = _ops[id(func)] = _Op(func)
     if op.special is not None:
         handled = op.special(func, args, kwargs, mesh)
         if handled is not NotImplemented:
             return handled
     inputs: list[Any] = []
     numbers: list[Any] = []
-    key: list[Any] = [func]
+    key: list[Any] = [op]
     places = op.places
     for index, arg in enumerate(args):
         kind = type(arg)
@@ -156,6 +157,8 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
         entry = _learn(op, args, kwargs, inputs, engine, frozen)
     if closer:
         place = _check(func, args, kwargs, inputs, entry.outcome.mutates, place, mesh)
+    if recorders and (here := recorder()) is not None:
+        here.read(inputs)
     ident = engine.run(place, entry.signature, refs, numbers, entry.fresh)
     kind = entry.kind
     if kind == 0:  # NEW
@@ -211,26 +214,26 @@ def template(args: Any, kwargs: dict[str, Any], op: _Op | None) -> tuple[list[An
     """The arguments with Slots for tensors and, where `op` lets them, Numbers for numbers; and the tensors in the order of
     `operate`."""
     tensors: list[Any] = []
-    count = 0
-
-    def walk(value: Any, free: bool) -> Any:
-        nonlocal count
-        kind = type(value)
-        if isinstance(value, torch.Tensor):
-            tensors.append(value)
-            return Slot(len(tensors) - 1)
-        if free and (kind is float or (kind is int and -_INT < value < _INT)):
-            count += 1
-            return Number(count - 1)
-        if kind in (list, tuple):
-            return kind(walk(item, False) for item in value)
-        return value
-
+    count = itertools.count()
     places = op.places if op is not None else ()
     names = op.names if op is not None else ()
-    held = [walk(arg, index in places) for index, arg in enumerate(args)]
-    named = {name: walk(value, name in names) for name, value in kwargs.items()}
+    held = [_hole(arg, index in places, tensors, count) for index, arg in enumerate(args)]
+    named = {name: _hole(value, name in names, tensors, count) for name, value in kwargs.items()}
     return held, named, tensors
+
+
+# A function of the module, as every recursive one is that sees tensors: a closure that names itself is garbage that only the
+# collector finds, and would keep them until then.
+def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> Any:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return Slot(len(tensors) - 1)
+    if free and (kind is float or (kind is int and -_INT < value < _INT)):
+        return Number(next(count))
+    if kind in (list, tuple):
+        return kind(_hole(item, False, tensors, count) for item in value)
+    return value
 
 
 def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, key: Any) -> Entry:
@@ -345,6 +348,8 @@ def trouble(tensor: Any, place: Place, writes: bool) -> Problem | None:
     """Why `tensor` cannot be used at `place`, if so."""
     if type(tensor) is not Tensor:
         return Problem(tensor, "LOCAL_TENSOR")
+    if recorders and (here := recorder()) is not None:
+        here.read((tensor,))
     record = tensor._record
     storage = record.storage
     flags = storage.flags
@@ -439,6 +444,8 @@ def known_scalar(tensor: Any) -> Any:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
     if record.storage.known is None:
         raise misuse.data_dependent("item()")
+    if recorders and (here := recorder()) is not None:
+        here.known("item()")
     with _disable_current_modes():
         return record.storage.known.item()
 
@@ -471,6 +478,8 @@ def _local(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
 def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     ours = [arg for arg in args if type(arg) is Tensor]
     if len(ours) == 2 and all(tensor._record.storage.known is not None for tensor in ours):
+        if recorders and (here := recorder()) is not None:
+            here.known("torch.equal()")
         with _disable_current_modes():
             return func(*(tensor._record.storage.known for tensor in ours))
     raise misuse.data_dependent(str(func))

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, follow, send, start_thread
 from monarch.tensor import commands
-from monarch.tensor.failures import Failed, RemoteException, remote_exception
+from monarch.tensor.failures import Failed, RemoteException, Tainted, remote_exception
 from monarch.tensor.issued import Issued, _gather
 from monarch.tensor.mesh import DeviceMesh, Place
+from monarch.tensor.recording import Noted, Repeat
+from monarch.tensor.records import holders, recorder, recorders
 from monarch.tensor.stream import MAIN, Stream
-from monarch.tensor.taint import Taint, unconfirmed
+from monarch.tensor.taint import Taint, Taints, unconfirmed
 
 if TYPE_CHECKING:
     from monarch.tensor.dispatch import Entry
@@ -56,21 +58,24 @@ class Engine:
         self._batches = itertools.count(1)
         self._place: Place | None = None
         self.issued = Issued()
+        self._note_stack = self.issued.note
         self.entries: dict[Any, Entry] = {}
         self._signatures: dict[Any, int] = {}
+        self.calls: dict[int, Any] = {}  # what signatures do, for recordings
         self._numbers = itertools.count(1)  # of signatures, meshes, streams
         self._meshes: dict[Any, DeviceMesh] = {}
         self._streams: dict[Stream, int] = {}
         self._dead: dict[Stream, list[int]] = {}
+        self._views: dict[int, Any] = {}  # workers of a mesh, by its number
         self._acks: deque[Future[Any]] = deque()
         self._told: set[int] = set()
         self._untold: dict[int, Failed] = {}
-        self._confirmed = 0
+        self.taints = Taints()
+        self.rendezvous: Any = None  # where groups of workers meet
         self._ended: BaseException | None = None
         # Batches that nobody answers report to a port: a worker's end is told by `end`, not as a fault of the program.
-        self._lost, self._losses = Channel.open()
-        self.recorder: Any = None
-        self.coalescing = 0
+        self._lost: Any = None
+        self._losses: Any = None
         self._pulse = _Pulse(self)
         self._root = self.mesh(shape)
 
@@ -114,22 +119,24 @@ class Engine:
                 self.check_alive()
             ident = self._next
             self._next = ident + (results or 1)
+            if recorders and self._held(place, ident, self.calls.get(signature), inputs, numbers, results, signature):
+                return ident
             if self._place is not place:
                 self._move(place)
             waiting = self._waiting
-            if place.dead:
-                self._bury(place.dead)
-            self.issued.note((ident, _gather(True, False, False)))
+            if (dead := place.dead) and not holders:  # as `_bury`
+                count = len(dead)
+                waiting += dead[:count]
+                del dead[:count]
+            self._note_stack((ident, _gather(True, False, False)))
             waiting.append(commands.Run(signature, ident, inputs, numbers))  # type: ignore[arg-type]  # any sequence encodes
-            if self.recorder is not None:
-                self.recorder.ran(place, waiting[-1], results)
             full = len(waiting)
             first = self._since == 0.0
             if first:
                 self._since = time.monotonic()
         if first and self._pulse.idle:
             self._pulse.wake()
-        if full >= BATCH and not self.coalescing:
+        if full >= BATCH:
             self.flush()
         return ident
 
@@ -141,13 +148,13 @@ class Engine:
                 self.check_alive()
             ident = self._next
             self._next = ident + (results or 1)
+            if recorders and self._held(place, ident, call, inputs, (), results):
+                return ident
             if self._place is not place:
                 self._move(place)
             self._bury(place.dead)
             self.issued.note((ident, _gather(True, False, False)))
             self._put(commands.Do(ident, self._carry(sealed), tuple(inputs)))
-            if self.recorder is not None:
-                self.recorder.did(place, self._waiting[-1], call, results)
         self._nudge()
         return ident
 
@@ -158,14 +165,41 @@ class Engine:
                 self.check_alive()
             ident = self._next
             self._next = ident + 1
+            if recorders and self._held(place, ident, Repeat(local), (), (), 1):
+                return ident
             if self._place is not place:
                 self._move(place)
             self.issued.note((ident, _gather(True, False, False)))
             self._put(commands.Constant(ident, self._carry(local)))
-            if self.recorder is not None:
-                self.recorder.sent(place, ident, local)
         self._nudge()
         return ident
+
+    def _held(
+        self, place: Place, ident: int, call: Any, inputs: Sequence[int], numbers: Sequence[Any], results: int,
+        signature: int = 0,
+    ) -> bool:  # fmt: skip
+        """Tells this thread's recorder of a command; whether it keeps it back."""
+        here = recorder()
+        if here is None:
+            return False
+        stack = _gather(True, False, False)
+        return bool(here.note(Noted(place, ident, call, tuple(inputs), tuple(numbers), results, signature, stack)))
+
+    def issue(self, held: Sequence[Noted]) -> None:
+        """Issues, in order, what a recorder has kept back."""
+        with self._lock:
+            self.check_alive()
+            for noted in held:
+                if self._place is not noted.place:
+                    self._move(noted.place)
+                self.issued.note((noted.ident, noted.stack))
+                if noted.signature:
+                    self._put(commands.Run(noted.signature, noted.ident, noted.inputs, noted.numbers))
+                elif isinstance(noted.call, Repeat):
+                    self._put(commands.Constant(noted.ident, self._carry(noted.call.value)))
+                else:
+                    self._put(commands.Do(noted.ident, self._carry(Sealed(noted.call)), noted.inputs))
+        self.flush()
 
     def define(self, key: Hashable, call: Any) -> int:
         """The number of the signature that does `call`, defined on the workers the first time. `key`: equal for calls that are
@@ -183,14 +217,18 @@ class Engine:
                 if len(self._signatures) >= SIGNATURES:
                     self._forget_signatures()
                 self._signatures[key] = number
+            self.calls[number] = call
             self._put(commands.Define(number, self._carry(sealed)))
         self._nudge()
         return number
 
-    def forget(self, signature: int) -> None:
-        """No command will name `signature` any more."""
+    def forget(self, signature: int, place: Place) -> None:
+        """No command will name `signature` any more; those that do are at `place`."""
         with self._lock:
-            self._put(commands.Forget(signature))
+            if self._ended is None:
+                self.calls.pop(signature, None)
+                self._move(place)
+                self._put(commands.Forget(signature))
 
     def remember(self, key: Any, entry: Entry) -> None:
         """Keeps what a call with `key` gives."""
@@ -202,6 +240,7 @@ class Engine:
         # Entries name signatures: both start over together.
         self.entries.clear()
         for number in self._signatures.values():
+            self.calls.pop(number, None)
             self._put(commands.Forget(number))
         self._signatures.clear()
 
@@ -213,6 +252,8 @@ class Engine:
 
     def _bury(self, dead: list[int]) -> None:
         """Deletes, in order, what no tensor refers to any more. The list only grows at its end while this runs."""
+        if holders:
+            return
         count = len(dead)
         self._waiting.extend(dead[:count])
         del dead[:count]
@@ -229,7 +270,7 @@ class Engine:
     def _nudge(self) -> None:
         if self._pulse.idle:
             self._pulse.wake()
-        if len(self._waiting) >= BATCH and not self.coalescing:
+        if len(self._waiting) >= BATCH:
             self.flush()
 
     # --- batches
@@ -247,7 +288,7 @@ class Engine:
         since = self._since
         if not since:
             return any(self._dead.values()) and self._flush_dead()
-        if time.monotonic() - since >= AGE and not self.coalescing:
+        if time.monotonic() - since >= AGE:
             self.flush()
         return True
 
@@ -257,22 +298,25 @@ class Engine:
         self.flush()
         return True
 
-    def _gather_batch(self, last: Any = None) -> Any:
-        """Puts what waits, and `last`, into a batch of its own. The ident of a Sync if it has one."""
+    def _gather_batch(self, last: Any = None, place: Place | None = None) -> Any:
+        """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
         ack = None
         with self._lock:
             for stream, dead in list(self._dead.items()):
-                if dead:
+                if dead and not holders:
                     self._move(self._root.place(stream))
                     self._bury(dead)
             if last is not None:
+                assert place is not None
+                self._move(place)
                 self._put(last)
             elif not self._waiting:
                 return None
             elif number % ACK_EVERY == 0:
                 ack = self._next
                 self._next += 1
+                self._move(self._root.place(MAIN))
                 self._put(commands.Sync(ack))
             batch = (number, self._waiting, self._payloads, last if last is not None else ack)
             # Interrupted anywhere here, nothing is lost: the lists leave only once they are in the queue.
@@ -292,6 +336,8 @@ class Engine:
                 if mark is not wanted:
                     self._acks.append(answers)
             else:
+                if self._lost is None:
+                    self._lost, self._losses = Channel.open()
                 send(self._workers.execute, (number, data, tuple(payloads)), {}, port=self._lost)
             self._unsent.popleft()
         return answers
@@ -302,8 +348,8 @@ class Engine:
             self._take(self._acks[0])
             self._acks.popleft()
 
-    def _take(self, future: Future[Any]) -> list[Any]:
-        """The answers of all workers; what failed is noted."""
+    def _take(self, future: Future[Any], stream: Stream = MAIN) -> list[Any]:
+        """The answers of all workers to a Sync on `stream`; what failed is noted."""
         try:
             answers = list(future.get().values())
         except SupervisionError as exc:
@@ -312,13 +358,16 @@ class Engine:
         for answer in answers:
             self._note(answer)
         confirmed = min((answer[2] for answer in answers if answer is not None), default=0)
-        self._confirmed = max(self._confirmed, confirmed)
+        if stream is MAIN:
+            self.taints.done(confirmed)
         return answers
 
     def _note(self, answer: Any) -> None:
         if answer is not None:
             for failed in answer[1]:
-                if failed.ident not in self._told and len(self._untold) < 1024:
+                if type(failed) is Tainted:
+                    self.taints.bad(failed.ident)
+                elif failed.ident not in self._told and len(self._untold) < 1024:
                     self._untold.setdefault(failed.ident, failed)
 
     # --- answers
@@ -331,22 +380,34 @@ class Engine:
 
         The Future raises RemoteException for the failure issued first, SupervisionError when a worker has ended.
         """
-        if self.coalescing:
-            raise NotImplementedError("NYI: fetching results during a coalescing block: leave the block first")
+        if recorders and (here := recorder()) is not None:
+            here.fetching()
         place = mesh.place(stream)
         with self._sending:
             with self._lock:
                 self.check_alive()
                 ident = self._next
                 self._next += 1
-                self._move(place)
                 self.issued.note((ident, _gather(True, False, False)))
-            open_ = unconfirmed(taints, self._confirmed)
+            open_ = unconfirmed(taints)
             command = commands.Fetch(ident, tuple(refs), rank, tuple(taint.ident for taint in open_))
-            self._gather_batch(command)
+            self._gather_batch(command, self._reach(place, open_))
             answers = self._send(command)
         assert answers is not None
         return follow(answers, lambda values: self._fetched(values, convert))
+
+    def _reach(self, place: Place, open_: list[Taint]) -> Place:
+        """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks. What ran
+        on other streams comes first."""
+        others = {taint.place for taint in open_ if taint.place is not None and taint.place is not place}
+        if not others:
+            return place
+        from monarch.tensor.borrows import follow_stream
+
+        for other in others:
+            if other.stream is not place.stream:
+                follow_stream(other, place.stream)
+        return self._root.place(place.stream)
 
     def _fetched(self, values: Any, convert: Callable[[list[Any]], Any]) -> Any:
         result: list[Any] = []
@@ -365,6 +426,44 @@ class Engine:
             raise self.exception_of(worst)
         return convert(result)
 
+    def ask(
+        self, mesh: DeviceMesh, wide: DeviceMesh, call: Any, refs: Sequence[int], taints: Sequence[Taint | None],
+        adverb: str, stream: Stream,
+    ) -> Any:  # fmt: skip
+        """Runs `call` once on the ranks of `mesh`, with the tensors `refs` of the ranks of `wide`, of which these are a part.
+
+        With adverb "call" a Future of a ValueMesh over the ranks that were asked, with "stream" their Futures as they answer: a
+        rank's answer is (value or Failed, failures, ident), or None where it has only nothing against it. `value_of` opens it.
+        """
+        if recorders and (here := recorder()) is not None:
+            here.fetching()
+        sealed = Sealed(call)
+        with self._sending:
+            self.flush()
+            with self._lock:
+                self.check_alive()
+                ident = self._next
+                self._next += 1
+                self.issued.note((ident, _gather(True, False, False)))
+                open_ = unconfirmed(taints)
+                asked = self._root if open_ else wide
+                place = asked.place(stream)
+                commands_ = [
+                    commands.Place(place.mesh_number, place.stream_number),
+                    commands.Ask(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),
+                ]
+            workers = self._views.get(asked.number)
+            if workers is None:
+                workers = self._views[asked.number] = self._workers._new_with_shape(asked._shape)
+            return getattr(workers.execute, adverb)(next(self._batches), commands.encode(commands_), (sealed,))
+
+    def value_of(self, answer: Any) -> Any:
+        """The value of an answer to `ask`. RemoteException when it failed."""
+        self._note(answer)
+        if answer is not None and isinstance(answer[0], Failed):
+            raise self.exception_of(answer[0])
+        return answer[0] if answer is not None else None
+
     def exception_of(self, failed: Failed) -> RemoteException:
         """What the program is told of `failed`; it counts as told from here on."""
         self._told.add(failed.ident)
@@ -372,16 +471,21 @@ class Engine:
         return remote_exception(failed, self.issued.frames(failed.ident))
 
     def sync(self) -> None:
-        """Waits until the workers have done everything issued so far. Raises SupervisionError when one has ended."""
+        """Waits until the workers have done everything issued so far, on every stream. Raises SupervisionError when one has ended."""
+        waits = [(self._sync(stream), stream) for stream in list(self._streams)]
+        for answers, stream in waits:
+            self._take(answers, stream)
+
+    def _sync(self, stream: Stream) -> Future[Any]:
         with self._sending:
             with self._lock:
                 self.check_alive()
                 command = commands.Sync(self._next)
                 self._next += 1
-            self._gather_batch(command)
+            self._gather_batch(command, self._root.place(stream))
             answers = self._send(command)
         assert answers is not None
-        self._take(answers)
+        return answers
 
     # --- life
 

@@ -25,24 +25,31 @@ class TensorController(Actor):
     def __init__(self, key: str) -> None:
         self._key = key
         self._workers: Any = None
+        self._rendezvous: Any = None
 
     @endpoint
     def start(self, procs: ProcMesh, environments: list[dict[str, str]]) -> Any:
-        """Spawns the workers; gives a reference to them."""
+        """Spawns the workers, and the rendezvous where their groups meet; gives references to them."""
+        from monarch.tensor.rendezvous import Rendezvous
         from monarch.tensor.worker import TensorWorker
 
-        self._workers = procs.spawn("tensor_worker", TensorWorker, environments, None)
+        self._rendezvous = this_proc().spawn("tensor_rendezvous", Rendezvous)
+        self._workers = procs.spawn("tensor_worker", TensorWorker, environments, (self._rendezvous, self._key))
         self._workers.initialized.get()
-        return self._workers
+        return self._workers, self._rendezvous
 
     @endpoint
     def stop_workers(self) -> None:
+        self._rendezvous.end.broadcast("the tensor engine has ended")
         self._workers.stop().get()
+        self._rendezvous.stop().get()
 
     def __supervise__(self, failure: MeshFailure) -> bool:
         engine = _keepers.get(self._key)
         if engine is not None:
             engine.end(SupervisionError(failure.report()))
+        if self._rendezvous is not None:
+            self._rendezvous.end.broadcast(f"a process of the tensor engine has ended: {failure.report()}")
         return True
 
 
@@ -53,9 +60,10 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
     """
     key = f"{procs._spec.uid}.{next(_names)}"
     keeper: Any = this_proc().spawn("tensor_controller", TensorController, key)
-    workers = keeper.start.call_one(procs, _environments(procs)).get()
+    workers, rendezvous = keeper.start.call_one(procs, _environments(procs)).get()
     shape = Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes))
     engine = Engine(procs._spec.name or key, shape, workers, lambda: keeper.stop_workers.call_one().exception(timeout=30))
+    engine.rendezvous = rendezvous
     _keepers[key] = engine
     return engine.root
 

@@ -15,6 +15,7 @@ import torch
 
 from monarch.tensor import commands, signature
 from monarch.tensor.commands import (
+    Ask,
     Constant,
     Define,
     DefineMesh,
@@ -26,7 +27,7 @@ from monarch.tensor.commands import (
     Run,
     Sync,
 )
-from monarch.tensor.failures import Failed
+from monarch.tensor.failures import Failed, OneLine, Tainted
 from monarch.tensor.signature import flatten
 from monarch.tensor.worker_mesh import WorkerMesh
 
@@ -42,7 +43,7 @@ class Executor:
         self.tensors: dict[int, Any] = {}
         self.signatures: dict[int, _Defined] = {}
         self.meshes: dict[int, WorkerMesh] = {}
-        self.failures: list[Failed] = []
+        self.failures: list[Failed | Tainted] = []
         self.tainted: dict[int, Failed] = {}  # commands between ranks in which this one took part with other data
         self.extras: dict[str, Any] = {}  # what parts of the engine keep here: process groups, objects, events
 
@@ -87,6 +88,9 @@ class Executor:
         """Before any stream meets a Run of it: definitions are read by the thread that hands commands out."""
         self.signatures[command.signature] = _Defined(payloads[command.payload], self)
 
+    def _forget(self, command: Forget, payloads: Sequence[Any], answer: Answer) -> None:
+        self.signatures.pop(command.signature, None)
+
     def _constant(self, command: Constant, payloads: Sequence[Any], answer: Answer) -> None:
         self.tensors[command.ident] = payloads[command.payload]
 
@@ -113,12 +117,31 @@ class Executor:
                 value = self.failed(command.ident, "fetch", exc)
         answer((value, self.told(), command.ident))
 
+    def _ask(self, command: Ask, payloads: Sequence[Any], answer: Answer) -> None:
+        failed = next((value for ref in command.inputs if type(value := self.tensors.get(ref)) is Failed), None)
+        if failed is None:
+            failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
+        if failed is not None:
+            answer((failed, (), command.ident))
+            return
+        if not self.meshes[command.mesh].has(self.rank):
+            answer(None)
+            return
+        defined = _Defined(payloads[command.payload], self)
+        try:
+            value = defined.run([self.tensors[ref] for ref in command.inputs], ())
+            answer((value, (), command.ident))
+        except Exception as exc:  # of the function, or because its result cannot be sent
+            failed = self.failed(command.ident, defined.name(), exc)
+            self._abort(defined, failed)
+            answer((failed, (), command.ident))
+
     def _sync(self, command: Sync, payloads: Sequence[Any], answer: Answer) -> None:
         answer((None, self.told(), command.ident))
 
     # --- failures
 
-    def told(self) -> list[Failed]:
+    def told(self) -> list[Failed | Tainted]:
         """The failures that no answer has told of yet."""
         found, self.failures = self.failures, []
         return found
@@ -133,16 +156,25 @@ class Executor:
     def _fail(self, command: Run | Do, defined: _Defined, error: Exception) -> None:
         """The results of a command that did not run, or raised, are its failure: that of an input when there is one."""
         inputs = [self.tensors.get(ref) for ref in command.inputs]
+        inputs += [self.tensors.get(ref) for ref in getattr(defined.call, "reads", ())]
         root = next((value for value in inputs if type(value) is Failed), None)
         failed = root if root is not None else self.failed(command.ident, defined.name(), error)
         call = defined.call
-        if getattr(call, "between_ranks", False):
-            if len(self.tainted) < 1 << 16:
-                self.tainted[command.ident] = failed
+        if getattr(call, "between_ranks", False) and len(self.tainted) < 1 << 16:
+            self.tainted[command.ident] = failed
+            self.failures.append(Tainted(command.ident))
+        self._abort(defined, failed)
         for place in range(len(defined.keeps) if defined.keeps is not None else 1):
             self.tensors[command.ident + place] = failed
         for index in defined.mutates:
             self.lose(command.inputs[index], failed)
+        for ref in getattr(call, "loses", ()):
+            self.lose(ref, failed)
+
+    def _abort(self, defined: _Defined, failed: Failed) -> None:
+        """Lets go of the process groups that a call was given, so that its peers in them fail too, and do not wait."""
+        for group in defined.groups:
+            group.lose(f"{defined.name()} was given it, and failed on rank {self.rank}: {failed.text.strip()[-300:]}")
 
     def lose(self, ref: int, failed: Failed) -> None:
         """`ref` and all that shares its memory were to be changed by what failed: they are that failure from here on."""
@@ -159,12 +191,13 @@ class Executor:
 class _Defined:
     """A signature as a worker has it: opened and prepared on first use, in the thread of its stream."""
 
-    __slots__ = ("_executor", "_sealed", "call", "keeps", "mutates", "run", "single")
+    __slots__ = ("_executor", "_sealed", "call", "groups", "keeps", "mutates", "run", "single")
 
     def __init__(self, sealed: Any, executor: Executor) -> None:
         self._sealed = sealed
         self._executor = executor
         self.call: Any = None
+        self.groups: list[Any] = []  # process groups among its arguments
         self.keeps: tuple[int, ...] | None = ()
         self.mutates: tuple[int, ...] = ()
         self.single = False
@@ -172,7 +205,11 @@ class _Defined:
 
     def _first(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         if self.call is None:
-            self.call = self._sealed.open()
+            _local.groups = self.groups
+            try:
+                self.call = self._sealed.open()
+            finally:
+                _local.groups = None
             self.keeps, self.mutates = self.call.keeps, self.call.mutates
         self.run = self.call.prepare(self._executor)
         self.single = self.keeps is None
@@ -185,8 +222,10 @@ class _Defined:
 
 _HANDLERS: dict[type, Callable[[Executor, Any, Sequence[Any], Answer], None]] = {
     Constant: Executor._constant,
+    Ask: Executor._ask,
     Do: Executor._do,
     Fetch: Executor._fetch,
+    Forget: Executor._forget,
     Sync: Executor._sync,
 }
 
@@ -218,9 +257,11 @@ class Streams:
         asked = False
         for command in commands.decode(data):
             kind = type(command)
-            if kind is Run or kind is int:
+            if kind is Run:
                 if here:
                     part.append(command)
+            elif kind is int:
+                part.append(command)  # a mesh's tensors may be deleted among the commands of a part of it
             elif kind is Place:
                 if part:
                     self._put(stream, part, payloads, answer)
@@ -230,8 +271,7 @@ class Streams:
             elif kind is Define:
                 executor.define(command, payloads)
             elif kind is Forget:
-                # In its stream's order would be better still; a controller forgets only what it has not run for long.
-                part.append(command) if False else executor.signatures.pop(command.signature, None)
+                part.append(command)  # on every rank, behind the Runs of it that its stream has yet to come to
             elif kind is DefineMesh:
                 executor.meshes[command.mesh] = WorkerMesh(command.names, command.sizes, command.ranks)
             elif kind is DefineStream:
@@ -249,16 +289,17 @@ class Streams:
         waiting = self._queues.get(stream)
         if waiting is None:
             waiting = self._queues[stream] = queue.SimpleQueue()
-            self._start(self._work, f"tensor-{self._names[stream]}", waiting, self._names[stream])
+            self._start(self._work, f"tensor-{self._names[stream]}", waiting, self._names[stream], stream)
         waiting.put((part, payloads, answer))
 
-    def _work(self, waiting: queue.SimpleQueue[Any], name: str) -> None:
+    def _work(self, waiting: queue.SimpleQueue[Any], name: str, number: int) -> None:
+        _local.stream = number
         with self._enter(name), torch.no_grad():
             while True:
                 item = waiting.get()
                 if item is None:
                     return
-                self.executor.run(*item)
+                import time,sys,os; t=time.perf_counter(); c=time.thread_time(); self.executor.run(*item); print(time.perf_counter(), os.getpid(), len(item[0]), 'run', (time.perf_counter()-t)*1e3, (time.thread_time()-c)*1e3, flush=True)
                 del item  # nothing of a batch outlives it
 
     def close(self) -> None:
@@ -272,10 +313,15 @@ def _to_cpu(value: Any) -> Any:
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error, OneLine):
+        return str(error)
     tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename == __file__:
+    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_FOLDER) and tb.tb_next is not None:
         tb = tb.tb_next  # from where the call begins
     return "".join(traceback.format_exception(type(error), error, tb))
+
+
+_FOLDER = __file__.rpartition("/")[0] + "/"
 
 
 def _pickled(error: BaseException) -> bytes:
@@ -298,3 +344,15 @@ def current() -> Any:
     if worker is None:
         raise RuntimeError("this is only possible inside a remote function, in a worker of a mesh")
     return worker
+
+
+def current_stream() -> int:
+    """The number of the stream whose thread this is. RuntimeError anywhere else."""
+    current()
+    return int(_local.stream)
+
+
+def opening() -> list[Any]:
+    """Process groups among the arguments of the call that this thread is unpickling: they are aborted should it fail."""
+    groups = getattr(_local, "groups", None)
+    return groups if groups is not None else []

@@ -19,6 +19,12 @@ class Failed(msgspec.Struct, frozen=True):
     error: bytes = b""  # the exception's pickle, where it has one
 
 
+class Tainted(msgspec.Struct, frozen=True):
+    """One rank had no data of its own for command `ident` between ranks: what it gave the others is not to be used."""
+
+    ident: int
+
+
 class RemoteException(Exception):
     """Something a fetched value depends on failed in a worker.
 
@@ -62,3 +68,7 @@ def _original(pickled: bytes) -> Any:
     except Exception:
         return None
     return cause if isinstance(cause, BaseException) else None
+
+
+class OneLine(RuntimeError):
+    """Raised in a worker where its traceback would say nothing: reports have its text alone."""

@@ -1,4 +1,5 @@
-"""What the controller knows of a local tensor it never sees: shape, strides, offset, dtype, device, size of its storage.
+"""What the controller knows of a local tensor it never sees: shape, strides, offset, dtype, device, size of its storage, and
+whether it stands for the conjugate or the negative of what lies there.
 
 A Meta is interned: two tensors of the same metadata have the same object, so that a key of several hashes and compares by
 identity. The table holds weak references: what no tensor has any more is forgotten.
@@ -13,12 +14,20 @@ import torch
 
 
 class Meta:
-    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share."""
+    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `lazy` is CONJUGATE and
+    NEGATIVE, where torch has put off computing these."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "nbytes", "offset", "shape", "stride")
+    __slots__ = ("__weakref__", "device", "dtype", "lazy", "nbytes", "offset", "shape", "stride")
 
     def __init__(
-        self, shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: Any, device: Any, nbytes: int
+        self,
+        shape: torch.Size,
+        stride: tuple[int, ...],
+        offset: int,
+        dtype: Any,
+        device: Any,
+        nbytes: int,
+        lazy: int = 0,
     ) -> None:
         self.shape = shape
         self.stride = stride
@@ -26,6 +35,7 @@ class Meta:
         self.dtype = dtype
         self.device = device
         self.nbytes = nbytes
+        self.lazy = lazy
 
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -35,16 +45,28 @@ class Meta:
         """A tensor of this metadata under the FakeTensorMode that is active."""
         itemsize = self.dtype.itemsize
         whole = torch.empty(-(-self.nbytes // itemsize), dtype=self.dtype, device=self.device)
-        return torch.as_strided(whole, self.shape, self.stride, self.offset)
+        made = torch.as_strided(whole, self.shape, self.stride, self.offset)
+        return mark(made, self.lazy) if self.lazy else made
 
 
 _table: weakref.WeakValueDictionary[tuple[Any, ...], Meta] = weakref.WeakValueDictionary()
 
 
+CONJUGATE = 1
+NEGATIVE = 2
+
+
+def mark(tensor: torch.Tensor, lazy: int) -> torch.Tensor:
+    """`tensor`, which from here on stands for the conjugate or the negative of its memory, or both."""
+    torch._C._set_conj(tensor, bool(lazy & CONJUGATE))
+    torch._C._set_neg(tensor, bool(lazy & NEGATIVE))
+    return tensor
+
+
 def intern(
-    shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: Any, device: Any, nbytes: int
+    shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: Any, device: Any, nbytes: int, lazy: int = 0
 ) -> Meta:
-    key = (shape, stride, offset, dtype, device, nbytes)
+    key = (shape, stride, offset, dtype, device, nbytes, lazy)
     known = _table.get(key)
     if known is None:
         known = _table[key] = Meta(*key)
@@ -59,7 +81,7 @@ def of(tensor: torch.Tensor) -> Meta:
         raise NotImplementedError("distributed tensors cannot be quantized")
     return intern(
         tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device,
-        tensor.untyped_storage().nbytes(),
+        tensor.untyped_storage().nbytes(), tensor.is_conj() * CONJUGATE | tensor.is_neg() * NEGATIVE,
     )  # fmt: skip
 
 

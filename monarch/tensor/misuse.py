@@ -57,18 +57,8 @@ def incorrect(
     """The TypeError for a call of `name` with these arguments."""
     places = {id(problem.tensor): place for place, problem in reversed(list(enumerate(problems)))}
 
-    def shown(value: Any) -> str:
-        if id(value) in places:
-            return f"ERROR_{places[id(value)]}"
-        if isinstance(value, torch.Tensor):
-            return f"Tensor{list(value.shape)}"
-        if type(value) in (list, tuple):
-            inner = ", ".join(map(shown, value))
-            return f"[{inner}]" if type(value) is list else f"({inner})"
-        text = repr(value)
-        return text if len(text) <= 80 else text[:77] + "..."
-
-    call = ", ".join([*map(shown, args), *(f"{key}={shown(value)}" for key, value in kwargs.items())])
+    shown = [_shown(arg, places) for arg in args]
+    call = ", ".join([*shown, *(f"{key}={_shown(value, places)}" for key, value in kwargs.items())])
     lines = [
         f"Incorrect arguments to monarch operation:\n\n  {name}({call})\n",
         f"active_mesh = {mesh if mesh is not None else 'no active device mesh'}",
@@ -77,6 +67,18 @@ def incorrect(
     lines += [f"ERROR_{place} {problem.code}: {problem.text}" for place, problem in enumerate(problems)]
     error = _latest.error = TypeError("\n".join(lines))
     return error
+
+
+def _shown(value: Any, places: dict[int, int]) -> str:
+    if id(value) in places:
+        return f"ERROR_{places[id(value)]}"
+    if isinstance(value, torch.Tensor):
+        return f"Tensor{list(value.shape)}"
+    if type(value) in (list, tuple):
+        inner = ", ".join(_shown(item, places) for item in value)
+        return f"[{inner}]" if type(value) is list else f"({inner})"
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
 
 
 def latest() -> TypeError:

@@ -1,13 +1,13 @@
 """What an operation will give, worked out without running it: on fake tensors, once for each metadata of its inputs.
 
 An Outcome says, for each leaf of the result, whether it is one of the inputs, a view of one, or new; which inputs the
-operation changes; and which of them have other metadata afterwards (`transpose_`, `resize_`).
+operation changes; and which of them have other metadata or other memory afterwards (`transpose_`, `resize_`, `set_`).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -50,9 +50,10 @@ class Leaf:
 
 
 class Outcome:
-    """`leaves` in the order of `signature.flatten`, `structure` to put them together again (None: a single tensor)."""
+    """`leaves` in the order of `signature.flatten`, `structure` to put them together again (None: a single tensor). `moved`: inputs
+    that lie elsewhere afterwards, each with the input whose storage that is, or -1."""
 
-    __slots__ = ("changed", "fresh", "keeps", "leaves", "mutates", "structure")
+    __slots__ = ("changed", "fresh", "keeps", "leaves", "moved", "mutates", "structure")
 
     def __init__(
         self,
@@ -60,7 +61,9 @@ class Outcome:
         structure: Callable[[list[Any]], Any] | None,
         mutates: tuple[int, ...],
         changed: tuple[tuple[int, Meta], ...],
+        moved: tuple[tuple[int, int], ...] = (),
     ) -> None:
+        self.moved = moved
         self.leaves = leaves
         self.structure = structure
         self.mutates = mutates
@@ -76,19 +79,35 @@ def propagate(op: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequ
     Raises what the operation raises for such inputs (torch's own RuntimeError for shapes that do not fit), and the two
     exceptions of torch's fake tensors for results that depend on values.
     """
-    with _disable_current_modes(), fake_mode(), torch.no_grad():
+    with (
+        _disable_current_modes(),
+        torch._C._DisableAutocast(),  # has had its say before an operation comes here
+        torch.inference_mode(False),
+        torch.no_grad(),
+        fake_mode(),
+    ):
         fakes = [meta.fake() for meta in inputs]
         before = [_layout(fake) for fake in fakes]
+        homes = [_storage(fake) for fake in fakes]
         filled = fill(args, fakes)
         result = op(*filled, **{name: fill(value, fakes) for name, value in kwargs.items()})
         changed = tuple(
             (place, metadata.of(fake)) for place, fake in enumerate(fakes) if _layout(fake) != before[place]
         )
-        return describe(result, fakes, written(op, args, kwargs), changed)
+        moved = tuple(
+            (place, homes.index(now) if (now := _storage(fake)) in homes else -1)
+            for place, fake in enumerate(fakes)
+            if _storage(fake) != homes[place]
+        )
+        return describe(result, fakes, written(op, args, kwargs), changed, moved)
 
 
 def describe(
-    result: Any, fakes: Sequence[torch.Tensor], mutates: tuple[int, ...], changed: tuple[tuple[int, Meta], ...]
+    result: Any,
+    fakes: Sequence[torch.Tensor],
+    mutates: tuple[int, ...],
+    changed: tuple[tuple[int, Meta], ...],
+    moved: tuple[tuple[int, int], ...] = (),
 ) -> Outcome:
     """The Outcome of a computation that was run on `fakes` and gave `result`, in nested lists and tuples."""
     leaves: list[Leaf] = []
@@ -106,7 +125,7 @@ def describe(
         leaves.append(Leaf(metadata.of(value), view=-1 if view == -2 - fresh else view))
         fresh += 1
     structure = None if isinstance(result, torch.Tensor) else _rebuilder(result)
-    return Outcome(leaves, structure, mutates, changed)
+    return Outcome(leaves, structure, mutates, changed, moved)
 
 
 def fill(value: Any, tensors: Sequence[Any]) -> Any:
@@ -137,18 +156,14 @@ def _rebuilder(result: Any) -> Callable[[list[Any]], Any]:
     """A function that puts leaves in the place of those of `result`."""
     shape = _skeleton(result)
 
-    def rebuild(leaves: list[Any]) -> Any:
-        rest = iter(leaves)
+    return lambda leaves: _build(shape, iter(leaves))
 
-        def build(node: Any) -> Any:
-            if node is None:
-                return next(rest)
-            kind, items = node
-            return kind(build(item) for item in items)
 
-        return build(shape)
-
-    return rebuild
+def _build(node: Any, rest: Iterator[Any]) -> Any:
+    if node is None:
+        return next(rest)
+    kind, items = node
+    return kind(_build(item, rest) for item in items)
 
 
 def _skeleton(result: Any) -> Any:

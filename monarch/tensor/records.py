@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,23 @@ if TYPE_CHECKING:
     from monarch.tensor.mesh import Place
     from monarch.tensor.metadata import Meta
     from monarch.tensor.taint import Taint
+
+# Who notes what a thread issues (see `recording`), by thread: nearly always empty. `holders`: those of them that keep commands
+# back, so that nothing those may still name is deleted meanwhile.
+recorders: dict[int, Any] = {}
+holders: set[int] = set()
+
+
+def recorder() -> Any:
+    """The recorder of this thread, or None. Threads that compute derivatives belong to the only one there is."""
+    found = recorders.get(threading.get_ident())
+    if found is None and len(recorders) == 1:
+        import torch
+
+        if torch._C._current_graph_task_id() != -1:
+            return next(iter(recorders.values()), None)
+    return found
+
 
 # Reasons for an operation to look at a storage before using it; most storages have none.
 DROPPED = 1
@@ -49,6 +67,8 @@ class Record:
         self.meta = meta
         self.place = place
         self.storage = storage
+        if recorders and (here := recorder()) is not None:
+            here.born(self)
 
     def __del__(self) -> None:
         # From whatever the collector interrupts: a list's append is all that may happen here.

@@ -6,6 +6,7 @@ called with the local tensors (and numbers) of each Run.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -43,7 +44,8 @@ class Number(int):
 
 
 class OpCall:
-    """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them."""
+    """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them. `default`: the
+    program's default dtype where it is not float32."""
 
     def __init__(
         self,
@@ -52,7 +54,9 @@ class OpCall:
         kwargs: dict[str, Any],
         keeps: tuple[int, ...] | None,
         mutates: tuple[int, ...],
+        default: torch.dtype | None = None,
     ) -> None:
+        self.default = default
         self.target = target
         self.args = args
         self.kwargs = kwargs
@@ -63,7 +67,26 @@ class OpCall:
         return self.target
 
     def prepare(self, executor: Any) -> Runner:
-        return runner(resolve_op(self.target), self.args, self.kwargs)
+        run = runner(resolve_op(self.target), self.args, self.kwargs)
+        return run if self.default is None else _with_default(self.default, run)
+
+
+_defaulting = threading.Lock()
+
+
+def _with_default(dtype: torch.dtype, run: Runner) -> Runner:
+    """Runs with another default dtype. Torch has one for all threads of a process, so streams take turns at that."""
+
+    def changed(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        with _defaulting:
+            before = torch.get_default_dtype()
+            torch.set_default_dtype(dtype)
+            try:
+                return run(tensors, numbers)
+            finally:
+                torch.set_default_dtype(before)
+
+    return changed
 
 
 def op_name(op: Any) -> str:

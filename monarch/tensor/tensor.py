@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch.tensor import dispatch, misuse
+from monarch.tensor import dispatch, metadata, misuse
 from monarch.tensor.records import DROPPED, KNOWN, Record, tensors_of
 
 if TYPE_CHECKING:
@@ -65,6 +65,22 @@ class Tensor(torch.Tensor):
         )
 
     # --- life
+
+    @property
+    def data(self) -> Any:
+        """The same memory without autograd's history. Assigning another distributed tensor makes this one an alias of it."""
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        record = self._record
+        problem = dispatch.trouble(value, record.place, False) if isinstance(value, torch.Tensor) else None
+        if problem is not None and problem.code != "WRONG_MESH":
+            raise misuse.incorrect("data", (self, value), {}, [problem], record.place.mesh, record.place.stream)
+        with torch.no_grad():
+            alias = value.detach() if isinstance(value, Tensor) else value
+        torch.Tensor.data.__set__(self, alias)  # raises what torch does for values that do not fit
+        self._record, alias._record = alias._record, record
 
     def drop(self) -> None:
         """Deletes it and all its views on the workers now. Using one of them later is a TypeError that shows this line."""
@@ -171,7 +187,7 @@ def make(record: Record) -> Tensor:
     meta = record.meta
     made: Tensor = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.device)
     made._record = record
-    return made
+    return metadata.mark(made, meta.lazy) if meta.lazy else made  # type: ignore[return-value]
 
 
 def _explained(name: str) -> Callable[[Any, Any], Any]:

@@ -44,7 +44,7 @@ class Way:
         self.send([frame])
         return True
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0) -> None:
+    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
         self.entered.set()
         if self.blocked is not None:
             assert self.blocked.wait(TIMEOUT)

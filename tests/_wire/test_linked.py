@@ -496,6 +496,23 @@ def test_frames_cross_cut_sockets_whole(sockets: OverSockets) -> None:
         assert all(bytes(frame.buffers[0]) == body for frame in owner.frames)
 
 
+def test_memory_that_is_changed_after_it_was_sent_arrives_as_it_was(sockets: OverSockets) -> None:
+    """Its copies lie in memory that is used again and again."""
+    memory = bytearray(3 << 20)
+    for number in range(1, 13):
+        memory[:] = bytes([number]) * len(memory)
+        assert sockets.near.wait_room(TIMEOUT)
+        sockets.near.send(frames.encode(HEAD, b"%d" % number, [memoryview(memory)]))
+        if not number % 4:
+            sockets.cut()
+    memory[:] = bytes(len(memory))
+    owner = sockets.owners[1]
+    owner.wait(lambda owner: len(owner.frames) == 12)
+    assert owner.bodies == [b"%d" % number for number in range(1, 13)]
+    for number, frame in enumerate(owner.frames, 1):
+        assert bytes(frame.buffers[0]) == bytes([number]) * len(memory)
+
+
 def test_threads_that_send_while_sockets_are_cut(sockets: OverSockets) -> None:
     def run(name: int) -> None:
         for number in range(400):

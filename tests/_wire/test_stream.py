@@ -224,6 +224,19 @@ def test_queued_memory_is_the_senders_again(ends: Ends) -> None:
     assert in_loop(ends.loop, lambda: ends.connection.queued) == 0
 
 
+def test_memory_that_nobody_changes_is_queued_as_it_is(ends: Ends) -> None:
+    count = fill(ends)
+    memory = bytearray(b"a" * 3_000_000)
+    ends.connection.send(frame.encode(b"mine", b"", [memoryview(memory)]), owned=True)
+    queued = ends.connection.queued
+    memory[:] = bytes(len(memory))  # nobody should; here it shows that there is no copy
+    assert queued >= len(memory)
+    received: list[Any] = []
+    while len(received) <= count:
+        received += ends.decoder.received(ends.far.recv_into(ends.decoder.get_buffer()))
+    assert bytes(received[-1].buffers[0]) == bytes(len(memory))
+
+
 def test_a_waiting_sender_keeps_its_memory_until_it_has_left(ends: Ends) -> None:
     memory = bytearray(b"a" * 3_000_000)
     entered = threading.Event()

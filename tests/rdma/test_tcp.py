@@ -14,26 +14,39 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from monarch._errors import BufferDroppedError, NoStreamError, OwnerEndedError, RDMAError, RDMATimeoutError
+from monarch._errors import (
+    BufferDroppedError,
+    NoStreamError,
+    OwnerEndedError,
+    RDMAError,
+    RDMASizeError,
+    RDMATimeoutError,
+)
 from monarch.actor import Actor, HostMesh, SupervisionError, attach_to_workers, endpoint, this_host
 from monarch.config import configure
 from monarch.rdma import RDMABuffer
-from monarch.rdma.backends import nixl, nixl_agent, tcp, tcp_owner
+from monarch.rdma.backends import nixl, nixl_agent, tcp, tcp_gather, tcp_owner
 from monarch.rdma.backends.nixl_agent import NixlError
 from monarch.rdma.backends.tcp_wire import (
     CHUNK,
     DROPPED,
+    ENDING,
     GATHER,
     LEND,
     LEND_WRITABLE,
     OK,
     OUTSIDE,
+    PART,
+    PARTS,
     READ,
     READ_ONLY,
     REQUEST,
@@ -211,7 +224,9 @@ def test_memory_that_is_gone_is_an_answer_and_no_crash(stream: socket.socket, re
     libc.mprotect(address, 2 * page, mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-@pytest.mark.parametrize(("operation", "size"), [(0, 1), (6, 1), (GATHER, CHUNK + 1), (READ, CHUNK + 1), (WRITE, 2**63)])
+@pytest.mark.parametrize(
+    ("operation", "size"), [(0, 1), (6, 1), (GATHER, CHUNK + 1), (READ, CHUNK + 1), (WRITE, 2**63)]
+)
 def test_a_request_that_is_none_ends_the_stream(
     stream: socket.socket, register: Any, operation: int, size: int
 ) -> None:
@@ -399,7 +414,7 @@ def silent(sock: socket.socket) -> None:
 @pytest.mark.parametrize("write", [False, True])
 def test_an_owner_that_says_nothing_is_waited_for_until_the_timeout(ends: Ends, register: Any, write: bool) -> None:
     ends.serve = silent
-    outcome = begin(register(bytearray(5 * MIB)), bytearray(9 * MIB), write, timeout=0.05)
+    outcome = begin(register(bytearray(5 * MIB)), bytearray(5 * MIB), write, timeout=0.05)
     error = outcome.wait()
     assert isinstance(error, RDMATimeoutError)
     assert "tcp submit timed out" in str(error)
@@ -460,7 +475,7 @@ def test_a_write_whose_stream_breaks_says_so(
 
     monkeypatch.setattr(tcp.manager, "start", no_context)
     ends.serve = breaks
-    error = begin(register(bytearray(5 * MIB)), bytearray(9 * MIB), True).wait()
+    error = begin(register(bytearray(5 * MIB)), bytearray(5 * MIB), True).wait()
     assert isinstance(error, RDMAError)
     assert "broke" in str(error)
     assert by_actors == []
@@ -561,6 +576,247 @@ def test_lanes_give_their_room_back(ends: Ends, register: Any, monkeypatch: pyte
     assert begin(register(bytearray(1)), bytearray(1), False).wait() is None
     assert given.acquire(timeout=TIMEOUT)
     assert room._room == 3
+
+
+# --- at once, by whoever asks
+
+
+@pytest.fixture
+def resting(ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch) -> Region:
+    """A buffer whose owner there is a lane to that has nothing to do. Answers are waited for as long as it takes."""
+    monkeypatch.setattr(tcp, "IDLE", 0.5)
+    monkeypatch.setattr(tcp, "PATIENCE", TIMEOUT)
+    monkeypatch.setattr(tcp, "SLOW", TIMEOUT)
+    region = register(bytearray(b"0123456789"))
+    assert begin(region, bytearray(1), False).wait() is None
+    give_up = monotonic() + TIMEOUT
+    while not tcp.lanes_to(registry().owner)._resting:
+        assert monotonic() < give_up
+    return region
+
+
+def test_a_small_transfer_is_done_when_it_has_begun(resting: Region, ends: Ends) -> None:
+    local = bytearray(4)
+    for write in (True, False):
+        outcome = begin(resting, b"abcd" if write else local, write, offset=3)
+        assert outcome.times == 1
+        assert outcome.error is None
+    assert local == b"abcd"
+    assert resting.memory.keep == b"012abcd789"
+    assert ends.opened == 1
+
+
+def test_what_the_owner_refuses_is_an_error_at_once(resting: Region, ends: Ends) -> None:
+    drop(resting)
+    for write in (False, True, False):
+        outcome = begin(resting, bytearray(4), write)
+        assert outcome.times == 1
+        assert isinstance(outcome.error, BufferDroppedError)
+    assert ends.opened == 1
+
+
+def test_a_large_transfer_is_the_lanes(resting: Region, ends: Ends, register: Any) -> None:
+    size = tcp.AT_ONCE + 1
+    outcome = begin(register(bytearray(size)), bytearray(size), False)
+    assert outcome.wait() is None
+    assert ends.opened == 1
+
+
+class Slow:
+    """Serves a stream and lets the first answers wait: `go` lets them go."""
+
+    def __init__(self, free: int) -> None:
+        self.go = threading.Event()
+        self._free = free
+
+    def __call__(self, sock: socket.socket) -> None:
+        real, slow = tcp_owner._Server(sock), self
+
+        def read(*args: int) -> None:
+            slow._free -= 1
+            if slow._free < 0:
+                assert slow.go.wait(TIMEOUT)
+            tcp_owner._Server._read(real, *args)
+
+        real._read = read  # type: ignore[method-assign]
+        with sock:
+            real.run()
+
+
+def test_an_answer_that_takes_its_time_is_waited_for_by_the_lane(
+    ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    slow = ends.serve = Slow(free=1)
+    region = request.getfixturevalue("resting")
+    monkeypatch.setattr(tcp, "PATIENCE", 0.0)
+    first, second = bytearray(4), bytearray(4)
+    outcomes = [begin(region, first, False), begin(region, second, False, offset=4)]
+    assert [outcome.times for outcome in outcomes] == [0, 0]
+    slow.go.set()
+    assert [outcome.wait() for outcome in outcomes] == [None, None]
+    assert (first, second) == (b"0123", b"4567")
+    assert ends.opened == 1
+
+
+def test_an_answer_that_does_not_come_times_out_in_the_lane(
+    ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    slow = ends.serve = Slow(free=1)
+    region = request.getfixturevalue("resting")
+    monkeypatch.setattr(tcp, "PATIENCE", 0.0)
+    assert isinstance(begin(region, bytearray(4), False, timeout=0.05).wait(), RDMATimeoutError)
+    slow.go.set()
+    assert begin(region, bytearray(4), False).wait() is None
+    assert ends.opened == 2  # the answer that nobody waits for any more is not taken for the next
+
+
+def test_after_a_slow_answer_nobody_waits_for_a_while(
+    resting: Region, ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "SLOW", 0.0)
+    monkeypatch.setattr(tcp, "SHARE", 1e9)
+    assert begin(resting, bytearray(4), False).times == 1
+    lanes = tcp.lanes_to(registry().owner)
+    assert lanes._borrow() is None
+    assert begin(resting, bytearray(4), False).wait() is None
+    assert ends.opened == 1
+
+
+def test_a_stream_that_breaks_at_once_is_like_any_other(
+    ends: Ends, register: Any, by_actors: list[Transfer], request: pytest.FixtureRequest
+) -> None:
+    def once_only(sock: socket.socket) -> None:
+        with sock:
+            request = sock.recv(REQUEST.size, socket.MSG_WAITALL)
+            sock.sendall(b"\0" + b"0" * REQUEST.unpack(request)[4] + b"\0")
+            sock.recv(REQUEST.size, socket.MSG_WAITALL)
+            sock.send(b"\0abc")
+
+    ends.serve = once_only
+    region = request.getfixturevalue("resting")
+    outcome = begin(region, bytearray(10), False)
+    assert outcome.wait() is None
+    assert by_actors == [outcome.transfer]
+
+
+def test_ctrl_c_while_an_answer_is_waited_for_costs_the_stream(
+    resting: Region, ends: Ends, by_actors: list[Transfer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tcp.Exchange, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            begin(resting, bytearray(4), False)
+    assert len(by_actors) == 1
+    local = bytearray(4)
+    assert begin(resting, local, False).wait() is None
+    assert local == b"0123"
+    assert ends.opened == 2
+
+
+# --- many parts together
+
+
+def gather(parts: list[tcp_gather.Part], elsewhere: Callable[[], None] = lambda: None) -> Outcome:
+    gathering = tcp_gather.Gathering(tcp_gather.batches(parts), None, TIMEOUT, elsewhere)
+    outcome = Outcome(gathering)
+    gathering.begin()
+    return outcome
+
+
+def parts_of(regions: list[Region], target: bytearray, wanted: list[tuple[int, int, int]]) -> list[tcp_gather.Part]:
+    """(region, offset, size) one behind the other."""
+    at, result = memory_of(target).address, []
+    for number, offset, size in wanted:
+        result.append(tcp_gather.Part(handle_of(regions[number]), offset, at, size))
+        at += size
+    return result
+
+
+@given(st.lists(st.one_of(st.integers(0, 50), st.integers(CHUNK - 2, 2 * CHUNK + 2)), max_size=2000))
+def test_batches_hold_every_byte_once_and_not_too_much(sizes: list[int]) -> None:
+    handle, at = Handle(*[None] * len(Handle._fields))._replace(number=1, token=2), 0
+    parts = []
+    for size in sizes:
+        parts.append(tcp_gather.Part(handle, 10 * at, at, size))
+        at += size
+    made = tcp_gather.batches(parts)
+    assert all(0 < len(batch.parts) <= PARTS and 0 < batch.size <= CHUNK for batch in made)
+    pieces = [(part.address, part.size) for batch in made for part in batch.parts]
+    assert all(here + size == there for (here, size), (there, _) in pairwise(pieces))
+    assert sum(size for _, size in pieces) == at
+    for batch in made:
+        assert len(batch.request) == REQUEST.size + len(batch.parts) * PART.size
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_parts_of_many_buffers_arrive(ends: Ends, register: Any, parallel: Any, count: int) -> None:
+    parallel(count)
+    data = [bytearray(os.urandom(size)) for size in (10 * MIB, 1000, 1)]
+    regions = [register(one) for one in data]
+    wanted = [(0, 5, 9 * MIB), *((1, offset, 3) for offset in range(0, 990, 2)), (2, 0, 1), (0, 0, 4)] * 3
+    target = bytearray(sum(size for _, _, size in wanted))
+    assert gather(parts_of(regions, target, wanted)).wait() is None
+    assert target == b"".join(data[number][offset : offset + size] for number, offset, size in wanted)
+    assert 1 <= ends.opened <= 4
+
+
+@pytest.mark.parametrize("bad", [0, 1, 100, 599])
+def test_the_part_that_is_not_there_is_named(
+    ends: Ends, register: Any, monkeypatch: pytest.MonkeyPatch, bad: int
+) -> None:
+    monkeypatch.setattr(tcp, "IDLE", 0.5)
+    regions = [register(bytearray(b"abc")) for _ in range(600)]
+    drop(regions[bad])
+    target = bytearray(1800)
+    wanted = [(number, 0, 3) for number in range(600)]
+    error = gather(parts_of(regions, target, wanted)).wait()
+    assert isinstance(error, BufferDroppedError)
+    assert f"buffer {regions[bad].number} " in str(error)
+    wanted[bad] = ((bad + 1) % 600, 1, 3)
+    assert isinstance(gather(parts_of(regions, target, wanted)).wait(), RDMASizeError)
+    wanted[bad] = ((bad + 1) % 600, 0, 3)
+    assert gather(parts_of(regions, target, wanted)).wait() is None
+    assert target == b"abc" * 600
+    assert ends.opened == 1
+
+
+def test_a_part_that_is_dropped_in_the_middle_lets_nothing_more_out(stream: socket.socket, register: Any) -> None:
+    regions = [register(bytearray(bytes([number + 1]) * MIB)) for number in range(3)]
+    listed = b"".join(PART.pack(region.number, region.token, 0, MIB) for region in regions)
+    stream.sendall(REQUEST.pack(GATHER, 3, 0, 0, 3 * MIB) + listed)
+    assert take(stream, 10) == bytes([1]) * 10
+    drop(regions[2])  # more than what the socket holds is still to come
+    got = take(stream, 3 * MIB - 10)
+    assert got[2 * MIB :].strip(b"\0") == b""
+    assert ENDING.unpack(take(stream, ENDING.size)) == (DROPPED, 2)
+    ask(stream, READ, regions[0], 0, 1)
+    assert take(stream, 3) == b"\0\1\0"
+
+
+def test_a_request_whose_sizes_do_not_agree_ends_the_stream(stream: socket.socket, register: Any) -> None:
+    region = register(bytearray(10))
+    stream.sendall(REQUEST.pack(GATHER, 1, 0, 0, 9) + PART.pack(region.number, region.token, 0, 10))
+    assert stream.recv(1) == b""
+
+
+def test_without_streams_parts_go_elsewhere(ends: Ends, register: Any) -> None:
+    ends.refuse = "no way"
+    gone = threading.Event()
+    outcome = gather(parts_of([register(bytearray(3))], bytearray(3), [(0, 0, 3)]), gone.set)
+    assert gone.wait(TIMEOUT)
+    assert outcome.times == 0
+
+
+def test_parts_that_are_late_are_not_asked_for(ends: Ends, register: Any) -> None:
+    batches = tcp_gather.batches(parts_of([register(bytearray(3))], bytearray(3), [(0, 0, 3)]))
+    gathering = tcp_gather.Gathering(batches, None, 0.0, lambda: None)
+    outcome = Outcome(gathering)
+    gathering.begin()
+    assert isinstance(outcome.wait(), RDMATimeoutError)
+    assert ends.opened == 0
 
 
 # --- NIXL, whose part here a memmove plays

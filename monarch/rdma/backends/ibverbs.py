@@ -20,13 +20,15 @@ write before what their kernels read, so such writes take the next path.
 from __future__ import annotations
 
 import contextvars
+import itertools
 import logging
 import mmap
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._errors import RDMAError, RDMAUnavailableError
@@ -35,7 +37,7 @@ from monarch.config import settings
 from monarch.rdma import copying, manager
 from monarch.rdma.backends import actor, tcp
 from monarch.rdma.backends import ibverbs_memory as memories
-from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, Registration
+from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, Pair, Registration
 from monarch.rdma.backends.ibverbs_choice import ChoiceError, affinity, pairs, stripes
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError, devices
 from monarch.rdma.backends.ibverbs_link import Link, LinkGoneError, Watch
@@ -51,12 +53,13 @@ if TYPE_CHECKING:
     import asyncio
 
 ATTEMPTS = 3
+DISTURBED = 16  # times that a transfer is begun again because another one's failure closed its queue pair
 LINKS = 256  # connected queue pairs; the one used longest ago that is idle is closed
 KNOWN = 4096  # buffers whose keys are kept; the one met first is forgotten
 AVOID = 60.0  # seconds in which it is not tried with an owner that cannot be reached this way
 _AVOIDED = 1024  # such owners
 SPIN = 50e-6  # seconds that a small transfer is waited for before another thread waits
-_MIB, _KIB = 1 << 20, 1 << 10
+_KIB = 1 << 10
 
 
 class Ibverbs:
@@ -100,16 +103,17 @@ def begin(transfer: Transfer) -> None:
 def elsewhere(transfer: Transfer, why: str) -> None:
     """The transfer goes by the next path. Needs a context."""
     obstacles = [f"ibverbs: {why}"]
-    for backend in (tcp.Streams(), actor.ThroughActors()):
-        obstacle = backend.obstacle(transfer.handle)
-        if not obstacle:
-            transfer.path = backend.name
-            try:
+    try:
+        for backend in (tcp.Streams(), actor.ThroughActors()):
+            obstacle = backend.obstacle(transfer.handle)
+            if not obstacle:
+                transfer.path = backend.name
                 backend.start(transfer)
-            except Exception as exc:  # this process is ending
-                transfer.finish(exc)
-            return
-        obstacles.append(f"{backend.name}: {obstacle}")
+                return
+            obstacles.append(f"{backend.name}: {obstacle}")
+    except Exception as exc:  # this process is ending
+        transfer.finish(exc)
+        return
     text = f"no compatible RDMA backend for buffer: {transfer.handle}; {'; '.join(obstacles)}"
     transfer.finish(RDMAUnavailableError(text))
 
@@ -159,6 +163,8 @@ class Errand:
         self._context = contextvars.copy_context()  # it may go on on another's thread
         self._lock = threading.Lock()
         self._attempts = 0
+        self._disturbed = 0
+        self._over = False  # or it goes on on another thread
         self._left = 0
         self._faults: list[Fault] = []
         self._held: list[Held] = []
@@ -171,9 +177,8 @@ class Errand:
         if routes is None:
             self._context.run(self._prepare)
         elif self.transfer.size <= copying.INLINE:
-            part = self._launch(routes)
-            if part is not None:
-                part.spin()
+            self._launch(routes)
+            self._spin(routes)
         else:
             copying.later(lambda: self._launch(routes))
 
@@ -203,42 +208,53 @@ class Errand:
         avoid(self.transfer.handle.owner, why)
         self._context.copy().run(elsewhere, self.transfer, why)
 
-    def _launch(self, routes: list[Route]) -> Part | None:
-        """Registers the local memory and posts the requests; the last part, if it went so far."""
-        transfer, handle = self.transfer, self.transfer.handle
+    def _launch(self, routes: list[Route]) -> None:
+        """Registers the local memory and posts the requests."""
+        transfer = self.transfer
         if transfer.late():
             transfer.finish(transfer.timed_out())
-            return None
-        parts = []
+            return
         self._routes, self._faults = routes, []
-        ways = stripes(transfer.size, len(routes), settings.get("rdma_min_stripe_size_kb") * _KIB)
         try:
-            held: dict[str, Held] = {}
-            for (at, count), route in zip(ways, routes, strict=False):
-                if route.here not in held:
-                    held[route.here] = self._engine.memory.hold(route.here, transfer.memory, not transfer.write)
-                    self._held.append(held[route.here])
-                segment = Segment(transfer.memory.address + at, handle.address + transfer.offset + at, count)
-                limits = self._engine.devices.device(route.here).limits
-                requests = split([segment], limits.message, limits.pieces)
-                parts.append((route.link, Part(self, requests, transfer.write, held[route.here].key, route.key.memory)))
+            parts = self._parts(routes)
         except OSError as exc:
             self._let_go()
             self._give_up(f"{transfer.memory!r} cannot be registered (locked memory may be limited: ulimit -l): {exc}")
-            return None
-        return self._post(parts)
+        except Exception as exc:
+            self._let_go()
+            transfer.finish(exc)
+        else:
+            self._post(parts)
 
-    def _post(self, parts: list[tuple[Link, Part]]) -> Part | None:
+    def _parts(self, routes: list[Route]) -> list[tuple[Link, Part]]:
+        transfer, handle = self.transfer, self.transfer.handle
+        ways = stripes(transfer.size, len(routes), settings.get("rdma_min_stripe_size_kb") * _KIB)
+        held: dict[str, Held] = {}
+        parts = []
+        for (at, count), route in zip(ways, routes, strict=False):
+            if route.here not in held:
+                held[route.here] = self._engine.memory.hold(route.here, transfer.memory, not transfer.write)
+                self._held.append(held[route.here])
+            segment = Segment(transfer.memory.address + at, handle.address + transfer.offset + at, count)
+            limits = self._engine.devices.device(route.here).limits
+            requests = split([segment], limits.message, limits.pieces)
+            parts.append((route.link, Part(self, requests, transfer.write, held[route.here].key, route.key.memory)))
+        return parts
+
+    def _post(self, parts: list[tuple[Link, Part]]) -> None:
         self._left = len(parts)
-        last = None
         for link, part in parts:
             try:
-                part.link = link
                 link.begin(part)
-                last = part
             except LinkGoneError:
                 part.ended(Fault.FLUSHED)
-        return last
+
+    def _spin(self, routes: list[Route]) -> None:
+        """Looks for completions without a pause for a moment: no other thread has to wake up for a small transfer."""
+        end = perf_counter() + SPIN
+        while not self._over and perf_counter() < end:
+            for route in routes:
+                route.link.look()
 
     def ended(self, fault: Fault | None) -> None:
         """A part has."""
@@ -255,7 +271,7 @@ class Errand:
         if not faults and not self.transfer.write and word is None:
             self._look_at_word()
             return
-        self._word = None
+        self._word, self._over = None, True
         self._let_go()
         value = 0 if word is None else word.value()
         if word is not None:
@@ -287,17 +303,22 @@ class Errand:
     def _failed(self, fault: Fault) -> None:
         """What was done is done over: it does no harm, for both sides leave the bytes alone meanwhile."""
         transfer = self.transfer
-        self._attempts += 1
+        if fault is Fault.FLUSHED:
+            self._disturbed += 1
+        else:
+            self._attempts += 1
         self._engine.forget(transfer.handle)
         if transfer.late():
             transfer.finish(transfer.timed_out())
-        elif self._attempts < ATTEMPTS:
+        elif self._attempts < ATTEMPTS and self._disturbed < DISTURBED:
             self._context.copy().run(self._prepare)
         else:
             if fault is Fault.UNREACHABLE:
                 avoid(transfer.handle.owner, fault.value)
             more = "; what it was to write may be there in part" if transfer.write else ""
-            transfer.finish(RDMAError(f"buffer {transfer.handle.number} of {transfer.handle.owner}: {fault.value}{more}"))
+            transfer.finish(
+                RDMAError(f"buffer {transfer.handle.number} of {transfer.handle.owner}: {fault.value}{more}")
+            )
 
     def _let_go(self) -> None:
         held, self._held = self._held, []
@@ -315,16 +336,9 @@ class Part:
         self.key = key
         self.remote_key = remote_key
         self.deadline = errand.transfer.deadline
-        self.link: Link | None = None
 
     def ended(self, fault: Fault | None) -> None:
         self._errand.ended(fault)
-
-    def spin(self) -> None:
-        """Twice: for the data, then for the control word."""
-        window = settings.get("rdma_cq_busy_poll_window")
-        if self.link is not None:
-            self.link.spin(SPIN if window is None else window)
 
 
 class Word:
@@ -358,6 +372,13 @@ class Words:
 Ask = Callable[[Any], Awaitable[Any]]
 
 
+class Known(NamedTuple):
+    """Keys, and when they were asked for."""
+
+    asked: int
+    lent: Lent
+
+
 class Engine:
     """This process's side of all transfers. Any thread; `connect` on one event loop."""
 
@@ -368,19 +389,20 @@ class Engine:
         self._watch = Watch()
         self._lock = threading.Lock()
         self._links: OrderedDict[tuple[Owner, str, str], Link] = OrderedDict()
-        self._known: OrderedDict[tuple[Owner, int, bool], Lent] = OrderedDict()
+        self._known: OrderedDict[tuple[Owner, int, bool], Known] = OrderedDict()
+        self._clock = itertools.count()
         self._words: dict[str, list[Words]] = {}
-        self._turns: dict[tuple[Owner, str, str], asyncio.Lock] = {}
+        self._turns: weakref.WeakValueDictionary[tuple[Owner, str, str], asyncio.Lock] = weakref.WeakValueDictionary()
 
     def routes(self, transfer: Transfer) -> list[Route] | None:
         """All that the transfer is to be spread over; None when the owner has to be asked first."""
         handle = transfer.handle
         with self._lock:
-            lent = self._known.get((handle.owner, handle.token, transfer.write))
-        if lent is None:
+            known = self._known.get((handle.owner, handle.token, transfer.write))
+        if known is None:
             return None
         try:
-            wanted = self._pairs(transfer, lent)
+            wanted = self._pairs(transfer, known.lent)
         except UnreachableError:
             return None
         routes = []
@@ -391,16 +413,24 @@ class Engine:
                     return None
                 self._links.move_to_end((handle.owner, here, key.nic))
                 routes.append(Route(here, link, key))
-        return routes
+        return routes if self._safe(transfer, known, routes) else None
 
     async def connect(self, transfer: Transfer, ask: Ask) -> list[Route]:
         """The same, whatever it takes. UnreachableError, and what the owner raises."""
-        handle = transfer.handle
-        lent = await self._lend(handle, transfer.write, ask)
-        routes = []
-        for here, key in self._pairs(transfer, lent):
-            routes.append(Route(here, await self._link(handle.owner, here, key.nic, ask), key))
-        return routes
+        handle, old = transfer.handle, None
+        while True:
+            known = await self._lend(handle, transfer.write, ask, old)
+            routes = []
+            for here, key in self._pairs(transfer, known.lent):
+                routes.append(Route(here, await self._link(handle.owner, here, key.nic, ask), key))
+            if self._safe(transfer, known, routes):
+                return routes
+            old = known
+
+    def _safe(self, transfer: Transfer, known: Known, routes: list[Route]) -> bool:
+        """A drop closes the queue pairs that writers have at the time: over one that was made later, a key that was lent
+        before would reach whatever has that key now."""
+        return not transfer.write or all(route.link.made < known.asked for route in routes)
 
     def forget(self, handle: Handle) -> None:
         """Keys of that owner's buffers may have changed, and queue pairs it had may be closed."""
@@ -426,12 +456,14 @@ class Engine:
             for page in pages:
                 memories.close(page.registration)
 
-    async def _lend(self, handle: Handle, write: bool, ask: Ask) -> Lent:
+    async def _lend(self, handle: Handle, write: bool, ask: Ask, old: Known | None) -> Known:
+        """What is known, other than `old`, or what the owner says now."""
         name = (handle.owner, handle.token, write)
         with self._lock:
-            lent = self._known.get(name)
-        if lent is not None:
-            return lent
+            known = self._known.get(name)
+        if known is not None and known is not old:
+            return known
+        asked = next(self._clock)
         answer = await ask(Lend(self._me, handle.number, handle.token, write))
         if isinstance(answer, str):
             raise UnreachableError(f"the owner says: {answer[:500]}")
@@ -440,16 +472,17 @@ class Engine:
         except ValueError as exc:
             raise UnreachableError(f"the owner's answer is not understood: {exc}") from None
         with self._lock:
-            self._known[name] = lent
+            known = self._known[name] = Known(asked, lent)
             if len(self._known) > KNOWN:
                 self._known.popitem(last=False)
-            links = [link for (owner, _, _), link in self._links.items() if owner == handle.owner]
+            links = [link for (owner, _, _), link in self._links.items() if owner == handle.owner and link.made < asked]
         for link in links:
             if link.peer not in lent.open:  # the owner has closed its side
                 link.close()
-        return lent
+        return known
 
     def _pairs(self, transfer: Transfer, lent: Lent) -> list[tuple[str, Key]]:
+        """As many as the transfer is to be spread over. Who pairs with whom is always the same; who comes first is not."""
         keys = {key.nic: key for key in lent.keys}
         nics = self.devices.nics
         try:
@@ -457,36 +490,34 @@ class Engine:
             near = self.devices.near(transfer.memory)
         except ChoiceError as exc:
             raise UnreachableError(str(exc)) from None
-        found = pairs(near, list(keys), lambda here, there: may(here, there) and nics[here].ethernet == keys[there].ethernet)
+        found = pairs(
+            sorted(near),
+            sorted(keys),
+            lambda here, there: may(here, there) and nics[here].ethernet == keys[there].ethernet,
+        )
         if not found:
             raise UnreachableError(
                 f"no device here ({', '.join(near)}) may pair with one there ({', '.join(keys)}): see "
                 "rdma_peer_device_affinity; both have to be Ethernet, or both InfiniBand"
             )
-        return [(here, keys[there]) for here, there in found]
+        first = next((number for number, (here, _) in enumerate(found) if here == near[0]), 0)
+        count = len(stripes(transfer.size, len(found), settings.get("rdma_min_stripe_size_kb") * _KIB))
+        return [(here, keys[there]) for here, there in (found[first:] + found[:first])[:count]]
 
     async def _link(self, owner: Owner, here: str, there: str, ask: Ask) -> Link:
         import asyncio
 
         name = (owner, here, there)
-        turn = self._turns.setdefault(name, asyncio.Lock())
-        try:
-            async with turn:
-                with self._lock:
-                    link = self._links.get(name)
-                if link is None or link.closed:
-                    link = await self._meet(here, there, ask)
-                    self._keep(name, link)
-                return link
-        finally:
-            if not turn.locked():
-                self._turns.pop(name, None)
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            with self._lock:
+                link = self._links.get(name)
+            if link is None or link.closed:
+                link = await self._meet(here, there, ask)
+                self._keep(name, link)
+            return link
 
     async def _meet(self, here: str, there: str, ask: Ask) -> Link:
         """A new queue pair, connected to a new one of the owner's."""
-        import asyncio
-
-        limit = settings.get("rdma_qp_init_timeout")
         try:
             device = self.devices.device(here)
             pair = device.pair(device.limits.work, device.limits.pieces)
@@ -494,21 +525,32 @@ class Engine:
             raise UnreachableError(f"{here} makes no queue pair: {exc}") from None
         try:
             pair.to_init(0)
-            async with asyncio.timeout(limit) as waiting:
-                answer = await ask(Meet(self._me, there, pair.end()))
-            if not isinstance(answer, End):
-                raise UnreachableError(f"the owner says: {str(answer)[:500]}")
-            peer = answer.check()
+            peer = await self._shake_hands(pair, there, ask)
             pair.to_rtr(peer)
             pair.to_rts(peer)
-            return Link(pair, device.limits.work, self._watch, peer.number)
-        except BaseException as exc:
+            return Link(pair, device.limits.work, self._watch, peer.number, next(self._clock))
+        except OSError as exc:
             pair.close()
-            if isinstance(exc, TimeoutError) and waiting.expired():
-                raise UnreachableError(f"the owner's devices were not connected within {limit:g} s") from None
-            if isinstance(exc, OSError | ValueError) and not isinstance(exc, TimeoutError):
-                raise UnreachableError(f"{here} cannot be connected to {there} of the owner: {exc}") from None
+            raise UnreachableError(f"{here} cannot be connected to {there} of the owner: {exc}") from None
+        except BaseException:
+            pair.close()
             raise
+
+    async def _shake_hands(self, pair: Pair, there: str, ask: Ask) -> End:
+        import asyncio
+
+        limit = settings.get("rdma_qp_init_timeout")
+        try:
+            async with asyncio.timeout(limit):
+                answer = await ask(Meet(self._me, there, pair.end()))
+        except TimeoutError:
+            raise UnreachableError(f"the owner made no queue pair within {limit:g} s (rdma_qp_init_timeout)") from None
+        if type(answer) is not End:
+            raise UnreachableError(f"the owner says: {str(answer)[:500]}")
+        try:
+            return answer.check()
+        except ValueError as exc:
+            raise UnreachableError(f"the owner's answer is not understood: {exc}") from None
 
     def _keep(self, name: tuple[Owner, str, str], link: Link) -> None:
         with self._lock:

@@ -205,7 +205,7 @@ class _Pair:
         mtu = min(MTU_4096, self._end.mtu, peer.mtu)
         other = self._ib.QPInfo(peer.number, peer.sequence, peer.lid, peer.gid, PORT, mtu)
         reads = min(self._end.reads, peer.reads)
-        self._pair.to_rtr(other, sgid_index=self._device.gid.index, mtu=mtu, hop_limit=HOPS, max_dest_rd_atomic=reads)
+        self._pair.to_rtr(other, sgid_index=self._device.gid.slot, mtu=mtu, hop_limit=HOPS, max_dest_rd_atomic=reads)
 
     def to_rts(self, peer: End) -> None:
         reads = min(self._end.reads, peer.reads)

@@ -25,9 +25,9 @@ class ChoiceError(Exception):
 
 
 class Gid(NamedTuple):
-    """An address of a port: its place in the port's table, its 16 bytes, and "IB/RoCE v1", "RoCE v2" or ""."""
+    """An address of a port: its slot in the port's table, its 16 bytes, and "IB/RoCE v1", "RoCE v2" or ""."""
 
-    index: int
+    slot: int
     raw: bytes
     kind: str
 
@@ -99,7 +99,7 @@ def _rank(nic: Nic, place: Place, distances: Distances) -> tuple[int, int]:
         if shared == 1:
             return ROOT, 0
     if place.node < 0 or nic.node < 0:
-        return (MACHINE, 0) if place.node >= 0 or place.pci else (NODE, 0)
+        return MACHINE, 255
     if nic.node == place.node:
         return NODE, 0
     row = distances.get(place.node, ())
@@ -124,7 +124,7 @@ def choose_gid(nic: Nic) -> Gid:
         raise ChoiceError(f"the port of {nic.name} has no GID (no address, or none this network namespace may see)")
     if not nic.ethernet:
         return min(nic.gids)
-    return min(nic.gids, key=lambda gid: (gid.kind != ROCE2, _scope(gid.raw), gid.index))
+    return min(nic.gids, key=lambda gid: (gid.kind != ROCE2, _scope(gid.raw), gid.slot))
 
 
 def _scope(raw: bytes) -> int:
@@ -188,9 +188,9 @@ def pairs(here: Sequence[str], there: Sequence[str], allowed: Allowed) -> list[t
 
 
 def stripes(size: int, ways: int, least: int) -> list[tuple[int, int]]:
-    """`size` bytes as (offset, size), at most one for each of `ways` devices, none shorter than `least` bytes but the last."""
+    """`size` bytes as (offset, size), at most one for each of `ways` devices, none but the last shorter than `least`."""
     count = max(1, min(ways, size // max(1, least)))
-    share = -(-size // count)
+    share = max(1, -(-size // count))
     if count > 1:
         share = -(-share // PAGE) * PAGE
     return [(at, min(share, size - at)) for at in range(0, size, share)] or [(0, 0)]

@@ -140,7 +140,7 @@ def found() -> Devices:
         if known is None:
             known = _made[os.getpid()] = _find()
     if isinstance(known, NoDevicesError):
-        raise known.with_traceback(None)
+        raise NoDevicesError(str(known))
     return known
 
 

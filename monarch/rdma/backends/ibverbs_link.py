@@ -13,7 +13,7 @@ import os
 import select
 import threading
 from collections.abc import Hashable
-from time import monotonic, perf_counter
+from time import monotonic
 from typing import Protocol
 
 from monarch.actor import start_thread
@@ -48,9 +48,10 @@ _Ended = list[tuple[Job, "Fault | None"]]
 class Link:
     """Any thread. `pair` is ready to send; the link closes it."""
 
-    def __init__(self, pair: Pair, window: int, watch: Watch, peer: int) -> None:
-        """`peer`: the number of the owner's queue pair."""
+    def __init__(self, pair: Pair, window: int, watch: Watch, peer: int, made: int) -> None:
+        """`peer`: the number of the owner's queue pair; `made`: when, by its user's own clock."""
         self.peer = peer
+        self.made = made
         self._pair = pair
         self._watch = watch
         self._lock = threading.Lock()
@@ -100,12 +101,6 @@ class Link:
             except OSError:
                 ended = self._end(None, Fault.DEVICE)
         _tell(ended)
-
-    def spin(self, job: Job, seconds: float) -> None:
-        """Looks for completions without a pause until the job is done, at most so long."""
-        end = perf_counter() + seconds
-        while id(job) in self._jobs and perf_counter() < end:
-            self.look()
 
     def late(self, now: float) -> float:
         """Ends jobs whose time is over; the earliest deadline of the others, infinity when there are none."""

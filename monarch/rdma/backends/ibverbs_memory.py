@@ -38,6 +38,8 @@ class Storage(NamedTuple):
 def storage_of(memory: Memory) -> Storage | None:
     """What to register so that later transfers find it; None when nobody would say when the memory is freed."""
     keep = memory.keep
+    if memory.device is not None:
+        return None
     if hasattr(keep, "data_ptr") and hasattr(keep, "nbytes"):
         found = Storage(keep, keep.data_ptr(), keep.nbytes())
     elif hasattr(keep, "__array_interface__"):

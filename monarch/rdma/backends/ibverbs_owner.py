@@ -69,6 +69,8 @@ class Owner:
                 self._register(region, keys, write)
             if write:
                 lent.writers.add(reader)
+                if len(lent.writers) > MET:  # those without a queue pair cannot write
+                    lent.writers = {reader, *(other for other, _, _ in self._met)} & lent.writers
             shown = [
                 Key(nic, self._devices.nics[nic].ethernet, memory.remote_key, word.remote_key)
                 for nic, (memory, word) in keys.items()
@@ -150,10 +152,10 @@ def answer(request: Any, mine: Owner | None = None, known: Registry | None = Non
         raise ValueError("neither Lend nor Meet")
     request.check()
     try:
-        mine = mine or owner()
+        mine = owner() if mine is None else mine
         if isinstance(request, Meet):
             return mine.meet(request)
-        with (known or registry()).using(request.number, request.token) as region:
+        with (registry() if known is None else known).using(request.number, request.token) as region:
             return mine.lend(region, request.reader, request.write)
     except (NoDevicesError, ChoiceError, OSError) as exc:
         return str(exc)

@@ -85,21 +85,21 @@ def split(segments: Iterable[Segment], message: int = MESSAGE, pieces: int = PIE
     result: list[Request] = []
     parts: list[tuple[int, int]] = []
     start = end = 0
-    for local, remote, size in segments:
-        while size:
-            if parts and (
-                remote != end or end - start >= message or (len(parts) >= pieces and sum(parts[-1]) != local)
-            ):
+    for segment in segments:
+        local, remote, left = segment
+        while left:
+            more = parts and sum(parts[-1]) == local
+            if parts and (remote != end or end - start >= message or (len(parts) >= pieces and not more)):
                 result.append(Request(start, tuple(parts)))
-                parts = []
+                parts, more = [], False
             if not parts:
                 start = end = remote
-            count = min(size, message - (end - start))
-            if parts and sum(parts[-1]) == local:
+            count = min(left, message - (end - start))
+            if more:
                 parts[-1] = (parts[-1][0], parts[-1][1] + count)
             else:
                 parts.append((local, count))
-            local, remote, size, end = local + count, remote + count, size - count, end + count
+            local, remote, left, end = local + count, remote + count, left - count, end + count
     if parts:
         result.append(Request(start, tuple(parts)))
     return result

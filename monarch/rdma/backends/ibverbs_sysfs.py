@@ -17,6 +17,7 @@ GIDS = 256  # entries of a port's table that are looked at
 CHANNEL_ADAPTER = "1"  # others have no reliable connections that can be made without a connection manager (iWARP, EFA)
 ACTIVE = "4"
 
+_COMPLEX = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", re.IGNORECASE)
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
 
@@ -84,8 +85,8 @@ def _cpu_list(text: str) -> frozenset[int]:
 def _pci_of(device: Path) -> tuple[str, ...]:
     """Root complex, bridges and the device itself, as the real path names them."""
     parts = device.resolve().parts
-    start = next((index for index, part in enumerate(parts) if part.startswith("pci")), len(parts))
-    return tuple(part for part in parts[start:] if part.startswith("pci") or _PCI.fullmatch(part))
+    start = next((index for index, part in enumerate(parts) if _COMPLEX.fullmatch(part)), len(parts))
+    return tuple(part for part in parts[start:] if _COMPLEX.fullmatch(part) or _PCI.fullmatch(part))
 
 
 def _gids(port: Path) -> tuple[Gid, ...]:

@@ -1,0 +1,82 @@
+"""Arguments that mean something only to those who receive them: pickled anew once it is known who that is.
+
+Another branch may send an object of this process as a claim on something that its counterpart in each receiving process has
+(a distributed tensor, on the local tensors there). Ordinary messages are encoded without a thought of receivers; the first such
+object stops that, and the message is encoded again by `encode_for`. So ordinary messages pay nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch._errors import NotSendableError
+from monarch._runtime.context import current, here
+from monarch._wire import codec
+
+
+class ReceiversUnknown(NotSendableError):
+    """What is being pickled depends on who receives it, and this is no message to actors."""
+
+
+class Receivers:
+    """Those whom a message is for. `key` names their mesh in each process, `name` is for people, `addresses` their processes.
+
+    Reducers leave in `before` what has to happen once the message is encoded and before it is sent; by name, so that a message
+    that is pickled twice has it once.
+    """
+
+    __slots__ = ("addresses", "before", "key", "name")
+
+    def __init__(self, key: str, name: str, addresses: Sequence[str]) -> None:
+        self.key = key
+        self.name = name
+        self.addresses = addresses
+        self.before: dict[str, Callable[[], None]] = {}
+
+
+class _Now(threading.local):
+    receivers: Receivers | None = None
+
+
+_now = _Now()
+
+
+def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str) -> None:
+    """Objects of exactly this type are pickled as `reduce(obj, receivers)`, a tuple as from `__reduce__`, in arguments of
+    endpoints and constructors. Anywhere else (results, port messages) NotSendableError says `why` not. For the other branches."""
+
+    def reduced(obj: Any) -> Any:
+        if _now.receivers is None:
+            raise ReceiversUnknown(f"a {cls.__name__} cannot be sent here: {why}")
+        return reduce(obj, _now.receivers)
+
+    codec.reduce_as(cls, reduced)
+
+
+def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memoryview]]:
+    """`codec.encode(value)` for a message to `receivers`, with what has to happen before it is sent. Raises what pickling
+    raises, MessageTooLargeError, and what that raises."""
+    before, _now.receivers = _now.receivers, receivers
+    try:
+        body, buffers = codec.encode(value)
+    finally:
+        _now.receivers = before
+    here().check_size(body, buffers)
+    for act in receivers.before.values():
+        act()
+    return body, buffers
+
+
+def lives_here(key: str) -> bool:
+    """Whether an actor of the mesh of that key runs in this process. For the other branches."""
+    return key in here().actors
+
+
+def own_key() -> str:
+    """The key of the mesh that the running actor belongs to. RuntimeError outside of any. For the other branches."""
+    running = current.get()
+    if running is None:
+        raise RuntimeError("no actor runs here")
+    return running.instance.key

@@ -1,0 +1,179 @@
+"""A remote function in a worker: its arguments put together, run with grad mode on, its result taken apart.
+
+Tensors are detached on the way in and on the way out: autograd graphs end with the call, contents changed in place remain.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.tensor import functions, patterns, signature
+from monarch.tensor.failures import OneLine
+from monarch.tensor.signature import Number, Slot
+
+
+class FunctionCall:
+    """Runs `function` with `tree`, its (args, kwargs) with Slots and Numbers in them. A `signature.Call`.
+
+    `count`: how many leaves its result has; None when nobody wants it. `between`: whether it may talk to other ranks.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        tree: Any,
+        keeps: tuple[int, ...] | None,
+        mutates: tuple[int, ...],
+        count: int | None,
+        between: bool,
+        label: str,
+    ) -> None:
+        self.function = function
+        self.tree = tree
+        self.keeps = keeps
+        self.mutates = mutates
+        self.count = count
+        self.between_ranks = between
+        self.label = label
+
+    def name(self) -> str:
+        return f"remote function {self.label}"
+
+    def prepare(self, executor: Any) -> signature.Runner:
+        call = self.caller()
+        keeps, count = self.keeps, self.count
+
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            result = call(tensors, numbers)
+            if count is None:
+                return ()
+            if keeps is None and isinstance(result, torch.Tensor):
+                return result.detach()
+            leaves = pytree.tree_leaves(result)
+            if len(leaves) != count:
+                raise OneLine(
+                    f"unexpected number of returns from op, expected {count}, got {len(leaves)}: what `propagate` of "
+                    f"{self.label} returns has to have the structure of what the function returns"
+                )
+            for index in keeps or (0,):
+                if not isinstance(leaves[index], torch.Tensor):
+                    raise OneLine(
+                        f"{self.label} returned {type(leaves[index]).__name__} where its `propagate` has a tensor (leaf {index})"
+                    )
+                leaves[index] = leaves[index].detach()
+            return leaves[0] if keeps is None else leaves
+
+        return run
+
+    def caller(self) -> signature.Runner:
+        """The function of (tensors, numbers) that gives what the function returns."""
+        apply = applier(functions.resolve(self.function), self.tree)
+
+        def call(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            inputs = [tensor.detach() for tensor in tensors]
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(True)
+            try:
+                return apply(inputs, numbers)
+            finally:
+                torch._C._set_grad_enabled(before)
+
+        return call
+
+
+class PatternCall:
+    """Runs a FunctionCall on copies of its inputs, only to see what it gives (`patterns.Sent`)."""
+
+    keeps: tuple[int, ...] | None = ()
+    mutates: tuple[int, ...] = ()
+
+    def __init__(self, call: FunctionCall) -> None:
+        self.call = call
+
+    def name(self) -> str:
+        return f"{self.call.name()} (run once to learn what it returns)"
+
+    def prepare(self, executor: Any) -> signature.Runner:
+        call = self.call.caller()
+
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            inputs = patterns.copies(tensors)
+            before = [tensor._version for tensor in inputs]
+            with _own_randomness():
+                result = call(inputs, numbers)
+            return patterns.to_send(result, inputs, patterns.written(inputs, before))
+
+        return run
+
+
+class ValueCall:
+    """Runs a FunctionCall; gives what it returned, with its tensors on the CPU."""
+
+    keeps: tuple[int, ...] | None = ()
+
+    def __init__(self, call: FunctionCall) -> None:
+        self.call = call
+        self.mutates = call.mutates
+
+    def name(self) -> str:
+        return self.call.name()
+
+    def prepare(self, executor: Any) -> signature.Runner:
+        call = self.call.caller()
+        return lambda tensors, numbers: pytree.tree_map(_to_cpu, call(tensors, numbers))
+
+
+def applier(function: Callable[..., Any], tree: Any) -> signature.Runner:
+    """`function(*args, **kwargs)` for the args and kwargs of `tree` with their holes filled."""
+    args, kwargs = tree
+    if all(map(_flat, args)) and all(map(_flat, kwargs.values())) and all(map(_written_plainly, kwargs)):
+        return signature.runner(function, args, kwargs)
+    fill = filler(tree)
+
+    def apply(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        args, kwargs = fill(tensors, numbers)
+        return function(*args, **kwargs)
+
+    return apply
+
+
+def filler(tree: Any) -> signature.Runner:
+    """The function of (tensors, numbers) that gives `tree` with its holes filled."""
+    leaves, spec = pytree.tree_flatten(tree)
+    holes = [(place, leaf) for place, leaf in enumerate(leaves) if type(leaf) in (Slot, Number)]
+
+    def fill(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        values = list(leaves)
+        for place, hole in holes:
+            values[place] = tensors[hole] if type(hole) is Slot else numbers[hole]
+        return pytree.tree_unflatten(values, spec)
+
+    return fill
+
+
+_FLAT = frozenset({Slot, Number, int, float, bool, str, bytes, type(None), torch.dtype, torch.device})
+
+
+def _flat(value: Any) -> bool:
+    return type(value) in _FLAT
+
+
+def _written_plainly(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _to_cpu(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, torch.Tensor) else value
+
+
+def _own_randomness() -> Any:
+    """Random numbers drawn in here are drawn again later: this rank must not get ahead of the others."""
+    device = torch.accelerator.current_accelerator()
+    if device is None or not torch.get_device_module(device).is_initialized():
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[torch.accelerator.current_device_index()], device_type=device.type)

@@ -1,0 +1,216 @@
+"""How a function gets to the workers: by name where they can import it, else by value.
+
+`function_resolvers` is a list that programs may change: each entry takes what was given to `remote` and returns an object with
+`resolve()` (called in the worker, so it has to be picklable) or None when it does not know; the first answer counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import os
+import sys
+import types
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from monarch.actor import Sealed, importable
+from monarch.tensor.failures import OneLine
+
+OPENED = 4096  # functions by value that a worker keeps; beyond that it starts over
+
+
+class Resolvable(Protocol):
+    """What travels in place of a function."""
+
+    def resolve(self) -> Callable[..., Any]:
+        """The function, in the worker. Raises whatever stands in its way."""
+
+
+class TorchOp:
+    """An operation of torch, by its name."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def resolve(self) -> Callable[..., Any]:
+        found: Any = torch.ops
+        for part in self.path.split("."):
+            found = getattr(found, part)
+        return found  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return TorchOp, (self.path,)
+
+    def __repr__(self) -> str:
+        return f'<function "torch.ops.{self.path}">'
+
+
+class Named:
+    """A function that the workers import: a dotted path, or a module and the path inside it."""
+
+    __slots__ = ("module", "path")
+
+    def __init__(self, module: str, path: str) -> None:
+        self.module = module
+        self.path = path
+
+    def resolve(self) -> Callable[..., Any]:
+        found: Any = importlib.import_module(self.module)
+        at = self.module
+        for part in self.path.split("."):
+            at = f"{at}.{part}"
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                if not isinstance(found, types.ModuleType):
+                    raise
+                try:
+                    found = importlib.import_module(at)
+                except ModuleNotFoundError as exc:
+                    if exc.name != at:
+                        raise
+                    raise AttributeError(f"module {found.__name__!r} has no attribute {part!r}") from None
+        return undecorated(found)  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return Named, (self.module, self.path)
+
+    def __repr__(self) -> str:
+        return f'<function "{self.module}.{self.path}">'
+
+
+class ByValue:
+    """A function that only this process can name. Every worker opens it once, so what it keeps, it keeps between calls."""
+
+    __slots__ = ("_label", "_sealed", "_token")
+
+    def __init__(self, sealed: Sealed, token: str, label: str) -> None:
+        self._sealed = sealed
+        self._token = token
+        self._label = label
+
+    def resolve(self) -> Callable[..., Any]:
+        found = _opened.get(self._token)
+        if found is None:
+            if len(_opened) >= OPENED:
+                _opened.clear()
+            found = _opened.setdefault(self._token, undecorated(self._sealed.open()))
+        return found  # type: ignore[no-any-return]
+
+    def __reduce__(self) -> Any:
+        return ByValue, (self._sealed, self._token, self._label)
+
+    def __repr__(self) -> str:
+        return f'<function "{self._label}" by value>'
+
+
+_opened: dict[str, Any] = {}  # in a worker
+_numbers = itertools.count(1)
+_here = uuid.uuid4().hex
+
+
+def torch_op(target: Any) -> Resolvable | None:
+    """An OpOverload or OpOverloadPacket."""
+    if isinstance(target, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return TorchOp(str(target))
+    return None
+
+
+def dotted(target: Any) -> Resolvable | None:
+    """A string with a dot: nothing is imported here."""
+    if isinstance(target, str) and "." in target:
+        module, _, path = target.partition(".")
+        return Named(module, path)
+    return None
+
+
+def importable_function(target: Any) -> Resolvable | None:
+    """A function that is found under its own name in a module which other processes can import, decorated or not."""
+    module, path = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or "<" in path or not importable(module):
+        return None
+    found: Any = sys.modules.get(module)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return Named(module, path) if found is not None and undecorated(found) is target else None
+
+
+def by_value(target: Any) -> Resolvable | None:
+    """Anything else that is callable, pickled by the rules for messages. So is a string without a dot: no worker can call it."""
+    if not callable(target) and not isinstance(target, str):
+        return None
+    return ByValue(Sealed(target), f"{_here}.{os.getpid()}.{next(_numbers)}", label(target))
+
+
+def named(target: Any) -> Resolvable | None:
+    """How workers find it by a name alone, if they can."""
+    return torch_op(target) or dotted(target) or importable_function(target)
+
+
+function_resolvers: list[Callable[[Any], Any]] = [torch_op, dotted, importable_function, by_value]
+
+_weakly: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_strings: dict[str, Any] = {}
+
+
+def resolvable(target: Any) -> Any:
+    """What `function_resolvers` make of `target`; the same object each time.
+
+    ValueError when none of them knows it; whatever pickling raises for a function that cannot be sent.
+    """
+    known = _strings.get(target) if isinstance(target, str) else _known(target)
+    if known is not None:
+        return known
+    for resolver in function_resolvers:
+        found = resolver(target)
+        if found is not None:
+            if isinstance(target, str):
+                return _strings.setdefault(target, found)
+            try:
+                return _weakly.setdefault(target, found)
+            except TypeError:  # neither hashable nor weakly referable: its Remote keeps what was found
+                return found
+    raise ValueError(
+        f"Unsupported target for a remote call: {target!r}. It takes a function or another callable, a torch operation, or the "
+        f"dotted path of one; monarch.function_resolvers says how each gets to the workers"
+    )
+
+
+def _known(target: Any) -> Any:
+    try:
+        return _weakly.get(target)
+    except TypeError:
+        return None
+
+
+def undecorated(found: Any) -> Any:
+    """What `remote` was given, if `found` is what it returned: a string is the path of the function."""
+    while getattr(found, "_is_remote", False):
+        found = found._function
+        if isinstance(found, str):
+            return resolvable(found).resolve()
+    return found
+
+
+def label(target: Any) -> str:
+    """As reports show it."""
+    if isinstance(target, str):
+        return target
+    return str(getattr(target, "__qualname__", None) or getattr(target, "__name__", None) or target)
+
+
+def resolve(found: Any) -> Callable[..., Any]:
+    """The function, in a worker. OneLine when that is not possible."""
+    try:
+        return found.resolve()  # type: ignore[no-any-return]
+    except Exception as exc:
+        raise OneLine(
+            f"invalid remote function: failed to resolve function {found!r}: {type(exc).__name__}: {exc}"
+        ) from exc

@@ -1,0 +1,182 @@
+"""A Recording as workers have it: one call that does many, as straight-line Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch.tensor.failures import Failed
+from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, resolve_op
+
+
+class Step:
+    """Call `call` with the values in slots `inputs` and `numbers`; its fresh results go to slots `results`. `where`: the program's
+    line that issued it."""
+
+    __slots__ = ("call", "inputs", "numbers", "results", "where")
+
+    def __init__(self, call: Any, numbers: Sequence[Any], inputs: Sequence[int], results: Sequence[int], where: str) -> None:
+        self.call = call
+        self.numbers = tuple(numbers)
+        self.inputs = tuple(inputs)
+        self.results = tuple(results)
+        self.where = where
+
+
+class Recorded:
+    """The signature.Call of a segment of a recording.
+
+    Slots number its values: its inputs, the tensors of references `reads` (looked up each time), then what its steps make. It gives
+    the slots `gives` and stores others under references of their own (`stores`). If a step fails, all that it gives, stores or
+    changes is that failure, and the steps that follow run only where other ranks wait for this one. `first` of `total`: where its
+    steps lie in the whole recording, for reports.
+    """
+
+    repeatable = False
+
+    def __init__(
+        self, label: str, first: int, total: int, steps: Sequence[Step], inputs: int, reads: Sequence[int],
+        gives: Sequence[int], stores: Sequence[tuple[int, int]], mutates: Sequence[int], loses: Sequence[int],
+    ) -> None:  # fmt: skip
+        self.label = label
+        self.first = first
+        self.total = total
+        self.steps = list(steps)
+        self.inputs = inputs
+        self.reads = tuple(reads)
+        self.gives = tuple(gives)
+        self.stores = tuple(stores)
+        self.keeps = tuple(range(len(self.gives)))
+        self.mutates = tuple(mutates)
+        self.loses = (*loses, *(ref for _, ref in self.stores))
+        self.between_ranks = any(getattr(step.call, "between_ranks", False) for step in self.steps)
+        self._failing = -1
+
+    def name(self) -> str:
+        if self._failing < 0:
+            return f"the recording of {self.label}"
+        step = self.steps[self._failing]
+        where = f", {step.where}" if step.where else ""
+        return f"{step.call.name()} (operation {self.first + self._failing + 1} of {self.total} of {self.label}{where})"
+
+    def prepare(self, executor: Any) -> Runner:
+        values: dict[str, Any] = {"T": executor.tensors, "pick": _pick}
+        runners: list[Any] = []
+        lines = [self._line(number, values, runners, executor) for number in range(len(self.steps))]
+        source = "\n    ".join(["def recorded(t):", *(head := self._head()), *lines, *self._tail()])
+        filename = f"<recording of {self.label}>"
+        exec(compile(source, filename, "exec"), values)
+        run: Callable[[Sequence[Any]], Any] = values["recorded"]
+        before = 1 + len(head)
+
+        def runner(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            self._failing = -1
+            try:
+                return run(tensors)
+            except Exception as exc:
+                self._failing = max(-1, _line_in(exc, filename) - 1 - before)
+                self._take_part(self._failing + 1, runners, executor)
+                raise
+
+        return runner
+
+    # --- code: one line a step, so that the line of a failure says which it was
+
+    def _head(self) -> list[str]:
+        lines = [f"T[{ref}] = None" for _, ref in self.stores]  # what it held is of no use any more: room for what follows
+        if self.inputs:
+            lines.append(", ".join(f"v{slot}" for slot in range(self.inputs)) + ", = t")
+        lines += [f"v{self.inputs + place} = T[{ref}]" for place, ref in enumerate(self.reads)]
+        return lines
+
+    def _tail(self) -> list[str]:
+        lines = [f"T[{ref}] = v{slot}" for slot, ref in self.stores]
+        return [*lines, "return (" + "".join(f"v{slot}, " for slot in self.gives) + ")"]
+
+    def _line(self, number: int, values: dict[str, Any], runners: list[Any], executor: Any) -> str:
+        step = self.steps[number]
+        call = step.call
+        if type(call) is OpCall:
+            runners.append(None)
+            values[f"f{number}"] = resolve_op(call.target)
+            constants: list[Any] = []
+            inner = [_written(arg, step, constants, number) for arg in call.args]
+            inner += [f"{name}={_written(value, step, constants, number)}" for name, value in call.kwargs.items()]
+            values.update({f"c{number}_{place}": value for place, value in enumerate(constants)})
+            made = f"f{number}({', '.join(inner)})"
+        else:
+            runners.append(call.prepare(executor))
+            values[f"f{number}"], values[f"n{number}"] = runners[-1], step.numbers
+            made = f"f{number}([{', '.join(f'v{slot}' for slot in step.inputs)}], n{number})"
+        if call.keeps is None:
+            made = f"v{step.results[0]} = {made}"
+        elif step.results:
+            values[f"k{number}"] = call.keeps
+            made = "".join(f"v{slot}, " for slot in step.results) + f"= pick({made}, k{number})"
+        dead = self._last_used()[number]
+        return made + (f"; del {', '.join(f'v{slot}' for slot in dead)}" if dead else "")
+
+    def _last_used(self) -> list[list[int]]:
+        """For each step the values that nothing uses after it."""
+        if not hasattr(self, "_dead"):
+            last = {slot: number for number, step in enumerate(self.steps) for slot in (*step.inputs, *step.results)}
+            for slot in (*self.gives, *(slot for slot, _ in self.stores)):
+                last.pop(slot, None)
+            self._dead: list[list[int]] = [[] for _ in self.steps]
+            for slot, number in last.items():
+                if slot >= self.inputs + len(self.reads):
+                    self._dead[number].append(slot)
+        return self._dead
+
+    def _take_part(self, start: int, runners: list[Any], executor: Any) -> None:
+        """Other ranks wait for this one in collectives: it takes part in those left, with what they take for failed inputs."""
+        failed = Failed(0, executor.rank, self.name(), "an earlier operation of the recording failed")
+        for step, run in zip(self.steps[start:], runners[start:], strict=True):
+            if getattr(step.call, "between_ranks", False):
+                try:
+                    run([failed] * len(step.inputs), step.numbers)
+                except Exception:
+                    continue  # as expected: the first failure is the one that is told of
+
+
+def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:
+    """`value`, an argument of an operation, as code."""
+    kind = type(value)
+    if kind is Slot:
+        return f"v{step.inputs[value]}"
+    if kind is Number:
+        value = step.numbers[value]
+        kind = type(value)
+    if kind is bool or kind is int or value is None:
+        return repr(value)
+    if kind in (list, tuple) and _has_tensor(value):
+        inner = "".join(f"{_written(item, step, constants, number)}, " for item in value)
+        return f"[{inner}]" if kind is list else f"({inner})"
+    constants.append(value)
+    return f"c{number}_{len(constants) - 1}"
+
+
+def _has_tensor(value: Any) -> bool:
+    if type(value) in (list, tuple):
+        return any(_has_tensor(item) for item in value)
+    return type(value) in (Slot, Number)
+
+
+def _pick(result: Any, keeps: tuple[int, ...]) -> list[Any]:
+    leaves = flatten(result)
+    if keeps[-1] >= len(leaves):
+        raise RuntimeError(
+            f"unexpected number of returns from op, expected {len(keeps)}, got {len(leaves)}: what `propagate` returns has to "
+            f"have the structure of what the function returns"
+        )
+    return [leaves[index] for index in keeps]
+
+
+def _line_in(error: BaseException, filename: str) -> int:
+    tb = error.__traceback__
+    line = 0
+    while tb is not None:
+        if tb.tb_frame.f_code.co_filename == filename:
+            line = tb.tb_lineno
+        tb = tb.tb_next
+    return line

@@ -1,0 +1,124 @@
+"""Where processes that make a group find each other: a table of small values in the controller's process, asked by messages.
+
+torch.distributed meets at a `Store`. Its own ones open a port that anybody may write to; this one goes the way of every other
+message, so that who may speak is checked as for all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from monarch.actor import Actor, Port, endpoint
+
+LIMIT = 1 << 16  # values that an engine's rendezvous keeps; beyond that `put` refuses: groups that were dropped are forgotten
+
+
+class Rendezvous(Actor):
+    """The table of one engine. Whoever asks for a value that is not there yet is answered when it comes."""
+
+    _is_system_actor = True
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, bytes]] = {}  # folder -> name -> value
+        self._waiting: list[tuple[str, str, Port[Any]]] = []
+        self._count = 0
+        self._ended = ""
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def put(self, port: Port[None], folder: str, name: str, value: bytes) -> None:
+        """Sets a value, and answers those who wait for it. RuntimeError beyond LIMIT values."""
+        known = self._values.setdefault(folder, {})
+        if name not in known:
+            if self._count >= LIMIT:
+                port.exception(RuntimeError(f"{LIMIT} entries of process groups: drop() those that are not needed any more"))
+                return
+            self._count += 1
+        known[name] = value
+        port.send(None)
+        ready = [waiting for waiting in self._waiting if waiting[:2] == (folder, name)]
+        self._waiting = [waiting for waiting in self._waiting if waiting[:2] != (folder, name)]
+        for _, _, asker in ready:
+            asker.send(dict(known))
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def look(self, port: Port[dict[str, bytes]], folder: str, name: str) -> None:
+        """All values of `folder`, as soon as `name` is among them. RuntimeError once the engine has ended."""
+        known = self._values.get(folder, {})
+        if self._ended:
+            port.exception(RuntimeError(self._ended))
+        elif name in known:
+            port.send(dict(known))
+        else:
+            self._waiting.append((folder, name, port))
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def add(self, port: Port[int], folder: str, name: str, amount: int) -> None:
+        """Adds to a decimal number, which begins at 0; answers with the sum."""
+        known = self._values.setdefault(folder, {})
+        self._count += name not in known
+        total = int(known.get(name, b"0")) + amount
+        known[name] = str(total).encode()
+        port.send(total)
+
+    @endpoint(instrument=False)
+    def forget(self, prefix: str) -> None:
+        """Lets go of all folders that begin with `prefix`."""
+        for folder in [folder for folder in self._values if folder.startswith(prefix)]:
+            self._count -= len(self._values.pop(folder))
+
+    @endpoint(instrument=False)
+    def end(self, why: str) -> None:
+        """Nobody else will come: whoever waits, or asks later, gets RuntimeError(why)."""
+        self._ended = why
+        waiting, self._waiting = self._waiting, []
+        for _, _, port in waiting:
+            port.exception(RuntimeError(why))
+
+
+class MessageStore(dist.Store):
+    """A torch Store on a Rendezvous. `call(name, *args)` calls one of its endpoints and waits `timeout` seconds for the answer."""
+
+    def __init__(self, call: Callable[..., Any], seconds: float) -> None:
+        super().__init__()
+        self._call = call
+        self._seconds = seconds
+        self._seen: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: Any) -> None:
+        self._call("put", self._seconds, *_split(key), value.encode() if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        return self._find(key, self._seconds)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self._find(key, timeout.total_seconds() if timeout is not None else self._seconds)
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._call("add", self._seconds, *_split(key), amount))
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._seconds = timeout.total_seconds()
+
+    def _find(self, key: str, seconds: float) -> bytes:
+        # Values are written once: those that came beside another one are kept.
+        with self._lock:
+            value = self._seen.get(key)
+        if value is not None:
+            return value
+        folder, name = _split(key)
+        found = self._call("look", seconds, folder, name)
+        with self._lock:
+            self._seen.update({f"{folder}/{name}": value for name, value in found.items()})
+        return bytes(found[name])
+
+
+def _split(key: str) -> tuple[str, str]:
+    folder, _, name = key.rpartition("/")
+    return folder, name

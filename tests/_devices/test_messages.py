@@ -1,0 +1,127 @@
+"""Tensors of devices inside messages."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from monarch._wire import codec
+from tests._devices.fake import FakeCard, OnCard, plain
+
+
+class TorchWithCard(types.SimpleNamespace):
+    """Torch, whose tensors are those of the card."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+class Message:
+    """What the codec makes of tensors on a card, as a pickle has it."""
+
+    def __init__(self, *tensors: Any) -> None:
+        self.tensors = tensors
+
+    def __reduce__(self) -> Any:
+        pickler, namespace = types.SimpleNamespace(spans=None), TorchWithCard(Tensor=OnCard)
+        return _all, tuple(Reduced(codec._reduce_tensor(pickler, namespace, one)) for one in self.tensors)
+
+
+class Reduced:
+    def __init__(self, reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> Any:
+        return self.reduced
+
+
+def _all(*values: Any) -> Any:
+    return values
+
+
+def sent(*tensors: Any) -> Any:
+    body, buffers = codec.encode(Message(*tensors))
+    return codec.decode(body, [bytearray(buffer) for buffer in buffers])
+
+
+@pytest.fixture(autouse=True)
+def _not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "_told_of_no_device", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn])
+@pytest.mark.parametrize("rows", [1, 100])
+def test_a_tensor_arrives_on_the_card_it_came_from(card: FakeCard, dtype: torch.dtype, rows: int) -> None:
+    data = bytes(range(64)) * 8 * rows if dtype != torch.bool else bytes([0, 1]) * 256 * rows
+    there = card.tensor(data, dtype).view(rows, -1)
+    (back,) = sent(there)
+    assert isinstance(back, OnCard)
+    assert (back.dtype, back.shape) == (dtype, there.shape)
+    assert card.bytes_of(back) == data
+
+
+def test_what_the_card_has_to_do_first_is_waited_for_on_both_sides(card: FakeCard) -> None:
+    sent(card.tensor(b"12345678"))
+    assert len(card.marks) == 2
+    assert [one for one in card.after if one is not None] == card.marks
+
+
+def test_views_of_one_storage_stay_so(card: FakeCard) -> None:
+    whole = card.tensor(bytes(range(200)))
+    first, second, transposed = sent(whole[:100], whole[50:150], whole.view(20, 10).t())
+    plain(first)[60] = 7
+    assert plain(second)[10] == 7
+    assert transposed.shape == (10, 20)
+    assert plain(transposed).t().reshape(-1)[60] == 7
+    assert card.bytes_of(second)[11:] == bytes(range(61, 150))
+
+
+def test_a_column_of_a_large_storage_travels_alone_and_is_no_other_column(card: FakeCard) -> None:
+    rows = 1 << 12
+    table = card.tensor(bytes(range(256)) * 2 * rows).view(rows, 512)
+    one, other = table[:, 3], table[:, 200]
+    body, buffers = codec.encode(Message(one, other))
+    assert sum(len(buffer) for buffer in buffers) == 2 * rows
+    back = codec.decode(body, [bytearray(buffer) for buffer in buffers])
+    assert card.bytes_of(back[0].contiguous()) == bytes([3]) * rows
+    assert card.bytes_of(back[1].contiguous()) == bytes([200]) * rows
+
+
+def test_without_that_card_it_is_put_on_the_device_that_the_receiver_uses(card: FakeCard) -> None:
+    body, buffers = codec.encode(Message(card.tensor(b"abc")))
+    card.uuid = "another"
+    (back,) = codec.decode(body, buffers)
+    assert isinstance(back, OnCard)
+    assert card.bytes_of(back) == b"abc"
+
+
+def test_without_any_device_it_is_on_the_cpu_and_one_warning_says_so(card: FakeCard) -> None:
+    body, buffers = codec.encode(Message(card.tensor(b"abc"), card.tensor(b"def")))
+    card.visible = False
+    with pytest.warns(UserWarning, match=r"a cuda device was sent to a process that has none.*on the CPU") as told:
+        back = codec.decode(body, buffers)
+    assert len(told) == 1
+    assert [type(one) for one in back] == [torch.Tensor, torch.Tensor]
+    assert [bytes(one.numpy()) for one in back] == [b"abc", b"def"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        codec.decode(body, buffers)
+
+
+def test_a_message_holds_what_the_tensor_was_when_it_was_made(card: FakeCard) -> None:
+    there = card.tensor(b"before")
+    body, buffers = codec.encode(Message(there))
+    plain(there)[:] = 0
+    assert card.bytes_of(codec.decode(body, buffers)[0]) == b"before"
+
+
+def test_an_empty_tensor_and_one_with_a_gradient(card: FakeCard) -> None:
+    needs = card.tensor(bytes(16), torch.float32).requires_grad_()
+    empty, back = sent(card.tensor(b""), needs)
+    assert empty.numel() == 0
+    assert back.requires_grad
+    assert back.is_leaf

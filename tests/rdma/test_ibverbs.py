@@ -1,0 +1,507 @@
+"""RDMA devices from a program's side: between processes, over an imitation of the devices; on a machine without any; and the
+real binding as far as it goes without a device.
+
+No test here has seen an RDMA device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import logging
+import os
+import select
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch._devices import DmaBuf
+from monarch.actor import Actor, HostMesh, endpoint
+from monarch.config import configure, configured
+from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
+from monarch.rdma.backends import ibverbs_devices, ibverbs_sysfs
+from monarch.rdma.backends.ibverbs import Ibverbs
+from monarch.rdma.backends.ibverbs_binding import Limits, NoVerbsError, Package, send_requests
+from monarch.rdma.backends.ibverbs_choice import Gid
+from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
+from monarch.rdma.backends.ibverbs_messages import End
+from monarch.rdma.backends.ibverbs_queue import Request
+from tests.procs.test_hosts import Hosts
+from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
+
+TIMEOUT = 30
+MIB = 1 << 20
+
+
+class Side(Actor):
+    """Owns buffers, and reads and writes those of others."""
+
+    def __init__(self) -> None:
+        self.data: list[bytearray] = []
+
+    @endpoint
+    def use(self, fabric: str, nics: list[str]) -> None:
+        """Processes of a test are on one machine: only what leads to others is used."""
+        from monarch.rdma import paths
+
+        paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("ibverbs", "tcp", "actor"))
+        if nics:
+            root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
+            devices = Devices(FakeBinding(Path(fabric), nics), root)
+            ibverbs_devices._made[os.getpid()] = devices
+
+    @endpoint
+    def configure(self, settings: dict[str, Any]) -> None:
+        configure(**settings)
+
+    @endpoint
+    def make(self, data: bytes) -> RDMABuffer:
+        self.data.append(bytearray(data))
+        return RDMABuffer(self.data[-1])
+
+    @endpoint
+    def bytes_of(self, number: int) -> bytes:
+        return bytes(self.data[number])
+
+    @endpoint
+    def path(self, buffer: RDMABuffer) -> str:
+        return buffer.path
+
+    @endpoint
+    def backend(self) -> str:
+        return get_rdma_backend()
+
+    @endpoint
+    def read(self, buffer: RDMABuffer, offset: int = 0) -> Any:
+        into = bytearray(buffer.size() - offset)
+        try:
+            buffer.read_into(into, offset=offset, timeout=TIMEOUT).get()
+        except Exception as exc:
+            return type(exc).__name__
+        return bytes(into)
+
+    @endpoint
+    def write(self, buffer: RDMABuffer, data: bytes, offset: int = 0) -> Any:
+        try:
+            buffer.write_from(data, offset=offset, timeout=TIMEOUT).get()
+        except Exception as exc:
+            return type(exc).__name__
+        return None
+
+    @endpoint
+    def drop(self, buffer: RDMABuffer) -> None:
+        buffer.drop().get()
+
+    @endpoint
+    def left_to_others(self) -> int:
+        """Owners with whom it is not tried."""
+        from monarch.rdma.backends import ibverbs
+
+        return len(ibverbs._failed)
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def call(endpoint: Any, *args: Any) -> Any:
+    return endpoint.call_one(*args).get(TIMEOUT)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[HostMesh]:
+    folder = Path(tempfile.mkdtemp(prefix="mnv"))
+    hosts = Hosts(folder, tmp_path)
+    mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
+    try:
+        yield mesh
+    finally:
+        mesh.shutdown().get(TIMEOUT)
+        hosts.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def fabric(tmp_path: Path) -> str:
+    folder = tmp_path / "fabric"
+    folder.mkdir()
+    return str(folder)
+
+
+def sides(two: HostMesh, fabric: str, there: tuple[str, ...] = ("mlx5_0", "mlx5_1")) -> tuple[Any, Any]:
+    procs = two.spawn_procs()
+    owner = procs.slice(hosts=0).spawn("owner", Side)
+    other = procs.slice(hosts=1).spawn("other", Side)
+    call(owner.use, fabric, list(there))
+    call(other.use, fabric, ["mlx5_0", "mlx5_1"])
+    return owner, other
+
+
+def yama() -> str:
+    try:
+        return Path("/proc/sys/kernel/yama/ptrace_scope").read_text().strip()
+    except OSError:
+        return "0"
+
+
+copies = pytest.mark.skipif(
+    yama() in "23", reason="the imitation copies by process_vm_readv, which this kernel forbids"
+)
+
+
+@copies
+@pytest.mark.procs
+def test_between_hosts(two: HostMesh, fabric: str) -> None:
+    owner, other = sides(two, fabric)
+    data = os.urandom(5 * MIB + 1)
+    buffer = call(owner.make, data)
+    assert call(other.path, buffer) == "ibverbs" and call(other.backend) == "ibverbs"
+    assert call(other.read, buffer) == data
+    assert call(other.read, buffer, 4 * MIB + 3) == data[4 * MIB + 3 :]
+    assert call(other.write, buffer, b"new", 7) is None
+    assert call(owner.bytes_of, 0) == data[:7] + b"new" + data[10:]
+    second = call(owner.make, b"another buffer")
+    assert call(other.read, second) == b"another buffer"
+    assert call(other.left_to_others) == 0
+
+
+@copies
+@pytest.mark.procs
+def test_a_dropped_buffer_is_not_read_and_its_successor_is(two: HostMesh, fabric: str) -> None:
+    owner, other = sides(two, fabric)
+    for number in range(4):
+        data = os.urandom(MIB)  # most likely where the last one was
+        buffer = call(owner.make, data)
+        assert call(other.read, buffer) == data
+        assert call(other.write, buffer, data[::-1]) is None
+        call(other.drop, buffer)
+        assert call(other.read, buffer) == "BufferDroppedError"
+        assert call(other.write, buffer, b"late") == "BufferDroppedError"
+        assert call(owner.bytes_of, number) == data[::-1]
+    assert call(other.left_to_others) == 0
+
+
+@copies
+@pytest.mark.procs
+def test_an_owner_without_devices_is_reached_another_way(two: HostMesh, fabric: str) -> None:
+    owner, other = sides(two, fabric, there=())
+    data = os.urandom(MIB)
+    buffer = call(owner.make, data)
+    assert call(other.path, buffer) == "ibverbs"  # who asks cannot know yet
+    assert call(other.read, buffer) == data
+    assert call(other.left_to_others) == 1
+    assert call(other.write, buffer, b"new") is None
+    assert call(owner.bytes_of, 0)[:3] == b"new"
+    again = call(owner.make, b"more")
+    assert call(other.path, again) == "tcp"
+
+
+@copies
+@pytest.mark.procs
+def test_an_owner_that_ends_is_told_of(two: HostMesh, fabric: str) -> None:
+    owner, other = sides(two, fabric)
+    buffer = call(owner.make, b"data")
+    assert call(other.read, buffer) == b"data"
+    pid = call(owner.pid)
+    descriptor = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([descriptor], [], [], TIMEOUT)[0]
+    os.close(descriptor)
+    assert call(other.read, buffer) == "OwnerEndedError"
+    assert call(other.write, buffer, b"more") == "OwnerEndedError"
+
+
+@copies
+@pytest.mark.procs
+def test_it_can_be_switched_off(two: HostMesh, fabric: str) -> None:
+    owner, other = sides(two, fabric)
+    buffer, again = call(owner.make, b"data"), call(owner.make, b"more")
+    assert call(other.read, buffer) == b"data"
+    call(other.configure, {"rdma_disable_ibverbs": True})
+    assert call(other.path, again) == "tcp" and call(other.backend) == "tcp"
+    assert call(other.read, buffer) == b"data" and call(other.read, again) == b"more"
+    call(other.configure, {"rdma_disable_ibverbs": False})
+    call(owner.configure, {"rdma_disable_ibverbs": True})
+    third = call(owner.make, b"third")
+    assert call(other.read, third) == b"third"
+    assert call(other.left_to_others) == 1
+
+
+# --- what is said of a machine
+
+
+@pytest.fixture
+def unknown() -> Iterator[None]:
+    """This process has not looked for devices."""
+    before = ibverbs_devices._made.copy()
+    ibverbs_devices._made.clear()
+    yield
+    ibverbs_devices._made.clear()
+    ibverbs_devices._made.update(before)
+
+
+@pytest.mark.skipif(bool(ibverbs_sysfs.present()), reason="this machine has RDMA devices")
+def test_a_machine_without_devices(unknown: None) -> None:
+    assert not is_ibverbs_available()
+    with pytest.warns(DeprecationWarning):
+        assert not is_rdma_available()
+    assert get_rdma_backend() == "tcp"
+    with configured(rdma_disable_ibverbs=True):
+        assert get_rdma_backend() == "tcp" and not is_ibverbs_available()
+    with configured(rdma_allow_tcp_fallback=False):
+        assert get_rdma_backend() == "none"
+    handle: Any = None
+    assert Ibverbs().obstacle(handle) == "this machine has no RDMA device"
+
+
+def test_devices_that_are_there(unknown: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nic_tree(tmp_path, "mlx5_0")
+    monkeypatch.setattr(ibverbs_devices, "_find", lambda: Devices(FakeBinding(tmp_path, ["mlx5_0"]), tmp_path))
+    assert is_ibverbs_available() and get_rdma_backend() == "ibverbs"
+    with configured(rdma_disable_ibverbs=True):
+        assert is_ibverbs_available() and get_rdma_backend() == "tcp"
+        handle: Any = None
+        assert Ibverbs().obstacle(handle) == "the setting rdma_disable_ibverbs is on"
+
+
+def test_devices_without_the_package_are_told_of_once(
+    unknown: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    nics = ibverbs_sysfs.usable(nic_tree(tmp_path, "mlx5_0"))
+    monkeypatch.setattr(ibverbs_sysfs, "usable", lambda: nics)
+    monkeypatch.setitem(sys.modules, "ibverbs", None)
+    with caplog.at_level(logging.WARNING, "monarch"):
+        assert not is_ibverbs_available() and not is_ibverbs_available()
+        assert get_rdma_backend() == "tcp"
+    assert len(caplog.records) == 1
+    with pytest.raises(NoDevicesError):
+        ibverbs_devices.devices()
+
+
+def test_a_driver_that_fails_keeps_nobody_from_the_next_path(
+    unknown: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    class Odd:
+        def names(self) -> list[str]:
+            raise RuntimeError("no such luck")
+
+    nics = ibverbs_sysfs.usable(nic_tree(tmp_path, "mlx5_0"))
+    monkeypatch.setattr(ibverbs_sysfs, "usable", lambda *args: nics)
+    monkeypatch.setattr(ibverbs_devices, "Package", Odd)
+    with caplog.at_level(logging.WARNING, "monarch"):
+        assert not is_ibverbs_available()
+    assert "no such luck" in caplog.text
+
+
+def test_without_the_package_the_text_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ibverbs", None)
+    with pytest.raises(NoVerbsError, match=r"pip install 'pymonarch\[rdma-verbs\]'"):
+        Package()
+
+
+def test_without_the_library_the_text_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(name: str) -> Any:
+        raise ImportError("libibverbs.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(importlib, "import_module", fails)
+    with pytest.raises(NoVerbsError, match=r"cannot open.*needs libibverbs.so.1"):
+        Package()
+
+
+# --- the real binding, without a device
+
+
+def real() -> Any:
+    try:
+        ctypes.CDLL("libibverbs.so.1")
+    except OSError:
+        pytest.skip("libibverbs.so.1 is not on this machine")
+    return pytest.importorskip("ibverbs", reason="the package ibverbs is not installed")
+
+
+@pytest.mark.skipif(bool(ibverbs_sysfs.present()), reason="this machine has RDMA devices")
+def test_the_package_without_a_device() -> None:
+    real()
+    package = Package()
+    assert package.names() == []
+    with pytest.raises(OSError, match=r"."):
+        package.open("mlx5_0", Devices.__new__(Devices))  # type: ignore[arg-type]
+
+
+def test_the_package_takes_our_requests() -> None:
+    ib = real()
+    request = Request(2**63 + 5, ((2**63, 1 << 30), (4096, 1)))
+    (sent,) = send_requests(ib, [(2**40, request)], True, 7, 2**32 - 1)
+    assert (sent.wr_id, sent.remote_addr, sent.rkey) == (2**40, 2**63 + 5, 2**32 - 1)
+    assert sent.opcode == ib.WROpcode.RDMA_WRITE and sent.send_flags == ib.SendFlags.SIGNALED
+    assert [(one.addr, one.length, one.lkey) for one in sent.sg_list] == [(2**63, 1 << 30, 7), (4096, 1, 7)]
+    (read,) = send_requests(ib, [(1, request)], False, 7, 1)
+    assert read.opcode == ib.WROpcode.RDMA_READ
+
+
+def test_the_numbers_are_those_of_verbs() -> None:
+    from monarch.rdma.backends import ibverbs_binding, ibverbs_queue
+    from monarch.rdma.backends.ibverbs_queue import Fault
+
+    ib = real()
+    access = ib.AccessFlags
+    assert ibverbs_binding.LOCAL_WRITE == access.LOCAL_WRITE
+    assert ibverbs_binding.REMOTE_WRITE == access.REMOTE_WRITE
+    assert ibverbs_binding.REMOTE_READ == access.REMOTE_READ
+    assert ibverbs_binding.MTU_4096 == ib.MTU.MTU_4096
+    status = ib.WCStatus
+    assert ibverbs_queue.SUCCESS == status.SUCCESS
+    faults = {
+        Fault.LOCAL: (status.LOC_LEN_ERR, status.LOC_QP_OP_ERR, status.LOC_PROT_ERR, status.LOC_ACCESS_ERR),
+        Fault.FLUSHED: (status.WR_FLUSH_ERR,),
+        Fault.REFUSED: (
+            status.REM_INV_REQ_ERR,
+            status.REM_ACCESS_ERR,
+            status.REM_OP_ERR,
+            status.REM_INV_RD_REQ_ERR,
+        ),
+        Fault.UNREACHABLE: (
+            status.RETRY_EXC_ERR,
+            status.RNR_RETRY_EXC_ERR,
+            status.REM_ABORT_ERR,
+            status.RESP_TIMEOUT_ERR,
+        ),
+        Fault.DEVICE: (status.FATAL_ERR, status.GENERAL_ERR),
+    }
+    for fault, statuses in faults.items():
+        assert {ibverbs_queue.fault_of(one) for one in statuses} == {fault}
+
+
+def test_the_package_has_what_is_called() -> None:
+    """Names of methods that only a device would call."""
+    ib = real()
+    called = {
+        ib.Device: ("name", "open"),
+        ib.Context: ("query_device", "query_port", "alloc_pd", "create_cq", "create_comp_channel", "close"),
+        ib.PD: ("reg_mr", "reg_dmabuf_mr", "create_qp", "close"),
+        ib.MR: ("lkey", "rkey", "close"),
+        ib.QP: ("qp_num", "to_init", "to_rtr", "to_rts", "post_send", "close"),
+        ib.CQ: ("poll", "req_notify", "ack_events", "close"),
+        ib.CompChannel: ("fd", "get_cq_event", "close"),
+        ib.WC: ("wr_id", "status"),
+        ib.PortAttr: ("lid", "active_mtu", "max_msg_sz"),
+        ib.DeviceAttr: ("max_qp_wr", "max_cqe", "max_sge", "max_qp_rd_atom"),
+    }
+    assert [
+        f"{kind.__name__}.{name}" for kind, names in called.items() for name in names if not hasattr(kind, name)
+    ] == []
+    names = {
+        ib.QP.to_init: "port, int access",
+        ib.QP.to_rtr: "sgid_index mtu hop_limit max_dest_rd_atomic",
+        ib.QP.to_rts: "psn timeout retry_cnt max_rd_atomic",
+        ib.PD.reg_mr: "addr, length, int access",
+        ib.PD.reg_dmabuf_mr: "offset, length, iova, int fd, int access",
+        ib.Context.create_cq: "int cqe, channel",
+    }
+    for method, words in names.items():
+        wanted = [words] if "," in words else words.split()
+        signature = method.__doc__.splitlines()[0]
+        assert [word for word in wanted if word not in signature] == []
+    info = ib.QPInfo(2**24 - 1, 5, 2, bytes(16), 1, 5)
+    assert (info.qp_num, info.psn, info.lid, info.port, info.mtu) == (2**24 - 1, 5, 2, 1, 5)
+    assert issubclass(ib.VerbsError, OSError)
+
+
+class Said:
+    """Takes the place of the package's objects: notes what was called, and gives more of the same."""
+
+    def __init__(self, log: list[tuple[Any, ...]], name: str, **has: Any) -> None:
+        self.__dict__ |= {"log": log, "of": name} | has
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            self.log.append((f"{self.of}.{name}", *args, *sorted(named.items())))
+            return self.makes.get(name) if "makes" in self.__dict__ else None
+
+        return call
+
+
+def test_what_the_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole life of a queue pair, as calls of the package."""
+    log: list[tuple[Any, ...]] = []
+    done = [SimpleNamespace(wr_id=5, status=0), SimpleNamespace(wr_id=6, status=10)]
+    queue = Said(log, "cq", makes={"poll": done})
+    channel = Said(log, "channel", fd=77, makes={"get_cq_event": queue})
+    pair = Said(log, "qp", qp_num=4711)
+    region = Said(log, "mr", lkey=1, rkey=2)
+    domain = Said(log, "pd", makes={"create_qp": pair, "reg_mr": region, "reg_dmabuf_mr": region})
+    has = SimpleNamespace(max_qp_wr=100, max_cqe=90, max_sge=4, max_qp_rd_atom=128)
+    port = SimpleNamespace(max_msg_sz=1 << 31, lid=9, active_mtu=3)
+    opened = {
+        "query_device": has,
+        "query_port": port,
+        "alloc_pd": domain,
+        "create_cq": queue,
+        "create_comp_channel": channel,
+    }
+    context = Said(log, "ctx", makes=opened)
+    ib: Any = ModuleType("ibverbs")
+    ib.get_device_list = lambda: [SimpleNamespace(name="other"), SimpleNamespace(name="mlx5_0", open=lambda: context)]
+    for name in ("QPInitAttr", "QPInfo", "SendWR", "SGE"):
+        setattr(ib, name, lambda *args, name=name, **named: (name, *args, *sorted(named.items())))
+    ib.WROpcode = SimpleNamespace(RDMA_WRITE=0, RDMA_READ=4)
+    ib.SendFlags = SimpleNamespace(SIGNALED=2)
+    monkeypatch.setitem(sys.modules, "ibverbs", ib)
+
+    package = Package()
+    assert package.names() == ["other", "mlx5_0"]
+    device = package.open("mlx5_0", Gid(3, bytes(range(16)), "RoCE v2"))
+    assert device.limits == Limits(work=90, pieces=4, message=1 << 30, reads=16)
+    registration = device.register(4096, 10, 7)
+    assert (registration.key, registration.remote_key) == (1, 2)
+    device.register_dmabuf(DmaBuf(8, 100, 8192), 0x7000, 300, 4)
+    made = device.pair(90, 4)
+    end = made.end()
+    assert end == End("mlx5_0", 4711, end.sequence, 9, bytes(range(16)), 3, 16) and end.check()
+    peer = End("mlx5_9", 12, 34, 5, bytes(16), 5, 8)
+    made.to_init(6)
+    made.to_rtr(peer)
+    made.to_rts(peer)
+    made.post([(5, Request(1000, ((2000, 10),)))], False, 1, 99)
+    assert made.fileno() == 77
+    made.acknowledge()
+    assert made.poll() == [(5, 0), (6, 10)]
+    registration.close()
+    made.close()
+    device.close()
+    pieces = ("sg_list", [("SGE", 2000, 10, 1)])
+    sent = ("SendWR", ("opcode", 4), ("remote_addr", 1000), ("rkey", 99), ("send_flags", 2), pieces, ("wr_id", 5))
+    assert log == [
+        ("ctx.query_device",),
+        ("ctx.query_port", 1),
+        ("ctx.alloc_pd",),
+        ("pd.reg_mr", 4096, 10, 7),
+        ("pd.reg_dmabuf_mr", 100, 300, 0x7000, 8, 4),
+        ("ctx.create_comp_channel",),
+        ("ctx.create_cq", 90, channel),
+        ("cq.req_notify",),
+        ("pd.create_qp", ("QPInitAttr", ("max_recv_wr", 1), ("max_send_sge", 4), ("max_send_wr", 90), ("recv_cq", queue),
+                          ("send_cq", queue))),
+        ("qp.to_init", 1, 6),
+        ("qp.to_rtr", ("QPInfo", 12, 34, 5, bytes(16), 1, 3), ("hop_limit", 64), ("max_dest_rd_atomic", 8), ("mtu", 3),
+         ("sgid_index", 3)),
+        ("qp.to_rts", end.sequence, ("max_rd_atomic", 8), ("retry_cnt", 7), ("timeout", 14)),
+        ("qp.post_send", [sent]),
+        ("channel.get_cq_event",),
+        ("cq.ack_events", 1),
+        ("cq.req_notify",),
+        ("cq.poll", 64),
+        ("mr.close",),
+        ("qp.close",),
+        ("cq.close",),
+        ("channel.close",),
+        ("pd.close",),
+        ("ctx.close",),
+    ]  # fmt: skip

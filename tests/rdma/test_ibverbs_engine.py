@@ -1,0 +1,663 @@
+"""Both sides of transfers in one process, over an imitation of the devices: keys, links, what fails and what follows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from monarch._devices import DmaBuf
+from monarch._errors import (
+    BufferDroppedError,
+    OwnerEndedError,
+    RDMAError,
+    RDMAReadOnlyError,
+    RDMATimeoutError,
+    RDMAUnavailableError,
+)
+from monarch.actor import SupervisionError
+from monarch.config import configured
+from monarch.rdma.backends import ibverbs, ibverbs_link, ibverbs_owner
+from monarch.rdma.backends.ibverbs import Engine, Errand
+from monarch.rdma.backends.ibverbs_binding import Limits
+from monarch.rdma.backends.ibverbs_choice import ChoiceError
+from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
+from monarch.rdma.backends.ibverbs_messages import End, Key, Lend, Lent, Meet, checked
+from monarch.rdma.backends.ibverbs_owner import Owner
+from monarch.rdma.handle import Handle
+from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.registry import Region, Registry
+from monarch.rdma.transfer import Transfer
+from tests.rdma.ibverbs_fake import FakeBinding, FakeDevice, nic_tree
+
+TIMEOUT = 30
+MIB = 1 << 20
+HERE, THERE = ("here_0", "here_1"), ("there_0", "there_1")
+
+
+class Loop:
+    """Stands in for the process's Mover."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+
+    def start(self, work: Callable[[], Any]) -> None:
+        asyncio.run_coroutine_threadsafe(work(), self.loop)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Sides:
+    """An owner and one that asks."""
+
+    def __init__(self, folder: Path, loop: Loop, limits: Limits | None) -> None:
+        self.devices = {}
+        for side, nics in (("here", HERE), ("there", THERE)):
+            self.devices[side] = Devices(FakeBinding(folder, nics, limits), nic_tree(folder / side, *nics))
+        self.loop = loop
+        self.registry = Registry()
+        self.owner = Owner(self.devices["there"])
+        self.engine = Engine(self.devices["here"])
+        self.asked: list[Any] = []
+        self.wrong: BaseException | None = None  # what the owner raises instead of an answer
+        self.answer: Any = None  # what it answers instead
+        self.wait: asyncio.Event | None = None
+        self.regions: list[Region] = []
+
+    async def ask(self, request: Any) -> Any:
+        self.asked.append(request)
+        if self.wait is not None:
+            await self.wait.wait()
+        if self.wrong is not None:
+            raise self.wrong
+        if self.answer is not None:
+            return self.answer
+        return ibverbs_owner.answer(request, self.owner, self.registry)
+
+    def make(self, data: Any) -> Handle:
+        memory = memory_of(data)
+        region = self.registry.register(memory)
+        self.regions.append(region)
+        service: Any = SimpleNamespace(verbs=SimpleNamespace(call_one=self.ask))
+        return Handle(
+            self.registry.owner, region.number, region.token, region.slot, region.word, memory.address, memory.size,
+            memory.writable, service, None,
+        )  # fmt: skip
+
+    def begin(
+        self, handle: Handle, local: Any, offset: int = 0, write: bool = False, timeout: float = TIMEOUT
+    ) -> Result:
+        memory = memory_of(local)
+        transfer = Transfer(handle, memory, offset, memory.size, write, timeout)
+        transfer.path = "ibverbs"
+        result = Result(transfer)
+        Errand(self.engine, transfer).begin()
+        return result
+
+    def read(self, handle: Handle, size: int, offset: int = 0) -> bytes:
+        into = bytearray(size)
+        self.begin(handle, into, offset).get()
+        return bytes(into)
+
+    def write(self, handle: Handle, data: bytes, offset: int = 0) -> None:
+        self.begin(handle, data, offset, True).get()
+
+    def device(self, name: str) -> FakeDevice:
+        found = self.devices[name.partition("_")[0]].device(name)
+        assert isinstance(found, FakeDevice)
+        return found
+
+    def close(self) -> None:
+        self.engine.close()
+        self.owner.close()
+        for region in self.regions:
+            assert self.registry.drop(region.number, region.token)
+        for devices in self.devices.values():
+            devices.close()
+
+
+class Result:
+    def __init__(self, transfer: Transfer) -> None:
+        self.transfer = transfer
+        self.ends: list[BaseException | None] = []
+        self._over = threading.Event()
+        transfer.ended = self._end
+
+    def _end(self, error: BaseException | None) -> None:
+        self.ends.append(error)
+        self._over.set()
+
+    @property
+    def over(self) -> bool:
+        return self._over.is_set()
+
+    def get(self) -> None:
+        assert self._over.wait(TIMEOUT)
+        assert len(self.ends) == 1
+        if self.ends[0] is not None:
+            raise self.ends[0]
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    running = Loop()
+    monkeypatch.setattr(ibverbs.manager, "start", running.start)
+    yield running
+    running.close()
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_avoided() -> Iterator[None]:
+    yield
+    ibverbs._failed.clear()
+
+
+@pytest.fixture
+def gone(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Why transfers went another way."""
+    why: list[str] = []
+
+    def elsewhere(transfer: Transfer, text: str) -> None:
+        why.append(text)
+        transfer.finish()
+
+    monkeypatch.setattr(ibverbs, "elsewhere", elsewhere)
+    return why
+
+
+@pytest.fixture
+def make(tmp_path: Path, loop: Loop) -> Iterator[Callable[..., Sides]]:
+    made: list[Sides] = []
+
+    def start(limits: Limits | None = None) -> Sides:
+        made.append(Sides(tmp_path, loop, limits))
+        return made[-1]
+
+    yield start
+    for sides in made:
+        sides.close()
+    assert not [entry for entry in tmp_path.iterdir() if entry.is_file()]  # no key and no queue pair is left
+
+
+@pytest.fixture
+def sides(make: Callable[..., Sides]) -> Sides:
+    return make()
+
+
+# --- what moves
+
+
+def test_reads_and_writes(sides: Sides) -> None:
+    data = bytearray(os.urandom(5 * MIB + 1))
+    handle = sides.make(data)
+    assert sides.read(handle, len(data)) == data
+    assert sides.read(handle, 100, 4 * MIB + 3) == data[4 * MIB + 3 :][:100]
+    new = os.urandom(3 * MIB)
+    sides.write(handle, new, 7)
+    assert data[7 : 7 + len(new)] == new
+    sides.write(handle, b"!", len(data) - 1)
+    assert data[-1:] == b"!"
+
+
+def test_a_small_one_is_done_at_once_when_all_is_known(sides: Sides) -> None:
+    handle = sides.make(bytearray(b"0123456789"))
+    assert sides.read(handle, 10) == b"0123456789"
+    asked = len(sides.asked)
+    into = bytearray(4)
+    done = sides.begin(handle, into, 3)
+    done.get()
+    assert into == b"3456" and len(sides.asked) == asked
+
+
+def test_what_is_asked_for_once(sides: Sides) -> None:
+    handle, other = sides.make(bytearray(2 * MIB)), sides.make(bytearray(2 * MIB))
+    for _ in range(3):
+        sides.read(handle, 2 * MIB)
+        sides.read(other, 2 * MIB)
+        sides.write(handle, bytes(2 * MIB))
+    assert [type(one).__name__ for one in sides.asked].count("Lend") == 3  # a reader's key writes nothing
+    assert [type(one).__name__ for one in sides.asked].count("Meet") == 2  # a pair of devices each
+    keys = {key.memory for request in sides.asked if isinstance(request, Lend) for key in lent_by(sides, request)}
+    assert len(keys) == 6  # three times two devices
+
+
+def lent_by(sides: Sides, request: Lend) -> tuple[Key, ...]:
+    answer = ibverbs_owner.answer(request, sides.owner, sides.registry)
+    assert isinstance(answer, Lent)
+    return answer.keys
+
+
+def test_transfers_are_spread_over_devices(sides: Sides) -> None:
+    handle = sides.make(bytearray(4 * MIB))
+    assert sides.read(handle, 4 * MIB) == bytes(4 * MIB)
+    both = [sides.device(name).posted for name in HERE]
+    assert sum(both) == 3 and min(both) == 1  # a stripe each, and the control word
+
+
+def test_no_stripe_is_too_short(sides: Sides) -> None:
+    handle = sides.make(bytearray(4 * MIB))
+    with configured(rdma_min_stripe_size_kb=5000):
+        sides.read(handle, 4 * MIB)
+    assert sorted(sides.device(name).posted for name in HERE) == [0, 2]
+
+
+def test_a_buffer_has_as_many_devices_as_settings_say(sides: Sides) -> None:
+    handle = sides.make(bytearray(4 * MIB))
+    with configured(rdma_max_nics_per_buffer=1):
+        sides.read(handle, 4 * MIB)
+    assert [type(one).__name__ for one in sides.asked] == ["Lend", "Meet"]
+
+
+def test_the_window_and_the_limits_of_a_device_are_kept(make: Callable[..., Sides]) -> None:
+    sides = make(Limits(work=4, pieces=1, message=4096, reads=1))
+    data = bytearray(os.urandom(300_000))
+    handle = sides.make(data)
+    assert sides.read(handle, len(data)) == data  # the imitation counts
+
+
+def test_many_at_once(sides: Sides) -> None:
+    data = bytearray(os.urandom(MIB))
+    handle = sides.make(data)
+    into = [bytearray(MIB if number % 3 else 1000) for number in range(40)]
+    results = [sides.begin(handle, one) for one in into]
+    for result, one in zip(results, into, strict=True):
+        result.get()
+        assert one == data[: len(one)]
+    assert len(sides.engine._links) == 2
+
+
+# --- what was dropped
+
+
+def test_a_dropped_buffer_is_not_found(sides: Sides) -> None:
+    data = bytearray(b"x" * 1000)
+    handle = sides.make(data)
+    sides.read(handle, 10)
+    sides.write(handle, b"y")
+    assert sides.registry.drop(handle.number, handle.token)
+    with pytest.raises(BufferDroppedError, match="not found"):
+        sides.read(handle, 10)
+    with pytest.raises(BufferDroppedError, match="not found"):
+        sides.write(handle, b"late")
+    assert data[:4] == b"yxxx"
+
+
+def test_its_successor_with_the_same_keys_is_not_read_for_it(sides: Sides) -> None:
+    """The imitation gives the same key to the same memory again: the control word tells them apart."""
+    data = bytearray(b"x" * 1000)
+    handle = sides.make(data)
+    assert sides.read(handle, 10) == b"x" * 10
+    assert sides.registry.drop(handle.number, handle.token)
+    successor = sides.make(data)
+    assert sides.read(successor, 10) == b"x" * 10
+    with pytest.raises(BufferDroppedError, match="not found"):
+        sides.read(handle, 10)
+    assert sides.read(successor, 10) == b"x" * 10
+
+
+def test_nobody_writes_after_a_drop_with_the_same_keys(sides: Sides) -> None:
+    data = bytearray(b"x" * 1000)
+    handle = sides.make(data)
+    sides.write(handle, b"y")
+    for name in HERE:
+        sides.device(name).hold = True
+    result = sides.begin(handle, b"z" * 1000, 0, True)
+    assert sides.registry.drop(handle.number, handle.token)
+    successor = sides.make(data)
+    sides.owner.lend(sides.regions[-1], b"somebody else's.", True)
+    for name in HERE:
+        sides.device(name).hold = False
+        for pair in list(sides.device(name).pairs):
+            pair.go_on()
+    with pytest.raises(BufferDroppedError, match="not found"):
+        result.get()
+    assert data == b"y" + b"x" * 999
+    sides.write(successor, b"z")
+    assert data[:2] == b"zx"
+
+
+def test_a_key_is_not_used_over_a_queue_pair_made_later(sides: Sides) -> None:
+    """Whatever the drop could close was closed before it; the successor has the same key."""
+    data = bytearray(b"x" * 1000)
+    handle = sides.make(data)
+    sides.write(handle, b"y")
+    for link in list(sides.engine._links.values()):
+        link.close()
+    assert sides.registry.drop(handle.number, handle.token)
+    sides.make(data)
+    sides.owner.lend(sides.regions[-1], READER, True)
+    with pytest.raises(BufferDroppedError, match="not found"):
+        sides.write(handle, b"z")
+    assert data[:2] == b"yx"
+
+
+def test_a_first_write_asks_again_once_it_is_connected(sides: Sides) -> None:
+    handle = sides.make(bytearray(10))
+    sides.write(handle, b"y")
+    sides.write(handle, b"y")
+    assert [type(one).__name__ for one in sides.asked] == ["Lend", "Meet", "Lend"]
+
+
+def test_who_only_read_keeps_his_queue_pairs(sides: Sides) -> None:
+    one, other = sides.make(bytearray(10)), sides.make(bytearray(10))
+    sides.read(one, 10)
+    sides.read(other, 10)
+    met = len(sides.owner)
+    assert sides.registry.drop(one.number, one.token)
+    assert len(sides.owner) == met
+    sides.read(other, 10)
+    assert [type(request).__name__ for request in sides.asked].count("Lend") == 2
+
+
+def test_a_closed_side_is_noticed_with_the_next_buffer(sides: Sides) -> None:
+    one, other = sides.make(bytearray(10)), sides.make(bytearray(b"other"))
+    sides.write(one, b"mine")
+    assert sides.registry.drop(one.number, one.token)
+    assert len(sides.owner) == 0
+    posted = sum(sides.device(name).posted for name in HERE)
+    assert sides.read(other, 5) == b"other"
+    assert sum(sides.device(name).posted for name in HERE) == posted + 2  # data and word: nothing was tried in vain
+
+
+# --- what fails
+
+
+def test_a_queue_pair_that_fails_is_made_anew(sides: Sides) -> None:
+    handle = sides.make(bytearray(b"0123456789"))
+    sides.read(handle, 10)
+    sides.owner.close()  # the owner's side is gone: no answer
+    assert sides.read(handle, 10) == b"0123456789"
+    assert len(sides.owner) >= 1
+    for name in HERE:
+        assert len(sides.device(name).pairs) <= 1  # the failed one was closed
+
+
+def test_an_owner_that_has_ended_is_named(sides: Sides) -> None:
+    handle = sides.make(bytearray(10))
+    sides.read(handle, 10)
+    sides.owner.close()
+    sides.wrong = SupervisionError("its process ended")
+    with pytest.raises(OwnerEndedError, match=rf"owner of buffer {handle.number} has ended"):
+        sides.read(handle, 10)
+
+
+def test_an_owner_whose_devices_do_not_answer_is_left_alone_for_a_while(sides: Sides) -> None:
+    handle = sides.make(bytearray(10))
+    sides.read(handle, 10)
+
+    def deaf(*args: Any) -> int:
+        return 12
+
+    for name in HERE:
+        device = sides.device(name)
+        make = device.pair
+        device.pair = lambda work, pieces, make=make: silent(make(work, pieces), deaf)  # type: ignore[method-assign,misc]
+    sides.owner.close()
+    with pytest.raises(RDMAError, match=rf"buffer {handle.number} of .*retry exceeded") as caught:
+        sides.read(handle, 10)
+    assert str(handle.owner) in str(caught.value)
+    assert "retry exceeded" in ibverbs.avoided(handle.owner)
+    attempts = [type(one).__name__ for one in sides.asked].count("Lend")
+    assert attempts == 1 + ibverbs.ATTEMPTS - 1
+    with pytest.raises(RDMAError, match="may be there in part"):
+        sides.write(handle, b"x")
+
+
+def silent(pair: Any, do: Callable[..., int]) -> Any:
+    pair._do = do
+    return pair
+
+
+def test_time_that_is_over_stops_what_moves(sides: Sides) -> None:
+    data = bytearray(10)
+    handle = sides.make(data)
+    sides.write(handle, b"known")
+    for name in HERE:
+        sides.device(name).hold = True
+    result = sides.begin(handle, b"x" * 10, 0, True, 0.05)
+    held = [pair for name in HERE for pair in sides.device(name).pairs]
+    with pytest.raises(RDMATimeoutError, match=r"ibverbs submit timed out: write to buffer .* within 0.05 s"):
+        result.get()
+    for pair in held:
+        pair.go_on()
+    assert data == b"known" + bytes(5)
+    for name in HERE:
+        sides.device(name).hold = False
+    sides.write(handle, b"again")
+    assert data[:5] == b"again"
+
+
+def test_others_are_done_over_when_one_is_late(sides: Sides) -> None:
+    with configured(rdma_max_nics_per_buffer=1):
+        handle = sides.make(bytearray(b"0123456789"))
+        sides.read(handle, 10)
+        (device,) = [sides.device(name) for name in HERE if sides.device(name).pairs]
+        device.hold = True
+        into = bytearray(10)
+        patient, hasty = sides.begin(handle, into), sides.begin(handle, bytearray(10), timeout=0.05)
+        device.hold = False  # for the queue pair that comes next
+        with pytest.raises(RDMATimeoutError):
+            hasty.get()
+        patient.get()
+    assert into == b"0123456789"
+
+
+def test_a_deadline_before_anything_is_known(sides: Sides) -> None:
+    handle = sides.make(bytearray(10))
+    sides.wait = asyncio.Event()
+    with pytest.raises(RDMATimeoutError, match="ibverbs submit timed out"):
+        sides.begin(handle, bytearray(10), timeout=0.02).get()
+    sides.loop.loop.call_soon_threadsafe(sides.wait.set)
+    assert sides.read(handle, 10) == bytes(10)
+
+
+def test_one_of_two_devices_that_fails_takes_nothing_along(sides: Sides) -> None:
+    data = bytearray(os.urandom(4 * MIB))
+    handle = sides.make(data)
+    sides.read(handle, 4 * MIB)
+    (pair,) = sides.device("here_1").pairs
+    silent(pair, lambda *args: 19)
+    assert sides.read(handle, 4 * MIB) == data
+
+
+def test_read_only_memory_is_not_lent_to_writers(sides: Sides) -> None:
+    handle = sides.make(b"0123456789")
+    assert sides.read(handle, 10) == b"0123456789"
+    with pytest.raises(RDMAReadOnlyError, match="read-only"):
+        sides.write(handle, b"x")
+
+
+# --- what goes another way
+
+
+def test_an_owner_without_devices(sides: Sides, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = sides.make(bytearray(10))
+    sides.answer = "this machine has no RDMA device"
+    sides.read(handle, 10)
+    assert gone == ["the owner says: this machine has no RDMA device"]
+    assert "no RDMA device" in ibverbs.avoided(handle.owner)
+    monkeypatch.setattr(ibverbs, "AVOID", -1.0)
+    ibverbs.avoid(handle.owner, "again")
+    assert ibverbs.avoided(handle.owner) == ""
+
+
+@pytest.mark.parametrize("answer", [7, Lent((Key("x" * 65, True, 1, 1),), ()), Lent((Key("x", True, -1, 1),), ())])
+def test_answers_that_make_no_sense(sides: Sides, gone: list[str], answer: Any) -> None:
+    handle = sides.make(bytearray(10))
+    sides.answer = answer
+    sides.read(handle, 10)
+    assert len(gone) == 1 and "not understood" in gone[0]
+
+
+def test_memory_that_cannot_be_locked(sides: Sides, gone: list[str]) -> None:
+    handle = sides.make(bytearray(10))
+    for name in THERE:
+        sides.device(name).refuse = 1
+    sides.read(handle, 10)
+    assert "cannot register 10 bytes" in gone[0] and "ulimit -l" in gone[0]
+    ibverbs._failed.clear()
+    gone.clear()
+    for name in HERE:
+        sides.device(name).refuse = 2
+    sides.read(handle, 10)
+    assert "ulimit -l" in gone[0]
+
+
+def test_settings_that_leave_no_pair(sides: Sides, gone: list[str]) -> None:
+    handle = sides.make(bytearray(10))
+    for affinity, text in (("match_name", "may pair"), ("nonsense", "RDMA_PEER_DEVICE_AFFINITY")):
+        with configured(rdma_peer_device_affinity=affinity):
+            sides.read(handle, 10)
+        assert text in gone[-1]
+    with configured(rdma_ibverbs_target="mlx5_0"):
+        sides.read(handle, 10)
+    assert "RDMA_IBVERBS_TARGET" in gone[-1]
+    with configured(rdma_peer_device_affinity="groups:here_1,there_0|here_0", rdma_ibverbs_target=""):
+        assert sides.read(handle, 10) == bytes(10)
+    assert len(gone) == 3
+
+
+def test_an_owner_that_is_slow_to_connect(sides: Sides, gone: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    handle = sides.make(bytearray(10))
+    ask = sides.ask
+
+    async def slow(request: Any) -> Any:
+        if isinstance(request, Meet):
+            await asyncio.Event().wait()
+        return await ask(request)
+
+    handle.service.verbs.call_one = slow
+    with configured(rdma_qp_init_timeout="20ms"):
+        sides.read(handle, 10)
+    assert "rdma_qp_init_timeout" in gone[0]
+    assert not any(sides.device(name).pairs for name in HERE)
+
+
+def test_without_another_way_the_error_names_all(monkeypatch: pytest.MonkeyPatch, sides: Sides) -> None:
+    handle = sides.make(bytearray(10))
+    sides.answer = "no device"
+    with configured(rdma_allow_tcp_fallback=False), pytest.raises(RDMAUnavailableError) as caught:
+        sides.read(handle, 10)
+    for text in ("ibverbs: the owner says: no device", "tcp: rdma_allow_tcp_fallback is off", "actor: "):
+        assert text in str(caught.value)
+
+
+# --- memory of a GPU
+
+
+def test_memory_of_a_gpu_is_registered_by_dma_buf(tmp_path: Path) -> None:
+    nic_tree(tmp_path / "sys", "far", "near", near={"node": 1, "pci": "pci0000:17/0000:17:01.0/0000:18:00.0"})
+    nic_tree(tmp_path / "sys", "gpu", gpu={"node": 1, "pci": "pci0000:17/0000:17:01.0/0000:19:00.0"})
+    (tmp_path / "sys/class/infiniband/gpu/node_type").write_text("9: no device of ours\n")
+    files: list[int] = []
+
+    def export(address: int, size: int) -> DmaBuf:
+        files.append(os.open(tmp_path, os.O_RDONLY))
+        return DmaBuf(files[-1], address % 4096, 8192)
+
+    devices = Devices(FakeBinding(tmp_path, ["far", "near"]), tmp_path / "sys", export, {2: "0000:19:00.0"}.get)  # type: ignore[arg-type]
+    keep: Any = SimpleNamespace(device=SimpleNamespace(index=2))
+    card: Any = ("cuda", "")
+    memory = Memory(0x7000_0100, 300, True, keep, "tensor on cuda:2", device=card)
+    assert devices.near(memory) == ["near"]
+    registration = devices.register("near", memory, memory.address, memory.size, 4)
+    (file,) = files
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)  # the kernel has its own
+    registration.close()
+    with configured(rdma_ibverbs_target="gpu:2"):
+        assert devices.near(memory_of(bytearray(1))) == ["near"]
+    with configured(rdma_ibverbs_target="gpu:7"), pytest.raises(ChoiceError, match="RDMA_IBVERBS_TARGET.*GPU 7"):  # noqa: RUF043
+        devices.near(memory)
+    devices.close()
+
+
+def test_devices_that_the_library_does_not_know(tmp_path: Path) -> None:
+    nic_tree(tmp_path / "sys", "mlx5_0")
+    with pytest.raises(NoDevicesError, match="libibverbs cannot use mlx5_0"):
+        Devices(FakeBinding(tmp_path, []), tmp_path / "sys")
+    devices = Devices(FakeBinding(tmp_path, ["mlx5_0"]), tmp_path / "sys")
+    with pytest.raises(ChoiceError, match="no RDMA device eth0"):
+        devices.device("eth0")
+
+
+# --- bounds and messages
+
+
+def test_links_are_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ibverbs, "LINKS", 2)
+    handle = sides.make(bytearray(b"0123456789"))
+    owners = [handle._replace(owner=handle.owner._replace(pid=pid)) for pid in range(5)]  # the same, by other names
+    for other in owners * 2:
+        assert sides.read(other, 10) == b"0123456789"
+    assert len(sides.engine._links) == 2
+    assert sum(len(sides.device(name).pairs) for name in HERE) == 2
+
+
+def test_what_serves_others_is_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ibverbs_owner, "MET", 3)
+    end = End("nic", 1, 2, 0, bytes(16), 5, 1)
+    for number in range(6):
+        sides.owner.meet(Meet(bytes([number]) * 16, "there_0", end))
+    assert len(sides.owner) == 3
+    assert len(sides.device("there_0").pairs) == 3
+    sides.owner.meet(Meet(bytes([5]) * 16, "there_0", end))
+    assert len(sides.device("there_0").pairs) == 3  # in the place of its predecessor
+
+
+def test_the_thread_ends_when_nothing_is_left_to_do(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ibverbs_link, "IDLE", 0.01)
+    handle = sides.make(bytearray(10))
+    for _ in range(2):
+        sides.read(handle, 10)
+        thread = sides.engine._watch._thread
+        if thread is not None:
+            thread.join(TIMEOUT)
+        assert sides.engine._watch._thread is None
+
+
+READER = bytes(16)
+END = End("nic", 1, 2, 3, bytes(16), 5, 16)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Lend(b"short", 1, 1, False), Lend(READER, -1, 1, False), Lend(READER, 1, 2**64, False), Lend(READER, True, 1, True),
+        Meet(READER, "", END), Meet(READER, "x" * 65, END), Meet(READER, "nic", END._replace(number=2**24)),
+        Meet(READER, "nic", END._replace(gid=bytes(15))), Meet(READER, "nic", END._replace(mtu=6)),
+        Meet(READER, "nic", END._replace(reads=0)), Meet(READER, "nic", END._replace(lid="1")),
+        Meet(READER, "nic", END._replace(sequence=-1)), Meet(READER, "nic", tuple(END)), "Lend", None,
+    ],
+)  # fmt: skip
+def test_requests_are_not_taken_on_trust(request_: Any, sides: Sides) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        ibverbs_owner.answer(request_, sides.owner, sides.registry)
+
+
+def test_requests_for_what_is_not_there(sides: Sides) -> None:
+    with pytest.raises(BufferDroppedError):
+        ibverbs_owner.answer(Lend(READER, 0, 5, False), sides.owner, sides.registry)
+    handle = sides.make(bytearray(4))
+    with pytest.raises(BufferDroppedError):
+        ibverbs_owner.answer(Lend(READER, handle.number, handle.token ^ 1, False), sides.owner, sides.registry)
+    answer = ibverbs_owner.answer(Meet(READER, "nic", END), sides.owner, sides.registry)
+    assert "no RDMA device nic" in answer
+
+
+def test_no_text_shows_a_key() -> None:
+    key = Key("mlx5_0", True, 0x5EC2E7, 0x5EC2E8)
+    said = repr([key, Lent((key,), (1,)), END, Meet(READER, "nic", END), Lend(READER, 1, 0x70CE4, True)])
+    assert str(0x5EC2E7) not in said and str(0x5EC2E8) not in said and str(0x70CE4) not in said
+    assert checked(Lent((key,), (1,))).keys == (key,)

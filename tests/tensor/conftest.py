@@ -1,0 +1,36 @@
+"""Two real processes for distributed tensors, and meshes without any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch.actor import ProcMesh, this_host
+
+TIMEOUT = 30
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """Two processes, dimension `gpus`."""
+    mesh = this_host().spawn_procs({"gpus": 2}, name="tensors")
+    yield mesh
+    mesh.stop().get(timeout=TIMEOUT)
+
+
+@pytest.fixture
+def mesh(procs: ProcMesh) -> Iterator[Any]:
+    """The two processes, active."""
+    with procs.activate() as active:
+        yield active
+
+
+@pytest.fixture
+def loop() -> Iterator[Any]:
+    """A mesh of two ranks in this thread, active (see loopback.py)."""
+    from tests.tensor.loopback import loopback
+
+    with loopback(gpus=2) as active:
+        yield active

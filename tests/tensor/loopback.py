@@ -1,0 +1,125 @@
+"""A tensor engine whose workers are Executors in this very thread: real commands, real bytes, no processes, no threads."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch._wire import codec
+from monarch.actor import NDSlice, Promise, Shape
+from monarch.tensor import commands, executor
+from monarch.tensor.engine import Engine
+from monarch.tensor.mesh import DeviceMesh
+
+
+class Loopback(Engine):
+    """An Engine for a mesh of `sizes`. Every flush runs its batch on each rank before it returns.
+
+    `batches`: the commands of every batch so far, oldest first, as the workers decode them.
+    """
+
+    def __init__(self, **sizes: int) -> None:
+        sizes = sizes or {"gpus": 1}
+        self.executors = [executor.Executor(rank) for rank in range(math.prod(sizes.values()))]
+        self.workers = [_Inline(one) for one in self.executors]
+        self.batches: list[list[Any]] = []
+        shape = Shape(list(sizes), NDSlice.new_row_major(list(sizes.values())))
+        super().__init__("loopback", shape, None, lambda: None)
+        self._pulse = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
+
+    def _send(self, wanted: Any = None) -> Any:
+        answers = None
+        while self._unsent:
+            number, waiting, payloads, mark = self._unsent[0]
+            data = commands.encode(waiting)
+            self.batches.append(commands.decode(data))
+            promise: Promise[Any] = Promise()
+            found = {}
+            for rank, worker in enumerate(self.workers):
+                got: list[Any] = []
+                with _as_a_worker(worker.executor):
+                    worker.take(number, data, _copied(tuple(payloads)), got.append)
+                if mark is not None:
+                    (found[rank],) = _copied(tuple(got))
+                else:
+                    assert not got
+            if mark is not None:
+                promise.set(found)
+                answers = promise.future
+                if mark is not wanted:
+                    self._acks.append(answers)
+            self._unsent.popleft()
+        return answers
+
+    def local(self, tensor: Any, rank: int = 0) -> Any:
+        """What rank `rank` has for a distributed tensor."""
+        self.flush()
+        return self.executors[rank].tensors[tensor.ref]
+
+    def living(self) -> list[list[int]]:
+        """The references that each rank still has, once everything the program let go of is deleted."""
+        self.sync()
+        return [sorted(one.tensors) for one in self.executors]
+
+    def runs(self) -> list[Any]:
+        """Every Run that was sent."""
+        self.flush()
+        return [command for batch in self.batches for command in batch if type(command) is commands.Run]
+
+
+class _Inline(executor.Streams):
+    """Streams that run in the caller's thread."""
+
+    def __init__(self, one: executor.Executor) -> None:
+        super().__init__(one, None, None)  # type: ignore[arg-type]
+
+    def _put(self, stream: int, part: list[Any], payloads: Sequence[Any], answer: Any) -> None:
+        self.executor.run(part, payloads, answer)
+
+
+class _Still:
+    idle = False
+
+    def wake(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@contextlib.contextmanager
+def _as_a_worker(one: executor.Executor) -> Iterator[None]:
+    """Nothing of what the program has switched on in its thread reaches its workers, and neither does it here."""
+    executor._local.worker = SimpleNamespace(executor=one)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            _disable_current_modes(),
+            torch._C._DisableAutocast(),
+            torch._C.DisableTorchFunction(),
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+        del executor._local.worker
+
+
+def _copied(value: Any) -> Any:
+    """As a message would carry it."""
+    body, buffers = codec.encode(value)
+    return codec.decode(body, [bytearray(buffer) for buffer in buffers])
+
+
+@contextlib.contextmanager
+def loopback(**sizes: int) -> Iterator[DeviceMesh]:
+    """The mesh of a Loopback, its `client`, active; nothing of the program is left on its workers when the block has ended."""
+    engine = Loopback(**sizes)
+    with engine.root.activate() as mesh:
+        yield mesh
