@@ -41,6 +41,8 @@ _HOMES = {
     "fetch_shard": ("monarch.tensor.fetch", "fetch_shard"),
     "inspect": ("monarch.tensor.fetch", "inspect"),
     "show": ("monarch.tensor.fetch", "show"),
+    "grad_function": ("monarch.tensor.gradients", "grad_function"),
+    "grad_generator": ("monarch.tensor.gradients", "grad_generator"),
     "actor": ("monarch.actor", ""),
     "config": ("monarch.config", ""),
     "rdma": ("monarch.rdma", ""),

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._errors import NotSendableError
+from monarch._wire.copies import as_bytes
 from monarch._wire.frame import BUFFERS_LIMIT, Buffer
 
 OUT_OF_BAND = 4096  # bytes; smaller buffers are cheaper inside the pickle
@@ -118,7 +119,7 @@ class _Lifted:
         self.data = data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return bytes, (pickle.PickleBuffer(self.data),)
+        return as_bytes, (pickle.PickleBuffer(self.data),)
 
 
 def _lift(value: Any) -> Any:

@@ -1,7 +1,8 @@
-"""Copies that a sender keeps of memory which others may change meanwhile, in memory that is used again.
+"""Large copies. Fresh pages cost several times what the copy does, those of 4 KiB most.
 
-Fresh pages cost several times what the copy does. Every view of a copy hangs on one object; when that dies, the memory is
-free for the next copy of about its size. Free memory that nothing took for `idle` seconds is given back.
+`Copies`: what a sender keeps of memory that others may change meanwhile, in memory that is used again. Every view of a copy
+hangs on one object; when that dies, the memory is free for the next copy of about its size. Free memory that nothing took
+for `idle` seconds is given back.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import pickle
 import weakref
 from collections import deque
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 from monarch._wire.frame import Buffer, mapped
 
 LEAST = 1 << 20  # bytes; smaller copies are made anew
 _GRAIN = 2 << 20  # sizes are multiples of this
+_LARGE_BYTES = 32 << 20  # bytes; below, the allocator has memory that it used before
 _STEP = 1 << 20  # bytes copied at a time; between two of them other threads get their turn
 
 
@@ -58,8 +60,7 @@ class Copies:
         whole = _array(len(memory)).from_buffer(memory)
         weakref.finalize(whole, self._ended, memory).atexit = False
         view = pickle.PickleBuffer(whole).raw()[: source.nbytes]  # ctypes' own format is not that of bytes
-        for at in range(0, source.nbytes, _STEP):
-            view[at : at + _STEP] = source[at : at + _STEP]
+        _copy(view, source)
         return view
 
     def _take(self, size: int) -> mmap.mmap:
@@ -91,6 +92,46 @@ class Copies:
             return
         self._watching = False
         self._free.clear()
+
+
+def as_bytes(data: Buffer) -> bytes:
+    """`bytes(data)`, with large pages where the kernel has some."""
+    source = memoryview(data).cast("B")
+    if source.nbytes < _LARGE_BYTES:
+        return bytes(source)
+    new, at, view, advise = _python()
+    made: bytes = new(None, source.nbytes)  # not filled yet; C-API: who made it so may write to it until others have it
+    address = at(made)
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    advise(start, source.nbytes - (start - address), mmap.MADV_HUGEPAGE)
+    target: memoryview = view(address, source.nbytes, _WRITABLE)
+    _copy(target, source)
+    return made
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    for start in range(0, source.nbytes, _STEP):
+        target[start : start + _STEP] = source[start : start + _STEP]
+
+
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+
+@cache
+def _python() -> tuple[Any, Any, Any, Any]:
+    """New bytes, their address, a view of memory; madvise."""
+    import ctypes
+
+    new, at, view = (ctypes.pythonapi[name] for name in ("PyBytes_FromStringAndSize", "PyBytes_AsString", _VIEW))
+    new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
+    at.restype, at.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+    view.restype, view.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return new, at, view, advise
+
+
+_VIEW = "PyMemoryView_FromMemory"
 
 
 @lru_cache(16)

@@ -218,7 +218,7 @@ TABLE: tuple[Setting, ...] = (
     Setting("rdma_max_chunk_size_mb", COUNT, 64, "MONARCH_RDMA_MAX_CHUNK_SIZE_MB",
             "MiB sent at a time over TCP."),
     Setting("rdma_tcp_fallback_parallelism", POSITIVE, 1, "MONARCH_RDMA_TCP_FALLBACK_PARALLELISM",
-            "TCP connections a pair of processes shares a transfer over. 1 leaves it to the transfer: one, or four from 8 MiB."),
+            "TCP connections a pair of processes shares a transfer over; 1 is four for one of 8 MiB or more."),
     Setting("rdma_ibverbs_target", TEXT, "", "MONARCH_RDMA_IBVERBS_TARGET",
             "Which device: cpu:<numa node>, gpu:<ordinal> or nic:<name>; empty is the nearest."),
     Setting("rdma_peer_device_affinity", TEXT, "", "MONARCH_RDMA_PEER_DEVICE_AFFINITY",

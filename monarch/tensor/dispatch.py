@@ -48,8 +48,9 @@ class Entry:
         self.outcome = outcome
         self.fresh = len(outcome.fresh)
         self.kind, self.meta, self.view, self.same = Entry.OTHER, None, -1, -1
-        if outcome.structure is None and not outcome.changed:
-            leaf = outcome.leaves[0]
+        leaf = outcome.leaves[0] if outcome.structure is None else None
+        lazy = leaf is not None and leaf.meta is not None and leaf.meta.lazy and leaf.same < 0
+        if leaf is not None and not outcome.changed and not outcome.moved and not lazy:
             self.meta = leaf.meta
             if leaf.same >= 0:
                 self.kind, self.same = Entry.SAME, leaf.same
@@ -70,7 +71,9 @@ class _Op:
         self.op = op
         self.places, self.names = scalars.free(op)
         self.special: Callable[..., Any] | None = _special.get(op_name(op))
-        self.random = torch.Tag.nondeterministic_seeded in op.tags
+        name = op._schema.name
+        random = torch.Tag.nondeterministic_seeded in op.tags
+        self.random = random or not name.startswith("aten::") or "empty" in name  # or else of unknown contents
 
 
 _ops: dict[int, _Op] = {}  # by the operation's id: an OpOverload hashes in Python
@@ -99,12 +102,12 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
             numbers.append(arg)
         elif kind is list or kind is tuple:
             key.append(_nested(arg, inputs))
-        elif kind is int or kind is bool or kind is float:
+        elif kind is int or kind is bool:
             key.append((kind, arg))
         else:
             if isinstance(arg, torch.Tensor):
                 inputs.append(arg)
-            key.append(arg)
+            key.append(_plain(kind, arg))
     if kwargs:
         for name, value in kwargs.items():
             key.append(name)
@@ -120,7 +123,9 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
             else:
                 if isinstance(value, torch.Tensor):
                     inputs.append(value)
-                key.append((kind, value))
+                key.append(_plain(kind, value))
+    if (default := _default_dtype()) is not _float32:
+        key.append(default)
     # where it runs
     if inputs:
         first = inputs[0]
@@ -189,6 +194,15 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
 
 
 _INT = 1 << 62
+_float32 = torch.float32
+_default_dtype = torch.get_default_dtype
+
+
+def _plain(kind: type, value: Any) -> Any:
+    """The key of an argument: numbers that are equal and yet differ (0.0 and -0.0) have different ones, and NaN is like NaN."""
+    if kind is float or kind is complex:
+        return kind, repr(value)
+    return kind, value
 
 
 def _nested(value: Any, inputs: list[Any]) -> tuple[Any, ...]:
@@ -206,7 +220,7 @@ def _nested(value: Any, inputs: list[Any]) -> tuple[Any, ...]:
         else:
             if isinstance(item, torch.Tensor):
                 inputs.append(item)
-            key.append((kind, item))
+            key.append(_plain(kind, item))
     return tuple(key)
 
 
@@ -239,6 +253,7 @@ def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> A
 def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, key: Any) -> Entry:
     """Works out what a call gives that was not made before, and defines it on the workers."""
     values, named, _ = template(args, kwargs, None)
+    _refuse_generators(op, args, kwargs)
     metas = [tensor._record.meta for tensor in inputs]
     try:
         outcome = propagation.propagate(op.op, values, named, metas)
@@ -251,9 +266,10 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
         )
         raise
     held, free, _ = template(args, kwargs, op)
+    default = None if torch.get_default_dtype() is torch.float32 else torch.get_default_dtype()
     signature = engine.define(
-        (op.op, _frozen(held), _frozen(free), outcome.keeps),
-        OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates),
+        (op.op, _frozen(held), _frozen(free), outcome.keeps, default),
+        OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates, default),
     )
     entry = Entry(signature, outcome)
     if key is not None:
@@ -268,7 +284,7 @@ def _frozen(value: Any) -> Any:
         return (kind, *(_frozen(item) for item in value))
     if kind is dict:
         return (dict, *((name, _frozen(item)) for name, item in value.items()))
-    return (kind, value)
+    return _plain(kind, value)
 
 
 def _finish(
@@ -282,6 +298,8 @@ def _finish(
         tensor = inputs[index]
         tensor._record.meta = meta
         _change(op.op, args, kwargs, tensor, meta)
+    for index, source in outcome.moved:
+        _move(inputs[index]._record, inputs[source]._record if source >= 0 else None, taint)
     leaves = fresh_leaves(outcome, inputs, place, ident, taint)
     made = [leaf for leaf, known in zip(leaves, outcome.leaves, strict=True) if known.meta is not None and known.same < 0]
     _know(op, entry, args, kwargs, inputs, made)
@@ -318,8 +336,30 @@ def fresh_leaves(
 def _change(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
+        if meta.nbytes > tensor.untyped_storage().nbytes():  # a storage that does not exist cannot grow: take a larger one
+            larger = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
+            torch.Tensor.data.__set__(tensor, larger)
+            return
         torch.ops.aten.set_.source_Storage_storage_offset(
             tensor, tensor.untyped_storage(), meta.offset, meta.shape, meta.stride
+        )
+
+
+def _move(record: Record, source: Record | None, taint: Any) -> None:
+    """A tensor lies in the storage of another from here on, or in one of its own (`set_`)."""
+    before = record.storage.records
+    if before is not None:
+        before[:] = [known for known in before if known() is not record]
+    record.storage = source.storage if source is not None else Storage(taint)
+    if source is not None:
+        share(source, record)
+
+
+def _refuse_generators(op: _Op, args: Any, kwargs: dict[str, Any]) -> None:
+    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+        raise TypeError(
+            f"{op.op} was given a torch.Generator of this process, and the processes of a mesh have generators of their own: leave "
+            f"it out, and seed theirs with monarch.random, or use one of theirs inside a monarch.remote function"
         )
 
 
@@ -391,9 +431,8 @@ def constant(place: Place, local: torch.Tensor) -> Any:
     from monarch.tensor import metadata
 
     with _disable_current_modes():
-        local = local.detach().contiguous()
-        local = local.clone() if local.untyped_storage().nbytes() != local.nbytes else local
-        meta = metadata.contiguous(local.shape, local.dtype, local.device)
+        local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
+        meta = metadata.of(local)
         storage = Storage()
         if not local.shape and local.device.type == "cpu":
             storage.known = local.clone()
@@ -414,7 +453,7 @@ def _know(op: _Op, entry: Entry, args: Any, kwargs: Any, inputs: list[Any], made
     wholes = [tensor for tensor in made if not tensor.shape]
     if not wholes and not outcome.mutates:
         return
-    known = [tensor._record.storage.known for tensor in inputs]
+    known = [_value(tensor._record) for tensor in inputs]
     sure = not op.random and all(value is not None for value in known)
     sure = sure and all(leaf.meta is None or leaf.meta.device.type == "cpu" for leaf in outcome.leaves)
     sure = sure and len(wholes) == len(made) and not any(inputs[index].shape for index in outcome.mutates)
@@ -434,6 +473,14 @@ def _know(op: _Op, entry: Entry, args: Any, kwargs: Any, inputs: list[Any], made
             storage.known, storage.flags = value, storage.flags | KNOWN
 
 
+def _value(record: Record, any_shape: bool = False) -> torch.Tensor | None:
+    """What is known of a tensor's only element, as a scalar: nothing through a view that shows it as something else."""
+    known, meta = record.storage.known, record.meta
+    if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.lazy:
+        return None
+    return known
+
+
 def known_scalar(tensor: Any) -> Any:
     """The number of a scalar that is known here. DataDependentError otherwise; TypeError when it may not be used."""
     record = tensor._record
@@ -442,12 +489,13 @@ def known_scalar(tensor: Any) -> Any:
         raise misuse.incorrect("item", (tensor,), {}, [problem], None, _streams.stream)
     if tensor.numel() != 1:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    if record.storage.known is None:
+    value = _value(record, any_shape=True)
+    if value is None:
         raise misuse.data_dependent("item()")
     if recorders and (here := recorder()) is not None:
         here.known("item()")
     with _disable_current_modes():
-        return record.storage.known.item()
+        return value.item()
 
 
 # --- operations that are not what they seem ------------------------------------------------------------------
@@ -477,11 +525,12 @@ def _local(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
 
 def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     ours = [arg for arg in args if type(arg) is Tensor]
-    if len(ours) == 2 and all(tensor._record.storage.known is not None for tensor in ours):
+    known = [_value(tensor._record) for tensor in ours]
+    if len(known) == 2 and all(value is not None for value in known):
         if recorders and (here := recorder()) is not None:
             here.known("torch.equal()")
         with _disable_current_modes():
-            return func(*(tensor._record.storage.known for tensor in ours))
+            return func(*known)
     raise misuse.data_dependent(str(func))
 
 

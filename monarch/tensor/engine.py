@@ -1,6 +1,6 @@
 """The controller's side of distributed tensors on one mesh: numbers commands, batches them, and takes the answers.
 
-Commands wait in a list until it is full, half a millisecond old, or somebody fetches; then they travel in one message to
+Commands wait in a list until it is full, two milliseconds old, or somebody fetches; then they travel in one message to
 every worker of the engine. Each worker skips what is not for it. Nothing waits for the workers, except that a program which is
 more than a window of batches ahead of them waits for the oldest.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from monarch.tensor.dispatch import Entry
 
 BATCH = 96  # commands in a full batch
-AGE = 0.0005  # seconds that a command may wait for company
+AGE = 0.002  # seconds that a command may wait for company; a full batch or a fetch does not wait
 ENTRIES = 1 << 15  # known calls; beyond that all are forgotten and learned anew
 SIGNATURES = 1 << 15  # defined on the workers; the same
 ACK_EVERY = 32  # batches between two acknowledgements

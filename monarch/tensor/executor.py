@@ -92,7 +92,9 @@ class Executor:
         self.signatures.pop(command.signature, None)
 
     def _constant(self, command: Constant, payloads: Sequence[Any], answer: Answer) -> None:
-        self.tensors[command.ident] = payloads[command.payload]
+        value = payloads[command.payload]
+        # In a message's memory it could not grow, as an operation on it may want.
+        self.tensors[command.ident] = value if value.untyped_storage().resizable() else value.clone()
 
     def _do(self, command: Do, payloads: Sequence[Any], answer: Answer) -> None:
         defined = _Defined(payloads[command.payload], self)
@@ -299,7 +301,7 @@ class Streams:
                 item = waiting.get()
                 if item is None:
                     return
-                import time,sys,os; t=time.perf_counter(); c=time.thread_time(); self.executor.run(*item); print(time.perf_counter(), os.getpid(), len(item[0]), 'run', (time.perf_counter()-t)*1e3, (time.thread_time()-c)*1e3, flush=True)
+                self.executor.run(*item)
                 del item  # nothing of a batch outlives it
 
     def close(self) -> None:

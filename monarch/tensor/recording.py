@@ -14,7 +14,7 @@ from typing import Any
 from monarch.tensor import records
 from monarch.tensor.recorded import Recorded, Step
 
-HELD = 1 << 16  # commands that are kept back; what comes after that is issued in parts
+HELD = 1 << 16  # commands that are noted in one go, at most
 
 
 class Noted:
@@ -143,7 +143,12 @@ class Recorder(Watcher):
             self.refuse("an operation in it is no longer known")
         elif not getattr(noted.call, "repeatable", bool(noted.signature)):
             self.refuse(f"{noted.name()} cannot be done a second time as it was done the first")
-        self.notes.append(noted)
+        if len(self.notes) < HELD:
+            self.notes.append(noted)
+        elif self.keeps_back:
+            raise RuntimeError(f"more than {HELD} operations in one compiled function: compile parts of it")
+        else:
+            self.refuse(f"it has more than {HELD} operations: make functions of its parts")
         return self.keeps_back
 
     def refuse(self, why: str) -> None:
@@ -160,15 +165,14 @@ class Recorder(Watcher):
 
 
 class Held(Watcher):
-    """Keeps commands back; `release` is called with them when they are many."""
+    """Keeps commands back."""
 
     keeps_back = True
 
-    def __init__(self, release: Callable[[list[Noted]], None]) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.notes: list[Noted] = []
         self.made: list[weakref.ref[records.Record]] = []
-        self._release = release
 
     def read(self, tensors: Iterable[Any]) -> None:
         """Of no interest here."""
@@ -177,6 +181,8 @@ class Held(Watcher):
         self.made.append(weakref.ref(record))
 
     def note(self, noted: Noted) -> bool:
+        if len(self.notes) >= HELD:
+            raise RuntimeError(f"more than {HELD} operations in one coalescing block: leave it from time to time")
         self.notes.append(noted)
         return True
 

@@ -152,7 +152,7 @@ class Tensor(torch.Tensor):
 
     def tolist(self) -> Any:
         """As `item`, for scalars that this process knows."""
-        if self._record.storage.flags & KNOWN:
+        if self._record.storage.flags & KNOWN and not self.shape:
             return dispatch.known_scalar(self)
         raise misuse.data_dependent("tolist()")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from monarch._wire.copies import LEAST, Copies
+from monarch._wire.copies import LEAST, Copies, as_bytes
 
 MIB = 1 << 20
 
@@ -115,6 +115,15 @@ def test_what_nothing_needs_is_given_back(copies: Copies, clock: Clock) -> None:
     assert copies.free == 4 * MIB
     clock.advance(10.1)
     assert copies.free == 0
+
+
+@pytest.mark.parametrize("size", [0, 5, 33 * MIB + 7])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_are_made_of_anything(size: int, kind: Any) -> None:
+    data = bytes(range(251)) * (size // 251 + 1)
+    made = as_bytes(kind(data[:size]))
+    assert type(made) is bytes
+    assert made == data[:size]
 
 
 def test_threads_get_memory_of_their_own(copies: Copies) -> None:

@@ -80,6 +80,7 @@ class _Inline(executor.Streams):
         super().__init__(one, None, None)  # type: ignore[arg-type]
 
     def _put(self, stream: int, part: list[Any], payloads: Sequence[Any], answer: Any) -> None:
+        executor._local.stream = stream
         self.executor.run(part, payloads, answer)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ VIEWS = (
 IN_PLACE = (
     "{x}.add_({y})", "{x}.mul_({s})", "{x}.sub_({y}, alpha={n})", "{x}.zero_()", "{x}.fill_({s})", "{x}[1:] = {s}",
     "{x}[0] = {y}[0]", "{x}[..., 0] = {r}", "{x}.copy_({y})", "{x}.t_()", "{x}.transpose_(0, {d})", "{x}.squeeze_()",
-    "{x}.squeeze_({d})", "{x}.unsqueeze_({d})", "{x}.clamp_({r}, 2)", "{x}.masked_fill_({x} > 0, {r})", "{x}[{x} > 1] = {r}",
+    "{x}.squeeze_({d})", "{x}.unsqueeze_({d})", "{x}.clamp_({r}, 2)", "{x}.masked_fill_({x} > 0, {r})", "{x}[:][{x} > 1] = {r}",
     "{x}.neg_()", "{x}.abs_()", "{x} += {y}", "{x} *= {s}", "{x} -= {s}", "{x} /= 2", "{x}.relu_()", "{x}.index_fill_({d}, I, {r})",
     "{x}.index_add_({d}, I, {x}.detach().clone())", "{x}.scatter_({d}, torch.zeros_like({x}, dtype=torch.int64), {r})",
     "{x}.put_(I, {x}.reshape(-1)[I] + 1)", "{x}.set_({y})", "{x}.swap_axes if False else {x}.swapaxes_(0, {d})",
@@ -39,7 +39,7 @@ IN_PLACE = (
     "torch.where({x} > 0, {x}, {y}, out={z})", "{x}.tril_()", "{x}.lerp_({z}, 0.25)", "{x}.addcmul_({z}, {z}, value={n})",
     "{x}[I] = {r}", "{x}[I] += 1", "{x}.index_put_((I,), {x}[I].clone(), accumulate=True)", "{x}.data = {y}.detach().clone()",
     "torch._foreach_add_([{x}, {z}], 1)", "{x}[{i}].mul_(2)", "{x}.t().add_(1)", "{x}.reshape(-1)[1:].mul_({r})",
-    "{x}.resize_(1, 2)", "{x}.random_ if False else {x}.sign_()", "{x}.fill_diagonal_(1)",
+    "{x}.resize_(1, 1)", "{x}.resize_(2, 4).fill_({r})", "{x}.random_ if False else {x}.sign_()", "{x}.fill_diagonal_(1)",
 )  # fmt: skip
 NEW = (
     "{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} / {y}", "{x} // {r}", "{x} % {r}", "{x} ** 2", "{x} ** {r}", "{s} + {x}", "{s} - {x}",
@@ -114,10 +114,15 @@ def tensors(scope: dict[str, Any]) -> dict[str, torch.Tensor]:
 @st.composite
 def programs(draw: Callable[..., Any], longest: int = 10) -> list[str]:
     """Lines that run one after the other in a `namespace()`; what does not run is left out."""
+    return program(lambda choices: draw(st.sampled_from(choices)), longest)
+
+
+def program(pick: Callable[[Sequence[Any]], Any], longest: int) -> list[str]:
+    """A program made of what `pick` picks."""
     scope = namespace()
     lines: list[str] = []
-    for _ in range(draw(st.integers(1, longest))):
-        line = _line(draw, scope, len(lines) + 3)
+    for _ in range(pick(range(1, longest + 1))):
+        line = _line(pick, scope, len(lines) + 3)
         try:
             run(line, scope)
         except Exception:
@@ -128,28 +133,28 @@ def programs(draw: Callable[..., Any], longest: int = 10) -> list[str]:
     return lines
 
 
-def _line(draw: Callable[..., Any], scope: dict[str, Any], number: int) -> str:
+def _line(pick: Callable[[Sequence[Any]], Any], scope: dict[str, Any], number: int) -> str:
     names = [name for name, value in scope.items() if name.startswith("v") and isinstance(value, torch.Tensor)]
-    x = draw(st.sampled_from(names))
+    x = pick(names)
     shape = scope[x].shape
     same = [name for name in names if scope[name].shape == shape]
     facts = {
         "x": x,
-        "y": draw(st.sampled_from(names)),
-        "z": draw(st.sampled_from(same)),
-        "d": draw(st.integers(-1, max(len(shape) - 1, 0))),
-        "i": draw(st.integers(-1, 1)),
-        "n": draw(st.integers(1, 3)),
-        "s": draw(st.sampled_from(SCALARS)),
-        "r": draw(st.sampled_from(REAL)),
-        "t": draw(st.sampled_from(DTYPES)),
+        "y": pick(names),
+        "z": pick(same),
+        "d": pick(range(-1, max(len(shape), 1))),
+        "i": pick(range(-1, 2)),
+        "n": pick(range(1, 4)),
+        "s": pick(SCALARS),
+        "r": pick(REAL),
+        "t": pick(DTYPES),
     }
-    kind = draw(st.integers(0, 11))
+    kind = pick(range(12))
     if kind < 4:
-        return f"v{number} = " + draw(st.sampled_from(VIEWS)).format(**facts)
+        return f"v{number} = " + pick(VIEWS).format(**facts)
     if kind < 7:
-        return str(draw(st.sampled_from(IN_PLACE)).format(**facts))
+        return str(pick(IN_PLACE).format(**facts))
     if kind < 11:
-        return f"v{number} = " + draw(st.sampled_from(NEW)).format(**facts)
-    loss = draw(st.sampled_from(LOSSES)).format(**facts)
+        return f"v{number} = " + pick(NEW).format(**facts)
+    loss = pick(LOSSES).format(**facts)
     return f"p = {x}.detach().clone().requires_grad_(); ({loss}).backward(); v{number} = p.grad"
