@@ -390,12 +390,34 @@ def done_future(result: Any = None) -> Future[Any]:
     return Future(_MADE, Done(result))
 
 
-def follow(future: Future[Any], convert: Callable[[Any], Any]) -> Future[Any]:
+def follow(
+    future: Future[Any],
+    convert: Callable[[Any], Any],
+    rescue: Callable[[Exception], BaseException] | None = None,
+) -> Future[Any]:
     """The Future of `convert(result)`, called in the thread that observes it; what it raises, the Future raises.
 
-    For the other branches, and only for a Future that nobody has observed: it is used up.
+    An exception of `future` itself is replaced by `rescue(it)`, with the first as its cause. For the other branches, and only
+    for a Future that nobody has observed: it is used up.
     """
-    return make_future(Then(detach(future), convert))
+    source = detach(future)
+    return make_future(Then(source if rescue is None else _Rescued(source, rescue), convert))
+
+
+class _Rescued(Then):
+    """Its errors are told in other words."""
+
+    __slots__ = ("_rescue",)
+
+    def __init__(self, first: Source, rescue: Callable[[Exception], BaseException]) -> None:
+        super().__init__(first, lambda value: value)
+        self._rescue = rescue
+
+    def value(self) -> Any:
+        try:
+            return super().value()
+        except Exception as exc:
+            raise self._rescue(exc) from exc
 
 
 def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:

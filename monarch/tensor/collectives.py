@@ -75,8 +75,8 @@ def reduce_tensor(
 
 
 def _together(tensors: Sequence[Any], inplace: bool) -> list[list[int]]:
-    """Which tensors go in one command: those of one mesh; in place only if no two share memory."""
-    groups: dict[int, list[int]] = {}
+    """Which tensors go in one command: those of one mesh and device; in place only if no two share memory."""
+    groups: dict[Any, list[int]] = {}
     seen: set[int] = set()
     shared = []
     for index, tensor in enumerate(tensors):
@@ -86,7 +86,7 @@ def _together(tensors: Sequence[Any], inplace: bool) -> list[list[int]]:
                 shared.append([index])
                 continue
             seen.add(id(record.storage))
-        groups.setdefault(id(record.place) if record is not None else 0, []).append(index)
+        groups.setdefault((id(record.place), record.meta.device) if record is not None else 0, []).append(index)
     return [*groups.values(), *shared]
 
 
@@ -105,7 +105,9 @@ def _issue(
         how = f"{reduction!r}{' with scatter' if scatter else ''}"
         raise ValueError(f"reduction {how} is not valid for multiple dimensions: {wanted} are {len(wanted)}")
     if inplace and scatter != (reduction == "stack"):
-        raise ValueError(f"reduce_ with {reduction!r} and scatter={scatter}: the result has another shape than the tensor")
+        raise ValueError(
+            f"reduce_ with {reduction!r} and scatter={scatter}: the result has another shape than the tensor"
+        )
     size = int(place.mesh.size(wanted)) if wanted else 1
     shape = _shape(tensors[0], reduction, scatter, size)
     for tensor in tensors:
@@ -117,7 +119,17 @@ def _issue(
         )
     engine = place.engine
     expected = tuple((tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors)
-    key = ("reduce", place.mesh_number, place.stream_number, wanted, reduction, scatter, inplace, out is not None, expected)
+    key = (
+        "reduce",
+        place.mesh_number,
+        place.stream_number,
+        wanted,
+        reduction,
+        scatter,
+        inplace,
+        out is not None,
+        expected,
+    )
     call = Reduce(place, wanted, reduction, scatter, inplace, out is not None, expected)
     storages = [tensor._record.storage for tensor in inputs]
     fresh = 0 if inplace or out is not None else len(tensors)

@@ -393,6 +393,8 @@ def trouble(tensor: Any, place: Place, writes: bool) -> Problem | None:
     record = tensor._record
     storage = record.storage
     flags = storage.flags
+    if flags and storage.borrows is not None:
+        flags = storage.borrows.look(storage)
     if flags & (DROPPED | RETURNED):
         return Problem(tensor, "DROPPED", why=storage.why)
     if flags & LENT:
@@ -403,6 +405,8 @@ def trouble(tensor: Any, place: Place, writes: bool) -> Problem | None:
         return Problem(tensor, "WRONG_MESH", mesh=record.place.mesh)
     if record.place.stream is not place.stream:
         return Problem(tensor, "WRONG_STREAM", stream=record.place.stream)
+    if flags & UNSEEN:
+        storage.borrows.first_use(storage)
     return None
 
 

@@ -36,8 +36,8 @@ ACK_EVERY = 32  # batches between two acknowledgements
 WINDOW = 4  # acknowledgements that may be open
 
 
-class EngineEnded(RuntimeError):
-    """The engine of this tensor's mesh has ended: it was exited, or one of its processes has failed."""
+class EngineEnded(SupervisionError):
+    """The engine of this tensor's mesh has ended: it was exited, or one of its processes has failed, and its tensors are gone."""
 
 
 class Engine:
@@ -72,7 +72,7 @@ class Engine:
         self._untold: dict[int, Failed] = {}
         self.taints = Taints()
         self.rendezvous: Any = None  # where groups of workers meet
-        self._ended: BaseException | None = None
+        self._ended: str | None = None
         # Batches that nobody answers report to a port: a worker's end is told by `end`, not as a fault of the program.
         self._lost: Any = None
         self._losses: Any = None
@@ -353,8 +353,7 @@ class Engine:
         try:
             answers = list(future.get().values())
         except SupervisionError as exc:
-            self.end(exc)
-            raise
+            raise self._rescue(exc) from exc
         for answer in answers:
             self._note(answer)
         confirmed = min((answer[2] for answer in answers if answer is not None), default=0)
@@ -394,7 +393,7 @@ class Engine:
             self._gather_batch(command, self._reach(place, open_))
             answers = self._send(command)
         assert answers is not None
-        return follow(answers, lambda values: self._fetched(values, convert))
+        return follow(answers, lambda values: self._fetched(values, convert), self._rescue)
 
     def _reach(self, place: Place, open_: list[Taint]) -> Place:
         """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks. What ran
@@ -492,22 +491,30 @@ class Engine:
     def check_alive(self) -> None:
         """EngineEnded when it has ended, with why."""
         if self._ended is not None:
-            raise EngineEnded(
-                f"the tensor engine of {self.name} has ended, and its tensors with it: {self._ended}. Activate the mesh again "
-                f"(after procs.restart() if processes have died) and make the tensors anew"
-            ) from self._ended
+            raise EngineEnded(self._ended)
 
     @property
     def ended(self) -> bool:
         return self._ended is not None
 
-    def end(self, why: BaseException) -> None:
+    def end(self, why: str) -> None:
         """Nothing runs on it any more; later commands raise EngineEnded with `why`. Idempotent."""
         if self._ended is None:
-            self._ended = why
+            self._ended = (
+                f"The tensor engine of {self.root} has ended, and its tensors with it: {why}\n"
+                f"To go on: procs.restart(failed=True).get() if processes have died, activate the mesh again, and make the "
+                f"tensors anew"
+            )
             self._pulse.stop()
             self._waiting, self._payloads = [], []
             self._unsent.clear()
+
+    def _rescue(self, error: Exception) -> Exception:
+        """What the program is told when a worker did not answer."""
+        if isinstance(error, SupervisionError):
+            self.end(cause_of(str(error)))
+            return EngineEnded(self._ended or "")
+        return error
 
     def exit(self) -> None:
         """Waits for what was issued, stops the workers. Raises RemoteException for the first failure nobody was told of."""
@@ -516,7 +523,7 @@ class Engine:
         try:
             self.sync()
         finally:
-            self.end(RuntimeError("exit() was called"))
+            self.end("exit() was called")
             self._stop()
         for ident in sorted(self._untold):
             raise self.exception_of(self._untold[ident])
@@ -525,6 +532,12 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine of {self.name}{', ended' if self.ended else ''}>"
+
+
+def cause_of(report: str) -> str:
+    """A report of supervision without the line that names the worker actor: programs know their processes, not our actors."""
+    _, found, cause = report.partition("have failed:\n")
+    return "\n" + cause if found else report
 
 
 class _Pulse:

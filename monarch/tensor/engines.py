@@ -7,8 +7,8 @@ import threading
 import weakref
 from typing import Any
 
-from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, SupervisionError, endpoint, this_proc
-from monarch.tensor.engine import Engine
+from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, endpoint, this_proc
+from monarch.tensor.engine import Engine, cause_of
 from monarch.tensor.mesh import DeviceMesh
 
 _names = itertools.count(1)
@@ -47,7 +47,7 @@ class TensorController(Actor):
     def __supervise__(self, failure: MeshFailure) -> bool:
         engine = _keepers.get(self._key)
         if engine is not None:
-            engine.end(SupervisionError(failure.report()))
+            engine.end(cause_of(failure.report()))
         if self._rendezvous is not None:
             self._rendezvous.end.broadcast(f"a process of the tensor engine has ended: {failure.report()}")
         return True

@@ -37,7 +37,8 @@ def _edge_of(root: Root) -> _Edge | None:
     if isinstance(root, torch.Tensor):
         if not root.requires_grad:
             return None
-        root = get_gradient_edge(root)
+        with _place_of([root]):  # of a leaf it is found by an operation
+            root = get_gradient_edge(root)
     return _Edge(root.node, root.output_nr)
 
 
@@ -183,13 +184,13 @@ class GradientGenerator:
         self._gradients[edge] = gradient
 
     def _run(self, node: Any) -> None:
-        metadata = node._input_metadata
-        edges = [_Edge(node, number) for number in range(len(metadata))]
+        places = self._graph.places
+        edges = [_Edge(node, number) for number in range(len(node._input_metadata))]
         gradients = [self._gradients.get(edge) for edge in edges]
         if all(gradient is None for gradient in gradients):
             return
         with self._restorer(node) if self._restorer is not None else _place_of(gradients):
-            for (following, number), result in zip(node.next_functions, _call(node, gradients), strict=False):
+            for (following, number), result in zip(node.next_functions, _call(node, gradients, places), strict=False):
                 if following is not None and result is not None:
                     fitted = _fitted(result, following._input_metadata[number])
                     self._add(_Edge(following, number), fitted)
@@ -205,18 +206,28 @@ def _ones(root: Root) -> torch.Tensor:
         return torch.ones_like(root)
 
 
-def _call(node: Any, gradients: Sequence[torch.Tensor | None]) -> Sequence[Any]:
+def _call(node: Any, gradients: Sequence[torch.Tensor | None], places: dict[Any, int]) -> Sequence[Any]:
     """What the node gives, one for each of its next functions; None where there is no gradient."""
     if callable(node):
         found = node(*gradients)
-    else:  # of a torch.autograd.Function written in Python
-        if node.materialize_grads:
-            gradients = [
-                torch.zeros(tuple(about.shape), dtype=about.dtype, device=about.device) if gradient is None else gradient
-                for gradient, about in zip(gradients, node._input_metadata, strict=True)
-            ]
-        found = node.apply(*gradients)
-    return found if isinstance(found, tuple) else (found,)
+        return found if isinstance(found, tuple) else (found,)
+    # A torch.autograd.Function written in Python: only autograd's engine knows how to call it. It runs this node alone when it is
+    # asked for the gradient at that following node which comes first, because no other leads there.
+    given = [(GradientEdge(node, number), gradient) for number, gradient in enumerate(gradients) if gradient is not None]
+    first = min(_next(node), key=lambda edge: places[edge.node])
+    results: list[Any] = []
+    hook = node.register_hook(lambda made, _given: results.extend(made))
+    try:
+        torch.autograd.grad(
+            [edge for edge, _ in given],
+            [GradientEdge(*first)],
+            [gradient for _, gradient in given],
+            retain_graph=True,
+            allow_unused=True,
+        )
+    finally:
+        hook.remove()
+    return results
 
 
 def _fitted(gradient: torch.Tensor, about: Any) -> torch.Tensor:

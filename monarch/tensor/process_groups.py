@@ -115,7 +115,9 @@ class Groups:
             options.global_ranks_in_group = list(members)
             options.group_name = name
             return dist.ProcessGroupNCCL(store, place, size, options)
-        raise NotImplementedError(f"no collectives between devices of kind {device!r}: the CPU has gloo, CUDA and ROCm have nccl")
+        raise NotImplementedError(
+            f"no collectives between devices of kind {device!r}: the CPU has gloo, CUDA and ROCm have nccl"
+        )
 
     def _gloo(self, store: Any, place: int, size: int) -> Any:
         with self._lock:

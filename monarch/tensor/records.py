@@ -36,6 +36,7 @@ BORROWED = 2  # by another stream that may read: nobody may write
 LENT = 4  # to another stream that may write: nobody else may read
 RETURNED = 8  # a borrow that was given back: of no use here any more
 KNOWN = 16  # the controller has the value as well
+UNSEEN = 32  # a borrow that its stream has not used yet
 
 
 class Storage:

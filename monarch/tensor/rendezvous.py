@@ -15,7 +15,9 @@ import torch.distributed as dist
 
 from monarch.actor import Actor, Port, endpoint
 
-LIMIT = 1 << 16  # values that an engine's rendezvous keeps; beyond that `put` refuses: groups that were dropped are forgotten
+LIMIT = (
+    1 << 16
+)  # values that an engine's rendezvous keeps; beyond that `put` refuses: groups that were dropped are forgotten
 
 
 class Rendezvous(Actor):
@@ -35,7 +37,9 @@ class Rendezvous(Actor):
         known = self._values.setdefault(folder, {})
         if name not in known:
             if self._count >= LIMIT:
-                port.exception(RuntimeError(f"{LIMIT} entries of process groups: drop() those that are not needed any more"))
+                port.exception(
+                    RuntimeError(f"{LIMIT} entries of process groups: drop() those that are not needed any more")
+                )
                 return
             self._count += 1
         known[name] = value

@@ -31,6 +31,7 @@ class WorkerMesh:
         self.sizes = tuple(sizes)
         self.ranks = tuple(ranks)
         self._places = {rank: place for place, rank in enumerate(self.ranks)}
+        self.groups = _opening()  # process groups made for it, which end when the call that it was passed to fails
 
     def has(self, rank: int) -> bool:
         return rank in self._places
@@ -67,3 +68,9 @@ class WorkerMesh:
 
     def __repr__(self) -> str:
         return f"WorkerMesh(names={self.names}, sizes={self.sizes}, ranks={self.ranks})"
+
+
+def _opening() -> list[Any]:
+    from monarch.tensor.executor import opening
+
+    return opening()

@@ -34,12 +34,12 @@ IN_PLACE = (
     "{x}.squeeze_({d})", "{x}.unsqueeze_({d})", "{x}.clamp_({r}, 2)", "{x}.masked_fill_({x} > 0, {r})", "{x}[:][{x} > 1] = {r}",
     "{x}.neg_()", "{x}.abs_()", "{x} += {y}", "{x} *= {s}", "{x} -= {s}", "{x} /= 2", "{x}.relu_()", "{x}.index_fill_({d}, I, {r})",
     "{x}.index_add_({d}, I, {x}.detach().clone())", "{x}.scatter_({d}, torch.zeros_like({x}, dtype=torch.int64), {r})",
-    "{x}.put_(I, {x}.reshape(-1)[I] + 1)", "{x}.set_({y})", "{x}.swap_axes if False else {x}.swapaxes_(0, {d})",
-    "torch.add({x}, {y}, out={z})", "torch.mul({y}, {s}, out={x})", "torch.sum({x}, {d}, out=torch.zeros(()).to({x}.dtype))",
+    "{x}.put_(I, {x}.reshape(-1)[I] + 1)", "{x}.set_({y})", "{x}.swapaxes_(0, {d})",
+    "torch.add({x}, {y}, out={z})", "torch.mul({z}, {s}, out={x})", "torch.sum({x}, {d}, out=torch.zeros(()).to({x}.dtype))",
     "torch.where({x} > 0, {x}, {y}, out={z})", "{x}.tril_()", "{x}.lerp_({z}, 0.25)", "{x}.addcmul_({z}, {z}, value={n})",
     "{x}[I] = {r}", "{x}[I] += 1", "{x}.index_put_((I,), {x}[I].clone(), accumulate=True)", "{x}.data = {y}.detach().clone()",
     "torch._foreach_add_([{x}, {z}], 1)", "{x}[{i}].mul_(2)", "{x}.t().add_(1)", "{x}.reshape(-1)[1:].mul_({r})",
-    "{x}.resize_(1, 1)", "{x}.resize_(2, 4).fill_({r})", "{x}.random_ if False else {x}.sign_()", "{x}.fill_diagonal_(1)",
+    "{x}.resize_(1, 1)", "{x}.resize_(2, 4).fill_({r})", "{x}.sign_()", "{x}.fill_diagonal_(1)",
 )  # fmt: skip
 NEW = (
     "{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} / {y}", "{x} // {r}", "{x} % {r}", "{x} ** 2", "{x} ** {r}", "{s} + {x}", "{s} - {x}",
@@ -91,6 +91,9 @@ def namespace() -> dict[str, Any]:
         "v0": torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.25, -0.75]]),
         "v1": torch.arange(6).reshape(2, 3),
         "v2": torch.tensor(1.5),
+        "v3": torch.linspace(-2, 2, 12, dtype=torch.float64).reshape(2, 3, 2).transpose(0, 1),
+        "v4": torch.tensor([[1 + 2j, -1j], [0.5, -3 + 0.25j]]),
+        "v5": torch.tensor([True, False, True]),
     }
 
 
@@ -122,7 +125,7 @@ def program(pick: Callable[[Sequence[Any]], Any], longest: int) -> list[str]:
     scope = namespace()
     lines: list[str] = []
     for _ in range(pick(range(1, longest + 1))):
-        line = _line(pick, scope, len(lines) + 3)
+        line = _line(pick, scope, len(lines) + 6)
         try:
             run(line, scope)
         except Exception:
