@@ -20,8 +20,11 @@ from __future__ import annotations
 
 from monarch.tensor import claims as claims  # how tensors are pickled for actors
 from monarch.tensor.activation import get_active_mesh, no_mesh
+from monarch.tensor.coalescing import coalescing
+from monarch.tensor.compiled import compile
 from monarch.tensor.failures import RemoteException
 from monarch.tensor.fetch import fetch_shard, inspect, show
+from monarch.tensor.function import function
 from monarch.tensor.mesh import DeviceMesh
 from monarch.tensor.stream import Stream, get_active_stream
 from monarch.tensor.tensor import Tensor
@@ -31,7 +34,10 @@ __all__ = [
     "RemoteException",
     "Stream",
     "Tensor",
+    "coalescing",
+    "compile",
     "fetch_shard",
+    "function",
     "get_active_mesh",
     "get_active_stream",
     "inspect",

@@ -126,7 +126,7 @@ class _Loan:
         self.event = 0  # that the borrowing stream has to wait for before it uses the memory; 0: none, or it has
         self.returned = ""
         self.orphaned = ""
-        self.why = misuse.here(3)
+        self.why = misuse.here(4)
 
 
 class _Access:
@@ -138,19 +138,18 @@ class _Access:
         self.own = own
         self.live: list[_Loan] = []
 
-    def first_use(self) -> None:
-        """Before the first command on the borrowing stream."""
+    def look(self, storage: Storage) -> int:
+        """The flags of `storage`, when what the collector took has been given back."""
+        sweep()
+        return storage.flags
+
+    def first_use(self, storage: Storage) -> None:
+        """Before the first command with it on the borrowing stream, which waits for that of the tensor it was borrowed from."""
+        storage.flags &= ~UNSEEN
         loan = self.own
         if loan is not None and loan.event:
             event, loan.event = loan.event, 0
             _wait(loan.alias.place, event)
-
-
-def first_use(storage: Storage) -> None:
-    """A borrowed tensor is about to be used: its stream waits for that of the tensor it was borrowed from."""
-    storage.flags &= ~UNSEEN
-    if storage.borrows is not None:
-        storage.borrows.first_use()
 
 
 def sweep() -> None:
@@ -271,6 +270,7 @@ def events_of(executor: Any) -> Events:
 class Post:
     """The signature of an event: its number is the Run's."""
 
+    event = "post"  # for recordings, which have both of an event or none
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()
 
@@ -284,6 +284,8 @@ class Post:
 
 class Await(Post):
     """The signature of waiting for one."""
+
+    event = "await"
 
     def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
         events = events_of(executor)

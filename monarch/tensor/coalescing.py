@@ -12,16 +12,18 @@ from monarch.tensor.records import DROPPED, Storage, recorder
 
 @contextlib.contextmanager
 def coalescing() -> Iterator[None]:
-    """Keeps back what this thread issues on distributed tensors until the outermost block ends; then it is sent at once.
+    """Keeps back what this thread issues on distributed tensors until the outermost block ends; then it is sent at
+    once.
 
-    When an exception leaves that block, nothing of it is done: tensors made in it count as dropped. Fetching inside is a
-    NotImplementedError. Inside `compile` and a `function` that records, it does nothing. A block of more than 65,536 commands is a
-    RuntimeError, as one that ends by an exception.
+    When an exception leaves that block, nothing of it is done: tensors made in it count as dropped. Fetching inside is
+    a NotImplementedError. Inside `compile` and a `function` that records, it does nothing. A block of more than 65,536
+    commands is a RuntimeError, as one that ends by an exception. A remote function whose results have to be found out
+    first (the first call with propagate="cached") sends what there is so far.
     """
     if recorder() is not None:
         yield
         return
-    held = Held()
+    held = Held(_issue)
     try:
         with held:
             yield

@@ -11,10 +11,10 @@ from torch.utils import _pytree as pytree
 from monarch.tensor import metadata, misuse, reductions
 from monarch.tensor.activation import active_mesh
 from monarch.tensor.dispatch import trouble
-from monarch.tensor.failures import Failed
+from monarch.tensor.failures import Failed, GroupLost, is_echo
 from monarch.tensor.groups import dims_of
 from monarch.tensor.misuse import Problem
-from monarch.tensor.process_groups import GroupLost, groups_of
+from monarch.tensor.process_groups import groups_of
 from monarch.tensor.records import KNOWN, Record, Storage
 from monarch.tensor.reductions import REDUCTIONS
 from monarch.tensor.stream import get_active_stream
@@ -228,7 +228,9 @@ class Reduce:
                 except Exception as exc:
                     # The others may be waiting for this rank: closed connections tell them.
                     groups.lose("reduce", _told(exc, members), members, self._stream)
-                    raise GroupLost(_told(exc, members)) from exc
+                    if is_echo(exc):
+                        raise GroupLost(_told(exc, members)) from exc
+                    raise
             if problem is not None:
                 raise problem
             return self._placed(tensors, made)

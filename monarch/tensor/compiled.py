@@ -1,6 +1,7 @@
 """`compile`: a function of distributed tensors is recorded once for each pattern of arguments and replayed after that.
 
-Its older sibling `function` is for training: it knows gradients, optimizers and tensors that stay behind, and runs what it records.
+Its older sibling `function` is for training: it knows gradients, optimizers and tensors that stay behind, and runs what
+it records.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from monarch.tensor.replaying import (
     aliased,
     drop_leaked,
     label_of,
+    on_its_stream,
     put_together,
     results_of,
 )
@@ -31,23 +33,29 @@ TRACES = 64  # recordings of one function; the one unused for longest is forgott
 
 
 def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
-    """`fn`, recorded: its operations on distributed tensors are noted instead of done, and then done by one command a call.
+    """`fn`, recorded: its operations on distributed tensors are noted instead of done, and then done by one command a
+    call.
 
-    A recording is made for each pattern of arguments: metadata, meshes, streams and aliasing of the tensors, values of everything
-    else (which has to be hashable), and the mesh, stream and grad mode that are active. At most 64 are kept. With `verify` the first
-    call that could use a recording makes it a second time: RuntimeError ("diverges at operation ...") when it came out otherwise.
+    A recording is made for each pattern of arguments: metadata, meshes, streams and aliasing of the tensors, values of
+    everything else (which has to be hashable), and the mesh, stream and grad mode that are active. At most 64 are kept.
+    With `verify` the first call that could use a recording makes it a second time: RuntimeError ("diverges at operation
+    ...") when it came out otherwise.
 
-    `fn` runs only while it is recorded. What it does besides (counting, printing) happens then alone, and Python values it reads stay
-    as they were. Tensors that it uses without being given them are read again at each call, and what it changes in place is changed
-    at each call. Tensors it makes and does not return are dropped at its end. A result that is an argument is that argument.
+    `fn` runs only while it is recorded. What it does besides (counting, printing) happens then alone, and Python values
+    it reads stay as they were. Tensors that it uses without being given them are read again at each call, and what it
+    changes in place is changed at each call. Tensors it makes and does not return are dropped at its end. A result that
+    is an argument is that argument.
 
-    Neither arguments nor results may require grad (TypeError REQUIRES_GRAD), and each call checks that the tensors it uses may be
-    used (TypeError DROPPED, BORROWED, ...). Fetching inside is a NotImplementedError, as is `.item()`. When one operation fails in
-    a worker, every result of that call fails, and what the call changes in place is lost. Inside another `compile`, a `function`
-    that records, or `coalescing`, `fn` is simply called.
+    Neither arguments nor results may require grad (TypeError REQUIRES_GRAD), and each call checks that the tensors it
+    uses may be used (TypeError DROPPED, BORROWED, ...). Fetching inside is a NotImplementedError, as is `.item()`. When
+    one operation fails in a worker, every result of that call fails, and what the call changes in place is lost. Inside
+    another `compile`, a `function` that records, or `coalescing`, `fn` is simply called. When results of a remote
+    function have to be found out first (the first call with propagate="cached"), `fn` begins again and runs operation
+    by operation, and is recorded the next time.
 
-    `monarch.function` is the one for training steps: it lets gradients be computed inside and tensors stay behind in Python objects,
-    and runs operation by operation what cannot be recorded. This one is strict: what it takes, it replays from the first call on.
+    `monarch.function` is the one for training steps: it lets gradients be computed inside and tensors stay behind in
+    Python objects, and runs operation by operation what cannot be recorded. This one is strict: what it takes, it
+    replays from the first call on.
     """
     if fn is None:
         return functools.partial(compile, verify=verify)
@@ -90,11 +98,14 @@ class _Compiled:
                 kept = None
             if kept is not None:
                 self._kept.move_to_end(arguments.key)
-        if kept is None:
-            kept = self._record(arguments)
-            self._keep(arguments.key, kept)
-        elif not kept.verified:
-            self._verified(kept, self._record(arguments))
+        try:
+            if kept is None:
+                kept = self._record(arguments)
+                self._keep(arguments.key, kept)
+            elif not kept.verified:
+                self._verified(kept, self._record(arguments))
+        except _Unknown:  # nothing was done so far
+            return self._function(*args, **kwargs)
         made = kept.trace.replay(arguments.tensors)
         return put_together(kept.plan, kept.spec, arguments.tensors, made)
 
@@ -104,7 +115,7 @@ class _Compiled:
             value = arguments.call(self._function, formals)
             plan, spec, made = results_of(value, formals, arguments.tensors)
             self._no_grad(made, "result")
-            made = [tensor.detach() for tensor in made]
+            made = [on_its_stream(tensor) for tensor in made]
         del value
         try:
             trace = Trace(self._label, noted, formals, made, keep=False)
@@ -120,8 +131,8 @@ class _Compiled:
         where = divergence(kept.trace.recording, again.trace.recording)
         if where or repr(kept.plan) != repr(again.plan):
             raise RuntimeError(
-                f"{self._label} diverges at {where or 'what it returns'}: recorded twice for the same arguments, it did something "
-                f"else. What it does may depend on its arguments alone (verify=False takes the first recording)"
+                f"{self._label} diverges at {where or 'what it returns'}: recorded twice for the same arguments, it did "
+                f"something else. What it does may depend on its arguments alone (verify=False takes the first recording)"
             )
         kept.verified = True
 
@@ -138,11 +149,20 @@ class _Compiled:
             raise misuse.incorrect(f"{self._label}: {what}", tensors, {}, problems, active_mesh(), get_active_stream())
 
 
+class _Unknown(BaseException):
+    """The workers are needed to go on: what a remote function gives has to be found out."""
+
+
 class _Strict(Recorder):
     """Says at once what a recording cannot have."""
 
     def known(self, what: str) -> None:
         raise NotImplementedError(f"NYI: {what} in a compiled function: the number would stay as it is now")
+
+    def asking(self, call: Any) -> None:
+        if getattr(call, "describes", False):
+            raise _Unknown
+        super().asking(call)
 
     def fetching(self, what: str = "fetching results") -> None:
         raise NotImplementedError(f"NYI: {what} in a compiled function: return the tensors and fetch them outside")

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import misuse, propagation, scalars
 from monarch.tensor.misuse import Problem
-from monarch.tensor.records import BORROWED, DROPPED, KNOWN, LENT, RETURNED, Record, Storage, recorder, recorders, share
+from monarch.tensor.records import BORROWED, DROPPED, KNOWN, LENT, RETURNED, UNSEEN, Record, Storage, recorder, recorders, share
 from monarch.tensor.signature import Number, OpCall, Slot, op_name
 from monarch.tensor.stream import _active as _streams
 from monarch.tensor.taint import merge
@@ -259,17 +259,24 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
         outcome = propagation.propagate(op.op, values, named, metas)
     except propagation.DataDependentOutputException:
         raise misuse.data_dependent(str(op.op)) from None
-    except propagation.DynamicOutputShapeException as exc:
-        exc.add_note(
-            f"the shape of what {op.op} gives depends on values, which are in the processes of the mesh: call it inside a "
-            f"monarch.remote function, or fetch its inputs with monarch.inspect first"
-        )
-        raise
+    except propagation.DynamicOutputShapeException:
+        raise misuse.DynamicShapeError(str(op.op)) from None
+    except propagation.UnsupportedOperatorException:
+        raise misuse.no_prediction(str(op.op)) from None
+    except AssertionError as exc:
+        if not str(exc).startswith("NYI"):
+            raise
+        raise misuse.no_prediction(str(op.op)) from None
     held, free, _ = template(args, kwargs, op)
+    # With inputs that are all contiguous torch's prediction of strides is right; with others not for every operation.
+    strides = None
+    if not all(meta.is_contiguous() for meta in metas):
+        strides = tuple(None if leaf.view != -1 or leaf.meta.lazy else leaf.meta.stride for leaf in outcome.fresh)
+        strides = strides if any(step is not None for step in strides) else None
     default = None if torch.get_default_dtype() is torch.float32 else torch.get_default_dtype()
     signature = engine.define(
-        (op.op, _frozen(held), _frozen(free), outcome.keeps, default),
-        OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates, default),
+        (op.op, _frozen(held), _frozen(free), outcome.keeps, default, strides),
+        OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates, default, strides),
     )
     entry = Entry(signature, outcome)
     if key is not None:
@@ -336,12 +343,12 @@ def fresh_leaves(
 def _change(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
-        if meta.nbytes > tensor.untyped_storage().nbytes():  # a storage that does not exist cannot grow: take a larger one
+        if meta.nbytes > torch.Tensor.untyped_storage(tensor).nbytes():  # a storage that does not exist cannot grow: take a larger one
             larger = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
             torch.Tensor.data.__set__(tensor, larger)
             return
         torch.ops.aten.set_.source_Storage_storage_offset(
-            tensor, tensor.untyped_storage(), meta.offset, meta.shape, meta.stride
+            tensor, torch.Tensor.untyped_storage(tensor), meta.offset, meta.shape, meta.stride
         )
 
 
@@ -411,16 +418,24 @@ def trouble(tensor: Any, place: Place, writes: bool) -> Problem | None:
 
 
 def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: DeviceMesh | None) -> Any:
-    """Some inputs are local tensors: only constants that a derivative made outside any mesh may go along."""
+    """Some inputs are local tensors. Constants that a derivative made outside any mesh may go along, and there torch's own
+    scalars too: it makes one of the number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
     ours = [tensor for tensor in inputs if type(tensor) is Tensor]
     place = ours[0]._record.place if ours else None
-    if place is not None and torch._C._current_graph_task_id() != -1:
-        sent = {id(t): constant(place, t) for t in inputs if type(t) is not Tensor and t.device.type == "cpu"}
-        if len(sent) + len(ours) == len(inputs):
-            return operate(func, _replaced(args, sent), {k: _replaced(v, sent) for k, v in kwargs.items()}, mesh)
+    others = [tensor for tensor in inputs if type(tensor) is not Tensor]
+    if place is not None and all(_goes_along(tensor, mesh) for tensor in others):
+        sent = {id(tensor): constant(place, tensor) for tensor in others}
+        return operate(func, _replaced(args, sent), {k: _replaced(v, sent) for k, v in kwargs.items()}, mesh)
     code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
-    problems = [Problem(tensor, code) for tensor in inputs if type(tensor) is not Tensor]
+    problems = [Problem(tensor, code) for tensor in others]
     raise misuse.incorrect(func, args, kwargs, problems, mesh, _streams.stream)
+
+
+def _goes_along(local: torch.Tensor, mesh: DeviceMesh | None) -> bool:
+    if type(local) is not torch.Tensor or local.device.type != "cpu":
+        return False
+    in_a_derivative = torch._C._current_graph_task_id() != -1
+    return in_a_derivative or (mesh is None and not local.shape and not local.requires_grad)
 
 
 def _replaced(value: Any, sent: dict[int, Any]) -> Any:
@@ -483,6 +498,11 @@ def _value(record: Record, any_shape: bool = False) -> torch.Tensor | None:
     if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.lazy:
         return None
     return known
+
+
+def is_known(tensor: Any) -> bool:
+    """Whether `known_scalar` has its number."""
+    return _value(tensor._record, any_shape=True) is not None and not tensor._record.storage.flags & DROPPED
 
 
 def known_scalar(tensor: Any) -> Any:

@@ -367,7 +367,9 @@ class Engine:
                 if type(failed) is Tainted:
                     self.taints.bad(failed.ident)
                 elif failed.ident not in self._told and len(self._untold) < 1024:
-                    self._untold.setdefault(failed.ident, failed)
+                    known = self._untold.setdefault(failed.ident, failed)
+                    if failed.order < known.order:
+                        self._untold[failed.ident] = failed
 
     # --- answers
 
@@ -417,7 +419,7 @@ class Engine:
             self._note(answer)
             value = answer[0]
             if isinstance(value, Failed):
-                if worst is None or (value.ident, value.rank) < (worst.ident, worst.rank):
+                if worst is None or value.order < worst.order:
                     worst = value
             elif value is not None:
                 result = value
@@ -431,12 +433,15 @@ class Engine:
     ) -> Any:  # fmt: skip
         """Runs `call` once on the ranks of `mesh`, with the tensors `refs` of the ranks of `wide`, of which these are a part.
 
-        With adverb "call" a Future of a ValueMesh over the ranks that were asked, with "stream" their Futures as they answer: a
-        rank's answer is (value or Failed, failures, ident), or None where it has only nothing against it. `value_of` opens it.
+        With adverb "call" a Future of a ValueMesh over the ranks that were asked, with "stream" their Futures as they answer:
+        a rank's answer is (value or Failed, failures, ident), or None where it only has nothing against it; see `value_of`.
         """
         if recorders and (here := recorder()) is not None:
-            here.fetching()
+            here.asking(call)
         sealed = Sealed(call)
+        open_ = unconfirmed(taints)
+        asked = self._root if open_ else wide
+        place = asked.place(stream)  # before the lock: a stream that is new to the workers is defined by this
         with self._sending:
             self.flush()
             with self._lock:
@@ -444,9 +449,6 @@ class Engine:
                 ident = self._next
                 self._next += 1
                 self.issued.note((ident, _gather(True, False, False)))
-                open_ = unconfirmed(taints)
-                asked = self._root if open_ else wide
-                place = asked.place(stream)
                 commands_ = [
                     commands.Place(place.mesh_number, place.stream_number),
                     commands.Ask(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),

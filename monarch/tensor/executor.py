@@ -5,8 +5,10 @@ No message is read here and none is sent: commands in, answers out through a cal
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,7 +29,7 @@ from monarch.tensor.commands import (
     Run,
     Sync,
 )
-from monarch.tensor.failures import Failed, OneLine, Tainted
+from monarch.tensor.failures import Failed, OneLine, Tainted, is_echo
 from monarch.tensor.signature import flatten
 from monarch.tensor.worker_mesh import WorkerMesh
 
@@ -150,7 +152,7 @@ class Executor:
 
     def failed(self, ident: int, command: str, error: BaseException) -> Failed:
         """A failure of this rank, noted."""
-        failed = Failed(ident, self.rank, command, _text(error), _pickled(error))
+        failed = Failed(ident, self.rank, command, _text(error), _pickled(error), is_echo(error))
         if len(self.failures) < FAILURES:
             self.failures.append(failed)
         return failed
@@ -241,6 +243,7 @@ class Streams:
         self._enter = enter
         self._names = {0: "main"}
         self._queues: dict[int, queue.SimpleQueue[Any]] = {}
+        self._threads: list[Any] = []
         self._last = 0
 
     def take(self, number: int, data: bytes, payloads: Sequence[Any], answer: Answer) -> None:
@@ -291,7 +294,8 @@ class Streams:
         waiting = self._queues.get(stream)
         if waiting is None:
             waiting = self._queues[stream] = queue.SimpleQueue()
-            self._start(self._work, f"tensor-{self._names[stream]}", waiting, self._names[stream], stream)
+            thread = self._start(self._work, f"tensor-{self._names[stream]}", waiting, self._names[stream], stream)
+            self._threads.append(thread)
         waiting.put((part, payloads, answer))
 
     def _work(self, waiting: queue.SimpleQueue[Any], name: str, number: int) -> None:
@@ -304,10 +308,19 @@ class Streams:
                 self.executor.run(*item)
                 del item  # nothing of a batch outlives it
 
-    def close(self) -> None:
-        """The threads end when they have done what they were given."""
+    def close(self, seconds: float) -> None:
+        """Drops what waits and ends the threads; waits up to `seconds` for what each is at.
+
+        A thread must not be in the midst of an operation when the interpreter ends: torch would bring the process down.
+        """
         for waiting in self._queues.values():
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    waiting.get_nowait()
             waiting.put(None)
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _to_cpu(value: Any) -> Any:

@@ -17,6 +17,12 @@ class Failed(msgspec.Struct, frozen=True):
     command: str  # what it was
     text: str  # the worker's traceback, or one line for what never ran
     error: bytes = b""  # the exception's pickle, where it has one
+    echo: bool = False  # a group was lost, most likely by what failed on another rank
+
+    @property
+    def order(self) -> tuple[int, bool, int]:
+        """The failure to tell of comes first: that issued first, and of its ranks one that is no echo."""
+        return self.ident, self.echo, self.rank
 
 
 class Tainted(msgspec.Struct, frozen=True):
@@ -68,6 +74,15 @@ def _original(pickled: bytes) -> Any:
     except Exception:
         return None
     return cause if isinstance(cause, BaseException) else None
+
+
+class GroupLost(RuntimeError):
+    """A process group is of no use any more: a process of it has ended, was too late, or failed while it used the group."""
+
+
+def is_echo(error: BaseException) -> bool:
+    """Whether `error` only says that other ranks are gone: GroupLost, or what torch raises when a connection breaks."""
+    return isinstance(error, GroupLost) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 class OneLine(RuntimeError):

@@ -68,6 +68,8 @@ def rank_at(mesh: DeviceMesh, shard: Mapping[str, int] | None, coordinates: Mapp
     for name in names:
         if name not in wanted:
             raise ValueError(f"Missing key {name!r} in shard map. Need all of {names}")
+        if not isinstance(wanted[name], int):
+            raise TypeError(f"coordinate {name}={wanted[name]!r} is no number: give the place along {name!r}, from 0 on")
         if not 0 <= wanted[name] < mesh.size(name):
             raise ValueError(
                 f"coordinate {name}={wanted[name]} is outside the mesh, which has size {mesh.size(name)} there"

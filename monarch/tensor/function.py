@@ -20,7 +20,16 @@ import torch
 
 from monarch.tensor.recording import Held, Recorder, Watcher
 from monarch.tensor.records import recorder
-from monarch.tensor.replaying import Arguments, Trace, Unrecordable, aliased, label_of, put_together, results_of
+from monarch.tensor.replaying import (
+    Arguments,
+    Trace,
+    Unrecordable,
+    aliased,
+    label_of,
+    on_its_stream,
+    put_together,
+    results_of,
+)
 from monarch.tensor.tensor import Tensor
 
 TRACES = 64  # recordings of one function; the one unused for longest is forgotten then
@@ -30,25 +39,27 @@ TRIES = 8  # recordings that went stale or did not fit one after the other, unti
 def function(fn: Callable[..., Any]) -> Function:
     """`fn`, to be recorded and replayed. Also a decorator, of methods too.
 
-    Calls are told apart by the values of arguments that are no tensors (they have to be hashable), metadata, aliasing, mesh,
-    stream and requires_grad of those that are, the active mesh and stream, grad mode, autocast, and the `training` flag of the
-    modules that `fn` names. The first call of a kind runs operation by operation (optimizers make their state then), the second
-    does so too and is recorded, later ones send one command for each mesh and stream in turn. Whole training steps can be recorded:
-    forward, backward, clipping, optimizers that change parameters in place (Adam and AdamW with fused=True).
+    Calls are told apart by the values of arguments that are no tensors (they have to be hashable), metadata, aliasing,
+    mesh, stream and requires_grad of those that are, the active mesh and stream, grad mode, autocast, and the
+    `training` flag of the modules that `fn` names. The first call of a kind runs operation by operation (optimizers
+    make their state then), the second does so too and is recorded, later ones send one command for each mesh and stream
+    in turn. Whole training steps can be recorded: forward, backward, clipping, optimizers that change parameters in
+    place (Adam and AdamW with fused=True).
 
-    As with CUDA graphs, Python runs only in the first two calls. Python values, such as a learning rate, stay as they were then:
-    keep what changes in tensors, or call `retrace()`. Tensors that `fn` uses without being given them are read and changed in place
-    by each call; gradients that it leaves in `.grad` are set again by each; other tensors that it leaves behind in objects have a
-    new value after each call (and their memory is kept). Random operations draw new numbers. When a tensor that a recording reads is
-    replaced by the program, it is recorded anew.
+    As with CUDA graphs, Python runs only in the first two calls. Python values, such as a learning rate, stay as they
+    were then: keep what changes in tensors, or call `retrace()`. Tensors that `fn` uses without being given them are
+    read and changed in place by each call; gradients that it leaves in `.grad` are set again by each; other tensors
+    that it leaves behind in objects have a new value after each call (and their memory is kept). Random operations draw
+    new numbers. When a tensor that a recording reads is replaced by the program, it is recorded anew.
 
-    Results are tensors of their own at each call, without a graph of derivatives; an argument that is returned is that argument.
-    What makes a recording untrue (`.item()`, fetching, calls of actors, state that is replaced instead of changed) makes `fn` run
-    operation by operation for good, with one RuntimeWarning that says what and why. When one operation fails in a worker, all results
-    of that call fail, with the operation's name, and so is lost what the call changes in place. At most 64 recordings are kept.
+    Results are tensors of their own at each call, without a graph of derivatives; an argument that is returned is that
+    argument. What makes a recording untrue (`.item()`, fetching, calls of actors, state that is replaced instead of
+    changed) makes `fn` run operation by operation for good, with one RuntimeWarning that says what and why. When one
+    operation fails in a worker, all results of that call fail, with the operation's name, and so is lost what the call
+    changes in place. At most 64 recordings are kept.
 
-    `monarch.tensor.compile` is stricter: it records the first call without running it, verifies recordings, has no derivatives and
-    refuses what it cannot replay.
+    `monarch.tensor.compile` is stricter: it records the first call without running it, verifies recordings, has no
+    derivatives and refuses what it cannot replay.
     """
     return Function(fn)
 
@@ -178,7 +189,7 @@ class Function:
             value = arguments.call(self._function, formals)
             plan, spec, made = results_of(value, formals, arguments.tensors)
             with torch.no_grad():
-                made = [_on_its_stream(tensor) for tensor in made]
+                made = [on_its_stream(tensor) for tensor in made]
         del value
         result = put_together(plan, spec, arguments.tensors, made)
         try:
@@ -187,7 +198,9 @@ class Function:
             if noted.problem or kind.tries >= 3:
                 self._give_up(str(exc))
         if kind.tries >= TRIES:
-            self._give_up("tensors that it uses (gradients, for instance) are other ones at each call: change them in place")
+            self._give_up(
+                "tensors that it uses (gradients, for instance) are other ones at each call: change them in place"
+            )
         self._make_room()
         return result
 
@@ -214,7 +227,7 @@ class Function:
         arguments = [leaf for leaf in torch.utils._pytree.tree_leaves(given) if type(leaf) is Tensor]
         plan, spec, made = results_of(value, arguments, arguments)
         with torch.no_grad():
-            made = [_on_its_stream(tensor) if tensor.requires_grad else tensor for tensor in made]
+            made = [on_its_stream(tensor) if tensor.requires_grad else tensor for tensor in made]
         return put_together(plan, spec, arguments, made)
 
     # --- bounds
@@ -231,13 +244,10 @@ class Function:
             return
         self._given_up = why
         warnings.warn(
-            f"monarch.function: {self._label} runs operation by operation from now on: {why}", RuntimeWarning, stacklevel=4
+            f"monarch.function: {self._label} runs operation by operation from now on: {why}",
+            RuntimeWarning,
+            stacklevel=4,
         )
-
-
-def _on_its_stream(tensor: Any) -> Any:
-    with tensor._record.place.stream.activate():
-        return tensor.detach()
 
 
 def _modules_of(fn: Any) -> list[torch.nn.Module]:

@@ -23,6 +23,8 @@ class FunctionCall:
     `count`: how many leaves its result has; None when nobody wants it. `between`: whether it may talk to other ranks.
     """
 
+    repeatable = True
+
     def __init__(
         self,
         function: Any,
@@ -89,6 +91,7 @@ class FunctionCall:
 class PatternCall:
     """Runs a FunctionCall on copies of its inputs, only to see what it gives (`patterns.Sent`)."""
 
+    describes = True  # no values of the program: allowed while it is recorded
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()
 

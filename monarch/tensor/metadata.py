@@ -41,6 +41,14 @@ class Meta:
         name = str(self.dtype).removeprefix("torch.")
         return f"{name}{list(self.shape)} on {self.device}"
 
+    def is_contiguous(self) -> bool:
+        step = 1
+        for length, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if length != 1 and stride != step:
+                return False
+            step *= max(length, 1)
+        return True
+
     def fake(self) -> torch.Tensor:
         """A tensor of this metadata under the FakeTensorMode that is active."""
         itemsize = self.dtype.itemsize
@@ -73,12 +81,21 @@ def intern(
     return known
 
 
+def check_dense(tensor: torch.Tensor) -> None:
+    """NotImplementedError for tensors of which there are no distributed ones: sparse, quantized, nested."""
+    kind = str(tensor.layout).removeprefix("torch.") if tensor.layout is not torch.strided else ""
+    if not kind and (tensor.is_quantized or tensor.is_nested):
+        kind = "quantized" if tensor.is_quantized else "nested"
+    if kind:
+        raise NotImplementedError(
+            f"distributed tensors are dense, and this operation makes a {kind} one: do it in a monarch.remote function, which may "
+            f"keep what it likes between its calls and return dense tensors"
+        )
+
+
 def of(tensor: torch.Tensor) -> Meta:
     """The metadata of a local or fake tensor. NotImplementedError for what is not dense."""
-    if tensor.layout is not torch.strided:
-        raise NotImplementedError(f"distributed tensors are dense, and this operation makes one of layout {tensor.layout}")
-    if tensor.is_quantized:
-        raise NotImplementedError("distributed tensors cannot be quantized")
+    check_dense(tensor)
     return intern(
         tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device,
         tensor.untyped_storage().nbytes(), tensor.is_conj() * CONJUGATE | tensor.is_neg() * NEGATIVE,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 _EXPLANATIONS = {
     "LOCAL_TENSOR": (
@@ -97,6 +97,45 @@ class DataDependentError(DataDependentOutputException):
 
     def __str__(self) -> str:
         return _values_elsewhere(self.what)
+
+
+class DynamicShapeError(DynamicOutputShapeException):
+    """The shape of what an operation gives depends on values that only the processes of the mesh have."""
+
+    def __init__(self, what: str) -> None:
+        Exception.__init__(self, what)
+        self.func = what
+
+    def __str__(self) -> str:
+        return (
+            f"the shape of what {self.func} gives depends on values, and these are in the processes of the mesh: call it inside a "
+            f"monarch.remote function, or fetch its inputs with monarch.inspect first. In place of t[mask], torch.where(mask, t, 0) "
+            f"has a shape that is known; t[mask] = number works"
+        )
+
+
+def no_prediction(what: str) -> NotImplementedError:
+    """The error for an operation of which torch cannot tell what it gives without running it."""
+    return NotImplementedError(
+        f"torch does not know what {what} gives without running it, so it cannot be issued here: call it inside a monarch.remote "
+        f"function, or, if it is an operation of yours, give it a fake implementation (torch.library.register_fake)"
+    )
+
+
+def not_an_operand(array: Any) -> TypeError:
+    """The error for an array among the operands of a distributed tensor."""
+    return TypeError(
+        f"a distributed tensor and a {type(array).__name__} of this process: operations on a mesh take distributed tensors and Python "
+        f"numbers, so make it one first, with torch.as_tensor(array) inside `with mesh.activate():`"
+    )
+
+
+def no_memory(what: str) -> RuntimeError:
+    """The error for `what`, which needs the memory behind a tensor."""
+    return RuntimeError(
+        f"{what} needs the memory of a tensor, and that of a distributed tensor is in the processes of its mesh: "
+        f"monarch.inspect(tensor) gives a local tensor of one rank, and monarch.remote functions get each rank's own"
+    )
 
 
 def _values_elsewhere(what: str) -> str:

@@ -16,13 +16,10 @@ import torch
 import torch.distributed as dist
 
 from monarch.tensor import executor
+from monarch.tensor.failures import GroupLost
 from monarch.tensor.rendezvous import MessageStore
 
 TIMEOUT = 300.0  # seconds that a rank waits in a collective for the others, before it fails there
-
-
-class GroupLost(RuntimeError):
-    """A process group is of no use any more: a process of it has ended, was too late, or failed while it used the group."""
 
 
 class _Slot:

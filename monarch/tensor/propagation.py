@@ -117,6 +117,7 @@ def describe(
         if not isinstance(value, torch.Tensor):
             leaves.append(Leaf(None, value=value))
             continue
+        metadata.check_dense(value)
         same = next((place for place, fake in enumerate(fakes) if fake is value), -1)
         if same >= 0:
             leaves.append(Leaf(metadata.of(value), same=same))

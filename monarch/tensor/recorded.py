@@ -10,12 +10,14 @@ from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, reso
 
 
 class Step:
-    """Call `call` with the values in slots `inputs` and `numbers`; its fresh results go to slots `results`. `where`: the program's
-    line that issued it."""
+    """Call `call` with the values in slots `inputs` and `numbers`; its fresh results go to slots `results`. `where`:
+    the program's line that issued it."""
 
     __slots__ = ("call", "inputs", "numbers", "results", "where")
 
-    def __init__(self, call: Any, numbers: Sequence[Any], inputs: Sequence[int], results: Sequence[int], where: str) -> None:
+    def __init__(
+        self, call: Any, numbers: Sequence[Any], inputs: Sequence[int], results: Sequence[int], where: str
+    ) -> None:
         self.call = call
         self.numbers = tuple(numbers)
         self.inputs = tuple(inputs)
@@ -26,10 +28,10 @@ class Step:
 class Recorded:
     """The signature.Call of a segment of a recording.
 
-    Slots number its values: its inputs, the tensors of references `reads` (looked up each time), then what its steps make. It gives
-    the slots `gives` and stores others under references of their own (`stores`). If a step fails, all that it gives, stores or
-    changes is that failure, and the steps that follow run only where other ranks wait for this one. `first` of `total`: where its
-    steps lie in the whole recording, for reports.
+    Slots number its values: its inputs, the tensors of references `reads` (looked up each time), then what its steps
+    make. It gives the slots `gives` and stores others under references of their own (`stores`). If a step fails, all
+    that it gives, stores or changes is that failure, and the steps that follow run only where others wait for this
+    rank. `first` of `total`: where its steps lie in the whole recording, for reports.
     """
 
     repeatable = False
@@ -83,7 +85,9 @@ class Recorded:
     # --- code: one line a step, so that the line of a failure says which it was
 
     def _head(self) -> list[str]:
-        lines = [f"T[{ref}] = None" for _, ref in self.stores]  # what it held is of no use any more: room for what follows
+        lines = [
+            f"T[{ref}] = None" for _, ref in self.stores
+        ]  # what it held is of no use any more: room for what follows
         if self.inputs:
             lines.append(", ".join(f"v{slot}" for slot in range(self.inputs)) + ", = t")
         lines += [f"v{self.inputs + place} = T[{ref}]" for place, ref in enumerate(self.reads)]
@@ -97,7 +101,7 @@ class Recorded:
         step = self.steps[number]
         call = step.call
         if type(call) is OpCall:
-            runners.append(None)
+            runners.append(lambda tensors, numbers: None)
             values[f"f{number}"] = resolve_op(call.target)
             constants: list[Any] = []
             inner = [_written(arg, step, constants, number) for arg in call.args]
@@ -129,10 +133,11 @@ class Recorded:
         return self._dead
 
     def _take_part(self, start: int, runners: list[Any], executor: Any) -> None:
-        """Other ranks wait for this one in collectives: it takes part in those left, with what they take for failed inputs."""
+        """Others wait for this rank or stream, or have sent it something: it does what is left of that, and with failed
+        inputs where there are some."""
         failed = Failed(0, executor.rank, self.name(), "an earlier operation of the recording failed")
         for step, run in zip(self.steps[start:], runners[start:], strict=True):
-            if getattr(step.call, "between_ranks", False):
+            if getattr(step.call, "between_ranks", False) or not step.inputs:
                 try:
                     run([failed] * len(step.inputs), step.numbers)
                 except Exception:
@@ -166,8 +171,8 @@ def _pick(result: Any, keeps: tuple[int, ...]) -> list[Any]:
     leaves = flatten(result)
     if keeps[-1] >= len(leaves):
         raise RuntimeError(
-            f"unexpected number of returns from op, expected {len(keeps)}, got {len(leaves)}: what `propagate` returns has to "
-            f"have the structure of what the function returns"
+            f"unexpected number of returns from op, expected {len(keeps)}, got {len(leaves)}: what `propagate` returns has "
+            f"to have the structure of what the function returns"
         )
     return [leaves[index] for index in keeps]
 

@@ -1,7 +1,8 @@
-"""What a function issues, noted while it runs, becomes a Recording: the same commands with holes, to be issued at once later on.
+"""What a function issues, noted while it runs, becomes a Recording: the same commands with holes, to be issued at once
+later on.
 
-A reference that the noted commands make is a value of the Recording; one that was there before is an argument (`formals`) or a
-capture, which is looked up by its number whenever the Recording runs. Nothing here sends or receives.
+A reference that the noted commands make is a value of the Recording; one that was there before is an argument
+(`formals`) or a capture, which is looked up by its number whenever the Recording runs. Nothing here sends or receives.
 """
 
 from __future__ import annotations
@@ -103,6 +104,10 @@ class Watcher:
     def fetching(self, what: str = "fetching results") -> None:
         """The program asks workers for something."""
 
+    def asking(self, call: Any) -> None:
+        """The same with `call`, a signature.Call that is run for its answer."""
+        self.fetching("fetching what a remote function returns")
+
 
 class Recorder(Watcher):
     """All of it. `problem` is why the commands cannot be replayed, when they cannot.
@@ -119,6 +124,7 @@ class Recorder(Watcher):
         self.made: dict[int, weakref.ref[records.Record]] = {}
         self.met: dict[int, tuple[weakref.ref[records.Record], weakref.ref[Any], Any]] = {}  # record, tensor, metadata
         self.storages: dict[int, records.Storage] = {}
+        self._events: set[Any] = set()
 
     def read(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
@@ -135,6 +141,13 @@ class Recorder(Watcher):
         self.storages[record.ref] = record.storage
 
     def note(self, noted: Noted) -> bool:
+        event = getattr(noted.call, "event", "")
+        if event == "post":
+            self._events.add(noted.numbers)
+        elif event == "await":
+            if noted.numbers not in self._events:
+                return False  # for what came before the recording, so only now
+            self._events.remove(noted.numbers)
         if self.engine is None:
             self.engine = noted.place.engine
         if noted.place.engine is not self.engine:
@@ -160,17 +173,27 @@ class Recorder(Watcher):
             f"(of optimizers: Adam(..., fused=True) or capturable=True)"
         )
 
+    def asking(self, call: Any) -> None:
+        if not getattr(call, "describes", False):
+            super().asking(call)
+
+    def finish(self) -> None:
+        """It has ended."""
+        if self._events:
+            self.refuse("a borrow begins in it and does not end in it: drop it inside")
+
     def fetching(self, what: str = "fetching results") -> None:
         self.refuse(f"it needs values while it runs ({what}): return the tensors and fetch them outside")
 
 
 class Held(Watcher):
-    """Keeps commands back."""
+    """Keeps commands back; `release` issues those so far, when the workers are needed to go on."""
 
     keeps_back = True
 
-    def __init__(self) -> None:
+    def __init__(self, release: Callable[[list[Noted]], None]) -> None:
         super().__init__()
+        self._release = release
         self.notes: list[Noted] = []
         self.made: list[weakref.ref[records.Record]] = []
 
@@ -186,6 +209,12 @@ class Held(Watcher):
         self.notes.append(noted)
         return True
 
+    def asking(self, call: Any) -> None:
+        if getattr(call, "describes", False):
+            self._release(self.notes)
+        else:
+            super().asking(call)
+
     def fetching(self, what: str = "fetching results") -> None:
         raise NotImplementedError(f"NYI: {what} during a coalescing block: leave the block first")
 
@@ -194,8 +223,8 @@ class Held(Watcher):
 
 
 class Segment:
-    """Consecutive commands of one place. `takes`: its inputs, as (-1, argument) or (segment, reference made there); `gives`: the
-    references whose values it hands over, in order."""
+    """Consecutive commands of one place. `takes`: its inputs, as (-1, argument) or (segment, reference made there);
+    `gives`: the references whose values it hands over, in order."""
 
     __slots__ = ("call", "gives", "place", "takes")
 
@@ -241,8 +270,9 @@ def assemble(
 ) -> Recording:  # fmt: skip
     """The Recording of `notes`.
 
-    `formals`: number of the argument by reference. `results`: references made by the notes that a replay makes anew; `kept`: those
-    that it stores under the same number. `storages`: an object for each memory, by reference. `where`: the line of each note.
+    `formals`: number of the argument by reference. `results`: references made by the notes that a replay makes anew;
+    `kept`: those that it stores under the same number. `storages`: an object for each memory, by reference. `where`:
+    the line of each note.
     """
     drafts: list[_Draft] = []
     homes: dict[int, int] = {}

@@ -74,7 +74,8 @@ class Plan:
         """What was summed becomes an average, in place."""
         if not self.average:
             return total
-        return total.div_(size) if total.dtype.is_floating_point else total.div_(size, rounding_mode="trunc")
+        whole = not (total.dtype.is_floating_point or total.dtype.is_complex)
+        return total.div_(size, rounding_mode="trunc" if whole else None)
 
 
 def all_reduce_(backend: Any, tensors: Sequence[torch.Tensor], reduction: str, size: int) -> None:

@@ -23,7 +23,7 @@ from monarch.tensor.function_call import FunctionCall, PatternCall, ValueCall, f
 from monarch.tensor.mesh import DeviceMesh
 from monarch.tensor.misuse import Problem
 from monarch.tensor.propagation import Outcome
-from monarch.tensor.records import KNOWN, Record, Storage
+from monarch.tensor.records import KNOWN, Record, Storage, recorder, recorders
 from monarch.tensor.signature import Number, Slot
 from monarch.tensor.stream import _active as _streams
 from monarch.tensor.taint import Taint, merge
@@ -182,6 +182,8 @@ class Remote:
         signature = entry.signature
         if signature < 0:
             signature = self._seldom(entry, engine)
+        if recorders and (here := recorder()) is not None:
+            here.read(inputs)
         if signature >= 0:
             ident = engine.run(place, signature, refs, numbers, entry.fresh)
         else:
@@ -557,7 +559,7 @@ def _values(engine: Any, answers: Any) -> list[Any]:
     found = [answer for answer in answers.values() if answer is not None]
     failed = [answer for answer in found if isinstance(answer[0], Failed)]
     if failed:
-        engine.value_of(min(failed, key=lambda answer: (answer[0].ident, answer[0].rank)))
+        engine.value_of(min(failed, key=lambda answer: answer[0].order))
     return [answer[0] for answer in found]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,10 +17,10 @@ from torch.utils import _pytree as pytree
 from monarch.tensor import dispatch, misuse
 from monarch.tensor.activation import active_mesh
 from monarch.tensor.issued import _internal
-from monarch.tensor.recording import Noted, Recorder, Recording, assemble
+from monarch.tensor.recording import Noted, Recorder, assemble
 from monarch.tensor.records import DROPPED, KNOWN, Record, Storage, share
 from monarch.tensor.stream import get_active_stream
-from monarch.tensor.taint import Taint, merge
+from monarch.tensor.taint import merge
 from monarch.tensor.tensor import Tensor, make
 
 _flags = operator.attrgetter("flags")
@@ -37,8 +36,8 @@ class Unrecordable(Exception):
 
 
 class Arguments:
-    """The arguments of one call: `leaves` of the tree of them, of which `tensors` are distributed. `key`: equal for calls that a
-    recording of one of them serves. Raises TypeError for arguments that cannot be compared."""
+    """The arguments of one call: `leaves` of the tree of them, of which `tensors` are distributed. `key`: equal for
+    calls that a recording of one of them serves. Raises TypeError for arguments that cannot be compared."""
 
     __slots__ = ("key", "leaves", "spec", "tensors")
 
@@ -88,8 +87,8 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def aliased(tensors: Sequence[Any]) -> list[Any]:
-    """Other tensors of the same memory, so that a function's use of an argument is not mistaken for its use of a variable of its
-    own that is the same tensor. Those that require grad, or may not be used now, stand for themselves."""
+    """Other tensors of the same memory, so that a function's use of an argument is not mistaken for its use of a
+    variable of its own that is the same tensor. Those that require grad, or may not be used now, stand for themselves."""
     found: dict[int, Any] = {}
     for tensor in tensors:
         if id(tensor) not in found:
@@ -103,11 +102,15 @@ def aliased(tensors: Sequence[Any]) -> list[Any]:
 
 
 class Trace:
-    """A Recording with what belongs to it here. `stale`: a tensor that it reads or stores is gone, so it is of no use any more."""
+    """A Recording with what belongs to it here. `stale`: a tensor that it reads or stores is gone, so it is of no use
+    any more."""
 
-    def __init__(self, label: str, recorder: Recorder, formals: Sequence[Any], results: Sequence[Any], keep: bool) -> None:
-        """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay stores anew
-        what else it made that lives. Raises Unrecordable."""
+    def __init__(
+        self, label: str, recorder: Recorder, formals: Sequence[Any], results: Sequence[Any], keep: bool
+    ) -> None:
+        """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
+        stores anew what else it made that lives. Raises Unrecordable."""
+        recorder.finish()
         if recorder.problem:
             raise Unrecordable(recorder.problem)
         self.label = label
@@ -117,21 +120,22 @@ class Trace:
         kept = _living(recorder, {*returned, *places}) if keep else []
         self.recording = assemble(
             recorder.notes, places, returned, [record.ref for record in kept],
-            {ref: storage for ref, storage in recorder.storages.items()}, label, _lines(recorder.notes),
+            {ref: _lender(storage) for ref, storage in recorder.storages.items()}, label, _lines(recorder.notes),
         )  # fmt: skip
         self._gone: list[Any] = []
         self._captured: list[tuple[weakref.ref[Record], weakref.ref[Any]]] = []
         self._stored = [weakref.ref(record, self._gone.append) for record in kept]
         storages = self._adopt_captures(recorder)
         self._adopt_results(results, formals, storages, kept)
+        if any(tensor._record.storage.flags & DROPPED for tensor in formals):
+            raise Unrecordable("it drops an argument")
         self._issued(recorder)
         self._storages = tuple(storages.values())
         written = {id(storage): storage for storage in (record.storage for record in kept)}
-        written |= {id(s): s for ref in self.recording.written[1] if (s := recorder.storages[ref])}
+        written |= {id(s): s for ref in self.recording.written[1] if (s := _lender(recorder.storages[ref]))}
         self._written = tuple(written.values())
         self._formals_written = tuple(sorted(self.recording.written[0]))
         self._tainted = False
-        self._open: deque[Taint] = deque()
         for storage in self._written:
             storage.known, storage.flags = None, storage.flags & ~KNOWN
 
@@ -148,8 +152,8 @@ class Trace:
                     "a tensor that was there before it is replaced by a new one each time: change it in place, or pass and "
                     "return it"
                 )
-            if record.meta is not met[2]:
-                raise Unrecordable("it changes the shape or strides of a tensor that was there before")
+            if record.meta is not met[2] or record.storage is not recorder.storages[ref]:
+                raise Unrecordable("it changes the shape or the memory of a tensor that was there before")
             self._captured.append((weakref.ref(record, self._gone.append), met[1]))
             storages[id(record.storage)] = record.storage
         return storages
@@ -183,7 +187,7 @@ class Trace:
                 self.engine.define([], segment.call),
                 [(at, ref if at < 0 else segments[at].gives.index(ref)) for at, ref in segment.takes],
                 len(segment.gives),
-                frozenset(segment.place.mesh.processes) if segment.call.between_ranks else None,
+                segment.call.between_ranks,
             )
             for segment in segments
         ]
@@ -222,12 +226,12 @@ class Trace:
         for other in set(map(_taint, self._storages)):
             taint = merge(taint, other)
         idents: list[int] = []
-        for place, signature, takes, gives, ranks in self._segments:
+        for place, signature, takes, gives, between in self._segments:
             refs = [given[at].ref if source < 0 else idents[source] + at for source, at in takes]
             ident = self.engine.run(place, signature, refs, (), gives)
             idents.append(ident)
-            if ranks is not None:
-                taint = self._between(ident, ranks, taint)
+            if between:
+                taint = self.engine.taints.issued(ident, place, (taint,))
         results = self._made(given, idents, taint)
         for dead, segment, position in self._passing:
             dead.append(idents[segment] + position)
@@ -252,7 +256,7 @@ class Trace:
         """What a replay changed is different from here on, also to autograd."""
         changed = []
         for at in self._formals_written:
-            storage = given[at].storage
+            storage = _lender(given[at].storage)
             storage.taint, storage.known, storage.flags = taint, None, storage.flags & ~KNOWN
             changed.append(tensors[at])
         if taint is not None or self._tainted:
@@ -261,14 +265,6 @@ class Trace:
                 storage.taint = taint
         if changed:
             torch.autograd.graph.increment_version(changed)
-
-    def _between(self, ident: int, ranks: frozenset[int], before: Any) -> Taint:
-        made = Taint(ident, ranks, (before,) if before is not None else ())
-        self._open.append(made)
-        confirmed = self.engine._confirmed
-        while self._open and self._open[0].ident <= confirmed:  # what went well needs no ancestors
-            self._open.popleft().parents = ()
-        return made
 
     def _check(self, tensors: Sequence[Any]) -> None:
         used = {at for segment in self.recording.segments for source, at in segment.takes if source < 0}
@@ -303,6 +299,13 @@ def _living(recorder: Recorder, without: set[int]) -> list[Record]:
     return found()
 
 
+def _lender(storage: Storage) -> Storage:
+    """The memory itself, of a borrow."""
+    while storage.borrows is not None and storage.borrows.own is not None:
+        storage = storage.borrows.own.lent
+    return storage
+
+
 def _lines(notes: Sequence[Noted]) -> list[str]:
     """The program's line of each, `file:line in function`."""
     stacks = torch._C._profiler.symbolize_tracebacks([noted.stack for noted in notes]) if notes else []
@@ -317,13 +320,16 @@ def drop_leaked(recorder: Recorder, without: set[int]) -> None:
     """What a recording made exists only in its replays: what else has it is told so."""
     for record in _living(recorder, without):
         storage = Storage()
-        storage.flags, storage.why = DROPPED, f"the end of the recording that made it; return it instead\n{misuse.here(3)}"
+        storage.flags, storage.why = (
+            DROPPED,
+            f"the end of the recording that made it; return it instead\n{misuse.here(3)}",
+        )
         record.storage, record.ref = storage, -1
 
 
 def results_of(value: Any, given: Sequence[Any], formals: Sequence[Any]) -> tuple[list[Any], Any, list[Any]]:
-    """The leaves of what a function returned, its tree, and the tensors among them that are no arguments. In the leaves those are
-    `_Made` and arguments `_Given`, by number."""
+    """The leaves of what a function returned, its tree, and the tensors among them that are no arguments. In the leaves
+    those are `_Made` and arguments `_Given`, by number."""
     leaves, spec = pytree.tree_flatten(value)
     arguments = {id(tensor): at for at, tensor in reversed([*enumerate(given), *enumerate(formals)])}
     made: dict[int, Any] = {}
@@ -340,6 +346,12 @@ def results_of(value: Any, given: Sequence[Any], formals: Sequence[Any]) -> tupl
     return plan, spec, list(made.values())
 
 
+def on_its_stream(tensor: Any) -> Any:
+    """The same memory without a graph of derivatives, as another tensor."""
+    with tensor._record.place.stream.activate(), torch.no_grad():
+        return tensor.detach()
+
+
 class _Given(int):
     __slots__ = ()
 
@@ -352,15 +364,10 @@ def put_together(plan: Sequence[Any], spec: Any, given: Sequence[Any], made: Seq
     """What a call returns: the tree with these arguments and tensors."""
     if spec is None:
         return made[0]
-    leaves = [
-        given[leaf] if type(leaf) is _Given else made[leaf] if type(leaf) is _Made else leaf for leaf in plan
-    ]
+    leaves = [given[leaf] if type(leaf) is _Given else made[leaf] if type(leaf) is _Made else leaf for leaf in plan]
     return pytree.tree_unflatten(leaves, spec)
 
 
 def label_of(function: Any) -> str:
     """As errors show it."""
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-
-
-__all__ = ["Arguments", "Recording", "Trace", "Unrecordable", "aliased", "drop_leaked", "put_together", "results_of"]

@@ -45,7 +45,9 @@ class Number(int):
 
 class OpCall:
     """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them. `default`: the
-    program's default dtype where it is not float32."""
+    program's default dtype where it is not float32. `strides`: those the controller expects of each result that is kept (None: it
+    need not be looked at), where torch's own prediction and its kernels are not known to agree.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,9 @@ class OpCall:
         keeps: tuple[int, ...] | None,
         mutates: tuple[int, ...],
         default: torch.dtype | None = None,
+        strides: tuple[tuple[int, ...] | None, ...] | None = None,
     ) -> None:
+        self.strides = strides
         self.default = default
         self.target = target
         self.args = args
@@ -68,7 +72,30 @@ class OpCall:
 
     def prepare(self, executor: Any) -> Runner:
         run = runner(resolve_op(self.target), self.args, self.kwargs)
+        if self.strides is not None:
+            run = _laid_out(run, self.keeps, self.strides)
         return run if self.default is None else _with_default(self.default, run)
+
+
+def _laid_out(run: Runner, keeps: tuple[int, ...] | None, strides: Sequence[tuple[int, ...] | None]) -> Runner:
+    """Runs, and gives results in the layout that the controller believes them to have."""
+
+    def laid_out(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        result = run(tensors, numbers)
+        if keeps is None:
+            return _with_strides(result, strides[0])
+        leaves = flatten(result)
+        for index, wanted in zip(keeps, strides, strict=True):
+            leaves[index] = _with_strides(leaves[index], wanted)
+        return leaves
+
+    return laid_out
+
+
+def _with_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | None) -> torch.Tensor:
+    if wanted is None or tensor.stride() == wanted:
+        return tensor
+    return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 _defaulting = threading.Lock()
@@ -94,6 +121,10 @@ def op_name(op: Any) -> str:
     return str(op)
 
 
+# Operations that keep what their derivative needs only while grad is on. It is off in the workers, which record no graph.
+_ASK_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
+
+
 def resolve_op(name: str) -> Any:
     """The operation called `namespace.name.overload`. AttributeError when this process has not registered it."""
     namespace, packet, overload = name.split(".")
@@ -104,6 +135,8 @@ def resolve_op(name: str) -> Any:
             f"torch operation {name!r} is not registered in this process: import the module that registers it in the workers "
             f"too, in the bootstrap function of spawn_procs() or in a remote function"
         ) from None
+    if name in _ASK_GRAD_MODE:
+        return torch.enable_grad()(op)
     return getattr(op, "_op", op)  # the builtin behind the OpOverload: same arguments, less on the way
 
 

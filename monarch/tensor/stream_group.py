@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from monarch.tensor import executor
-from monarch.tensor.process_groups import GroupLost, groups_of
+from monarch.tensor.failures import GroupLost
+from monarch.tensor.process_groups import groups_of
 
 _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
@@ -136,11 +137,11 @@ def _make_room_for_world(worker: Any) -> None:
         extras = worker.executor.extras
         if "world" not in extras:
             store = dist.PrefixStore("world", groups_of(worker)._store)
-            extras["world"] = dist.ProcessGroup(store, worker.executor.rank, worker.size)
+            extras["world"] = dist.ProcessGroup(store, worker.executor.rank, worker.ranks)
         _here.world = extras["world"]
     if _here.world not in world.pg_map:
         store = dist.PrefixStore("world", groups_of(worker)._store)
-        ranks = {rank: rank for rank in range(worker.size)}
+        ranks = {rank: rank for rank in range(worker.ranks)}
         title = c10d.GroupName(f"{worker.services[1]} world")
         _here.world._set_group_desc("monarch")
         c10d._register_pg_in_world(_here.world, "gloo", store, title, "cpu:gloo", ranks)

@@ -133,6 +133,8 @@ class Tensor(torch.Tensor):
         return dispatch.known_scalar(self)
 
     def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise RuntimeError("Boolean value of Tensor with other than one element is ambiguous")
         return bool(dispatch.known_scalar(self))
 
     def __int__(self) -> int:
@@ -161,6 +163,42 @@ class Tensor(torch.Tensor):
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise misuse.data_dependent("numpy()", RuntimeError)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        raise misuse.no_memory("__dlpack__()")
+
+    def data_ptr(self) -> int:
+        raise misuse.no_memory("data_ptr()")
+
+    def untyped_storage(self) -> Any:
+        raise misuse.no_memory("untyped_storage()")
+
+    def storage(self) -> Any:
+        raise misuse.no_memory("storage()")
+
+    def share_memory_(self) -> Any:
+        raise misuse.no_memory("share_memory_()")
+
+    def apply_(self, *args: Any) -> Any:
+        raise misuse.data_dependent("apply_()")
+
+    def map_(self, *args: Any) -> Any:
+        raise misuse.data_dependent("map_()")
+
+    def map2_(self, *args: Any) -> Any:
+        raise misuse.data_dependent("map2_()")
+
+    def __format__(self, spec: str) -> str:
+        if not self.shape and (spec or dispatch.is_known(self)):
+            return format(dispatch.known_scalar(self), spec)
+        return object.__format__(self, spec)
+
+    def __copy__(self) -> Any:
+        copy = self.detach().requires_grad_(self.requires_grad)
+        for name, value in self.__dict__.items():
+            if name != "_record":
+                setattr(copy, name, value)
+        return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise misuse.not_sendable(self)
@@ -199,6 +237,8 @@ def _explained(name: str) -> Callable[[Any, Any], Any]:
         result = plain(self, other)
         if result is NotImplemented and isinstance(other, torch.Tensor):
             raise misuse.latest()
+        if result is NotImplemented and hasattr(other, "__array_interface__"):
+            raise misuse.not_an_operand(other)
         return result
 
     operator.__name__ = name

@@ -16,6 +16,9 @@ from monarch.tensor import executor
 from monarch.tensor.claims import waiting
 
 
+_CLOSING = 5.0  # seconds that a worker's end waits for operations under way
+
+
 class TensorWorker(Actor):
     """One a process of an engine's mesh. Its own thread only hands commands out; each stream runs on a thread of its own.
 
@@ -33,7 +36,7 @@ class TensorWorker(Actor):
         self.key = own_key()
         waiting.open(self.key)
         self.services = services
-        self.size = len(environments)
+        self.ranks = len(environments)
         self.ask = bind_context(_ask)
         self.address = urlsplit(context().actor_instance.actor_id.addr).hostname or "127.0.0.1"
         self._streams = executor.Streams(self.executor, start_thread, self._enter)
@@ -60,10 +63,10 @@ class TensorWorker(Actor):
 
     def __cleanup__(self, exc: Exception | None) -> None:
         waiting.close(self.key)
-        self._streams.close()
-        for close in list(self.executor.extras.values()):
+        for close in list(self.executor.extras.values()):  # first: a stream may wait for a peer in a process group
             if hasattr(close, "close"):
                 close.close()
+        self._streams.close(_CLOSING)
 
 
 def _ask(endpoint: Any, seconds: float, *args: Any) -> Any:

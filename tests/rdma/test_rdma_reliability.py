@@ -18,8 +18,17 @@ from monarch._runtime.payloads import Payloads
 from monarch._wire import shared_memory
 from monarch.actor import Channel, endpoint
 from monarch.config import configure
-from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer, RDMATimeoutError, empty, manager, paths
-from monarch.rdma.backends import actor, process_vm, segment, tcp, tcp_owner
+from monarch.rdma import (
+    BufferDroppedError,
+    OwnerEndedError,
+    RDMABuffer,
+    RDMATimeoutError,
+    StateDict,
+    empty,
+    manager,
+    paths,
+)
+from monarch.rdma.backends import actor, process_vm, segment, tcp, tcp_gather, tcp_owner
 from monarch.rdma.backends.tcp_wire import OK, view_of
 from monarch.rdma.registry import registry
 from tests.rdma.conftest import Owner as PlainOwner
@@ -184,6 +193,15 @@ class Reader(PlainReader):
         return open_files(), resident()
 
 
+class Trainer(Owner):
+    @endpoint
+    def publish(self, count: int) -> Any:
+        import numpy as np
+
+        self.weights = StateDict({str(number): np.ones(1000, dtype=np.uint8) for number in range(count)})
+        return self.weights.handle
+
+
 class Bouncer(Owner):
     @endpoint
     def bounce(self, value: Any) -> Any:
@@ -305,6 +323,38 @@ def test_a_buffer_that_is_dropped_in_the_middle_fails_the_transfer(
             transfer(buffer, write).get(TIMEOUT)
     transfer(other, write).get(TIMEOUT)
     assert call(owner.registered) == 1
+
+
+@pytest.mark.parametrize("how", ["killed", "dropped"])
+@pytest.mark.parametrize("at", [0, 2])
+def test_weights_whose_owner_goes_away_between_two_requests(
+    fresh: Any, only: Any, monkeypatch: pytest.MonkeyPatch, at: int, how: str
+) -> None:
+    np = pytest.importorskip("numpy")
+    owner = fresh(Trainer)
+    handle, pid = call(owner.publish, 2000), call(owner.pid)
+    mine = {str(number): np.zeros(1000, dtype=np.uint8) for number in range(2000)}
+    only("tcp")
+    assert handle.path == "tcp"
+    assert handle.read_into(mine).get(TIMEOUT) == 0
+    assert all((array == 1).all() for array in mine.values())
+    lock, asked, real = threading.Lock(), [], tcp_gather._Job.ask
+
+    def ask(job: Any, way: Any, number: int, count: int) -> None:
+        with lock:
+            asked.append(number)
+            if len(asked) == at + 1 and how == "killed":
+                wait_for_end(pid)
+            elif len(asked) == at + 1:
+                for buffer in handle.registered()[1:]:
+                    buffer.drop().get(TIMEOUT)
+        real(job, way, number, count)
+
+    monkeypatch.setattr(tcp_gather._Job, "ask", ask)
+    expected = OwnerEndedError if how == "killed" else BufferDroppedError
+    with pytest.raises(expected, match=f"process {pid}"):
+        handle.read_into(mine).get(TIMEOUT)
+    assert len(asked) > at
 
 
 # --- the reader
@@ -500,6 +550,7 @@ def test_a_receiver_that_is_killed_with_views_gives_its_segments_back(fresh: Any
             return os.getpid()
 
     keeper = fresh(Keeper)
+    call(keeper.pid)  # from here on there is a connection
     payloads = own_payloads()
     until(lambda: not empty_pool(payloads)["busy"])
     for _ in range(5):

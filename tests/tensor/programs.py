@@ -78,7 +78,8 @@ LOSSES = (
     "F.gelu(p).sum()", "(p[1:] * {r}).sum()", "p.transpose(0, -1).reshape(-1).cumsum(0).mean()", "torch.cat([p, p * 2]).std()",
     "(p.clone().mul_(2) ** 2).sum()", "p.clone().t_().sigmoid().sum()", "p.amax(-1).sum()", "(p + {x}).sum()", "p[I].sum()",
     "torch.where(p > 0, p, p * {r}).sum()", "(p.unbind(0)[0] * p.unbind(0)[-1]).sum()", "p.exp().log1p().sum() * {r}", "p.norm()",
-    "p.expand(3, *p.shape).prod(0).sum()", "(2 - p).abs().max()", "p.view(-1)[::2].sum()", "torch.stack([p, p.detach()]).sum()",
+    # not prod(): its derivative takes another way for tensor subclasses
+    "(2 - p).abs().max()", "p.view(-1)[::2].sum()", "torch.stack([p, p.detach()]).sum()",
 )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from monarch.rdma.backends.ibverbs_sysfs import PORT
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4
 
 MTU_4096 = 5  # enum ibv_mtu
-RETRIES = 7
+RETRIES = 6  # the most that there are is 7, which soft RoCE takes for ever
 ACK_TIMEOUT = 14  # 4.096 us * 2**14 = 67 ms, before the first retry
 READS = 16  # RDMA reads that a queue pair has under way
 HOPS = 64  # routers that a packet may pass; the default of 1 would keep RoCE v2 within its link

@@ -332,8 +332,8 @@ class Lanes:
             self._resting.append(lane)
             lane.used = monotonic()
             while True:
-                if lane.lent:  # a moment; whoever has its stream says when
-                    self._condition.wait_for(lambda: lane.given or not lane.lent)
+                if lane.lent:  # for a moment
+                    self._condition.wait_for(lambda: lane.given or not lane.lent, _LOOK)
                 else:
                     self._condition.wait_for(lambda: self._queue or lane.lent, lane.used + IDLE - monotonic())
                 if lane.given is not None:

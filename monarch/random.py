@@ -1,0 +1,7 @@
+"""The random numbers of the processes of the active mesh: `get_state`, `set_state`, `new_state`, `make_deterministic`."""
+
+from __future__ import annotations
+
+from monarch.tensor.rng import State, get_state, make_deterministic, new_state, set_state
+
+__all__ = ["State", "get_state", "make_deterministic", "new_state", "set_state"]

@@ -1,0 +1,91 @@
+"""States of random numbers in the processes of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import monarch
+import monarch.random
+from monarch.actor import Actor, endpoint, this_host
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[Any]:
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    yield procs
+    procs._device_mesh.exit()
+    procs.stop().get(timeout=30)
+
+
+def everywhere(tensor: Any) -> list[list[float]]:
+    return [monarch.inspect(tensor, gpus=rank).tolist() for rank in range(2)]
+
+
+def test_processes_begin_with_different_random_numbers(procs: Any) -> None:
+    with procs.activate():
+        first, second = everywhere(torch.rand(4))
+    assert first != second
+
+
+def test_a_state_put_back_gives_the_same_numbers_again(procs: Any) -> None:
+    with procs.activate():
+        state = monarch.random.get_state()
+        first = torch.rand(4)
+        other = torch.rand(4)
+        monarch.random.set_state(state)
+        again = torch.rand(4)
+    assert everywhere(again) == everywhere(first) != everywhere(other)
+    assert isinstance(state.cpu, monarch.Tensor) and state.cpu.dtype == torch.uint8
+    assert monarch.inspect(state.cpu).shape == state.cpu.shape and monarch.inspect(state.cuda).shape == (16,)
+
+
+def test_a_new_state_changes_nothing_before_it_is_set(procs: Any) -> None:
+    with procs.activate():
+        before = monarch.random.get_state()
+        fresh = monarch.random.new_state(7)
+        after = monarch.random.get_state()
+        monarch.random.set_state(fresh)
+        got = torch.rand(4)
+    assert everywhere(before.cpu) == everywhere(after.cpu)
+    wanted = torch.rand(4, generator=torch.Generator().manual_seed(7)).tolist()
+    assert everywhere(got) == [wanted, wanted]
+
+
+def test_a_seed_for_each_process(procs: Any) -> None:
+    with procs.activate():
+        seed = torch.randint(1 << 40, ())  # another one in each
+        for _ in range(2):
+            monarch.random.set_state(monarch.random.new_state(seed))
+            values = everywhere(torch.rand(3))
+    seeds = [monarch.inspect(seed, gpus=rank).item() for rank in range(2)]
+    assert values == [torch.rand(3, generator=torch.Generator().manual_seed(int(s))).tolist() for s in seeds]
+    assert values[0] != values[1]
+
+
+def test_operations_become_deterministic_in_the_processes_alone(procs: Any) -> None:
+    probes = procs.spawn("probes", Probe)
+    with procs.activate():
+        monarch.random.make_deterministic()
+        monarch.inspect(torch.ones(1))
+    assert list(probes.deterministic.call().get(timeout=30).values()) == [True, True]
+    assert not torch.are_deterministic_algorithms_enabled()
+    probes.stop().get(timeout=30)
+
+
+def test_misuse(procs: Any) -> None:
+    with pytest.raises(ValueError, match="no device mesh is active"):
+        monarch.random.get_state()
+    with procs.activate():
+        local = monarch.random.State(torch.get_rng_state() if False else None, None)
+        with pytest.raises(TypeError, match="LOCAL_TENSOR"):
+            monarch.random.set_state(local)
+
+
+class Probe(Actor):
+    @endpoint
+    def deterministic(self) -> bool:
+        return torch.are_deterministic_algorithms_enabled()
