@@ -11,6 +11,8 @@ General layout, from the inside out (a file imports from above, never from below
     actor       the door: the actor API, and nothing else
     rdma        memory of one process, read and written by others
     tensor      tensors spread over processes, worked on from one
+    builtins, timer, profiler, memory, fetch, mesh_controller, opaque_object, opaque_module, remote_class, ...
+                faces: public paths of what is in tensor
     testing     for those who test their actors
 
 Names below are loaded when first touched; `import monarch` itself loads nothing.
@@ -50,6 +52,13 @@ _HOMES = {
     "to_mesh": ("monarch.tensor.moves", "to_mesh"),
     "slice_mesh": ("monarch.tensor.moves", "slice_mesh"),
     "RemoteProcessGroup": ("monarch.tensor.groups", "RemoteProcessGroup"),
+    "remote": ("monarch.tensor.remote", "remote"),
+    "call_on_shard_and_fetch": ("monarch.tensor.remote", "call_on_shard_and_fetch"),
+    "function_resolvers": ("monarch.tensor.functions", "function_resolvers"),
+    "OpaqueRef": ("monarch.tensor.opaque_ref", "OpaqueRef"),
+    "builtins": ("monarch.builtins", ""),
+    "timer": ("monarch.timer", ""),
+    "mesh_controller": ("monarch.mesh_controller", ""),
     "actor": ("monarch.actor", ""),
     "config": ("monarch.config", ""),
     "rdma": ("monarch.rdma", ""),

@@ -4,7 +4,8 @@
 
 The trunk, from _errors to actor, imports only from its left. A branch stands on the door, as a user's program
 does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the branches,
-tools also job, `__main__` also tools. monarch.testing is the trunk's own test-kit and imports the trunk.
+tools also job, `__main__` also tools. FACES are public paths of what monarch.tensor has, and import it and other faces,
+nothing else. monarch.testing is the trunk's own test-kit and imports the trunk.
 `monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
 """
 
@@ -24,6 +25,20 @@ PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 TRUNK = ("_errors", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
 DOOR = ("_errors", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
+FACES = (
+    "builtins",
+    "cached_remote_function",
+    "fetch",
+    "memory",
+    "mesh_controller",
+    "opaque_module",
+    "opaque_object",
+    "profiler",
+    "remote_class",
+    "safe_torch",
+    "timer",
+    "worker",
+)
 ROOT = ""  # monarch/__init__.py itself
 
 
@@ -52,6 +67,8 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
         return target in TRUNK[: TRUNK.index(part)]
     if part == "testing":
         return target in TRUNK
+    if part in FACES:
+        return target == "tensor" or target in FACES
     if part in LATE:
         branches = parts - set(TRUNK) - set(LATE)
         return target in DOOR or target in branches or target in LATE[: LATE.index(part)]
@@ -106,8 +123,8 @@ def test_every_part_of_the_trunk_is_there() -> None:
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
     package = folder / "monarch"
-    every = [f"{part}/__init__.py" for part in (*TRUNK[1:], "rdma", "testing", *LATE)]
-    for name in [*every, "_errors.py", "__init__.py"]:
+    every = [f"{part}/__init__.py" for part in (*TRUNK[1:], "rdma", "tensor", "testing", *LATE)]
+    for name in [*every, "_errors.py", "timer.py", "__init__.py"]:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).touch()
     for name, text in files.items():
@@ -146,6 +163,9 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         ("rdma/a.py", "from monarch.testing import cluster", "1: rdma may not import testing"),
         ("rdma/a.py", "import monarch.job", "1: rdma may not import job"),
         ("gradient.py", "import monarch._shape", "1: gradient may not import _shape"),
+        ("tensor/a.py", "import monarch.timer", "1: tensor may not import timer"),
+        ("timer.py", "from monarch.actor import Actor", "1: timer may not import actor"),
+        ("timer.py", "import monarch.rdma", "1: timer may not import rdma"),
         ("testing/a.py", "import monarch.rdma", "1: testing may not import rdma"),
         ("job/a.py", "import monarch.tools", "1: job may not import tools"),
         ("job/a.py", "import monarch._mesh", "1: job may not import _mesh"),
@@ -166,6 +186,8 @@ def test_imports_from_the_left_are_not_reported(tmp_path: Path) -> None:
         "actor/__init__.py": "from monarch._mesh.actor import Actor\nfrom monarch._runtime import port",
         "rdma/a.py": "from monarch.actor import Actor\nfrom monarch import config, _errors\nfrom .b import c",
         "gradient.py": "import monarch.actor\nimport monarchy",
+        "timer.py": "from monarch.tensor.timing import a",
+        "builtins/__init__.py": "from monarch.builtins import log\nimport monarch.timer",
         "testing/a.py": "from monarch._runtime import proc\nfrom monarch.actor import Actor",
         "job/a.py": "import monarch.actor, monarch.rdma",
         "tools/a.py": "import monarch.job, monarch.rdma",

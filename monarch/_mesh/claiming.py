@@ -1,8 +1,8 @@
 """Arguments that mean something only to those who receive them: pickled anew once it is known who that is.
 
-Another branch may send an object of this process as a claim on something that its counterpart in each receiving process has
-(a distributed tensor, on the local tensors there). Ordinary messages are encoded without a thought of receivers; the first such
-object stops that, and the message is encoded again by `encode_for`. So ordinary messages pay nothing.
+Another branch may send an object of this process as a claim on something that its counterpart in each receiving process
+has (a distributed tensor, on the local tensors there). Ordinary messages are encoded without a thought of receivers;
+the first such object stops that, and the message is encoded again by `encode_for`. So ordinary messages pay nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class ReceiversUnknown(NotSendableError):
 
 
 class Receivers:
-    """Those whom a message is for. `key` names their mesh in each process, `name` is for people, `addresses` their processes.
+    """Those whom a message is for. `key` names their mesh in each process, `name` is for people, `addresses` their
+    processes.
 
-    Reducers leave in `before` what has to happen once the message is encoded and before it is sent; by name, so that a message
-    that is pickled twice has it once.
-    """
+    Reducers leave in `before` what has to happen once the message is encoded and before it is sent; by name, so that a
+    message that is pickled twice has it once. """
 
     __slots__ = ("addresses", "before", "key", "name")
 
@@ -44,8 +44,9 @@ _now = _Now()
 
 
 def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str) -> None:
-    """Objects of exactly this type are pickled as `reduce(obj, receivers)`, a tuple as from `__reduce__`, in arguments of
-    endpoints and constructors. Anywhere else (results, port messages) NotSendableError says `why` not. For the other branches."""
+    """Objects of exactly this type are pickled as `reduce(obj, receivers)`, a tuple as from `__reduce__`, in arguments
+    of endpoints and constructors. Anywhere else (results, port messages) NotSendableError says `why` not. For the other
+    branches."""
 
     def reduced(obj: Any) -> Any:
         if _now.receivers is None:
@@ -56,8 +57,8 @@ def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str) -> 
 
 
 def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memoryview]]:
-    """`codec.encode(value)` for a message to `receivers`, with what has to happen before it is sent. Raises what pickling
-    raises, MessageTooLargeError, and what that raises."""
+    """`codec.encode(value)` for a message to `receivers`, with what has to happen before it is sent. Raises what
+    pickling raises, MessageTooLargeError, and what that raises."""
     before, _now.receivers = _now.receivers, receivers
     try:
         body, buffers = codec.encode(value)

@@ -301,7 +301,9 @@ class Endpoint(Generic[P, R]):
         """
         return plugins.branch("tensor.rref").rref(self, args, kwargs)
 
-    def _keep(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[str, str, int], list[Future[tuple[int, None]]]]:
+    def _keep(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[str, str, int], list[Future[tuple[int, None]]]]:
         """Runs on every rank, where the result stays under the name this gives; and as many Futures, each of a rank that has it
         (and None)."""
         count = len(self._mesh._plan)

@@ -10,6 +10,8 @@
     claims, rref  tensors into actors, and what these give back
     gradients, rng
                   derivatives one at a time; states of random numbers
+    recording, recorded, replaying, coalescing, compiled, function
+                  commands kept and issued again, many in one
     executor      a worker's tensors and how commands change them, without any I/O
     worker        the actor around it
 

@@ -1,10 +1,10 @@
 """Local tensors on their way between the worker of a process and the actors beside it.
 
-A distributed tensor among the arguments of an endpoint or constructor travels as a claim: the engine's key and a number. Before
-the message leaves, the controller has issued a call on the tensor's stream that puts each rank's local tensor into a table of the
-process (`waiting`); the actor's thread takes it from there when it unpickles the message, and waits if the stream is not that far.
-So the actor gets what the tensor is at that point of its stream: the memory itself, not a copy. What the program does to it later
-shows in the actor, and what the actor does shows in the tensor.
+A distributed tensor among the arguments of an endpoint or constructor travels as a claim: the engine's key and a
+number. Before the message leaves, the controller has issued a call on the tensor's stream that puts each rank's local
+tensor into a table of the process (`waiting`); the actor's thread takes it from there when it unpickles the message,
+and waits if the stream is not that far. So the actor gets what the tensor is at that point of its stream: the memory
+itself, not a copy. What the program does to it later shows in the actor, and what the actor does shows in the tensor.
 
 The results of `endpoint.rref` go the other way (`keep`): the actor puts, the stream takes.
 """
@@ -38,7 +38,9 @@ STARTING = 60.0  # seconds that somebody waits for a worker which has not come u
 KEPT = 4096  # results of rref that wait for their stream; beyond that the oldest are let go and fail
 
 _numbers = itertools.count(1)
-_engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()  # of this process, by their workers' key
+_engines: weakref.WeakValueDictionary[str, Engine] = (
+    weakref.WeakValueDictionary()
+)  # of this process, by their workers' key
 
 
 class Gone(RuntimeError):
@@ -46,8 +48,8 @@ class Gone(RuntimeError):
 
 
 class Waiting:
-    """Values of one process that wait to be taken, each once, by name. `open` and `close` follow the workers of the process:
-    nobody waits for one that has ended. `now` is in seconds."""
+    """Values of one process that wait to be taken, each once, by name. `open` and `close` follow the workers of the
+    process: nobody waits for one that has ended. `now` is in seconds."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -94,8 +96,8 @@ class Waiting:
                 runs = self._workers.get(worker)
                 if runs is False:
                     raise Gone(
-                        "the tensor worker of this process has ended (its engine was exited, or failed), and with it the tensor "
-                        "that this message was sent with"
+                        "the tensor worker of this process has ended (its engine was exited, or failed), and with it "
+                        "the tensor that this message was sent with"
                     )
                 timeout: float | None = None
                 if runs is None:
@@ -104,8 +106,8 @@ class Waiting:
                     timeout = deadline - now
                     if timeout <= 0:
                         raise Gone(
-                            f"this process has no tensor worker of the engine that this message's tensor belongs to, and none "
-                            f"came up within {STARTING:g} s"
+                            f"this process has no tensor worker of the engine that this message's tensor belongs to, "
+                            f"and none came up within {STARTING:g} s"
                         )
                 self._changed.wait(timeout)
             return self._values.pop(name)[0]
@@ -127,7 +129,8 @@ waiting = Waiting()
 
 
 class Publish:
-    """A call on a stream: its inputs go into the table of the process under `numbers`, on the ranks `ranks` of the engine."""
+    """A call on a stream: its inputs go into the table of the process under `numbers`, on the ranks `ranks` of the
+    engine."""
 
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()
@@ -156,7 +159,8 @@ class Publish:
 
 
 def claim(worker: str, number: int) -> Any:
-    """In the actor's thread: the local tensor; waits for it. RemoteException when it failed, Gone when its worker has ended."""
+    """In the actor's thread: the local tensor; waits for it. RemoteException when it failed, Gone when its worker has
+    ended."""
     value = _ready(waiting.take((worker, number), worker))
     if isinstance(value, Failed):
         raise InputFailed(value, worker)
@@ -164,7 +168,8 @@ def claim(worker: str, number: int) -> Any:
 
 
 class InputFailed(RemoteException):
-    """What an argument was to be has failed. In the controller's process it arrives as the RemoteException that a fetch raises."""
+    """What an argument was to be has failed. In the controller's process it arrives as the RemoteException that a fetch
+    raises."""
 
     _as_it_is = True  # the caller gets this, not an ActorError around it: the endpoint never ran
 
@@ -263,9 +268,10 @@ class _Message:
         strangers = [address for address in self.receivers.addresses if address not in there]
         if strangers:
             raise ValueError(
-                f"tensors and actors must share the same processes: {self.receivers.name} has actors in processes in which "
-                f"{tensor!r} has no local tensor ({len(strangers)} of {len(self.receivers.addresses)}, the first is "
-                f"{strangers[0]}). Spawn the actors on the mesh of the tensor, slice them, or move the tensor with to_mesh()"
+                f"tensors and actors must share the same processes: {self.receivers.name} has actors in processes in "
+                f"which {tensor!r} has no local tensor ({len(strangers)} of {len(self.receivers.addresses)}, the "
+                f"first is {strangers[0]}). Spawn the actors on the mesh of the tensor, slice them, or move the "
+                f"tensor with to_mesh()"
             )
 
     def publish(self) -> None:

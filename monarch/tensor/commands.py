@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Command(msgspec.Struct, array_like=True, frozen=True, gc=False):
+class Command(msgspec.Struct, array_like=True, gc=False):
     """`ident` names the command in reports of failures: the first reference it makes, or a number of its own."""
 
 
@@ -87,8 +87,6 @@ class Sync(Command, tag=8):
     ident: int
 
 
-
-
 class Do(Command, tag=9):
     """`payload` is a signature.Call that runs this once, with the tensors `inputs`; its results are `ident`, `ident + 1`, ..."""
 
@@ -108,9 +106,9 @@ class Ask(Command, tag=20):
     taints: tuple[int, ...] = ()
 
 
-Any = Place | Run | Define | Forget | DefineMesh | DefineStream | Constant | Fetch | Sync | Do | Ask
+AnyCommand = Place | Run | Define | Forget | DefineMesh | DefineStream | Constant | Fetch | Sync | Do | Ask
 
-Batch = list[int | Any]
+Batch = list[int | AnyCommand]
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(Batch).decode

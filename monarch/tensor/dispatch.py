@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.tensor import misuse, propagation, scalars
+from monarch.tensor import metadata, misuse, propagation, scalars
 from monarch.tensor.misuse import Problem
 from monarch.tensor.records import BORROWED, DROPPED, KNOWN, LENT, RETURNED, UNSEEN, Record, Storage, recorder, recorders, share
 from monarch.tensor.signature import Number, OpCall, Slot, op_name
@@ -254,6 +254,8 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
     """Works out what a call gives that was not made before, and defines it on the workers."""
     values, named, _ = template(args, kwargs, None)
     _refuse_generators(op, args, kwargs)
+    if op.op._schema.name.startswith("aten::quantize_per_"):  # torch predicts a plain tensor
+        raise metadata.not_dense("quantized")
     metas = [tensor._record.meta for tensor in inputs]
     try:
         outcome = propagation.propagate(op.op, values, named, metas)
@@ -428,7 +430,10 @@ def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Dev
         return operate(func, _replaced(args, sent), {k: _replaced(v, sent) for k, v in kwargs.items()}, mesh)
     code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
     problems = [Problem(tensor, code) for tensor in others]
-    raise misuse.incorrect(func, args, kwargs, problems, mesh, _streams.stream)
+    error = misuse.incorrect(func, args, kwargs, problems, mesh, _streams.stream)
+    if place is None and misuse.in_operator():
+        raise misuse.LocalOperandsError(str(error))
+    raise error
 
 
 def _goes_along(local: torch.Tensor, mesh: DeviceMesh | None) -> bool:
@@ -447,8 +452,6 @@ def _replaced(value: Any, sent: dict[int, Any]) -> Any:
 
 def constant(place: Place, local: torch.Tensor) -> Any:
     """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
-    from monarch.tensor import metadata
-
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
         meta = metadata.of(local)

@@ -61,6 +61,7 @@ class Engine:
         self._note_stack = self.issued.note
         self.entries: dict[Any, Entry] = {}
         self._signatures: dict[Any, int] = {}
+        self._retired: list[int] = []  # signatures that nothing here names any more, and the workers still know
         self.calls: dict[int, Any] = {}  # what signatures do, for recordings
         self._numbers = itertools.count(1)  # of signatures, meshes, streams
         self._meshes: dict[Any, DeviceMesh] = {}
@@ -207,7 +208,7 @@ class Engine:
         try:
             number = self._signatures.get(key)
         except TypeError:
-            number, key = None, None
+            number, key = None, object()  # forgotten with the others
         if number is not None:
             return number
         sealed = Sealed(call)
@@ -237,11 +238,13 @@ class Engine:
         self.entries[key] = entry
 
     def _forget_signatures(self) -> None:
-        # Entries name signatures: both start over together.
+        # Entries name signatures: both start over together. Another thread may just be issuing one of these, so the workers
+        # forget them only when as many again have come after them.
         self.entries.clear()
-        for number in self._signatures.values():
+        for number in self._retired:
             self.calls.pop(number, None)
             self._put(commands.Forget(number))
+        self._retired = list(self._signatures.values())
         self._signatures.clear()
 
     def _move(self, place: Place) -> None:

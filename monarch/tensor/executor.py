@@ -260,6 +260,7 @@ class Streams:
         stream, here = 0, True
         part: list[Any] = []
         asked = False
+        command: Any
         for command in commands.decode(data):
             kind = type(command)
             if kind is Run:
@@ -331,12 +332,12 @@ def _text(error: BaseException) -> str:
     if isinstance(error, OneLine):
         return str(error)
     tb = error.__traceback__
-    while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_FOLDER) and tb.tb_next is not None:
+    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename.startswith(_OWN):
         tb = tb.tb_next  # from where the call begins
     return "".join(traceback.format_exception(type(error), error, tb))
 
 
-_FOLDER = __file__.rpartition("/")[0] + "/"
+_OWN = (__file__.rpartition("/")[0] + "/", "<string>")  # code of this package, and what `signature.runner` makes
 
 
 def _pickled(error: BaseException) -> bytes:

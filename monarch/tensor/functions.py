@@ -1,7 +1,7 @@
 """How a function gets to the workers: by name where they can import it, else by value.
 
-`function_resolvers` is a list that programs may change: each entry takes what was given to `remote` and returns an object with
-`resolve()` (called in the worker, so it has to be picklable) or None when it does not know; the first answer counts.
+`function_resolvers` is a list that programs may change: each entry takes what was given to `remote` and returns an
+object with `resolve()` (called in the worker, so it has to be picklable) or None when it does not know; the first answer counts.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def importable_function(target: Any) -> Resolvable | None:
 
 
 def by_value(target: Any) -> Resolvable | None:
-    """Anything else that is callable, pickled by the rules for messages. So is a string without a dot: no worker can call it."""
+    """Anything else that is callable, pickled by the rules for messages. So is a string without a dot: no worker can
+    call it."""
     if not callable(target) and not isinstance(target, str):
         return None
     return ByValue(Sealed(target), f"{_here}.{os.getpid()}.{next(_numbers)}", label(target))

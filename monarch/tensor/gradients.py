@@ -1,9 +1,9 @@
 """Derivatives one at a time: the backward pass as an iterator, and functions that bring their own derivative.
 
-`backward()` runs all of a graph at once. Here the nodes of the graph are called one by one, and only those that lead to the next
-gradient asked for, so that a program can do something with one gradient (reduce it, step an optimizer) before the next is worked
-out. Works on any tensors that torch differentiates, distributed or not: it uses what `torch.autograd.graph` shows of the graph.
-"""
+`backward()` runs all of a graph at once. Here the nodes of the graph are called one by one, and only those that lead to
+the next gradient asked for, so that a program can do something with one gradient (reduce it, step an optimizer) before
+the next is worked out. Works on any tensors that torch differentiates, distributed or not: it uses what
+`torch.autograd.graph` shows of the graph. """
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _next(node: Any) -> list[_Edge]:
 
 
 def gradient_execution_order(roots: Sequence[Root], with_respect_to: Sequence[Root]) -> list[int]:
-    """The indices of `with_respect_to` in the order in which a backward pass from `roots` completes their gradients: those
-    nearest to the roots first. Those that no gradient reaches come last."""
+    """The indices of `with_respect_to` in the order in which a backward pass from `roots` completes their gradients:
+    those nearest to the roots first. Those that no gradient reaches come last."""
     starts = [edge for root in roots if (edge := _edge_of(root)) is not None]
     graph = _Graph(starts)
     reached = set(starts)
@@ -118,13 +118,14 @@ def gradient_execution_order(roots: Sequence[Root], with_respect_to: Sequence[Ro
 class GradientGenerator:
     """An iterator over the gradients of `roots` with respect to each of `with_respect_to`, in that order.
 
-    `next()` runs as much of the backward pass as the next gradient needs, and never a node twice. A gradient that no root reaches
-    is None. `roots` and `with_respect_to` are tensors or GradientEdges (`torch.autograd.graph.get_gradient_edge`); `grad_roots`
-    are the gradients to begin with, in the order of the roots: ones where there is none or None (of a GradientEdge there has to
-    be one).
+    `next()` runs as much of the backward pass as the next gradient needs, and never a node twice. A gradient that no
+    root reaches is None. `roots` and `with_respect_to` are tensors or GradientEdges
+    (`torch.autograd.graph.get_gradient_edge`); `grad_roots` are the gradients to begin with, in the order of the roots:
+    ones where there is none or None (of a GradientEdge there has to be one).
 
-    Distributed tensors: every node runs with the mesh and the stream of the tensors it works on active, whatever is active where
-    `next()` is called. `context_restorer`: in place of that, a function of the node that gives the context for it.
+    Distributed tensors: every node runs with the mesh and the stream of the tensors it works on active, whatever is
+    active where `next()` is called. `context_restorer`: in place of that, a function of the node that gives the context
+    for it.
 
     The graph's saved tensors are kept; hooks of tensors and nodes do not run, and nothing is added to any `.grad`.
     RuntimeError when the graph was freed by an earlier `backward()`.
@@ -211,9 +212,11 @@ def _call(node: Any, gradients: Sequence[torch.Tensor | None], places: dict[Any,
     if callable(node):
         found = node(*gradients)
         return found if isinstance(found, tuple) else (found,)
-    # A torch.autograd.Function written in Python: only autograd's engine knows how to call it. It runs this node alone when it is
-    # asked for the gradient at that following node which comes first, because no other leads there.
-    given = [(GradientEdge(node, number), gradient) for number, gradient in enumerate(gradients) if gradient is not None]
+    # A torch.autograd.Function written in Python: only autograd's engine knows how to call it. It runs this node alone
+    # when it is asked for the gradient at that following node which comes first, because no other leads there.
+    given = [
+        (GradientEdge(node, number), gradient) for number, gradient in enumerate(gradients) if gradient is not None
+    ]
     first = min(_next(node), key=lambda edge: places[edge.node])
     results: list[Any] = []
     hook = node.register_hook(lambda made, _given: results.extend(made))
@@ -231,7 +234,8 @@ def _call(node: Any, gradients: Sequence[torch.Tensor | None], places: dict[Any,
 
 
 def _fitted(gradient: torch.Tensor, about: Any) -> torch.Tensor:
-    """As autograd's engine does between nodes: summed over what the operation had broadcast, in the dtype of the tensor."""
+    """As autograd's engine does between nodes: summed over what the operation had broadcast, in the dtype of the
+    tensor."""
     shape = tuple(about.shape)
     if tuple(gradient.shape) != shape:
         gradient = gradient.sum_to_size(shape)
@@ -265,11 +269,11 @@ def grad_generator(
 
 
 class GradGenerator:
-    """The same for trees (nested lists, tuples, dicts) of tensors: `root()` says where to begin, `grad()` what is wanted.
+    """The same for trees (nested lists, tuples, dicts) of tensors: `root()` says where to begin, `grad()` what is
+    wanted.
 
-    Iterating gives one tree of gradients for each `grad()`, in the order of the calls; leaves that are no tensors that require
-    grad, and tensors that no root reaches, are None.
-    """
+    Iterating gives one tree of gradients for each `grad()`, in the order of the calls; leaves that are no tensors that
+    require grad, and tensors that no root reaches, are None. """
 
     def __init__(self) -> None:
         self._roots: list[Root] = []
@@ -294,9 +298,7 @@ class GradGenerator:
         )
         rest = iter(self._wanted)
         for count, spec in self._trees:
-            yield pytree.tree_unflatten(
-                [None if next(rest) is None else next(generator) for _ in range(count)], spec
-            )
+            yield pytree.tree_unflatten([None if next(rest) is None else next(generator) for _ in range(count)], spec)
 
 
 # --- functions with their own derivative ------------------------------------------------------------------------
@@ -305,12 +307,11 @@ class GradGenerator:
 def grad_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Makes `fn(*args) -> (result, backward)` a differentiable function of its arguments that returns `result`.
 
-    `backward(*gradients of the tensors in result)` returns a gradient, or None, for each argument; one that is not a tuple for
-    the only argument. Arguments and result may be trees of tensors and other values; the gradient of an argument that is a tree is
-    such a tree. Tensors that `backward` uses from around it are saved with the graph, as by `ctx.save_for_backward`, so that it
-    holds no cycle and notices when they are changed in place. `fn` runs without grad; `backward` with the mesh and stream that
-    were active when `fn` ran.
-    """
+    `backward(*gradients of the tensors in result)` returns a gradient, or None, for each argument; one that is not a
+    tuple for the only argument. Arguments and result may be trees of tensors and other values; the gradient of an
+    argument that is a tree is such a tree. Tensors that `backward` uses from around it are saved with the graph, as by
+    `ctx.save_for_backward`, so that it holds no cycle and notices when they are changed in place. `fn` runs without
+    grad; `backward` with the mesh and stream that were active when `fn` ran. """
 
     @functools.wraps(fn)
     def differentiable(*args: Any) -> Any:
@@ -378,8 +379,8 @@ class _Differentiable(torch.autograd.Function):
             found = (found,)
         if len(found) != call.count:
             raise RuntimeError(
-                f"the backward of {call.fn!r} returned {len(found)} gradients for {call.count} arguments: one for each, None "
-                f"where there is none"
+                f"the backward of {call.fn!r} returned {len(found)} gradients for {call.count} arguments: one for "
+                f"each, None where there is none"
             )
         flat: list[Any] = []
         for gradient, spec in zip(found, call.spec.children(), strict=True):

@@ -87,10 +87,15 @@ def check_dense(tensor: torch.Tensor) -> None:
     if not kind and (tensor.is_quantized or tensor.is_nested):
         kind = "quantized" if tensor.is_quantized else "nested"
     if kind:
-        raise NotImplementedError(
-            f"distributed tensors are dense, and this operation makes a {kind} one: do it in a monarch.remote function, which may "
-            f"keep what it likes between its calls and return dense tensors"
-        )
+        raise not_dense(kind)
+
+
+def not_dense(kind: str) -> NotImplementedError:
+    """The error for an operation that makes a tensor of a kind of which there are no distributed ones."""
+    return NotImplementedError(
+        f"distributed tensors are dense, and this operation makes a {kind} one: do it in a monarch.remote function, which may "
+        f"keep what it likes between its calls and return dense tensors"
+    )
 
 
 def of(tensor: torch.Tensor) -> Meta:

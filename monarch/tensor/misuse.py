@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dis
+import sys
 import threading
 import traceback
 from collections.abc import Sequence
@@ -85,6 +87,22 @@ def latest() -> TypeError:
     """The explanation this thread made last, which torch's binary operators have swallowed."""
     error, _latest.error = _latest.error, None
     return error if error is not None else TypeError("unsupported operands: one of the tensors cannot be used here")
+
+
+class LocalOperandsError(RuntimeError):
+    """Local tensors alone are the operands of an operator while a mesh is active. No TypeError: torch makes NotImplemented of
+    that, Python then says nothing of meshes, and `==` even gives False."""
+
+
+def in_operator() -> bool:
+    """Whether the program's own line, which called torch, is at an operator such as `+` or `==` and not at a call."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        frame = frame.f_back
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] in ("BINARY_OP", "COMPARE_OP")
+
+
+_INTERNAL = (torch.__file__.rpartition("/")[0] + "/", __file__.rpartition("/")[0] + "/")
 
 
 class DataDependentError(DataDependentOutputException):

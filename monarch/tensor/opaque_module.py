@@ -81,5 +81,3 @@ class _Forward:
 
     def __call__(self, ref: Any, args: Any, kwargs: Any, wanted: Any) -> Any:
         return self._propagator(*args, **kwargs), OpaqueRef(None)
-
-

@@ -69,8 +69,8 @@ class OpaqueObject:
 def opaque_method(method: Callable[..., Any]) -> Callable[..., Any]:
     """A method of an OpaqueObject: calling it calls the method of that name of the objects in the workers.
 
-    Its body runs here, on fake tensors, and returns tensors like those that the call gives (see `remote`). It may use attributes
-    of the OpaqueObject.
+    Its body runs here, on fake tensors, and returns tensors like those that the call gives (see `remote`). It may use
+    attributes of the OpaqueObject.
     """
     name = method.__name__
 

@@ -40,8 +40,8 @@ def table() -> Table:
 
 
 class OpaqueRef:
-    """`OpaqueRef(value)` inside a remote function keeps `value` in that worker and can be returned; the program passes it to other
-    remote functions, which find the object as `.value` (and may set it). When the program lets go of it, so do the workers.
+    """`OpaqueRef(value)` inside a remote function keeps `value` in that worker and can be returned; the program passes
+    it to other remote functions, which find the object as `.value` (and may set it). When the program lets go of it, so do the workers.
 
     To torch it is a tree with one leaf, an int64 scalar. A `propagate` function returns `OpaqueRef(None)` in its place. The
     program itself has no value to look at: making one, reading and setting `value` are a RuntimeError there.
@@ -94,5 +94,8 @@ def _table(attempt: str) -> Table:
 
 
 pytree.register_pytree_node(
-    OpaqueRef, lambda ref: ([ref._key], None), lambda keys, _: _of(next(iter(keys))), serialized_type_name="monarch.OpaqueRef"
+    OpaqueRef,
+    lambda ref: ([ref._key], None),
+    lambda keys, _: _of(next(iter(keys))),
+    serialized_type_name="monarch.OpaqueRef",
 )

@@ -37,7 +37,8 @@ def nothing() -> Outcome:
 
 
 def propagated(propagate: Callable[..., Any], fill: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> Outcome:
-    """The outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the distributed `inputs`."""
+    """The outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the distributed
+    `inputs`."""
     with _disable_current_modes(), propagation.fake_mode(), torch.enable_grad():
         fakes = _fakes(inputs)
         before = [fake._version for fake in fakes]

@@ -7,6 +7,7 @@ operation changes; and which of them have other metadata or other memory afterwa
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from monarch.tensor.metadata import Meta
 logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)
 
 _mode: FakeTensorMode | None = None
+propagating = threading.RLock()  # torch's fake tensors bear one thread at a time
 
 
 def fake_mode() -> FakeTensorMode:
@@ -80,6 +82,7 @@ def propagate(op: Any, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequ
     exceptions of torch's fake tensors for results that depend on values.
     """
     with (
+        propagating,
         _disable_current_modes(),
         torch._C._DisableAutocast(),  # has had its say before an operation comes here
         torch.inference_mode(False),
@@ -178,7 +181,8 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    number: int = tensor.untyped_storage()._cdata
+    return number
 
 
 __all__ = [
@@ -191,5 +195,6 @@ __all__ = [
     "fake_mode",
     "fill",
     "propagate",
+    "propagating",
     "written",
 ]

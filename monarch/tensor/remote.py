@@ -53,12 +53,12 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
     `propagate` says how this process knows what a call gives without waiting for it:
 
     - None or "cached": for each new pattern of inputs (metadata of tensors, which of them share memory, other values) the
-      function first runs once on the first rank, on copies of its tensors, and this call waits for that. What is no tensor has
-      to be hashable. Effects of the function other than on its tensors and random numbers happen twice on that rank.
+      function first runs once on the first rank, on copies of its tensors, and this call waits for that. What is no
+      tensor has to be hashable. Effects of the function other than on its tensors and random numbers happen twice on that rank.
     - "inspect": what it returns is not wanted; calls return None. That it changes its inputs is not known here.
     - a callable: called with fake tensors in place of the distributed ones, returns fake tensors in the structure of what the
-      function returns. What it writes to, the function may write to. Its answer is kept for each pattern of inputs, unless it is
-      no plain function or has captured more than numbers, strings and functions.
+      function returns. What it writes to, the function may write to. Its answer is kept for each pattern of inputs,
+      unless it is no plain function or has captured more than numbers, strings and functions.
     """
     if function is None:
         return functools.partial(remote, propagate=propagate)
@@ -72,8 +72,8 @@ class Remote:
     pytrees of distributed tensors and values that can be pickled; a DeviceMesh is a WorkerMesh there. In the workers
     everything is local: torch too, and other Remotes are plain functions. Autograd graphs end with the call.
 
-    `call`, `call_one`, `choose` and `stream` run it on the ranks of the active mesh and give what it returned, its tensors as local
-    ones on the CPU. When it fails there, their Futures raise RemoteException; a failure of `broadcast` or of a call whose
+    `call`, `call_one`, `choose` and `stream` run it on the ranks of the active mesh and give what it returned, its
+    tensors as local ones on the CPU. When it fails there, their Futures raise RemoteException; a failure of `broadcast` or of a call whose
     results nobody fetches is raised by the mesh's `exit()`.
     """
 
@@ -255,8 +255,8 @@ class Remote:
         return patterns.received(_values(engine, answers)[0])
 
     def _seldom(self, entry: _Known, engine: Any) -> int:
-        """The signature of a call with strings in it: defined when it comes again. -1 until then, and for values that may change
-        under their name."""
+        """The signature of a call with strings in it: defined when it comes again. -1 until then, and for values that
+        may change under their name."""
         key = entry.key
         if key is None:
             return -1
@@ -384,8 +384,8 @@ class Remote:
 def call_on_shard_and_fetch(
     function: Any, *args: Any, shard: Mapping[str, int] | None = None, **kwargs: Any
 ) -> Future[Any]:
-    """A Future of what `function`, a Remote, returned on the rank at coordinate `shard` (default: the first), the only one that
-    runs it. The mesh is that of its tensors, else the active one.
+    """A Future of what `function`, a Remote, returned on the rank at coordinate `shard` (default: the first), the only
+    one that runs it. The mesh is that of its tensors, else the active one.
 
     ValueError and KeyError as with `fetch_shard`. The Future raises RemoteException when it fails there, or a tensor is the
     result of a failure on any rank.

@@ -23,7 +23,8 @@ class RemoteAutogradFunction:
         self._cls = cls
 
     def apply(self, *args: Any) -> Any:
-        """What the workers' `apply` gives. The first call with each pattern of arguments waits for the workers (see `remote`)."""
+        """What the workers' `apply` gives. The first call with each pattern of arguments waits for the workers (see
+        `remote`)."""
 
         def run(args: Any, kwargs: Any, wanted: Any) -> Any:
             return _forward(self._cls, args, kwargs, wanted)

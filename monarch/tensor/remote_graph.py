@@ -26,11 +26,13 @@ class Graph:
         self.outputs = outputs
 
 
-def forward(run: Callable[..., Any], args: Any, kwargs: Any, wanted: Sequence[bool], extra: Sequence[torch.Tensor]) -> Any:
+def forward(
+    run: Callable[..., Any], args: Any, kwargs: Any, wanted: Sequence[bool], extra: Sequence[torch.Tensor]
+) -> Any:
     """In a worker: (what `run(*args, **kwargs)` gives, a reference to its Graph).
 
-    `wanted`: for each tensor among the arguments whether its derivative will be asked for; `extra`: tensors of `run` itself whose
-    derivatives come after those.
+    `wanted`: for each tensor among the arguments whether its derivative will be asked for; `extra`: tensors of `run`
+    itself whose derivatives come after those.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     flags = iter(wanted)
@@ -64,8 +66,7 @@ def backward(ref: OpaqueRef, grads: list[Any]) -> tuple[torch.Tensor, ...]:
         allow_unused=True,
     )
     return tuple(
-        grad if grad is not None else torch.zeros_like(tensor)
-        for grad, tensor in zip(found, graph.inputs, strict=True)
+        grad if grad is not None else torch.zeros_like(tensor) for grad, tensor in zip(found, graph.inputs, strict=True)
     )
 
 
@@ -78,7 +79,9 @@ class _Like:
         self._metas = metas
 
     def __call__(self, ref: Any, grads: Any) -> Any:
-        return tuple(torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device) for meta in self._metas)
+        return tuple(
+            torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=meta.device) for meta in self._metas
+        )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Like) and self._metas == other._metas
@@ -88,7 +91,8 @@ class _Like:
 
 
 def apply(run: Callable[..., Any], args: Any, kwargs: Any, parameters: Sequence[Tensor]) -> Any:
-    """Issues a forward pass and gives its result, with a graph behind it for the arguments and `parameters` that require grad.
+    """Issues a forward pass and gives its result, with a graph behind it for the arguments and `parameters` that
+    require grad.
 
     `run(args, kwargs, wanted)` issues `forward` and returns what that does.
     """

@@ -1,7 +1,7 @@
 """The random numbers of the processes of a mesh: their states as distributed tensors, and determinism.
 
-Everything here is issued to the active mesh and stream, in order with the operations there. A state holds that of the CPU and that
-of the process's accelerator; in a process without one the latter is zeros, and setting it does nothing.
+Everything here is issued to the active mesh and stream, in order with the operations there. A state holds that of the
+CPU and that of the process's accelerator; in a process without one the latter is zeros, and setting it does nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import dispatch, metadata, misuse
 from monarch.tensor.activation import get_active_mesh
 from monarch.tensor.propagation import Leaf, Outcome
+from monarch.tensor.records import recorder, recorders
 from monarch.tensor.stream import get_active_stream
 from monarch.tensor.tensor import Tensor
 
@@ -39,16 +40,16 @@ def set_state(state: State) -> None:
 
 
 def new_state(seed: Any) -> State:
-    """The states of generators with that seed; none is set by it. `seed`: an integer, the same everywhere, or a distributed
-    integer scalar, with a value for each process."""
+    """The states of generators with that seed; none is set by it. `seed`: an integer, the same everywhere, or a
+    distributed integer scalar, with a value for each process."""
     if not isinstance(seed, Tensor):
         seed = torch.tensor(int(seed))
     return State(*_issue("new_state", [seed], 2))
 
 
 def make_deterministic() -> None:
-    """From here on operations in the processes give the same results each time for the same inputs; those that cannot fail (as by
-    `torch.use_deterministic_algorithms(True)`). It seeds nothing."""
+    """From here on operations in the processes give the same results each time for the same inputs; those that cannot
+    fail (as by `torch.use_deterministic_algorithms(True)`). It seeds nothing."""
     _issue("make_deterministic", [], 0)
 
 
@@ -61,9 +62,9 @@ def _issue(what: str, inputs: list[Any], results: int) -> list[Any]:
         sizes = [torch.get_rng_state().numel(), _DEVICE_BYTES][:results]
         metas = [metadata.contiguous((size,), torch.uint8, "cpu") for size in sizes]
     outcome = Outcome([Leaf(meta) for meta in metas], list, (), ())
-    ident = place.engine.do(
-        place, RandomCall(what, outcome.keeps), [tensor._record.ref for tensor in inputs], results
-    )
+    if recorders and (here := recorder()) is not None:
+        here.read(inputs)
+    ident = place.engine.do(place, RandomCall(what, outcome.keeps), [tensor._record.ref for tensor in inputs], results)
     taint = inputs[0]._record.storage.taint if inputs else None
     return dispatch.fresh_leaves(outcome, inputs, place, ident, taint)
 
@@ -107,8 +108,8 @@ def _device_state(seed: int | None) -> torch.Tensor:
     if seed is None:
         state: torch.Tensor = _module().get_rng_state()
         return state
-    device = torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())  # type: ignore[union-attr]
-    return torch.Generator(device).manual_seed(seed).get_state()
+    device = torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())  #
+    type: ignore[union-attr] return torch.Generator(device).manual_seed(seed).get_state()
 
 
 def _module() -> Any:

@@ -1,9 +1,8 @@
 """`endpoint.rref(...)`: actors work on distributed tensors, and what they return stays where it is.
 
-The message goes to the actors at once. A call is issued on the stream of the tensors, at its place in their order, that waits in
-each process for that actor's result and takes it over. So later operations on the results wait for the actors, and everything
-that was issued before is done when the actors get their arguments.
-"""
+The message goes to the actors at once. A call is issued on the stream of the tensors, at its place in their order, that
+waits in each process for that actor's result and takes it over. So later operations on the results wait for the actors,
+and everything that was issued before is done when the actors get their arguments. """
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.actor import ActorError, Endpoint, Future, NDSlice, Shape, start_thread, when_ready
-from monarch.tensor import claims, dispatch, misuse, propagation
+from monarch.tensor import claims, dispatch, misuse, patterns, propagation
 from monarch.tensor.activation import active_mesh
 from monarch.tensor.engines import device_mesh
 from monarch.tensor.failures import Failed, RemoteException
-from monarch.tensor.records import KNOWN
+from monarch.tensor.records import recorder, recorders
+from monarch.tensor.remote import _mutated
 from monarch.tensor.stream import get_active_stream
 from monarch.tensor.taint import merge
 from monarch.tensor.tensor import Tensor
@@ -50,36 +49,49 @@ def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, 
     ]
     if problems:
         raise misuse.incorrect(endpoint._name, args, kwargs, problems, mesh, place.stream)
-    outcome, structure, taken = _propagated(propagate, leaves, spec, tensors)
+    if propagate == "inspect":
+        outcome, count = patterns.nothing(), None
+    else:
+        outcome = patterns.propagated(propagate, lambda fakes: _with(fakes, leaves, spec), tensors)
+        count = len(outcome.leaves)
     for index in outcome.mutates:
         problem = dispatch.trouble(tensors[index], tensors[index]._record.place, True)
         if problem is not None:
             raise misuse.incorrect(endpoint._name, args, kwargs, [problem], mesh, place.stream)
+    if recorders and (here := recorder()) is not None:
+        here.fetching("calling actors with rref")
     name, answers = endpoint._keep(args, kwargs)
-    call = Take(name, place.engine._workers._spec.key, endpoint._name, taken, outcome)
+    call = Take(name, place.engine._workers._spec.key, endpoint._name, count, outcome)
     ident = place.engine.do(place, call, [tensor._record.ref for tensor in tensors], len(outcome.fresh))
     _watch(place.engine, name, endpoint._mesh._plan.addresses, answers)
     taint = None
     for tensor in tensors:
         taint = merge(taint, tensor._record.storage.taint)
-    for index in outcome.mutates:
-        storage = tensors[index]._record.storage
-        storage.taint, storage.known = taint, None
-        storage.flags &= ~KNOWN
-    return structure(dispatch.fresh_leaves(outcome, tensors, place, ident, taint))
+    if outcome.mutates:
+        _mutated(tensors, outcome.mutates, taint)
+    made = dispatch.fresh_leaves(outcome, tensors, place, ident, taint)
+    return made[0] if outcome.structure is None else outcome.structure(made)
+
+
+def _with(fakes: Sequence[Any], leaves: Sequence[Any], spec: Any) -> Any:
+    """The arguments with stand-ins for the tensors."""
+    rest = iter(fakes)
+    return pytree.tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
 def _check_propagator(endpoint: Endpoint[Any, Any], propagate: Any) -> None:
     if endpoint._property._user_port:
         raise NotImplementedError(
-            f"rref of {endpoint._name!r}, which answers by a port: its results are not known. Return them from an ordinary endpoint"
+            f"rref of {endpoint._name!r}, which answers by a port: its results are not known. Return them from an "
+            f"ordinary endpoint"
         )
     if propagate == "inspect" or callable(propagate):
         return
     raise NotImplementedError(
         f"rref needs to know what {endpoint._name!r} gives, and propagate is {propagate!r}: decorate it with "
-        f"@endpoint(propagate=fn), or call as_endpoint(mesh.method, propagate=fn).rref(...). fn gets the same arguments with fake "
-        f"tensors and returns tensors like those of the result; propagate='inspect' says that there are none"
+        f"@endpoint(propagate=fn), or call as_endpoint(mesh.method, propagate=fn).rref(...). fn gets the same "
+        f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says that "
+        f"there are none"
     )
 
 
@@ -107,8 +119,9 @@ def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> DeviceM
             return found
     if engines:
         raise ValueError(
-            f"tensors and actors must share the same processes: {endpoint._name!r} has {len(addresses)} actors, and not all of "
-            f"them are on {candidates[0]!r}. Spawn the actors on the mesh of the tensors, slice them, or move the tensors"
+            f"tensors and actors must share the same processes: {endpoint._name!r} has {len(addresses)} actors, and "
+            f"not all of them are on {candidates[0]!r}. Spawn the actors on the mesh of the tensors, slice them, or "
+            f"move the tensors"
         )
     root = device_mesh(endpoint._mesh._spec.proc_mesh)
     found = _mesh_in(root.client, endpoint)
@@ -131,29 +144,7 @@ def _mesh_in(engine: Engine, endpoint: Endpoint[Any, Any]) -> DeviceMesh | None:
     return engine.mesh(Shape(list(shape.labels), slices)) if list(slices) == ranks else None
 
 
-# --- what --------------------------------------------------------------------------------------------------------
-
-
-def _propagated(
-    propagate: Any, leaves: list[Any], spec: Any, tensors: Sequence[Tensor]
-) -> tuple[propagation.Outcome, Callable[[list[Any]], Any], int | None]:
-    """What the call gives, how its leaves are put together, and how many leaves the actors' results have to have (None: any)."""
-    if propagate == "inspect":
-        return propagation.Outcome([], _nothing, (), ()), _nothing, None
-    with _disable_current_modes(), propagation.fake_mode(), torch.no_grad():
-        fakes = [tensor._record.meta.fake() for tensor in tensors]
-        versions = [fake._version for fake in fakes]
-        rest = iter(fakes)
-        args, kwargs = pytree.tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-        result = propagate(*args, **kwargs)
-        found, structure = pytree.tree_flatten(result)
-        mutates = tuple(place for place, fake in enumerate(fakes) if fake._version != versions[place])
-        outcome = propagation.describe(tuple(found), fakes, mutates, ())
-    return outcome, partial(pytree.tree_unflatten, treespec=structure), len(found)
-
-
-def _nothing(_leaves: list[Any]) -> None:
-    return None
+# --- in the workers ---------------------------------------------------------------------------------------------
 
 
 class Take:
@@ -182,16 +173,17 @@ class Take:
                 return []
             if len(leaves) != self.count:
                 raise RuntimeError(
-                    f"endpoint {self.endpoint!r} returned {len(leaves)} values, and its `propagate` says {self.count}: both have "
-                    f"to return the same structure"
+                    f"endpoint {self.endpoint!r} returned {len(leaves)} values, and its `propagate` says "
+                    f"{self.count}: both have to return the same structure"
                 )
-            for index in self.keeps or ():
+            for index in (0,) if self.keeps is None else self.keeps:
                 if not isinstance(leaves[index], torch.Tensor):
                     raise TypeError(
-                        f"endpoint {self.endpoint!r} returned {type(leaves[index]).__name__} where its `propagate` says that it "
-                        f"returns a tensor"
+                        f"endpoint {self.endpoint!r} returned {type(leaves[index]).__name__} where its `propagate` "
+                        f"says that it returns a tensor"
                     )
-            return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            taken = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+            return taken[0] if self.keeps is None else taken
 
         return run
 
@@ -211,8 +203,9 @@ class _Call:
         self.done: set[int] = set()
 
     def answered(self, answer: Future[Any]) -> None:
-        """An actor that cannot answer (it has ended, it refused the message) leaves no result in its process: the worker there is
-        told, so that its stream does not wait for it. What an endpoint raises is left by the actor itself."""
+        """An actor that cannot answer (it has ended, it refused the message) leaves no result in its process: the
+        worker there is told, so that its stream does not wait for it. What an endpoint raises is left by the actor
+        itself."""
         try:
             rank, _ = answer.get(0)
         except (ActorError, RemoteException):

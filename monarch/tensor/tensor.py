@@ -87,7 +87,7 @@ class Tensor(torch.Tensor):
         storage, own = self._record.storage, self._record
         if storage.flags & DROPPED:
             return
-        storage.why = misuse.here(2)
+        storage.why = misuse.here()
         storage.flags |= DROPPED
         for record in tensors_of(storage, own):
             record.place.dead.append(record.ref)

@@ -64,7 +64,11 @@ def derived(model: nn.Module, *inputs: Any, **options: Any) -> list[Any]:
     out = model(*given, **options)
     out = out[0] if isinstance(out, tuple) else out
     (out * out).sum().backward()
-    return [out.detach(), *(value.grad for value in given if value.requires_grad), *(p.grad for p in model.parameters())]
+    return [
+        out.detach(),
+        *(value.grad for value in given if value.requires_grad),
+        *(p.grad for p in model.parameters()),
+    ]
 
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -80,7 +84,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "transposed conv": (lambda: nn.ConvTranspose1d(2, 3, 3), (2, 2, 5)),
     "pools": (lambda: nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1)), (1, 2, 8, 8)),
     "activations": (
-        lambda: nn.Sequential(nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Softplus(), nn.LeakyReLU(), nn.PReLU(), nn.Hardswish()),
+        lambda: nn.Sequential(
+            nn.GELU(), nn.SiLU(), nn.Tanh(), nn.Softplus(), nn.LeakyReLU(), nn.PReLU(), nn.Hardswish()
+        ),
         (3, 4),
     ),
     "softmax": (lambda: nn.Sequential(nn.Softmax(-1), nn.LogSoftmax(0)), (3, 4)),

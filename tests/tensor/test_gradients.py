@@ -58,9 +58,7 @@ def test_several_roots_a_diamond_and_broadcasting() -> None:
     left, right = (y + scale).tanh(), y.exp() + b
     roots = [(left * right).sum(), right.mean(), left]
     grads = [None, torch.tensor(3.0), torch.ones(4, 3) / 2]
-    expected = torch.autograd.grad(
-        roots, [x, b, scale, y], [torch.ones(()), grads[1], grads[2]], retain_graph=True
-    )
+    expected = torch.autograd.grad(roots, [x, b, scale, y], [torch.ones(()), grads[1], grads[2]], retain_graph=True)
     for got, want in zip(GradientGenerator(roots, [x, b, scale, y], grads), expected, strict=True):
         torch.testing.assert_close(got, want)
 

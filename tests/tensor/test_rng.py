@@ -10,7 +10,7 @@ import torch
 
 import monarch
 import monarch.random
-from monarch.actor import Actor, endpoint, this_host
+from monarch.actor import Actor, current_rank, endpoint, this_host
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,15 @@ def test_a_new_state_changes_nothing_before_it_is_set(procs: Any) -> None:
 
 
 def test_a_seed_for_each_process(procs: Any) -> None:
+    probes = procs.spawn("probes", Probe)
     with procs.activate():
-        seed = torch.randint(1 << 40, ())  # another one in each
+        seed = probes.rank.rref() + 40
         for _ in range(2):
             monarch.random.set_state(monarch.random.new_state(seed))
             values = everywhere(torch.rand(3))
-    seeds = [monarch.inspect(seed, gpus=rank).item() for rank in range(2)]
-    assert values == [torch.rand(3, generator=torch.Generator().manual_seed(int(s))).tolist() for s in seeds]
+    assert values == [torch.rand(3, generator=torch.Generator().manual_seed(40 + rank)).tolist() for rank in range(2)]
     assert values[0] != values[1]
+    probes.stop().get(timeout=30)
 
 
 def test_operations_become_deterministic_in_the_processes_alone(procs: Any) -> None:
@@ -80,12 +81,17 @@ def test_misuse(procs: Any) -> None:
     with pytest.raises(ValueError, match="no device mesh is active"):
         monarch.random.get_state()
     with procs.activate():
-        local = monarch.random.State(torch.get_rng_state() if False else None, None)
+        with monarch.no_mesh.activate():
+            local = monarch.random.State(torch.get_rng_state(), torch.zeros(16, dtype=torch.uint8))
         with pytest.raises(TypeError, match="LOCAL_TENSOR"):
             monarch.random.set_state(local)
 
 
 class Probe(Actor):
+    @endpoint(propagate=lambda: torch.zeros((), dtype=torch.int64))
+    def rank(self) -> torch.Tensor:
+        return torch.tensor(current_rank().rank)
+
     @endpoint
     def deterministic(self) -> bool:
         return torch.are_deterministic_algorithms_enabled()

@@ -9,9 +9,9 @@ to the next path for AVOID seconds.
 A read is true if the buffer's control word, read by the same device after the data, says so. About writes and drops see
 `ibverbs_owner`.
 
-**Never run on hardware.** There was no RDMA device to run this on, nor a kernel with soft RoCE. Everything up to the binding
-runs in tests against an imitation of it that copies between processes; `ibverbs_binding.Package` beyond the list of devices,
-the real devices' errors and timing, registration by dma-buf and everything about speed have not been tried.
+**Never run on hardware.** Reads and writes between two processes have run over soft RoCE (rdma_rxe of Linux 6.1, emulated),
+by the real package. All else runs in tests against an imitation of the binding that copies between processes: real cards with
+their errors and timing, InfiniBand, several devices, registration by dma-buf and everything about speed have not been tried.
 
 Memory of a GPU is read by its owner's device from where it is. It is not written to: not all GPUs order what other devices
 write before what their kernels read, so such writes take the next path.

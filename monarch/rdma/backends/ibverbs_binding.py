@@ -1,9 +1,8 @@
 """The door to libibverbs: what is used of it here, and the PyPI package `ibverbs` behind it.
 
 The package (https://github.com/d4l3k/rdma4py, BSD-3-Clause, extra `rdma-verbs`) calls libibverbs' inline functions from
-compiled code and releases the interpreter lock; it loads libibverbs.so.1 when it is imported. Against the library without a
-device the import, the list of devices and the objects for requests are tested; the rest of `Package` has never run: opening
-a device, registering memory, queue pairs, completions.
+compiled code and releases the interpreter lock; it loads libibverbs.so.1 when it is imported. `Package` has never run on
+hardware. It has moved bytes over soft RoCE; `register_dmabuf` has never run at all.
 
 Everything else here works with whatever has these methods, so that tests can put an imitation in their place. All of them
 raise OSError when the device or the kernel refuses.
