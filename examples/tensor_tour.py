@@ -31,7 +31,7 @@ def main() -> None:
         # Torch runs on all four processes. Nothing waits for them: shapes are known here, values are there.
         x = torch.ones(3, 4)
         y = (x @ x.T).relu() + 1
-        print(f"1. {tuple(y.shape)} on {len(mesh)} processes; one of them has {monarch.inspect(y)[0].tolist()}")
+        print(f"1. {tuple(y.shape)} on {len(mesh)} processes; one of them has {monarch.inspect(y).tolist()[0]}")
 
         # Each process knows where it is, so that each can hold something else.
         mine = 10 * mesh.rank("hosts") + mesh.rank("gpus")
@@ -42,7 +42,7 @@ def main() -> None:
         print("   all of them:", monarch.inspect(mine.reduce("gpus", "stack"), hosts=1, gpus=0).tolist())
 
         # What depends on values goes into a remote function.
-        print("4. the largest:", monarch.inspect(largest(mine + torch.zeros(2))).item())
+        print("4. the largest of the last one:", monarch.inspect(largest(mine + torch.zeros(2)), hosts=1, gpus=1).item())
 
         # Modules, autograd and optimizers are those of torch: the graph is here, the work is there.
         net = torch.nn.Linear(4, 2)

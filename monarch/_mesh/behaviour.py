@@ -157,7 +157,8 @@ class ActorBehaviour:
 
     def _reply(self, delivery: Delivery, result: Any) -> None:
         if delivery.call.adverb == KEEP:
-            result = _keep(delivery, result, None)
+            _keep(delivery, result, None)
+            result = None
         try:
             body, buffers = codec.encode_value(result)
             self.instance.proc.check_size(body, buffers)

@@ -25,7 +25,8 @@ class Receivers:
     processes.
 
     Reducers leave in `before` what has to happen once the message is encoded and before it is sent; by name, so that a
-    message that is pickled twice has it once. """
+    message that is pickled twice has it once.
+    """
 
     __slots__ = ("addresses", "before", "key", "name")
 

@@ -291,27 +291,40 @@ class Endpoint(Generic[P, R]):
         return make_future(entry)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """Runs on every rank; at once gives what the endpoint's `propagate` says of the results, with distributed tensors in
-        place of its tensors: each rank's own result, where it was made.
+        """Runs on every rank; at once gives what the endpoint's `propagate` says of the results, with distributed
+        tensors in place of its tensors: each rank's own result, where it was made.
 
-        `propagate` is a function that gets the same arguments, with fake tensors among them, and returns what a call returns; or
-        "inspect", for what returns no tensor: then this is None. The actors have to be in the processes of the tensors (of the
-        active mesh, without any): ValueError otherwise. NotImplementedError without `propagate`. An exception of the endpoint is
-        raised, as RemoteException, by whoever fetches something that depends on the results.
+        `propagate` is a function that gets the same arguments, with fake tensors among them, and returns what a call
+        returns; or "inspect", for what returns no tensor: then this is None. The actors have to be in the processes of
+        the tensors (of the active mesh, without any): ValueError otherwise. NotImplementedError without `propagate`. An
+        exception of the endpoint is raised, as RemoteException, by whoever fetches something that depends on the results.
         """
+        propagate = self._property._propagator
+        if self._property._user_port:
+            raise NotImplementedError(
+                f"rref of {self._name!r}, which answers by a port: what it gives is not known here. Return it from an "
+                f"ordinary endpoint"
+            )
+        if propagate != "inspect" and not callable(propagate):
+            raise NotImplementedError(
+                f"rref has to know what {self._name!r} gives, and its propagate is {propagate!r}: decorate it with "
+                f"@endpoint(propagate=fn), or call as_endpoint(mesh.method, propagate=fn).rref(...). fn gets the same "
+                f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says "
+                f"that there are none"
+            )
         return plugins.branch("tensor.rref").rref(self, args, kwargs)
 
     def _keep(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[str, str, int], list[Future[tuple[int, None]]]]:
-        """Runs on every rank, where the result stays under the name this gives; and as many Futures, each of a rank that has it
-        (and None)."""
+        """Runs on every rank, where the result stays under the name this gives; and as many Futures, each of a rank that
+        has it (and None)."""
         count = len(self._mesh._plan)
         entry = Queue(self._target or self._make_target(), count)
         self._cast(entry, KEEP, args, kwargs)
         running = current.get()
         sender: Instance = root() if running is None else running.instance
-        reader = ValueStream(entry, count)
+        reader: ValueStream[Any] = ValueStream(entry, count)
         answers = [make_future(Arrival(entry, ranked=True, reader=reader)) for _ in range(count)]
         return (sender.proc.address, sender.unique, entry.number), answers
 

@@ -109,8 +109,8 @@ class HostAcks(Acks):
 class Making:
     """How the actors of a mesh are constructed: the encoded (class, args, kwargs, proc mesh, creator).
 
-    Kept by the owner for restarts up to `restart_argument_bytes`, beyond that `body` is None once they were sent; so it is when
-    they can be unpickled `once` (claims on distributed tensors).
+    Kept by the owner for restarts up to `restart_argument_bytes`, beyond that `body` is None once they were sent; so it
+    is when they can be unpickled `once` (claims on distributed tensors).
     """
 
     __slots__ = ("body", "buffers", "once", "size")

@@ -23,7 +23,11 @@ def preloads() -> list[str]:
 
 
 def refreshed(launch: bytes) -> bytes:
-    """An encoded LaunchSpec, with what this program has imported by now; all else as it was."""
+    """An encoded LaunchSpec, with what this program has imported by now; all else as it was.
+
+    The compiler is left out unless the first processes had it: distributed tensors import it here and never there, and a fork
+    server takes two seconds to load it.
+    """
     spec = msgspec.msgpack.decode(launch, type=LaunchSpec)
-    spec.preload = preloads()
+    spec.preload = [name for name in preloads() if name != "torch._dynamo" or name in spec.preload]
     return msgspec.msgpack.encode(spec)

@@ -421,8 +421,8 @@ class _Rescued(Then):
 
 
 def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
-    """Begins to wait for `future`, which nobody has observed yet; `act()` once it is ready, at once if it is: on any thread, and
-    perhaps more than once, so it must be quick and not block. For the other branches."""
+    """Begins to wait for `future`, which nobody has observed yet; `act()` once it is ready, at once if it is: on any
+    thread, and perhaps more than once, so it must be quick and not block. For the other branches."""
     source = future._source
     assert source is not None
     source.begin()

@@ -77,6 +77,8 @@ class Waiting:
     def put(self, name: Hashable, value: Any, receiver: str, now: float) -> None:
         """`receiver`: the key of the actors that will take it; "" for a result, which a stream takes."""
         with self._changed:
+            if receiver and type(name) is tuple and self._workers.get(name[0]) is False:
+                return  # from the last operations of a worker that ends
             self._values[name] = (value, receiver, now)
             self._changed.notify_all()
             if len(self._values) > LEFT_OVER and len(self._values) & (LEFT_OVER - 1) == 0:

@@ -15,7 +15,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata, misuse, propagation, scalars
 from monarch.tensor.misuse import Problem
-from monarch.tensor.records import BORROWED, DROPPED, KNOWN, LENT, RETURNED, UNSEEN, Record, Storage, recorder, recorders, share
+from monarch.tensor.records import (
+    BORROWED,
+    DROPPED,
+    KNOWN,
+    LENT,
+    RETURNED,
+    UNSEEN,
+    Record,
+    Storage,
+    recorder,
+    recorders,
+    share,
+)
 from monarch.tensor.signature import Number, OpCall, Slot, op_name
 from monarch.tensor.stream import _active as _streams
 from monarch.tensor.taint import merge
@@ -170,7 +182,7 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
         meta = entry.meta
         made = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
         made._record = record = Record(ident, meta, place, Storage(taint))
-        if not closer and inputs or meta.shape:
+        if (not closer and inputs) or meta.shape:
             return made
         _know(op, entry, args, kwargs, inputs, [made])
         return made
@@ -199,7 +211,8 @@ _default_dtype = torch.get_default_dtype
 
 
 def _plain(kind: type, value: Any) -> Any:
-    """The key of an argument: numbers that are equal and yet differ (0.0 and -0.0) have different ones, and NaN is like NaN."""
+    """The key of an argument: numbers that are equal and yet differ (0.0 and -0.0) have different ones, and NaN is like
+    NaN."""
     if kind is float or kind is complex:
         return kind, repr(value)
     return kind, value
@@ -273,7 +286,7 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
     # With inputs that are all contiguous torch's prediction of strides is right; with others not for every operation.
     strides = None
     if not all(meta.is_contiguous() for meta in metas):
-        strides = tuple(None if leaf.view != -1 or leaf.meta.lazy else leaf.meta.stride for leaf in outcome.fresh)
+        strides = tuple(_expected(leaf) for leaf in outcome.fresh)
         strides = strides if any(step is not None for step in strides) else None
     default = None if torch.get_default_dtype() is torch.float32 else torch.get_default_dtype()
     signature = engine.define(
@@ -284,6 +297,11 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
     if key is not None:
         engine.remember(key, entry)
     return entry
+
+
+def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | None:
+    """The strides that workers have to give a new tensor; None for views, which follow from those of what they view."""
+    return leaf.meta.stride if leaf.meta is not None and leaf.view == -1 and not leaf.meta.lazy else None
 
 
 def _frozen(value: Any) -> Any:
@@ -310,14 +328,14 @@ def _finish(
     for index, source in outcome.moved:
         _move(inputs[index]._record, inputs[source]._record if source >= 0 else None, taint)
     leaves = fresh_leaves(outcome, inputs, place, ident, taint)
-    made = [leaf for leaf, known in zip(leaves, outcome.leaves, strict=True) if known.meta is not None and known.same < 0]
+    made = [
+        leaf for leaf, known in zip(leaves, outcome.leaves, strict=True) if known.meta is not None and known.same < 0
+    ]
     _know(op, entry, args, kwargs, inputs, made)
     return leaves[0] if outcome.structure is None else outcome.structure(leaves)
 
 
-def fresh_leaves(
-    outcome: propagation.Outcome, inputs: list[Any], place: Place, ident: int, taint: Any
-) -> list[Any]:
+def fresh_leaves(outcome: propagation.Outcome, inputs: list[Any], place: Place, ident: int, taint: Any) -> list[Any]:
     """The leaves of a result: new tensors with the references from `ident` on, inputs that come back, other values."""
     leaves: list[Any] = []
     fresh: list[Any] = []
@@ -345,7 +363,9 @@ def fresh_leaves(
 def _change(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
-        if meta.nbytes > torch.Tensor.untyped_storage(tensor).nbytes():  # a storage that does not exist cannot grow: take a larger one
+        if (
+            meta.nbytes > torch.Tensor.untyped_storage(tensor).nbytes()
+        ):  # a storage that does not exist cannot grow: take a larger one
             larger = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
             torch.Tensor.data.__set__(tensor, larger)
             return
@@ -367,7 +387,8 @@ def _move(record: Record, source: Record | None, taint: Any) -> None:
 def _refuse_generators(op: _Op, args: Any, kwargs: dict[str, Any]) -> None:
     if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
         raise TypeError(
-            f"{op.op} was given a torch.Generator of this process, and the processes of a mesh have generators of their own: leave "
+            f"{op.op} was given a torch.Generator of this process, and the processes of a mesh have generators of "
+            f"their own: leave "
             f"it out, and seed theirs with monarch.random, or use one of theirs inside a monarch.remote function"
         )
 

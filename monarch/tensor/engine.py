@@ -63,6 +63,7 @@ class Engine:
         self._signatures: dict[Any, int] = {}
         self._retired: list[int] = []  # signatures that nothing here names any more, and the workers still know
         self.calls: dict[int, Any] = {}  # what signatures do, for recordings
+        self._forgotten: list[tuple[int, Place]] = []
         self._numbers = itertools.count(1)  # of signatures, meshes, streams
         self._meshes: dict[Any, DeviceMesh] = {}
         self._streams: dict[Stream, int] = {}
@@ -224,12 +225,8 @@ class Engine:
         return number
 
     def forget(self, signature: int, place: Place) -> None:
-        """No command will name `signature` any more; those that do are at `place`."""
-        with self._lock:
-            if self._ended is None:
-                self.calls.pop(signature, None)
-                self._move(place)
-                self._put(commands.Forget(signature))
+        """No command will name `signature` any more; those that do are at `place`. Safe from whatever the collector interrupts."""
+        self._forgotten.append((signature, place))
 
     def remember(self, key: Any, entry: Entry) -> None:
         """Keeps what a call with `key` gives."""
@@ -305,11 +302,18 @@ class Engine:
         """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
         ack = None
+        everywhere = [self._root.place(stream) for stream in list(self._dead)]  # made outside of the lock, which it takes
+        main = self._root.place(MAIN)
         with self._lock:
-            for stream, dead in list(self._dead.items()):
-                if dead and not holders:
-                    self._move(self._root.place(stream))
-                    self._bury(dead)
+            for root in everywhere:
+                if root.dead and not holders:
+                    self._move(root)
+                    self._bury(root.dead)
+            while self._forgotten and not holders:
+                signature, where = self._forgotten.pop()
+                self.calls.pop(signature, None)
+                self._move(where)
+                self._put(commands.Forget(signature))
             if last is not None:
                 assert place is not None
                 self._move(place)
@@ -319,7 +323,7 @@ class Engine:
             elif number % ACK_EVERY == 0:
                 ack = self._next
                 self._next += 1
-                self._move(self._root.place(MAIN))
+                self._move(main)
                 self._put(commands.Sync(ack))
             batch = (number, self._waiting, self._payloads, last if last is not None else ack)
             # Interrupted anywhere here, nothing is lost: the lists leave only once they are in the queue.

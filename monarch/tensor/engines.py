@@ -10,6 +10,7 @@ from typing import Any
 from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, endpoint, this_proc
 from monarch.tensor.engine import Engine, cause_of
 from monarch.tensor.mesh import DeviceMesh
+from monarch.tensor.propagation import fake_mode
 
 _names = itertools.count(1)
 _engines: dict[Any, Engine] = {}  # by the uid of the ProcMesh
@@ -50,6 +51,7 @@ class TensorController(Actor):
             engine.end(cause_of(failure.report()))
         if self._rendezvous is not None:
             self._rendezvous.end.broadcast(f"a process of the tensor engine has ended: {failure.report()}")
+        self._workers.stop()  # begins: in the processes that live, the tensors' memory is free again
         return True
 
 
@@ -60,7 +62,9 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
     """
     key = f"{procs._spec.uid}.{next(_names)}"
     keeper: Any = this_proc().spawn("tensor_controller", TensorController, key)
-    workers, rendezvous = keeper.start.call_one(procs, _environments(procs)).get()
+    starting = keeper.start.call_one(procs, _environments(procs))
+    fake_mode()  # imports for more than a second: meanwhile the workers start
+    workers, rendezvous = starting.get()
     shape = Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes))
     engine = Engine(procs._spec.name or key, shape, workers, lambda: keeper.stop_workers.call_one().exception(timeout=30))
     engine.rendezvous = rendezvous

@@ -1,6 +1,7 @@
 """One worker's side: local tensors by reference, and how each command changes them.
 
-No message is read here and none is sent: commands in, answers out through a callable, so that it runs as well without processes.
+No message is read here and none is sent: commands in, answers out through a callable, so that it runs as well without
+processes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,7 +81,8 @@ class Executor:
         leaves = flatten(result)
         if keeps[-1] >= len(leaves):
             raise RuntimeError(
-                f"unexpected number of returns from op, expected {len(keeps)}, got {len(leaves)}: what `propagate` returns has "
+                f"unexpected number of returns from op, expected {len(keeps)}, got {len(leaves)}: what `propagate` "
+                f"returns has "
                 f"to have the structure of what the function returns"
             )
         for place, index in enumerate(keeps):
@@ -107,13 +109,13 @@ class Executor:
             self._fail(command, defined, exc)
 
     def _fetch(self, command: Fetch, payloads: Sequence[Any], answer: Answer) -> None:
-        failed = next((value for ref in command.refs if type(value := self.tensors.get(ref)) is Failed), None)
+        failed = _first(self.tensors.get(ref) for ref in command.refs)
         if failed is None:
             failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
         if failed is not None:
             answer((failed, self.told(), command.ident))
             return
-        value = None
+        value: Any = None
         if command.rank == self.rank:
             try:
                 value = [_to_cpu(self.tensors[ref]) for ref in command.refs]
@@ -122,7 +124,7 @@ class Executor:
         answer((value, self.told(), command.ident))
 
     def _ask(self, command: Ask, payloads: Sequence[Any], answer: Answer) -> None:
-        failed = next((value for ref in command.inputs if type(value := self.tensors.get(ref)) is Failed), None)
+        failed = _first(self.tensors.get(ref) for ref in command.inputs)
         if failed is None:
             failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
         if failed is not None:
@@ -161,7 +163,7 @@ class Executor:
         """The results of a command that did not run, or raised, are its failure: that of an input when there is one."""
         inputs = [self.tensors.get(ref) for ref in command.inputs]
         inputs += [self.tensors.get(ref) for ref in getattr(defined.call, "reads", ())]
-        root = next((value for value in inputs if type(value) is Failed), None)
+        root = _first(inputs)
         failed = root if root is not None else self.failed(command.ident, defined.name(), error)
         call = defined.call
         if getattr(call, "between_ranks", False) and len(self.tainted) < 1 << 16:
@@ -322,6 +324,11 @@ class Streams:
         end = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
+
+
+def _first(values: Iterable[Any]) -> Failed | None:
+    """Of the failures among `values` the one issued first."""
+    return min((value for value in values if type(value) is Failed), key=lambda failed: failed.ident, default=None)
 
 
 def _to_cpu(value: Any) -> Any:

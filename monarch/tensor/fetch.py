@@ -21,11 +21,11 @@ def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates:
 
     The rank is the one at `shard` (or the keywords) in the mesh of the tensors, by default coordinate 0 of each dimension.
     The Future waits until every rank has what the values depend on. It raises RemoteException when any of it failed, with the
-    line that issued it and the worker's traceback, and SupervisionError when a worker has ended. Values that are no distributed
-    tensors pass through.
+    line that issued it and the worker's traceback, and SupervisionError when a worker has ended. Values that are no
+    distributed tensors pass through.
 
-    Here: ValueError when a coordinate is missing or outside the mesh, KeyError for a dimension it does not have, TypeError for
-    tensors of different meshes or streams.
+    Here: ValueError when a coordinate is missing or outside the mesh, KeyError for a dimension it does not have,
+    TypeError for tensors of different meshes or streams.
     """
     leaves, spec = pytree.tree_flatten(obj)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -34,7 +34,9 @@ def fetch_shard(obj: Any, shard: Mapping[str, int] | None = None, **coordinates:
     else:
         mesh = active_mesh()
         if mesh is None:
-            raise AssertionError("fetching needs a distributed tensor or an active mesh: activate one, or pass a tensor of it")
+            raise AssertionError(
+                "fetching needs a distributed tensor or an active mesh: activate one, or pass a tensor of it"
+            )
         place = mesh.place(get_active_stream())
     problems = [problem for tensor in tensors if (problem := trouble(tensor, place, False)) is not None]
     if problems:
@@ -69,15 +71,15 @@ def rank_at(mesh: DeviceMesh, shard: Mapping[str, int] | None, coordinates: Mapp
         if name not in wanted:
             raise ValueError(f"Missing key {name!r} in shard map. Need all of {names}")
         if not isinstance(wanted[name], int):
-            raise TypeError(f"coordinate {name}={wanted[name]!r} is no number: give the place along {name!r}, from 0 on")
+            raise TypeError(
+                f"coordinate {name}={wanted[name]!r} is no number: give the place along {name!r}, from 0 on"
+            )
         if not 0 <= wanted[name] < mesh.size(name):
             raise ValueError(
                 f"coordinate {name}={wanted[name]} is outside the mesh, which has size {mesh.size(name)} there"
             )
     offset: int = mesh.processes.offset
-    return offset + sum(
-        wanted[name] * stride for name, stride in zip(names, mesh.processes.strides, strict=True)
-    )
+    return offset + sum(wanted[name] * stride for name, stride in zip(names, mesh.processes.strides, strict=True))
 
 
 def inspect(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -> Any:
@@ -92,5 +94,3 @@ def show(obj: Any, shard: Mapping[str, int] | None = None, **coordinates: int) -
     except ImportError:
         raise ImportError("monarch.show draws with torchshow: pip install torchshow", name="torchshow") from None
     return torchshow.show(inspect(obj, shard, **coordinates))
-
-

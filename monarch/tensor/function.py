@@ -146,7 +146,7 @@ class Function:
         try:
             arguments = Arguments(args, kwargs, tuple([module.training for module in self._modules]))
         except TypeError as exc:
-            self._give_up(f"{exc}. Pass distributed tensors and values that can be hashed")
+            self._give_up(f"{exc}. Pass distributed tensors and values that can be hashed", 3)
             return self._plain(self._function(*args, **kwargs), (args, kwargs))
         with self._lock:
             kind = self._kinds.get(arguments.key)
@@ -198,9 +198,7 @@ class Function:
             if noted.problem or kind.tries >= 3:
                 self._give_up(str(exc))
         if kind.tries >= TRIES:
-            self._give_up(
-                "tensors that it uses (gradients, for instance) are other ones at each call: change them in place"
-            )
+            self._give_up("tensors that it uses or leaves behind are other ones at each call: change them in place")
         self._make_room()
         return result
 
@@ -239,14 +237,14 @@ class Function:
             for variant in kind.variants:
                 variant.trace.forget()
 
-    def _give_up(self, why: str) -> None:
+    def _give_up(self, why: str, level: int = 4) -> None:
         if self._given_up:
             return
         self._given_up = why
         warnings.warn(
             f"monarch.function: {self._label} runs operation by operation from now on: {why}",
             RuntimeWarning,
-            stacklevel=4,
+            stacklevel=level,
         )
 
 

@@ -62,10 +62,11 @@ class FunctionCall:
                     f"unexpected number of returns from op, expected {count}, got {len(leaves)}: what `propagate` of "
                     f"{self.label} returns has to have the structure of what the function returns"
                 )
-            for index in keeps or (0,):
+            for index in (0,) if keeps is None else keeps:
                 if not isinstance(leaves[index], torch.Tensor):
                     raise OneLine(
-                        f"{self.label} returned {type(leaves[index]).__name__} where its `propagate` has a tensor (leaf {index})"
+                        f"{self.label} returned {type(leaves[index]).__name__} where its `propagate` has a tensor "
+                        f"(leaf {index})"
                     )
                 leaves[index] = leaves[index].detach()
             return leaves[0] if keeps is None else leaves

@@ -1,7 +1,8 @@
 """How a function gets to the workers: by name where they can import it, else by value.
 
-`function_resolvers` is a list that programs may change: each entry takes what was given to `remote` and returns an
-object with `resolve()` (called in the worker, so it has to be picklable) or None when it does not know; the first answer counts.
+`function_resolvers` is a list that programs may change: each entry takes what was given to `remote` and returns an object
+with `resolve()`, which is called in the worker (so it has to be picklable), or None when it does not know. The first
+answer counts.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ def resolvable(target: Any) -> Any:
             except TypeError:  # neither hashable nor weakly referable: its Remote keeps what was found
                 return found
     raise ValueError(
-        f"Unsupported target for a remote call: {target!r}. It takes a function or another callable, a torch operation, or the "
-        f"dotted path of one; monarch.function_resolvers says how each gets to the workers"
+        f"Unsupported target for a remote call: {target!r}. It takes a function or another callable, a torch operation, or "
+        f"the dotted path of one; monarch.function_resolvers says how each gets to the workers"
     )
 
 
@@ -193,11 +194,13 @@ def _known(target: Any) -> Any:
 
 def undecorated(found: Any) -> Any:
     """What `remote` was given, if `found` is what it returned: a string is the path of the function."""
-    while getattr(found, "_is_remote", False):
-        found = found._function
-        if isinstance(found, str):
-            return resolvable(found).resolve()
-    return found
+    inner = wrapped(found)
+    return resolvable(inner).resolve() if isinstance(inner, str) and inner is not found else inner
+
+
+def wrapped(found: Any) -> Any:
+    """What `remote` was given, if `found` is what it returned."""
+    return found._function if getattr(found, "_is_remote", False) else found
 
 
 def label(target: Any) -> str:

@@ -3,7 +3,8 @@
 `backward()` runs all of a graph at once. Here the nodes of the graph are called one by one, and only those that lead to
 the next gradient asked for, so that a program can do something with one gradient (reduce it, step an optimizer) before
 the next is worked out. Works on any tensors that torch differentiates, distributed or not: it uses what
-`torch.autograd.graph` shows of the graph. """
+`torch.autograd.graph` shows of the graph.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import contextlib
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
@@ -21,8 +22,8 @@ from monarch.tensor.activation import active_mesh, no_mesh
 from monarch.tensor.stream import get_active_stream
 from monarch.tensor.tensor import Tensor
 
-Root = torch.Tensor | GradientEdge
-Restorer = Callable[[Any], contextlib.AbstractContextManager[Any]]
+Root: TypeAlias = torch.Tensor | GradientEdge
+Restorer: TypeAlias = Callable[[Any], contextlib.AbstractContextManager[Any]]
 
 
 class _Edge(NamedTuple):
@@ -273,7 +274,8 @@ class GradGenerator:
     wanted.
 
     Iterating gives one tree of gradients for each `grad()`, in the order of the calls; leaves that are no tensors that
-    require grad, and tensors that no root reaches, are None. """
+    require grad, and tensors that no root reaches, are None.
+    """
 
     def __init__(self) -> None:
         self._roots: list[Root] = []
@@ -311,7 +313,8 @@ def grad_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     tuple for the only argument. Arguments and result may be trees of tensors and other values; the gradient of an
     argument that is a tree is such a tree. Tensors that `backward` uses from around it are saved with the graph, as by
     `ctx.save_for_backward`, so that it holds no cycle and notices when they are changed in place. `fn` runs without
-    grad; `backward` with the mesh and stream that were active when `fn` ran. """
+    grad; `backward` with the mesh and stream that were active when `fn` ran.
+    """
 
     @functools.wraps(fn)
     def differentiable(*args: Any) -> Any:

@@ -54,4 +54,4 @@ _own_folder = __file__.rpartition("/")[0] + "/"
 
 
 def _internal(filename: str) -> bool:
-    return filename.startswith((_torch_folder, _own_folder)) or not filename
+    return filename.startswith((_torch_folder, _own_folder, "<frozen ")) or not filename

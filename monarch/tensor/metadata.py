@@ -14,8 +14,8 @@ import torch
 
 
 class Meta:
-    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `lazy` is CONJUGATE and
-    NEGATIVE, where torch has put off computing these."""
+    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `lazy` is
+    CONJUGATE and NEGATIVE, where torch has put off computing these."""
 
     __slots__ = ("__weakref__", "device", "dtype", "lazy", "nbytes", "offset", "shape", "stride")
 
@@ -93,7 +93,8 @@ def check_dense(tensor: torch.Tensor) -> None:
 def not_dense(kind: str) -> NotImplementedError:
     """The error for an operation that makes a tensor of a kind of which there are no distributed ones."""
     return NotImplementedError(
-        f"distributed tensors are dense, and this operation makes a {kind} one: do it in a monarch.remote function, which may "
+        f"distributed tensors are dense, and this operation makes a {kind} one: do it in a monarch.remote function, "
+        f"which may "
         f"keep what it likes between its calls and return dense tensors"
     )
 

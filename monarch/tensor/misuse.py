@@ -6,7 +6,7 @@ import dis
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ _EXPLANATIONS = {
     "WRONG_STREAM": "belongs to {stream}, and another is active: borrow it with active_stream.borrow(tensor)",
     "DROPPED": "was dropped. It is dropped at:\n{why}",
     "BORROWED": "is borrowed by another stream that may change it, until that borrow is dropped. It was borrowed at:\n{why}",
-    "MUTATING_BORROW": "would be mutated, and it is borrowed by another stream until that borrow is dropped. It was borrowed at:\n{why}",
+    "MUTATING_BORROW": "would be mutated, and it is borrowed by another stream until that borrow is dropped. It was "
+    "borrowed at:\n{why}",
     "REQUIRES_GRAD": (
         "requires grad, and this operation has no derivative: call it under torch.no_grad(), or detach() the tensor first"
     ),
@@ -83,10 +84,16 @@ def _shown(value: Any, places: dict[int, int]) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def latest() -> TypeError:
-    """The explanation this thread made last, which torch's binary operators have swallowed."""
-    error, _latest.error = _latest.error, None
-    return error if error is not None else TypeError("unsupported operands: one of the tensors cannot be used here")
+def explained(operator: Callable[[Any, Any], Any], tensor: Any, other: Any) -> Any:
+    """Raises the explanation that torch's `operator` has swallowed when it gave NotImplemented for these operands; that
+    again when nothing of ours stands in the way."""
+    if hasattr(other, "__array_interface__") and not isinstance(other, torch.Tensor):
+        raise not_an_operand(other)
+    _latest.error = None
+    result = operator(tensor, other)
+    if _latest.error is not None:
+        raise _latest.error
+    return result
 
 
 class LocalOperandsError(RuntimeError):
@@ -126,8 +133,10 @@ class DynamicShapeError(DynamicOutputShapeException):
 
     def __str__(self) -> str:
         return (
-            f"the shape of what {self.func} gives depends on values, and these are in the processes of the mesh: call it inside a "
-            f"monarch.remote function, or fetch its inputs with monarch.inspect first. In place of t[mask], torch.where(mask, t, 0) "
+            f"the shape of what {self.func} gives depends on values, and these are in the processes of the mesh: "
+            f"call it inside a "
+            f"monarch.remote function, or fetch its inputs with monarch.inspect first. In place of t[mask], "
+            f"torch.where(mask, t, 0) "
             f"has a shape that is known; t[mask] = number works"
         )
 
@@ -135,7 +144,8 @@ class DynamicShapeError(DynamicOutputShapeException):
 def no_prediction(what: str) -> NotImplementedError:
     """The error for an operation of which torch cannot tell what it gives without running it."""
     return NotImplementedError(
-        f"torch does not know what {what} gives without running it, so it cannot be issued here: call it inside a monarch.remote "
+        f"torch does not know what {what} gives without running it, so it cannot be issued here: call it inside a "
+        f"monarch.remote "
         f"function, or, if it is an operation of yours, give it a fake implementation (torch.library.register_fake)"
     )
 
@@ -143,7 +153,8 @@ def no_prediction(what: str) -> NotImplementedError:
 def not_an_operand(array: Any) -> TypeError:
     """The error for an array among the operands of a distributed tensor."""
     return TypeError(
-        f"a distributed tensor and a {type(array).__name__} of this process: operations on a mesh take distributed tensors and Python "
+        f"a distributed tensor and a {type(array).__name__} of this process: operations on a mesh take distributed "
+        f"tensors and Python "
         f"numbers, so make it one first, with torch.as_tensor(array) inside `with mesh.activate():`"
     )
 
@@ -172,8 +183,10 @@ def data_dependent(what: str, kind: type[Exception] = DataDependentError) -> Exc
 
 def not_sendable(tensor: Any) -> TypeError:
     return TypeError(
-        f"a distributed tensor cannot be pickled here ({tensor!r}): it can be an argument of remote functions, and of endpoints "
-        f"and constructors of actors in the same processes; monarch.inspect(tensor) gives a local tensor that can be saved or sent"
+        f"a distributed tensor cannot be pickled here ({tensor!r}): it can be an argument of remote functions, and "
+        f"of endpoints "
+        f"and constructors of actors in the same processes; monarch.inspect(tensor) gives a local tensor that can "
+        f"be saved or sent"
     )
 
 

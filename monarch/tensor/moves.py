@@ -6,6 +6,7 @@ import itertools
 import queue
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -253,14 +254,14 @@ class Lines:
         self._groups = groups
         self._lock = threading.Lock()
         self._senders: dict[tuple[Any, ...], _Sender] = {}
-        self._kept: dict[tuple[Any, ...], Any] = {}
+        self._kept: dict[tuple[Any, ...], deque[torch.Tensor]] = {}  # several of a number: recordings repeat theirs
         self._events = Events()
 
     def send(self, sender: int, receiver: int, streams: tuple[int, int], number: int, tensor: torch.Tensor) -> None:
         """Does not wait, and nothing may be done to `tensor` any more."""
         if sender == receiver:
             with self._lock:
-                self._kept[streams, number] = tensor.clone()
+                self._kept.setdefault((streams, number), deque()).append(tensor.clone())
             self._events.post(number)
             return
         key = (sender, receiver, streams)
@@ -277,7 +278,10 @@ class Lines:
         if sender == receiver:
             self._events.wait(number)
             with self._lock:
-                kept: torch.Tensor = self._kept.pop((streams, number))
+                waiting = self._kept[streams, number]
+                kept = waiting.popleft()
+                if not waiting:
+                    del self._kept[streams, number]
             return kept
         made = torch.empty(shape, dtype=dtype, device=device)
         backend = self._groups.backend(_label(streams), (sender, receiver), 0, made.device.type)

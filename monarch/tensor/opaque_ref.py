@@ -41,7 +41,8 @@ def table() -> Table:
 
 class OpaqueRef:
     """`OpaqueRef(value)` inside a remote function keeps `value` in that worker and can be returned; the program passes
-    it to other remote functions, which find the object as `.value` (and may set it). When the program lets go of it, so do the workers.
+    it to other remote functions, which find the object as `.value` (and may set it). When the program lets go of it, so do
+    the workers.
 
     To torch it is a tree with one leaf, an int64 scalar. A `propagate` function returns `OpaqueRef(None)` in its place. The
     program itself has no value to look at: making one, reading and setting `value` are a RuntimeError there.
@@ -87,8 +88,8 @@ def _of(key: Any) -> OpaqueRef:
 def _table(attempt: str) -> Table:
     if getattr(executor._local, "worker", None) is None:
         raise RuntimeError(
-            f"the client attempted to {attempt} the value of an OpaqueRef: it is in the workers. Do it in a remote function that "
-            f"takes or returns the OpaqueRef"
+            f"the client attempted to {attempt} the value of an OpaqueRef: it is in the workers. Do it in a remote function "
+            f"that takes or returns the OpaqueRef"
         )
     return table()
 

@@ -39,7 +39,7 @@ def nothing() -> Outcome:
 def propagated(propagate: Callable[..., Any], fill: Callable[[Sequence[Any]], Any], inputs: Sequence[Any]) -> Outcome:
     """The outcome that `propagate` says. `fill` makes its (args, kwargs) of tensors that stand for the distributed
     `inputs`."""
-    with _disable_current_modes(), propagation.fake_mode(), torch.enable_grad():
+    with propagation.propagating, _disable_current_modes(), propagation.fake_mode(), torch.enable_grad():
         fakes = _fakes(inputs)
         before = [fake._version for fake in fakes]
         args, kwargs = fill([fake.detach() for fake in fakes])
@@ -91,7 +91,8 @@ def written(tensors: Sequence[torch.Tensor], before: Sequence[int]) -> tuple[int
 def outcome(result: Any, inputs: Sequence[torch.Tensor], mutates: tuple[int, ...]) -> Outcome:
     """The Outcome of what was run on `inputs` and gave `result`, any pytree."""
     values, spec = pytree.tree_flatten(result)
-    return Outcome(leaves(values, inputs), structure(spec), mutates, ())
+    found = leaves(values, inputs)
+    return Outcome(found, structure(spec, found), mutates, ())
 
 
 def leaves(values: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Leaf]:
@@ -108,10 +109,10 @@ def leaves(values: Sequence[Any], inputs: Sequence[torch.Tensor]) -> list[Leaf]:
     return found
 
 
-def structure(spec: Any) -> Callable[[list[Any]], Any] | None:
-    """What puts the leaves of a result together again; None for a single one."""
+def structure(spec: Any, found: list[Leaf]) -> Callable[[list[Any]], Any] | None:
+    """What puts the leaves of a result together again; None for a single tensor."""
     if spec.is_leaf():
-        return None
+        return None if found[0].meta is not None else lambda leaves: leaves[0]
     if spec.type in (tuple, list) and all(child.is_leaf() for child in spec.children()):
         return spec.type  # type: ignore[no-any-return]
     return lambda found: pytree.tree_unflatten(found, spec)
@@ -139,7 +140,7 @@ def received(sent: Sent) -> Outcome:
         else Leaf(None, value=entry[1])
         for entry in found
     ]
-    return Outcome(made, structure(pytree.tree_structure(tree)), mutates, ())
+    return Outcome(made, structure(pytree.tree_structure(tree), made), mutates, ())
 
 
 def _sent(leaf: Leaf) -> tuple[Any, ...]:

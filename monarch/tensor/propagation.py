@@ -30,11 +30,22 @@ _mode: FakeTensorMode | None = None
 propagating = threading.RLock()  # torch's fake tensors bear one thread at a time
 
 
+class _FakeMode(FakeTensorMode):
+    """Torch's own, without what hides it from torch.compile: that imports the whole compiler at the first operation."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.dispatch(func, types, args, kwargs or {})
+
+
 def fake_mode() -> FakeTensorMode:
     """The one mode of this process. Nothing is allocated, whatever device a tensor claims to be on."""
     global _mode
     if _mode is None:
-        _mode = FakeTensorMode(allow_non_fake_inputs=False)
+        _mode = _FakeMode(allow_non_fake_inputs=False)
     return _mode
 
 
@@ -52,8 +63,8 @@ class Leaf:
 
 
 class Outcome:
-    """`leaves` in the order of `signature.flatten`, `structure` to put them together again (None: a single tensor). `moved`: inputs
-    that lie elsewhere afterwards, each with the input whose storage that is, or -1."""
+    """`leaves` in the order of `signature.flatten`, `structure` to put them together again (None: a single tensor).
+    `moved`: inputs that lie elsewhere afterwards, each with the input whose storage that is, or -1."""
 
     __slots__ = ("changed", "fresh", "keeps", "leaves", "moved", "mutates", "structure")
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from monarch.tensor import records
 from monarch.tensor.recorded import Recorded, Step
+from monarch.tensor.signature import OpCall
 
 HELD = 1 << 16  # commands that are noted in one go, at most
 
@@ -254,8 +255,9 @@ class Recording:
 class _Draft:
     """A segment while its commands are gathered. Slots number the values it knows, its inputs first."""
 
-    def __init__(self, place: Any) -> None:
+    def __init__(self, place: Any, event: bool) -> None:
         self.place = place
+        self.event = event
         self.slots: dict[int, int] = {}
         self.takes: list[tuple[int, int]] = []
         self.taken: list[int] = []
@@ -277,8 +279,10 @@ def assemble(
     drafts: list[_Draft] = []
     homes: dict[int, int] = {}
     for noted, line in zip(notes, where, strict=True):
-        if not drafts or drafts[-1].place is not noted.place:
-            drafts.append(_Draft(noted.place))
+        # Events between streams stand alone: what goes before or after them has to be there before or looked up after.
+        event = bool(getattr(noted.call, "event", ""))
+        if not drafts or drafts[-1].place is not noted.place or event or drafts[-1].event:
+            drafts.append(_Draft(noted.place, event))
         draft = drafts[-1]
         for ref in noted.inputs:
             if ref in draft.slots:
@@ -331,7 +335,7 @@ def assemble(
     for noted in notes:
         steps.append(
             (
-                noted.place, noted.signature or noted.name(), noted.numbers,
+                noted.place, noted.signature or noted.name(), noted.numbers if _computes(noted.call) else (),
                 tuple(known.get(ref, ref) for ref in noted.inputs), noted.results,
             )
         )  # fmt: skip
@@ -339,6 +343,11 @@ def assemble(
             known[ref] = ("value", len(known))
     captures = frozenset(ref for draft in drafts for ref in draft.reads)
     return Recording(segments, captures, (frozenset(written_formals), frozenset(written_captures)), homes, steps)
+
+
+def _computes(call: Any) -> bool:
+    """Whether the numbers of a Run are values, and no names of its own."""
+    return type(call) is OpCall or getattr(call, "repeatable", False)
 
 
 def _slots(draft: _Draft) -> dict[int, int]:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import functools
 import random
-import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch.actor import Future, NDSlice, Shape, ValueMesh, follow
-from monarch.tensor import dispatch, executor, functions, misuse, patterns
+from monarch.tensor import arguments, dispatch, executor, functions, misuse, patterns
 from monarch.tensor.activation import active_mesh
+from monarch.tensor.arguments import INT, LEAVES, NUMBERS
 from monarch.tensor.dispatch import Entry, trouble
 from monarch.tensor.failures import Failed
 from monarch.tensor.fetch import rank_at
@@ -24,19 +23,10 @@ from monarch.tensor.mesh import DeviceMesh
 from monarch.tensor.misuse import Problem
 from monarch.tensor.propagation import Outcome
 from monarch.tensor.records import KNOWN, Record, Storage, recorder, recorders
-from monarch.tensor.signature import Number, Slot
 from monarch.tensor.stream import _active as _streams
 from monarch.tensor.taint import Taint, merge
 from monarch.tensor.tensor import Tensor, make
 
-_INT = 1 << 62
-_NUMBERS = frozenset({int, float, bool})
-# Arguments that stay what they are: they are sent once, with the signature.
-_CONSTANTS = frozenset(
-    {type(None), str, bytes, complex, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, range,
-     type, types.FunctionType, types.BuiltinFunctionType, DeviceMesh}
-)  # fmt: skip
-_LEAVES = _NUMBERS | _CONSTANTS | {Tensor}
 _SEEN = 1024  # calls with constants that a Remote remembers having made once; beyond that it starts over
 
 # How often what a call gives was known, and how often it had to be found by running the function once.
@@ -44,6 +34,10 @@ _hit = 0
 _miss = 0
 
 
+@overload
+def remote(function: None = None, *, propagate: Any = None) -> Callable[[Any], Remote]: ...
+@overload
+def remote(function: Any, *, propagate: Any = None) -> Remote: ...
 def remote(function: Any = None, *, propagate: Any = None) -> Any:
     """Makes `function` run in the processes of a mesh: `remote(f)`, `@remote`, `@remote(propagate=...)`.
 
@@ -53,12 +47,12 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
     `propagate` says how this process knows what a call gives without waiting for it:
 
     - None or "cached": for each new pattern of inputs (metadata of tensors, which of them share memory, other values) the
-      function first runs once on the first rank, on copies of its tensors, and this call waits for that. What is no
-      tensor has to be hashable. Effects of the function other than on its tensors and random numbers happen twice on that rank.
+      function first runs once on the first rank, on copies of its tensors, and this call waits for that. What is no tensor
+      has to be hashable. Effects of the function other than on its tensors and random numbers happen twice on that rank.
     - "inspect": what it returns is not wanted; calls return None. That it changes its inputs is not known here.
     - a callable: called with fake tensors in place of the distributed ones, returns fake tensors in the structure of what the
       function returns. What it writes to, the function may write to. Its answer is kept for each pattern of inputs,
-      unless it is no plain function or has captured more than numbers, strings and functions.
+      unless it is no plain function or uses variables with more in them than numbers, strings, types and functions.
     """
     if function is None:
         return functools.partial(remote, propagate=propagate)
@@ -73,8 +67,8 @@ class Remote:
     everything is local: torch too, and other Remotes are plain functions. Autograd graphs end with the call.
 
     `call`, `call_one`, `choose` and `stream` run it on the ranks of the active mesh and give what it returned, its
-    tensors as local ones on the CPU. When it fails there, their Futures raise RemoteException; a failure of `broadcast` or of a call whose
-    results nobody fetches is raised by the mesh's `exit()`.
+    tensors as local ones on the CPU. When it fails there, their Futures raise RemoteException; a failure of `broadcast` or
+    of a call whose results nobody fetches is raised by the mesh's `exit()`.
     """
 
     _is_remote = True
@@ -88,13 +82,14 @@ class Remote:
             )
         if propagate not in ("cached", "inspect") and not callable(propagate):
             raise ValueError(f"`propagate` is None, 'cached', 'inspect' or a callable, and not {propagate!r}")
-        self._function = function = function._function if isinstance(function, Remote) else function
+        function = functions.wrapped(function)
+        self._function: Any = function
         self._propagate = propagate
         self._resolvable: Any = None
         self._once: set[Any] = set()
         self._label = functions.label(function)
-        # Callables with neither captured variables nor state give the same for the same.
-        self._pure = not callable(propagate) or _captures_nothing(propagate)
+        self._pure = not callable(propagate) or arguments.captures_nothing(propagate)
+        self._names = arguments.names_in(propagate.__code__) if isinstance(propagate, types.FunctionType) else ()
         if callable(function):
             functools.update_wrapper(self, function, updated=())
 
@@ -119,7 +114,7 @@ class Remote:
         leaves: Any = args if not kwargs else (*args, *kwargs.values())
         shape: Any = (len(args), *kwargs)
         for leaf in leaves:
-            if type(leaf) not in _LEAVES:
+            if type(leaf) not in LEAVES:
                 leaves, shape = pytree.tree_flatten((args, kwargs))
                 break
         inputs: list[Any] = []
@@ -131,12 +126,12 @@ class Remote:
             if kind is Tensor:
                 inputs.append(leaf)
                 key.append(leaf._record.meta)
-            elif kind in _NUMBERS and (kind is not int or -_INT < leaf < _INT):
+            elif kind in NUMBERS and (kind is not int or -INT < leaf < INT):
                 numbers.append(leaf)
                 key.append((kind, leaf))
             else:
                 key.append((kind, leaf))
-                loose = loose or not _constant(leaf)
+                loose = loose or not arguments.constant(leaf)
         if inputs:
             place = inputs[0]._record.place
             closer = place.stream is not _streams.stream
@@ -151,20 +146,24 @@ class Remote:
                     taint = merge(taint, storage.taint)
                 refs.append(record.ref)
             if len(inputs) > 1:
-                key.append(_sharing(inputs))
+                key.append(arguments.sharing(inputs))
         else:
+            if patterns.propagating() or getattr(executor._local, "worker", None) is not None:
+                return self._inside(args, kwargs)
             mesh = active_mesh()
             if mesh is None:
-                return self._without_mesh(args, kwargs, leaves)
+                if loose and arguments.has_tensors(leaves):
+                    raise self._local_tensors(args, kwargs, leaves)
+                raise _needs_mesh(self._label)
             place, closer, taint, refs = mesh.place(_streams.stream), False, None, []
-        if loose and any(isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor for leaf in leaves):
+        if loose and arguments.has_tensors(leaves):
             raise self._local_tensors(args, kwargs, leaves)
         engine = place.engine
         if closer:
             place = _check(self._label, args, kwargs, inputs, (), place)
         pure = self._pure
         if not pure:
-            captured = _captured(self._propagate)
+            captured = arguments.captured(self._propagate, self._names)
             pure = captured is not None
             key.append(captured)
         frozen: Any = tuple(key)
@@ -194,7 +193,7 @@ class Remote:
         if outcome.mutates:
             _mutated(inputs, outcome.mutates, taint)
         if entry.kind == Entry.NEW:
-            return make(Record(ident, entry.meta, place, Storage(taint)))
+            return make(Record(ident, entry.meta, place, Storage(taint)))  # type: ignore[arg-type]  # a NEW one has a meta
         made = dispatch.fresh_leaves(outcome, inputs, place, ident, taint)
         return made[0] if outcome.structure is None else outcome.structure(made)
 
@@ -212,8 +211,8 @@ class Remote:
     ) -> _Known:  # fmt: skip
         """What a call gives that was not made before."""
         global _miss
-        tree, numbers = _template(args, kwargs, leaves, shape)
-        between = any(_between_ranks(leaf) for leaf in leaves)
+        tree, numbers = arguments.template(args, kwargs, leaves, shape)
+        between = any(arguments.between_ranks(leaf) for leaf in leaves)
         if self._propagate == "inspect":
             outcome = patterns.nothing()
         elif self._propagate == "cached":
@@ -222,10 +221,10 @@ class Remote:
                     f"an argument of {self._label} cannot be hashed, and what it gives is kept by its arguments: pass "
                     f"`propagate=` a function of fake tensors, or 'inspect' when nothing of the result is wanted"
                 )
-            if any(_is_group(leaf) for leaf in leaves):
+            if any(arguments.is_group(leaf) for leaf in leaves):
                 raise TypeError(
-                    f"what {self._label} gives cannot be found by running it on one rank, because it was passed a group of ranks: "
-                    f"pass `propagate=` a function of fake tensors, or 'inspect' when nothing of the result is wanted"
+                    f"what {self._label} gives cannot be found by running it on one rank, because it was passed a group of "
+                    f"ranks: pass `propagate=` a function of fake tensors, or 'inspect' when nothing of the result is wanted"
                 )
             _miss += 1
             outcome = self._try(tree, numbers, inputs, place)
@@ -237,7 +236,7 @@ class Remote:
         entry = _Known(outcome, call, between)
         # What is sent with the call itself: values that may change under their name, and strings until they come again.
         if not loose:
-            entry.key = _signature_key(leaves, shape, call)
+            entry.key = arguments.signature_key(leaves, shape, call)
             if not any(type(leaf) in (str, bytes) for leaf in leaves):
                 entry.signature = place.engine.define(entry.key, call)
         if pure and key is not None:
@@ -246,7 +245,7 @@ class Remote:
 
     def _try(self, tree: Any, numbers: Sequence[Any], inputs: list[Any], place: Any) -> Outcome:
         """Runs it once on the first rank, for what it gives."""
-        call = FunctionCall(self._target(), filler_of(tree, numbers), (), (), None, False, self._label)
+        call = FunctionCall(self._target(), arguments.with_numbers(tree, numbers), (), (), None, False, self._label)
         mesh = _rank_mesh(place.mesh, 0)
         refs = [tensor._record.ref for tensor in inputs]
         taints = [tensor._record.storage.taint for tensor in inputs]
@@ -268,14 +267,11 @@ class Remote:
         self._once.add(key)
         return -1
 
-    def _without_mesh(self, args: Any, kwargs: Any, leaves: Sequence[Any]) -> Any:
-        if getattr(executor._local, "worker", None) is not None:
-            return functions.undecorated(self)(*args, **kwargs)  # in a worker, from another remote function
-        if patterns.propagating() and callable(self._propagate):
-            return self._propagate(*args, **kwargs)
-        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            raise self._local_tensors(args, kwargs, leaves)
-        raise _needs_mesh(self._label)
+    def _inside(self, args: Any, kwargs: Any) -> Any:
+        """Called by another remote function, in a worker, or by the `propagate` of one: nothing is issued."""
+        if patterns.propagating() and self._propagate != "cached":
+            return None if self._propagate == "inspect" else self._propagate(*args, **kwargs)
+        return functions.undecorated(self)(*args, **kwargs)
 
     def _local_tensors(self, args: Any, kwargs: Any, leaves: Sequence[Any]) -> TypeError:
         mesh = active_mesh()
@@ -349,11 +345,11 @@ class Remote:
     def _value_call(self, mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[DeviceMesh, ValueCall, list[Any]]:
         """(the mesh of its tensors, the call, its tensors)"""
         leaves, shape = pytree.tree_flatten((args, kwargs))
-        if any(isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor for leaf in leaves):
+        if arguments.has_tensors(leaves):
             raise self._local_tensors(args, kwargs, leaves)
         wide = self._wide(mesh, leaves)
         inputs = [leaf for leaf in leaves if type(leaf) is Tensor]
-        tree, numbers = _template(args, kwargs, leaves, shape)
+        tree, numbers = arguments.template(args, kwargs, leaves, shape)
         fill = filler(tree)
         mutates: tuple[int, ...] = ()
         if callable(self._propagate):
@@ -361,8 +357,10 @@ class Remote:
             mutates = outcome.mutates
         if inputs:
             _check(self._label, args, kwargs, inputs, mutates, wide.place(_streams.stream))
-        between = any(_between_ranks(leaf) for leaf in leaves)
-        call = FunctionCall(self._target(), filler_of(tree, numbers), (), mutates, None, between, self._label)
+        between = any(arguments.between_ranks(leaf) for leaf in leaves)
+        call = FunctionCall(
+            self._target(), arguments.with_numbers(tree, numbers), (), mutates, None, between, self._label
+        )
         return wide, ValueCall(call), inputs
 
     def _wide(self, mesh: DeviceMesh, leaves: Sequence[Any]) -> DeviceMesh:
@@ -414,111 +412,12 @@ class _Known(Entry):
     def call_with(self, numbers: Sequence[Any]) -> FunctionCall:
         """The call with its numbers filled in, to be sent by itself."""
         call = self.call
-        tree = filler_of(call.tree, numbers)
+        tree = arguments.with_numbers(call.tree, numbers)
         return FunctionCall(call.function, tree, call.keeps, call.mutates, call.count, call.between_ranks, call.label)
 
 
 def _rebuild(found: Any, propagate: Any) -> Remote:
     return Remote(found.resolve(), propagate)
-
-
-def _template(args: Any, kwargs: Any, leaves: Sequence[Any], shape: Any) -> tuple[Any, list[Any]]:
-    """(args, kwargs) with Slots for tensors and Numbers for numbers, and the numbers."""
-    held: list[Any] = []
-    numbers: list[Any] = []
-    slots = 0
-    for leaf in leaves:
-        kind = type(leaf)
-        if kind is Tensor:
-            held.append(Slot(slots))
-            slots += 1
-        elif _travels(leaf):
-            held.append(Number(len(numbers)))
-            numbers.append(leaf)
-        else:
-            held.append(leaf)
-    if type(shape) is tuple:
-        count = shape[0]
-        return (tuple(held[:count]), dict(zip(shape[1:], held[count:], strict=True))), numbers
-    return pytree.tree_unflatten(held, shape), numbers
-
-
-def filler_of(tree: Any, numbers: Sequence[Any]) -> Any:
-    """`tree` with its Numbers filled; its Slots stay."""
-    if not numbers:
-        return tree
-    return pytree.tree_map(lambda leaf: numbers[leaf] if type(leaf) is Number else leaf, tree)
-
-
-def _signature_key(leaves: Sequence[Any], shape: Any, call: FunctionCall) -> Any:
-    """Equal for calls that differ in their numbers and their tensors' metadata alone."""
-    kinds = tuple(type(leaf) if type(leaf) is Tensor or _travels(leaf) else (type(leaf), leaf) for leaf in leaves)
-    return (call.function, shape, kinds, call.keeps, call.mutates, call.count, call.between_ranks)
-
-
-def _travels(leaf: Any) -> bool:
-    """Whether `leaf` is a number that goes with each Run."""
-    kind = type(leaf)
-    return kind in _NUMBERS and (kind is not int or -_INT < leaf < _INT)
-
-
-def _sharing(inputs: Sequence[Any]) -> tuple[int, ...]:
-    """For each tensor, the first that lies in the same memory."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(id(tensor._record.storage), place) for place, tensor in enumerate(inputs))
-
-
-def _constant(leaf: Any) -> bool:
-    """Whether `leaf` can be sent once for all calls with an equal one."""
-    kind = type(leaf)
-    return kind in _NUMBERS or kind in _CONSTANTS or isinstance(leaf, enum.Enum | type) or _is_group(leaf)
-
-
-def _is_group(leaf: Any) -> bool:
-    groups = sys.modules.get("monarch.tensor.groups")
-    return groups is not None and isinstance(leaf, groups.RemoteProcessGroup)
-
-
-def _between_ranks(leaf: Any) -> bool:
-    """Whether a function that is given this can talk to other ranks, so that its results depend on them."""
-    return isinstance(leaf, DeviceMesh) or _is_group(leaf)
-
-
-_PLAIN_CELLS = (
-    int,
-    float,
-    bool,
-    str,
-    bytes,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.Size,
-    types.FunctionType,
-    type,
-)
-
-
-def _captures_nothing(propagate: Any) -> bool:
-    if getattr(propagate, "pure", False):
-        return True
-    return isinstance(propagate, types.FunctionType) and not propagate.__closure__
-
-
-def _captured(propagate: Any) -> tuple[Any, ...] | None:
-    """What a propagator's captured variables are now, when that says all; else None."""
-    if not isinstance(propagate, types.FunctionType):
-        return None
-    found = []
-    for cell in propagate.__closure__ or ():
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not assigned yet
-            return None
-        if not isinstance(value, _PLAIN_CELLS) or (isinstance(value, types.FunctionType) and value.__closure__):
-            return None
-        found.append((type(value), value))
-    return tuple(found)
 
 
 def _check(label: str, args: Any, kwargs: Any, inputs: list[Any], mutates: tuple[int, ...], place: Any) -> Any:

@@ -39,9 +39,9 @@ def forward(
     inputs = []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            leaves[place] = leaf = leaf.detach()
+            leaves[place] = own = leaf.detach()
             if next(flags):
-                inputs.append(leaf.requires_grad_())
+                inputs.append(own.requires_grad_())
     args, kwargs = pytree.tree_unflatten(leaves, spec)
     result = run(*args, **kwargs)
     outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
@@ -96,8 +96,7 @@ def apply(run: Callable[..., Any], args: Any, kwargs: Any, parameters: Sequence[
 
     `run(args, kwargs, wanted)` issues `forward` and returns what that does.
     """
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    tensors = [leaf for leaf in leaves if type(leaf) is Tensor]
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is Tensor]
     grad = torch.is_grad_enabled()
     wanted = tuple(grad and tensor.requires_grad for tensor in tensors)
     differentiable = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]

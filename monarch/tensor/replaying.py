@@ -49,7 +49,8 @@ class Arguments:
         self.tensors: list[Any] = []
         key: list[Any] = [
             len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
-            torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(), extra,
+            torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
+            torch.is_inference_mode_enabled(), extra,
         ]  # fmt: skip
         storages: dict[int, int] = {}
         for leaf in self.leaves:
@@ -110,6 +111,7 @@ class Trace:
     ) -> None:
         """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
         stores anew what else it made that lives. Raises Unrecordable."""
+        self._segments: list[tuple[Any, int, list[tuple[int, int]], int, bool]] = []
         recorder.finish()
         if recorder.problem:
             raise Unrecordable(recorder.problem)
@@ -204,9 +206,12 @@ class Trace:
         return bool(self._gone) or (self.engine is not None and self.engine.ended)
 
     def forget(self) -> None:
-        """It is not replayed any more."""
-        for place, signature, *_ in self._segments:
+        """It is not replayed any more. Idempotent."""
+        while self._segments:
+            place, signature, *_ = self._segments.pop()
             self.engine.forget(signature, place)
+
+    __del__ = forget
 
     # --- replay
 

@@ -108,8 +108,10 @@ def _device_state(seed: int | None) -> torch.Tensor:
     if seed is None:
         state: torch.Tensor = _module().get_rng_state()
         return state
-    device = torch.device(torch.accelerator.current_accelerator().type, torch.accelerator.current_device_index())  #
-    type: ignore[union-attr] return torch.Generator(device).manual_seed(seed).get_state()
+    accelerator = torch.accelerator.current_accelerator()
+    assert accelerator is not None
+    device = torch.device(accelerator.type, torch.accelerator.current_device_index())
+    return torch.Generator(device).manual_seed(seed).get_state()
 
 
 def _module() -> Any:

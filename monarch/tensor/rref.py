@@ -2,7 +2,8 @@
 
 The message goes to the actors at once. A call is issued on the stream of the tensors, at its place in their order, that
 waits in each process for that actor's result and takes it over. So later operations on the results wait for the actors,
-and everything that was issued before is done when the actors get their arguments. """
+and everything that was issued before is done when the actors get their arguments.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from monarch.tensor.tensor import Tensor
 
 if TYPE_CHECKING:
     from monarch.tensor.engine import Engine
-    from monarch.tensor.mesh import DeviceMesh, Place
+    from monarch.tensor.mesh import DeviceMesh
 
 _log = logging.getLogger("monarch")
 
@@ -37,7 +38,6 @@ _log = logging.getLogger("monarch")
 def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """See `Endpoint.rref`."""
     propagate = endpoint._property._propagator
-    _check_propagator(endpoint, propagate)
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     mesh = _mesh_of(endpoint, tensors)
@@ -77,22 +77,6 @@ def _with(fakes: Sequence[Any], leaves: Sequence[Any], spec: Any) -> Any:
     """The arguments with stand-ins for the tensors."""
     rest = iter(fakes)
     return pytree.tree_unflatten([next(rest) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
-
-
-def _check_propagator(endpoint: Endpoint[Any, Any], propagate: Any) -> None:
-    if endpoint._property._user_port:
-        raise NotImplementedError(
-            f"rref of {endpoint._name!r}, which answers by a port: its results are not known. Return them from an "
-            f"ordinary endpoint"
-        )
-    if propagate == "inspect" or callable(propagate):
-        return
-    raise NotImplementedError(
-        f"rref needs to know what {endpoint._name!r} gives, and propagate is {propagate!r}: decorate it with "
-        f"@endpoint(propagate=fn), or call as_endpoint(mesh.method, propagate=fn).rref(...). fn gets the same "
-        f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says that "
-        f"there are none"
-    )
 
 
 # --- where -----------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ _FREE = frozenset({"number", "float", "Tensor", "Optional[number]", "Optional[fl
 def free(op: Any) -> tuple[frozenset[int], frozenset[str]]:
     """Positions and names of the arguments of `op` (an OpOverload) that are such numbers, by their types in its schema.
 
-    Shapes are given by integers (SymInt) and sequences; a `Scalar` or `float`, or a number in a tensor's place, is a value that
-    is computed with. Only torch's
+    Shapes are given by integers (SymInt) and sequences; a `Scalar` or `float`, or a number in a tensor's place, is a
+    value that is computed with. Only torch's
     own operations are trusted to keep to that. Their type (int or float) still counts: it takes part in type promotion.
     """
     schema = op._schema

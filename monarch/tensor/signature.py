@@ -44,9 +44,9 @@ class Number(int):
 
 
 class OpCall:
-    """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them. `default`: the
-    program's default dtype where it is not float32. `strides`: those the controller expects of each result that is kept (None: it
-    need not be looked at), where torch's own prediction and its kernels are not known to agree.
+    """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them.
+    `default`: the program's default dtype where it is not float32. `strides`: those the controller expects of each
+    result that is kept (None: it need not be looked at), where torch's own prediction and its kernels are not known to agree.
     """
 
     def __init__(

@@ -113,13 +113,13 @@ class Tensor(torch.Tensor):
         """A collective along `dims` (see `monarch.reduce`)."""
         from monarch.tensor.collectives import reduce_tensor
 
-        return reduce_tensor(self, dims, reduction, scatter, mesh, False, out)
+        return reduce_tensor(self, dims, reduction, scatter, mesh, False, out)  # type: ignore[no-any-return]
 
     def reduce_(self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> Tensor:
         """A collective along `dims` whose result replaces the input's contents (see `monarch.reduce_`)."""
         from monarch.tensor.collectives import reduce_tensor
 
-        return reduce_tensor(self, dims, reduction, scatter, mesh, True, None)
+        return reduce_tensor(self, dims, reduction, scatter, mesh, True, None)  # type: ignore[no-any-return]
 
     def delete_ref(self, ref: int) -> None:
         """Deletes reference `ref` on the workers. For the parts of the engine."""
@@ -225,7 +225,9 @@ def make(record: Record) -> Tensor:
     meta = record.meta
     made: Tensor = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.device)
     made._record = record
-    return metadata.mark(made, meta.lazy) if meta.lazy else made  # type: ignore[return-value]
+    if meta.lazy:
+        metadata.mark(made, meta.lazy)
+    return made
 
 
 def _explained(name: str) -> Callable[[Any, Any], Any]:
@@ -235,11 +237,7 @@ def _explained(name: str) -> Callable[[Any, Any], Any]:
 
     def operator(self: Any, other: Any) -> Any:
         result = plain(self, other)
-        if result is NotImplemented and isinstance(other, torch.Tensor):
-            raise misuse.latest()
-        if result is NotImplemented and hasattr(other, "__array_interface__"):
-            raise misuse.not_an_operand(other)
-        return result
+        return misuse.explained(plain, self, other) if result is NotImplemented else result
 
     operator.__name__ = name
     return operator

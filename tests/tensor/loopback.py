@@ -31,6 +31,7 @@ class Loopback(Engine):
         self.batches: list[list[Any]] = []
         shape = Shape(list(sizes), NDSlice.new_row_major(list(sizes.values())))
         super().__init__("loopback", shape, None, lambda: None)
+        self._workers = _Workers(self.workers)
         self._pulse = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
 
     def _send(self, wanted: Any = None) -> Any:
@@ -71,6 +72,36 @@ class Loopback(Engine):
         """Every Run that was sent."""
         self.flush()
         return [command for batch in self.batches for command in batch if type(command) is commands.Run]
+
+
+class _Workers:
+    """What `Engine.ask` sends to: some ranks, who answer at once."""
+
+    def __init__(self, workers: Sequence[_Inline]) -> None:
+        self._workers = workers
+        self.execute = self
+
+    def _new_with_shape(self, shape: Shape) -> _Workers:
+        return _Workers([worker for worker in self._workers if worker.executor.rank in set(shape.ndslice)])
+
+    def _answers(self, number: int, data: bytes, payloads: tuple[Any, ...]) -> list[Any]:
+        got: list[Any] = []
+        for worker in self._workers:
+            with _as_a_worker(worker.executor):
+                worker.take(number, data, _copied(payloads), lambda answer: got.append(_copied(answer)))
+        return got
+
+    def call(self, *batch: Any) -> Any:
+        promise: Promise[Any] = Promise()
+        promise.set(dict(enumerate(self._answers(*batch))))
+        return promise.future
+
+    def stream(self, *batch: Any) -> list[Any]:
+        promises: list[Promise[Any]] = []
+        for answer in self._answers(*batch):
+            promises.append(Promise())
+            promises[-1].set(answer)
+        return [promise.future for promise in promises]
 
 
 class _Inline(executor.Streams):
@@ -120,7 +151,8 @@ def _copied(value: Any) -> Any:
 
 @contextlib.contextmanager
 def loopback(**sizes: int) -> Iterator[DeviceMesh]:
-    """The mesh of a Loopback, its `client`, active; nothing of the program is left on its workers when the block has ended."""
+    """The mesh of a Loopback, its `client`, active; nothing of the program is left on its workers when the block has
+    ended."""
     engine = Loopback(**sizes)
     with engine.root.activate() as mesh:
         yield mesh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,84 @@ import torch
 
 import monarch
 from monarch.actor import Accumulator, Actor, SupervisionError, concurrent_endpoint, endpoint, this_host
-from monarch.tensor import RemoteException
+from monarch.tensor import RemoteException, claims
+from monarch.tensor.claims import Gone, Waiting
+
+# --- the table of a process
+
+
+def test_a_value_is_taken_once_and_by_name() -> None:
+    table = Waiting()
+    table.open("w")
+    table.put(("w", 2), "two", "actors", 0.0)
+    table.put(("w", 1), "one", "actors", 0.0)
+    assert table.take(("w", 1), "w") == "one" and table.take(("w", 2), "w") == "two"
+    assert len(table) == 0
+
+
+def test_who_waits_gets_what_comes_or_learns_that_nothing_will() -> None:
+    table = Waiting()
+    table.open("w")
+    got: list[Any] = []
+
+    def take(number: int) -> None:
+        try:
+            got.append(table.take(("w", number), "w"))
+        except Gone as exc:
+            got.append(str(exc))
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(2)]
+    threads[0].start()
+    table.put(("w", 0), "there", "actors", 0.0)
+    threads[0].join(30)
+    threads[1].start()
+    table.close("w")
+    threads[1].join(30)
+    assert got[0] == "there" and "tensor worker of this process has ended" in got[1]
+    table.put(("w", 3), "late", "actors", 0.0)
+    assert len(table) == 0
+    with pytest.raises(Gone):
+        table.take(("w", 3), "w")
+
+
+def test_a_worker_that_never_comes_up_is_waited_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "STARTING", 0.01)
+    with pytest.raises(Gone, match="none came up within"):
+        Waiting().take(("w", 1), "w")
+
+
+def test_results_go_with_the_last_worker_and_claims_with_their_own() -> None:
+    table = Waiting()
+    table.open("v")
+    table.open("w")
+    table.put(("v", 1), "claim", "actors", 0.0)
+    table.put(("client", "root", 1), "result", "", 0.0)
+    table.close("v")
+    assert len(table) == 1
+    table.put_if_absent(("client", "root", 1), "another", 0.0)
+    assert table.take(("client", "root", 1), "w") == "result"
+    table.put_if_absent(("client", "root", 2), "left", 0.0)
+    table.close("w")
+    assert len(table) == 0
+
+
+def test_what_actors_have_left_behind_is_thrown_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "lives_here", lambda key: key == "alive")
+    monkeypatch.setattr(claims, "LEFT_OVER", 8)
+    monkeypatch.setattr(claims, "KEPT", 2)
+    table = Waiting()
+    table.open("w")
+    for number in range(4):
+        table.put(("w", number), number, "alive" if number % 2 else "ended", 0.0)
+    for number in range(12):
+        table.put(("client", "root", number), number, "", claims.LATE + 1.0)
+    assert len(table) == 14  # those of the actors that have ended are gone
+    assert table.take(("w", 1), "w") == 1
+    assert isinstance(table.take(("client", "root", 0), "w"), RuntimeError)
+    assert table.take(("client", "root", 11), "w") == 11
+
+
+# --- with processes
 
 
 class Holder(Actor):

@@ -176,7 +176,7 @@ def test_divergence_in_number(loop: Any) -> None:
         return x
 
     call(torch.ones(2))
-    with pytest.raises(RuntimeError, match="diverges at operation 2: 1 operations first, 2 now"):
+    with pytest.raises(RuntimeError, match=r"diverges at operation 2: aten.detach.default .* first, aten.add.Tensor"):
         call(torch.ones(2))
 
 
@@ -412,7 +412,9 @@ def test_a_failure_is_that_of_every_result(loop: Any, verify: bool) -> None:
     bad = torch.tensor([7])
     fine, picked = call(bad)
     for made in (fine, picked, state):
-        with pytest.raises(RemoteException, match=r"aten.index.Tensor \(operation \d of \d of .*test_compile.py:\d+ in call"):
+        with pytest.raises(
+            RemoteException, match=r"aten.index.Tensor \(operation \d of \d of .*test_compile.py:\d+ in call"
+        ):
             inspect(made)
     assert inspect(bad).tolist() == [7]
     engine.sync()
@@ -432,6 +434,6 @@ def test_a_failed_argument(loop: Any) -> None:
     call = compile(lambda x: x + 1, verify=False)
     failed = torch.ones(3)[torch.tensor([7])]
     made = call(failed)
-    with pytest.raises(RemoteException, match="remote operation \\(aten.index.Tensor\\)"):
+    with pytest.raises(RemoteException, match=r"remote operation \(aten.index.Tensor\)"):
         inspect(made)
     assert values(loop, call(torch.ones(1))) == [2.0]

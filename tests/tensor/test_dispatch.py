@@ -204,7 +204,7 @@ def test_drop_takes_the_views_along(loop: Any) -> None:
     assert x.ref is None
     x.drop()  # a second time is nothing
     for view in (x, *views):
-        with pytest.raises(TypeError, match="(?s)DROPPED.*is dropped at:\n.*views.1..drop"):
+        with pytest.raises(TypeError, match=r"(?s)DROPPED.*is dropped at:\n.*views.1..drop"):
             view.add(1)
     assert loop.client.living() == [[y.ref], [y.ref]]
     assert mt.inspect(y).tolist() == [[1.0] * 3] * 2

@@ -64,7 +64,7 @@ def test_several_roots_a_diamond_and_broadcasting() -> None:
 
 
 def test_one_root_is_a_root_and_edges_will_do() -> None:
-    loss, weights, a = chain()
+    loss, weights, _ = chain()
     (only,) = grad_generator(loss, [weights[0]])
     (through,) = grad_generator([get_gradient_edge(loss)], [get_gradient_edge(weights[0])], [torch.ones(())])
     assert torch.equal(only, through)
@@ -297,3 +297,26 @@ def test_a_function_with_its_own_derivative_on_a_mesh(procs: Any) -> None:
     assert monarch.inspect(x.grad).tolist() == [0.0, 2.0, 0.0]
     (grad,) = grad_generator(loss, [x])
     assert monarch.inspect(grad, gpus=1).tolist() == [0.0, 2.0, 0.0]
+
+
+def test_a_pipeline_over_two_meshes(procs: Any) -> None:
+    first, second = procs.slice(gpus=0), procs.slice(gpus=1)
+
+    def move(x: torch.Tensor, to: Any) -> Any:
+        home = x.mesh  # type: ignore[attr-defined]
+        return x.to_mesh(to), lambda grad: (grad.to_mesh(home), None)  # type: ignore[attr-defined]
+
+    carried = grad_function(move)
+    with first.activate():
+        x = torch.full((2, 3), 2.0).requires_grad_()
+        y = x * x
+    y = carried(y, second)
+    with second.activate():
+        w = torch.full((3,), 5.0).requires_grad_()
+        loss = (y * w).sum()
+    got = list(grad_generator(loss, [w, x]))
+    assert got[0].mesh is w.mesh and got[1].mesh is x.mesh
+    assert monarch.inspect(got[0]).tolist() == [8.0] * 3
+    assert monarch.inspect(got[1]).tolist() == [[20.0] * 3] * 2
+    loss.backward()
+    assert monarch.inspect(x.grad).tolist() == [[20.0] * 3] * 2

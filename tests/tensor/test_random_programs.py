@@ -22,7 +22,8 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 
 def layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What has to be equal. The strides of dimensions without a second element mean nothing, and torch's kernels differ in them."""
+    """What has to be equal. The strides of dimensions without a second element mean nothing, and torch's kernels differ
+    in them."""
     steps = tuple(step if size > 1 else None for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     where = (steps, tensor.storage_offset()) if tensor.numel() else None
     return tuple(tensor.shape), where, tensor.dtype, tensor.is_conj(), tensor.is_neg()
@@ -58,7 +59,9 @@ def compare(lines: list[str], mesh: DeviceMesh) -> dict[str, Any]:
         found = mt.inspect(remote, gpus=rank)
         with mt.no_mesh.activate():
             for name, tensor in local.items():
-                assert bits(found[name]) == bits(tensor), f"{name} on rank {rank}: {found[name]} for {tensor} in\n{text}"
+                assert bits(found[name]) == bits(tensor), (
+                    f"{name} on rank {rank}: {found[name]} for {tensor} in\n{text}"
+                )
     return there
 
 
