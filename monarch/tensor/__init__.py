@@ -12,6 +12,12 @@
                   derivatives one at a time; states of random numbers
     recording, recorded, replaying, coalescing, compiled, function
                   commands kept and issued again, many in one
+    remote, functions, arguments, patterns, function_call
+                  functions of the program in the workers, and what they give
+    opaque_ref, opaque_object, opaque_module, remote_autograd, remote_graph, remote_class
+                  objects that stay there, and derivatives through them
+    timing, profiling, memory_history
+                  what is measured there
     executor      a worker's tensors and how commands change them, without any I/O
     worker        the actor around it
 

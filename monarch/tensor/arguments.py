@@ -23,6 +23,7 @@ _CONSTANTS = frozenset(
     {type(None), str, bytes, complex, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, range,
      type, types.FunctionType, types.BuiltinFunctionType, DeviceMesh}
 )  # fmt: skip
+_LONG = 4096  # characters of a string from which on it is sent with each call: who passes them passes many
 LEAVES = NUMBERS | _CONSTANTS | {Tensor}
 
 
@@ -80,6 +81,10 @@ def has_tensors(leaves: Sequence[Any]) -> bool:
 def constant(leaf: Any) -> bool:
     """Whether `leaf` can be sent once for all calls with an equal one."""
     kind = type(leaf)
+    if kind is str or kind is bytes:
+        return len(leaf) <= _LONG
+    if kind is types.FunctionType:
+        return not leaf.__closure__
     return kind in NUMBERS or kind in _CONSTANTS or isinstance(leaf, enum.Enum | type) or is_group(leaf)
 
 

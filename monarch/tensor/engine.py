@@ -219,7 +219,7 @@ class Engine:
                 if len(self._signatures) >= SIGNATURES:
                     self._forget_signatures()
                 self._signatures[key] = number
-            self.calls[number] = call
+                self.calls[number] = call
             self._put(commands.Define(number, self._carry(sealed)))
         self._nudge()
         return number

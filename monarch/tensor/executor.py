@@ -11,6 +11,7 @@ import queue
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ class Executor:
         self.meshes: dict[int, WorkerMesh] = {}
         self.failures: list[Failed | Tainted] = []
         self.tainted: dict[int, Failed] = {}  # commands between ranks in which this one took part with other data
+        # Calls that could not be read, by ident: how many results they have is not known, so none of these is in `tensors`.
+        self.unread: deque[tuple[int, Failed]] = deque(maxlen=1024)
         self.extras: dict[str, Any] = {}  # what parts of the engine keep here: process groups, objects, events
 
     # --- commands
@@ -109,7 +112,7 @@ class Executor:
             self._fail(command, defined, exc)
 
     def _fetch(self, command: Fetch, payloads: Sequence[Any], answer: Answer) -> None:
-        failed = _first(self.tensors.get(ref) for ref in command.refs)
+        failed = _first(self._there(ref) for ref in command.refs)
         if failed is None:
             failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
         if failed is not None:
@@ -124,7 +127,7 @@ class Executor:
         answer((value, self.told(), command.ident))
 
     def _ask(self, command: Ask, payloads: Sequence[Any], answer: Answer) -> None:
-        failed = _first(self.tensors.get(ref) for ref in command.inputs)
+        failed = _first(self._there(ref) for ref in command.inputs)
         if failed is None:
             failed = next((self.tainted[ident] for ident in command.taints if ident in self.tainted), None)
         if failed is not None:
@@ -161,8 +164,8 @@ class Executor:
 
     def _fail(self, command: Run | Do, defined: _Defined, error: Exception) -> None:
         """The results of a command that did not run, or raised, are its failure: that of an input when there is one."""
-        inputs = [self.tensors.get(ref) for ref in command.inputs]
-        inputs += [self.tensors.get(ref) for ref in getattr(defined.call, "reads", ())]
+        inputs = [self._there(ref) for ref in command.inputs]
+        inputs += [self._there(ref) for ref in getattr(defined.call, "reads", ())]
         root = _first(inputs)
         failed = root if root is not None else self.failed(command.ident, defined.name(), error)
         call = defined.call
@@ -170,6 +173,8 @@ class Executor:
             self.tainted[command.ident] = failed
             self.failures.append(Tainted(command.ident))
         self._abort(defined, failed)
+        if call is None:
+            self.unread.append((command.ident, failed))
         for place in range(len(defined.keeps) if defined.keeps is not None else 1):
             self.tensors[command.ident + place] = failed
         for index in defined.mutates:
@@ -181,6 +186,13 @@ class Executor:
         """Lets go of the process groups that a call was given, so that its peers in them fail too, and do not wait."""
         for group in defined.groups:
             group.lose(f"{defined.name()} was given it, and failed on rank {self.rank}: {failed.text.strip()[-300:]}")
+
+    def _there(self, ref: int) -> Any:
+        """The tensor of a reference, or the failure of the call that should have made it, which could not be read."""
+        value = self.tensors.get(ref)
+        if value is None:
+            return max((one for one in self.unread if one[0] <= ref), key=lambda one: one[0], default=(0, None))[1]
+        return value
 
     def lose(self, ref: int, failed: Failed) -> None:
         """`ref` and all that shares its memory were to be changed by what failed: they are that failure from here on."""

@@ -86,7 +86,8 @@ class Remote:
         self._function: Any = function
         self._propagate = propagate
         self._resolvable: Any = None
-        self._once: set[Any] = set()
+        self._once: set[Any] = set()  # signatures that calls had once
+        self._first: dict[Any, _Known] = {}  # what those gave
         self._label = functions.label(function)
         self._pure = not callable(propagate) or arguments.captures_nothing(propagate)
         self._names = arguments.names_in(propagate.__code__) if isinstance(propagate, types.FunctionType) else ()
@@ -168,7 +169,7 @@ class Remote:
             key.append(captured)
         frozen: Any = tuple(key)
         try:
-            entry = engine.entries.get(frozen) if pure else None
+            entry = engine.entries.get(frozen) or self._first.get(frozen) if pure else None
         except TypeError:
             entry, frozen = None, None
         if entry is None:
@@ -180,7 +181,7 @@ class Remote:
             _check(self._label, args, kwargs, inputs, outcome.mutates, place)
         signature = entry.signature
         if signature < 0:
-            signature = self._seldom(entry, engine)
+            signature = self._seldom(entry, frozen, engine)
         if recorders and (here := recorder()) is not None:
             here.read(inputs)
         if signature >= 0:
@@ -234,13 +235,22 @@ class Remote:
         count = None if self._propagate == "inspect" else len(outcome.leaves)
         call = FunctionCall(self._target(), tree, outcome.keeps, outcome.mutates, count, between, self._label)
         entry = _Known(outcome, call, between)
-        # What is sent with the call itself: values that may change under their name, and strings until they come again.
+        # Sent with the call itself: values that may change under their name; strings and functions that nobody can name until
+        # they come again, because programs make many that never do.
+        keep = pure and key is not None and (not loose or self._propagate == "cached")
         if not loose:
             entry.key = arguments.signature_key(leaves, shape, call)
-            if not any(type(leaf) in (str, bytes) for leaf in leaves):
+            if not isinstance(call.function, functions.ByValue) and not any(
+                type(leaf) in (str, bytes) for leaf in leaves
+            ):
                 entry.signature = place.engine.define(entry.key, call)
-        if pure and key is not None:
-            place.engine.remember(key, entry)
+                if keep:
+                    place.engine.remember(key, entry)
+                return entry
+        if keep:
+            if len(self._first) >= _SEEN:
+                self._first.clear()
+            self._first[key] = entry
         return entry
 
     def _try(self, tree: Any, numbers: Sequence[Any], inputs: list[Any], place: Any) -> Outcome:
@@ -253,19 +263,22 @@ class Remote:
         answers = engine.ask(mesh, place.mesh, PatternCall(call), refs, taints, "call", place.stream).get()
         return patterns.received(_values(engine, answers)[0])
 
-    def _seldom(self, entry: _Known, engine: Any) -> int:
-        """The signature of a call with strings in it: defined when it comes again. -1 until then, and for values that
-        may change under their name."""
-        key = entry.key
-        if key is None:
+    def _seldom(self, entry: _Known, key: Any, engine: Any) -> int:
+        """The signature of a call that is made only now and then: defined when it comes again. -1 until then, and for values
+        that may change under their name."""
+        if entry.key is None:
             return -1
-        if key in self._once:
-            entry.signature = engine.define(key, entry.call)
-            return entry.signature
-        if len(self._once) >= _SEEN:
-            self._once.clear()
-        self._once.add(key)
-        return -1
+        if entry.key not in self._once:
+            if len(self._once) >= _SEEN:
+                self._once.clear()
+            self._once.add(entry.key)
+            return -1
+        signature: int = engine.define(entry.key, entry.call)
+        if self._first.pop(key, None) is not None:
+            known = _Known(entry.outcome, entry.call, entry.between)
+            known.signature = signature
+            engine.remember(key, known)
+        return signature
 
     def _inside(self, args: Any, kwargs: Any) -> Any:
         """Called by another remote function, in a worker, or by the `propagate` of one: nothing is issued."""

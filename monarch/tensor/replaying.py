@@ -136,6 +136,8 @@ class Trace:
         written = {id(storage): storage for storage in (record.storage for record in kept)}
         written |= {id(s): s for ref in self.recording.written[1] if (s := _lender(recorder.storages[ref]))}
         self._written = tuple(written.values())
+        tensors = {id(_lender(recorder.storages[ref])): recorder.met[ref][1] for ref in self.recording.written[1]}
+        self._captures_written = tuple(tensors.values())
         self._formals_written = tuple(sorted(self.recording.written[0]))
         self._tainted = False
         for storage in self._written:
@@ -259,7 +261,7 @@ class Trace:
 
     def _write(self, tensors: Sequence[Any], given: list[Record], taint: Any) -> None:
         """What a replay changed is different from here on, also to autograd."""
-        changed = []
+        changed = [tensor for weak in self._captures_written if (tensor := weak()) is not None]
         for at in self._formals_written:
             storage = _lender(given[at].storage)
             storage.taint, storage.known, storage.flags = taint, None, storage.flags & ~KNOWN

@@ -12,9 +12,8 @@ from urllib.parse import urlsplit
 import torch
 
 from monarch.actor import Actor, Port, bind_context, context, current_rank, endpoint, own_key, start_thread
-from monarch.tensor import executor
+from monarch.tensor import executor, own_device
 from monarch.tensor.claims import waiting
-
 
 _CLOSING = 5.0  # seconds that a worker's end waits for operations under way
 
@@ -32,6 +31,7 @@ class TensorWorker(Actor):
         if "OMP_NUM_THREADS" not in os.environ:  # processes that each take every core of a host stand in each other's way
             here = int(environments[rank]["LOCAL_WORLD_SIZE"])
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+        own_device.take(int(environments[rank]["LOCAL_RANK"]))
         self.executor = executor.Executor(rank)
         self.key = own_key()
         waiting.open(self.key)

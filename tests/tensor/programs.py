@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
+import monarch.tensor as mt
+
 DTYPES = (
     "float32",
     "float64",
@@ -356,6 +358,11 @@ def programs(draw: Callable[..., Any], longest: int = 10) -> list[str]:
 
 def program(pick: Callable[[Sequence[Any]], Any], longest: int) -> list[str]:
     """A program made of what `pick` picks."""
+    with mt.no_mesh.activate():
+        return _program(pick, longest)
+
+
+def _program(pick: Callable[[Sequence[Any]], Any], longest: int) -> list[str]:
     scope = namespace()
     lines: list[str] = []
     for _ in range(pick(range(1, longest + 1))):

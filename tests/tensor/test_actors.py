@@ -280,6 +280,7 @@ def test_actors_elsewhere(procs: Any) -> None:
         t = torch.ones(2)
     with pytest.raises(ValueError, match="must share the same processes"):
         strangers.total.call(t)
+    assert strangers.kind.choose(1).get(timeout=30) == "int"  # nothing has happened to them
     other.stop().get(timeout=30)
 
 

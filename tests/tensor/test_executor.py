@@ -185,6 +185,11 @@ def test_a_call_that_cannot_be_read_fails_alone(worker: Now) -> None:
     (answer,) = take(worker, 3, commands.Place(1, 0), commands.Fetch(9, (1,), 0))
     assert answer[0][0].tolist() == [1.0, 1.0]
     assert "nomod" in answer[1][0].text
+    add = Opened(OpCall("aten.add.Tensor", [Slot(0), Slot(1)], {}, None, ()))
+    take(worker, 4, commands.Place(1, 0), commands.Do(6, 0, (1, 4)), payloads=[add])
+    for number, ref in ((5, 4), (6, 6)):  # a result of it, and what depends on one
+        (answer,) = take(worker, number, commands.Place(1, 0), commands.Fetch(9, (ref,), 0))
+        assert answer[0].ident == 3 and "nomod" in answer[0].text
 
 
 def test_an_unknown_operation_says_how_to_register_it(worker: Now) -> None:

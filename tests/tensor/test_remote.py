@@ -1,16 +1,20 @@
-"""Remote functions, without processes: what they give, what they change, what is sent, what is said when something is wrong."""
+"""Remote functions, without processes: what they give, what they change, what is sent, how errors are explained."""
 
 from __future__ import annotations
 
 import enum
 import math
+import pickle
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 
 import monarch
-from monarch.tensor import RemoteException, commands, executor, functions, inspect, no_mesh
+from monarch.tensor import RemoteException, arguments, commands, executor, function_call, functions, inspect, no_mesh
 from monarch.tensor import remote as counters
 from monarch.tensor.remote import Remote, call_on_shard_and_fetch, remote
 
@@ -239,6 +243,20 @@ def test_a_function_is_defined_once_for_all_numbers(loop: Any) -> None:
     assert len({run.signature for run in runs}) == 1
 
 
+def test_a_function_that_is_called_once_leaves_nothing(loop: Any) -> None:
+    x = torch.ones(1)
+    inspect(x * 2)
+    engine = loop.client
+    before = len(engine.entries), len(engine._signatures)
+    for number in range(20):
+        assert inspect(remote(lambda x: x * number)(x)).tolist() == [number]  # noqa: B023  called here
+    assert (len(engine.entries), len(engine._signatures)) == before
+    again = remote(lambda x: x + 1)
+    for _ in range(3):
+        again(x)
+    assert (len(engine.entries), len(engine._signatures)) == (before[0] + 1, before[1] + 1)
+
+
 def test_what_may_change_under_its_name_is_sent_each_time(loop: Any) -> None:
     class Config:
         factor = 1.0
@@ -277,6 +295,35 @@ def test_random_numbers_of_the_first_rank_do_not_get_ahead(loop: Any) -> None:
     with no_mesh.activate():
         on_rank_0 = loop.client.local(drawn, 0)
         assert torch.equal(on_rank_0, torch.rand(4, generator=expected))
+
+
+_values = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3), st.binary(max_size=3)
+)
+_trees = st.recursive(
+    _values,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner, inner),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+@given(st.lists(_trees, max_size=4), st.dictionaries(st.text(max_size=4), _trees, max_size=3))
+def test_any_arguments_arrive_as_they_were(args: list[Any], kwargs: dict[str, Any]) -> None:
+    leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
+    tree, numbers = arguments.template(tuple(args), kwargs, leaves, spec)
+    shown = repr((tuple(args), kwargs))
+    collect = function_call.applier(lambda *args, **kwargs: repr((args, kwargs)), pickle.loads(pickle.dumps(tree)))
+    assert collect([], numbers) == shown
+    assert repr(arguments.with_numbers(tree, numbers)) == shown
+    flat = [*args, *kwargs.values()]
+    if all(type(leaf) in arguments.LEAVES for leaf in flat):
+        tree, numbers = arguments.template(tuple(args), kwargs, flat, (len(args), *kwargs))
+        assert function_call.applier(lambda *args, **kwargs: repr((args, kwargs)), tree)([], numbers) == shown
 
 
 # --- how functions get there
@@ -427,6 +474,12 @@ def test_propagation_that_is_not_possible() -> None:
         remote(lambda: 1, propagate="mocked")
     with pytest.raises(ValueError, match="'cached', 'inspect'"):
         remote(lambda: 1, propagate="guess")
+
+
+def test_a_function_cannot_bring_a_distributed_tensor_along(loop: Any) -> None:
+    x = torch.ones(1)
+    with pytest.raises(TypeError, match="cannot be sent here"):
+        remote(lambda: x + 1, propagate="inspect")()
 
 
 def test_cached_arguments_have_to_be_hashable(loop: Any) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import monarch
+from monarch.actor import SupervisionError, this_host
 from monarch.mesh_controller import spawn_tensor_engine
 from monarch.tensor import RemoteException, Stream, executor, inspect
 from monarch.tensor.remote import call_on_shard_and_fetch, remote
@@ -78,6 +79,19 @@ def test_two_streams_run_beside_each_other(mesh: Any) -> None:
     wait(barrier)
     inspect(barrier)
     borrow.drop()
+
+
+def test_the_end_of_a_process_ends_the_call() -> None:
+    procs = this_host().spawn_procs({"gpus": 2}, name="dying")
+    with procs.activate() as mesh:
+        x = torch.ones(1)
+        with mesh.slice(gpus=1).activate():
+            waiting = remote(os._exit).call(3)
+        with pytest.raises(SupervisionError):
+            waiting.get(TIMEOUT)
+        with pytest.raises(RuntimeError, match="engine"):
+            plus_rank.call(x).get(TIMEOUT)
+    procs.stop().get(TIMEOUT)
 
 
 def test_a_failure_nobody_fetched_is_raised_by_exit(procs: Any) -> None:

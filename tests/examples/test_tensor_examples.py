@@ -1,0 +1,56 @@
+"""The examples of distributed tensors run as a user would run them, and their losses are those of one process."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.procs
+
+
+def run(name: str, *arguments: str, cwd: Path) -> str:
+    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, f"{name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert not done.stderr.strip(), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("data_parallel.py", ["--procs", "4"]), ("tensor_parallel.py", []), ("pipeline_parallel.py", [])],
+)
+def test_training_in_parallel_learns_what_one_process_learns(name: str, arguments: list[str], tmp_path: Path) -> None:
+    printed = run(name, *arguments, cwd=tmp_path)
+    losses = [float(found) for found in re.findall(r"loss (\d+\.\d+)", printed)]
+    assert len(losses) >= 4
+    assert losses[-1] < 0.7 * losses[0]
+    found = re.search(r"largest difference of \d+ losses: (\S+)", printed)
+    assert found is not None
+    assert float(found[1]) <= 1e-5
+
+
+def test_the_tour_prints_a_line_for_every_stop(tmp_path: Path) -> None:
+    lines = run("tensor_tour.py", cwd=tmp_path).splitlines()
+    assert [line[:2] for line in lines if line[0] != " "] == [f"{number}." for number in range(1, 8)]
+    assert "one of them has [5.0, 5.0, 5.0]" in lines[0]
+    assert lines[1].endswith("has 10")
+    assert lines[2].endswith("[1, 21]")
+    assert lines[3].endswith("[10, 11]")
+    assert "wrong = torch.zeros(2)[torch.tensor([5])]" in "\n".join(lines)
