@@ -28,9 +28,9 @@ _orphans: deque[_Loan] = deque()  # whose Borrow the collector took
 def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Tensor, Borrow]:
     """The memory of `tensor` as a tensor of `stream`, and the Borrow that gives it back.
 
-    On the workers `stream` waits, before its first use, for what the tensor's own stream had been given when it was borrowed;
-    that stream waits for `stream` when the Borrow is dropped. In between, what the two do runs side by side. The tensor on
-    `stream` has no part in autograd.
+    On the workers `stream` waits, before its first use, for what the tensor's own stream had been given when it was
+    borrowed; that stream waits for `stream` when the Borrow is dropped. In between, what the two do runs side by
+    side. The tensor on `stream` has no part in autograd.
 
     TypeError for a tensor that cannot be used; RuntimeError for a mutable borrow of what is borrowed, or may only be read.
     """
@@ -72,8 +72,8 @@ def _lend(record: Record, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow
 
 
 class Borrow:
-    """One borrow: `drop()`, or the end of `with borrow:`, gives it back. One that is collected before gives a warning, and is
-    given back then."""
+    """One borrow: `drop()`, or the end of `with borrow:`, gives it back. One that is collected before gives a
+    warning, and is given back then."""
 
     def __init__(self, loan: _Loan) -> None:
         self._loan = loan
@@ -84,8 +84,8 @@ class Borrow:
         return bool(self._loan.returned)
 
     def drop(self) -> None:
-        """Gives it back: the borrowed tensor and its views are dropped, and the tensor's own stream waits for what the borrowing
-        one was given so far. Borrows of the borrowed tensor are given back first. Idempotent."""
+        """Gives it back: the borrowed tensor and its views are dropped, and the tensor's own stream waits for what
+        the borrowing one was given so far. Borrows of the borrowed tensor are given back first. Idempotent."""
         if not self._loan.returned:
             _give_back(self._loan, misuse.here(1))
 
@@ -144,7 +144,8 @@ class _Access:
         return storage.flags
 
     def first_use(self, storage: Storage) -> None:
-        """Before the first command with it on the borrowing stream, which waits for that of the tensor it was borrowed from."""
+        """Before the first command with it on the borrowing stream, which waits for that of the tensor it was
+        borrowed from."""
         storage.flags &= ~UNSEEN
         loan = self.own
         if loan is not None and loan.event:

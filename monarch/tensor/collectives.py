@@ -30,21 +30,24 @@ def reduce(
 ) -> Any:  # fmt: skip
     """`tree` with each distributed tensor replaced by its reduction over the ranks along `dims` of its mesh.
 
-    `dims`: a name, several, or () for all. `reduction`: sum, avg, product, min, max, band, bor, bxor, or stack. With n ranks:
+    `dims`: a name, several, or () for all. `reduction`: sum, avg, product, min, max, band, bor, bxor, or stack. With
+    n ranks:
 
     - sum and so on: every rank gets the combination of all n tensors, of their shape;
-    - the same with `scatter`: the tensors have n rows (of their outermost dimension); each rank gets its row of the combination;
+    - the same with `scatter`: the tensors have n rows (of their outermost dimension); each rank gets its row of the
+      combination;
     - stack: every rank gets all n, stacked: [n, *shape];
     - stack with `scatter`: of n rows, each rank sends row r to rank r, and gets n rows (all to all).
 
-    Tensors of one mesh that are combined without `scatter` travel in one command, small ones together in buckets of 25 MB: if one
-    of them is a failure on some rank, none of the results of that command can be fetched. How dtypes are computed with is told in
-    `monarch.tensor.reductions`. Results have the order of the group's ranks, and are the same on all of them. A rank that waits
-    more than five minutes for the others fails, and so does its group from then on.
+    Tensors of one mesh that are combined without `scatter` travel in one command, small ones together in buckets of
+    25 MB: if one of them is a failure on some rank, none of the results of that command can be fetched. How dtypes
+    are computed with is told in `monarch.tensor.reductions`. Results have the order of the group's ranks, and are the
+    same on all of them. A rank that waits more than five minutes for the others fails, and so does its group from
+    then on.
 
-    KeyError for a dimension the mesh does not have; ValueError for a repeated one, an unknown reduction, and several dims with
-    stack or scatter; TypeError for tensors that cannot be used here (those that require grad, while grad mode is on), and for
-    a number of rows other than n. NotImplementedError for `mesh`.
+    KeyError for a dimension the mesh does not have; ValueError for a repeated one, an unknown reduction, and several
+    dims with stack or scatter; TypeError for tensors that cannot be used here (those that require grad, while grad
+    mode is on), and for a number of rows other than n. NotImplementedError for `mesh`.
     """
     leaves, spec = pytree.tree_flatten(tree)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -62,8 +65,8 @@ def reduce(
 def reduce_(
     tree: Any, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None
 ) -> Any:
-    """`reduce`, with the results in the memory of the tensors themselves. ValueError where results have another shape: stack
-    without `scatter`, and others with it."""
+    """`reduce`, with the results in the memory of the tensors themselves. ValueError where results have another
+    shape: stack without `scatter`, and others with it."""
     return reduce(tree, dims, reduction, scatter, mesh, _inplace=True)
 
 
@@ -187,7 +190,8 @@ def _shape(tensor: Any, reduction: str, scatter: bool, size: int) -> tuple[int, 
 
 
 class Reduce:
-    """The signature of a reduction. `expected`: (shape, dtype, device) of each tensor; the last input is `out`, if there is one."""
+    """The signature of a reduction. `expected`: (shape, dtype, device) of each tensor; the last input is `out`, if
+    there is one."""
 
     between_ranks = True
 

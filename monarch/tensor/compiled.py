@@ -25,6 +25,7 @@ from monarch.tensor.replaying import (
     label_of,
     on_its_stream,
     put_together,
+    reshaped,
     results_of,
 )
 from monarch.tensor.stream import get_active_stream
@@ -117,6 +118,7 @@ class _Compiled:
             self._no_grad(made, "result")
             made = [on_its_stream(tensor) for tensor in made]
         del value
+        reshaped(noted, formals, arguments, give=False)
         try:
             trace = Trace(self._label, noted, formals, made, keep=False)
         except Unrecordable as exc:

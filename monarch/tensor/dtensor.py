@@ -18,11 +18,13 @@ _making = threading.Lock()
 def to_dtensor(local: torch.Tensor, mesh: WorkerMesh, placements: Sequence[Any]) -> Any:
     """A DTensor over the processes of `mesh` whose local tensor here is `local`.
 
-    In a remote function only: `mesh` is the DeviceMesh that was passed to it, which is a WorkerMesh there. `placements`: one of
-    torch's Shard, Replicate, Partial for each dimension of the mesh. Every rank of the mesh has to take part, and in whatever
-    operation moves data. The shape of the whole follows from the local one, which is not compared between ranks.
+    In a remote function only: `mesh` is the DeviceMesh that was passed to it, which is a WorkerMesh there.
+    `placements`: one of torch's Shard, Replicate, Partial for each dimension of the mesh. Every rank of the mesh has
+    to take part, and in whatever operation moves data. The shape of the whole follows from the local one, which is
+    not compared between ranks.
 
-    RuntimeError outside of remote functions, ValueError for a number of placements other than that of the mesh's dimensions.
+    RuntimeError outside of remote functions, ValueError for a number of placements other than that of the mesh's
+    dimensions.
     """
     from torch.distributed.tensor import DTensor
 
@@ -35,8 +37,8 @@ def to_dtensor(local: torch.Tensor, mesh: WorkerMesh, placements: Sequence[Any])
 
 
 def from_dtensor(tensor: Any) -> torch.Tensor:
-    """The local tensor of a DTensor, to be returned by a remote function. TypeError for anything else, RuntimeError for partial
-    sums, of which no rank has the value: `redistribute` them first."""
+    """The local tensor of a DTensor, to be returned by a remote function. TypeError for anything else, RuntimeError
+    for partial sums, of which no rank has the value: `redistribute` them first."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
@@ -50,7 +52,8 @@ def from_dtensor(tensor: Any) -> torch.Tensor:
 
 
 def torch_mesh(mesh: WorkerMesh, device: str = "cpu") -> Any:
-    """The torch DeviceMesh of a WorkerMesh, with its dimensions' names; the same one each time. For `device`s of one kind."""
+    """The torch DeviceMesh of a WorkerMesh, with its dimensions' names; the same one each time. For `device`s of one
+    kind."""
     from torch.distributed.device_mesh import DeviceMesh
 
     worker = executor.current()

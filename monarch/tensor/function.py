@@ -28,6 +28,7 @@ from monarch.tensor.replaying import (
     label_of,
     on_its_stream,
     put_together,
+    reshaped,
     results_of,
 )
 from monarch.tensor.tensor import Tensor
@@ -191,6 +192,7 @@ class Function:
             with torch.no_grad():
                 made = [on_its_stream(tensor) for tensor in made]
         del value
+        reshaped(noted, formals, arguments, give=True)
         result = put_together(plan, spec, arguments.tensors, made)
         try:
             kind.variants.insert(0, self._variant(noted, formals, made, plan, spec))

@@ -18,14 +18,15 @@ _numbers = itertools.count(1)
 class RemoteProcessGroup:
     """The processes of a mesh along some of its dimensions, as an argument of remote functions.
 
-    `mesh.process_group(dims)` makes one; each is apart from all others. In the function it is a torch ProcessGroup of the ranks
-    that differ from this one in `dims` alone, and torch.distributed works with it as `group=`; ranks there (`src`, `dst`) are
-    those of the engine's mesh. Its connections are made when it is first used, one set for each stream. It does not replace the
-    default group that a program may have made in that process; where there is none, `torch.distributed.get_rank()` in the
-    function is the rank in the engine's mesh.
+    `mesh.process_group(dims)` makes one; each is apart from all others. In the function it is a torch ProcessGroup of
+    the ranks that differ from this one in `dims` alone, and torch.distributed works with it as `group=`; ranks there
+    (`src`, `dst`) are those of the engine's mesh. Its connections are made when it is first used, one set for each
+    stream. It does not replace the default group that a program may have made in that process; where there is none,
+    `torch.distributed.get_rank()` in the function is the rank in the engine's mesh.
 
-    A function that fails on one rank with a group among its arguments closes it there: functions of other ranks that wait in it
-    fail too, and it cannot be used again. So does the end of a process, and a wait of more than five minutes.
+    A function that fails on one rank with a group among its arguments closes it there: functions of other ranks that
+    wait in it fail too, and it cannot be used again. So does the end of a process, and a wait of more than five
+    minutes.
     """
 
     def __init__(self, mesh: DeviceMesh, dims: str | Sequence[str]) -> None:
@@ -54,7 +55,8 @@ class RemoteProcessGroup:
         return size
 
     def drop(self) -> None:
-        """Closes its connections when everything issued so far is done. Using it later is a TypeError that shows this line."""
+        """Closes its connections when everything issued so far is done. Using it later is a TypeError that shows this
+        line."""
         if self._dropped:
             return
         self._dropped = misuse.here()
@@ -89,7 +91,8 @@ class RemoteProcessGroup:
 
 
 def dims_of(mesh: Any, dims: str | Sequence[str]) -> tuple[str, ...]:
-    """`dims` as a tuple; all of the mesh's for an empty one. KeyError for one it does not have, ValueError for a repeated one."""
+    """`dims` as a tuple; all of the mesh's for an empty one. KeyError for one it does not have, ValueError for a
+    repeated one."""
     wanted = (dims,) if isinstance(dims, str) else tuple(dims)
     for name in wanted:
         if name not in mesh.names:

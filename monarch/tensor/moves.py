@@ -35,13 +35,13 @@ _moving = threading.Lock()  # the two halves of a move are issued together
 def to_mesh(tree: Any, mesh: Any, stream: Stream | None = None) -> Any:
     """`tree` with each distributed tensor, or MeshSliceTensor, replaced by a copy on `mesh` (a DeviceMesh or ProcMesh).
 
-    The copy of a rank comes from the rank with the same coordinates: dimensions are matched by name and have equal sizes. Along
-    those that the source does not have, all ranks get a copy, and a warning says so. It lives on `stream`, by default that of the
-    source, and shows nothing that is done to the source later. Data goes directly from process to process; a sender does not
-    wait for its receivers.
+    The copy of a rank comes from the rank with the same coordinates: dimensions are matched by name and have equal
+    sizes. Along those that the source does not have, all ranks get a copy, and a warning says so. It lives on
+    `stream`, by default that of the source, and shows nothing that is done to the source later. Data goes directly
+    from process to process; a sender does not wait for its receivers.
 
-    ValueError when the source has dimensions that `mesh` does not have, for other sizes, and for meshes of different engines;
-    TypeError for tensors that cannot be used, or that require grad while grad mode is on.
+    ValueError when the source has dimensions that `mesh` does not have, for other sizes, and for meshes of different
+    engines; TypeError for tensors that cannot be used, or that require grad while grad mode is on.
     """
     there = _device_mesh(mesh)
     leaves, spec = pytree.tree_flatten(tree, is_leaf=lambda leaf: isinstance(leaf, MeshSliceTensor))
@@ -189,7 +189,8 @@ class Copy:
 
 
 class Send:
-    """The signature of the sending half of a move. `what`: (shape, dtype, device) of the tensor. The Run's number is the move's."""
+    """The signature of the sending half of a move. `what`: (shape, dtype, device) of the tensor. The Run's number is
+    the move's."""
 
     between_ranks = True
     keeps: tuple[int, ...] | None = ()

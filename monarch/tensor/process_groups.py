@@ -1,8 +1,9 @@
 """The torch process groups of one worker: made when first used, one for each (purpose, ranks, stream, kind of device).
 
 gloo carries what is on the CPU, nccl (RCCL under ROCm) what is on a GPU. The processes find each other through messages
-(`rendezvous`), so no port is opened for that; gloo itself listens on a port of the interface by which this host is known to the
-others, and takes connections there that name a pair of the group. None of these groups is torch's default one.
+(`rendezvous`), so no port is opened for that; gloo itself listens on a port of the interface by which this host is
+known to the others, and takes connections there that name a pair of the group. None of these groups is torch's
+default one.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Groups:
     def __init__(self, rank: int, engine: str, call: Callable[..., Any], address: str) -> None:
         self.rank = rank
         self.engine = engine
+        self._call = call
         self._address = address
         self._store = MessageStore(call, TIMEOUT)
         self._slots: dict[tuple[Any, ...], _Slot] = {}
@@ -72,6 +74,11 @@ class Groups:
             if (members is None or key[1] == members) and (stream is None or key[2] == stream):
                 self._close(slot, why)
 
+    def shun(self, label: str, members: tuple[int, ...], why: str) -> None:
+        """Closes the groups of these ranks as `lose` does, and lets nobody wait for this rank to come to one."""
+        self._call("lose", TIMEOUT, _name(label, members), why)
+        self.lose(label, why, members)
+
     def forget(self, label: str) -> None:
         """Closes the groups of this label; none will be asked for again."""
         with self._lock:
@@ -101,7 +108,7 @@ class Groups:
         return slot
 
     def _make(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Any:
-        name = f"{label}/{'.'.join(map(str, members))}/{stream}/{device}"
+        name = f"{_name(label, members)}/{stream}/{device}"
         store = dist.PrefixStore(name, self._store)
         place, size = members.index(self.rank), len(members)
         if device == "cpu":
@@ -124,6 +131,10 @@ class Groups:
         options._devices = [self._device]
         options._timeout = timedelta(seconds=TIMEOUT)
         return dist.ProcessGroupGloo(store, place, size, options)
+
+
+def _name(label: str, members: tuple[int, ...]) -> str:
+    return f"{label.replace('/', '_')}/{'.'.join(map(str, members))}"
 
 
 _making = threading.Lock()

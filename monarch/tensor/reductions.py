@@ -53,7 +53,8 @@ def obstacle(dtype: torch.dtype, reduction: str) -> str:
 
 
 class Plan:
-    """How tensors of one dtype are reduced: computed in `dtype` (None: as they are) with `op`; `gather`: by each rank itself."""
+    """How tensors of one dtype are reduced: computed in `dtype` (None: as they are) with `op`; `gather`: by each rank
+    itself."""
 
     def __init__(self, dtype: torch.dtype, reduction: str, device: str) -> None:
         self.reduction = reduction

@@ -1,7 +1,8 @@
-"""Where processes that make a group find each other: a table of small values in the controller's process, asked by messages.
+"""Where processes that make a group find each other: a table of small values in the controller's process, asked by
+messages.
 
-torch.distributed meets at a `Store`. Its own ones open a port that anybody may write to; this one goes the way of every other
-message, so that who may speak is checked as for all of them.
+torch.distributed meets at a `Store`. Its own ones open a port that anybody may write to; this one goes the way of
+every other message, so that who may speak is checked as for all of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ LIMIT = (
 )  # values that an engine's rendezvous keeps; beyond that `put` refuses: groups that were dropped are forgotten
 
 
+GROUPS = 1 << 12  # lost groups that it remembers
+
+
 class Rendezvous(Actor):
     """The table of one engine. Whoever asks for a value that is not there yet is answered when it comes."""
 
@@ -28,6 +32,7 @@ class Rendezvous(Actor):
     def __init__(self) -> None:
         self._values: dict[str, dict[str, bytes]] = {}  # folder -> name -> value
         self._waiting: list[tuple[str, str, Port[Any]]] = []
+        self._lost: dict[str, str] = {}  # group -> why; the latest
         self._count = 0
         self._ended = ""
 
@@ -53,8 +58,8 @@ class Rendezvous(Actor):
     def look(self, port: Port[dict[str, bytes]], folder: str, name: str) -> None:
         """All values of `folder`, as soon as `name` is among them. RuntimeError once the engine has ended."""
         known = self._values.get(folder, {})
-        if self._ended:
-            port.exception(RuntimeError(self._ended))
+        if why := self._ended or self._lost.get(_group(folder)):
+            port.exception(RuntimeError(why))
         elif name in known:
             port.send(dict(known))
         else:
@@ -68,6 +73,18 @@ class Rendezvous(Actor):
         total = int(known.get(name, b"0")) + amount
         known[name] = str(total).encode()
         port.send(total)
+
+    @endpoint(instrument=False)
+    def lose(self, group: str, why: str) -> None:
+        """A process will not come to `group` (the first two parts of its folders): whoever waits there gets
+        RuntimeError(why)."""
+        while len(self._lost) >= GROUPS:
+            del self._lost[next(iter(self._lost))]
+        self._lost.setdefault(group, why)
+        waiting = [(folder, port) for folder, _, port in self._waiting if _group(folder) == group]
+        self._waiting = [one for one in self._waiting if _group(one[0]) != group]
+        for _, port in waiting:
+            port.exception(RuntimeError(why))
 
     @endpoint(instrument=False)
     def forget(self, prefix: str) -> None:
@@ -85,7 +102,8 @@ class Rendezvous(Actor):
 
 
 class MessageStore(dist.Store):
-    """A torch Store on a Rendezvous. `call(name, *args)` calls one of its endpoints and waits `timeout` seconds for the answer."""
+    """A torch Store on a Rendezvous. `call(name, *args)` calls one of its endpoints and waits `timeout` seconds for
+    the answer."""
 
     def __init__(self, call: Callable[..., Any], seconds: float) -> None:
         super().__init__()
@@ -121,6 +139,10 @@ class MessageStore(dist.Store):
         with self._lock:
             self._seen.update({f"{folder}/{name}": value for name, value in found.items()})
         return bytes(found[name])
+
+
+def _group(folder: str) -> str:
+    return "/".join(folder.split("/", 2)[:2])
 
 
 def _split(key: str) -> tuple[str, str]:

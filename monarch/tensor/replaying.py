@@ -39,7 +39,7 @@ class Arguments:
     """The arguments of one call: `leaves` of the tree of them, of which `tensors` are distributed. `key`: equal for
     calls that a recording of one of them serves. Raises TypeError for arguments that cannot be compared."""
 
-    __slots__ = ("key", "leaves", "spec", "tensors")
+    __slots__ = ("before", "key", "leaves", "spec", "tensors")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], extra: Any = None) -> None:
         self.spec: Any = None
@@ -47,6 +47,7 @@ class Arguments:
         if kwargs or any(not isinstance(arg, torch.Tensor) and pytree._get_node_type(arg) in _NODES for arg in args):
             self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
         self.tensors: list[Any] = []
+        self.before: list[tuple[Any, Storage]] = []  # their metadata and memory
         key: list[Any] = [
             len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
             torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
@@ -57,6 +58,7 @@ class Arguments:
             if type(leaf) is Tensor:
                 record = leaf._record
                 self.tensors.append(leaf)
+                self.before.append((record.meta, record.storage))
                 alias = storages.setdefault(id(record.storage), len(storages))
                 key.append((record.meta, record.place, leaf.requires_grad, alias))
             elif isinstance(leaf, torch.Tensor):
@@ -97,6 +99,19 @@ def aliased(tensors: Sequence[Any]) -> list[Any]:
             with tensor._record.place.stream.activate(), torch.no_grad():
                 found[id(tensor)] = tensor.detach() if plain else tensor
     return [found[id(tensor)] for tensor in tensors]
+
+
+def reshaped(noted: Recorder, formals: Sequence[Any], arguments: Arguments, give: bool) -> None:
+    """Stops a recording that gave an argument, one of `formals`, another shape or memory. With `give` the tensors that they
+    stand for are given it too."""
+    for formal, tensor, (meta, storage) in zip(formals, arguments.tensors, arguments.before, strict=True):
+        record = formal._record
+        if record.meta is meta and record.storage is storage:
+            continue
+        noted.refuse("it changes the shape or the memory of an argument")
+        if give and formal is not tensor:
+            tensor._record = record
+            dispatch._change(None, (), {}, tensor, record.meta)
 
 
 # --- a recording ----------------------------------------------------------------------------------------------

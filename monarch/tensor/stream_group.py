@@ -20,8 +20,8 @@ _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGrou
 class StreamGroup(dist.ProcessGroup):
     """A ProcessGroup over the ranks `members` of the engine's mesh, known to torch.distributed.
 
-    Calls go to a group of the stream in whose thread they are made; those of other threads (of autograd) to that of the stream
-    which used it first. It is connected by its first call.
+    Calls go to a group of the stream in whose thread they are made; those of other threads (of autograd) to that of
+    the stream which used it first. It is connected by its first call.
     """
 
     def __init__(self, worker: Any, label: str, members: tuple[int, ...]) -> None:
@@ -57,7 +57,7 @@ class StreamGroup(dist.ProcessGroup):
         with self._lock:
             self._lost = self._lost or why
             self._streams = {}
-        groups_of(self._worker).lose(self._label, why, self._members)
+        groups_of(self._worker).shun(self._label, self._members, why)
 
     def _inner(self) -> Any:
         try:

@@ -1,8 +1,8 @@
 """Which commands between ranks a value depends on.
 
 A failure on one rank reaches the others only through such commands (collectives, moves): they take part with other data, so
-that their peers go on, and what they give is not to be trusted. Whoever fetches a value asks every rank of every such command
-that the value depends on and that is not known to have gone well.
+that their peers go on, and what they give is not to be trusted. Whoever fetches a value asks every rank of every such
+command that the value depends on and that is not known to have gone well.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def parts(tensor: Any) -> dict[tuple[int, int], torch.Tensor]:
 def along(rank: tuple[int, int], dims: tuple[str, ...]) -> list[tuple[int, int]]:
     """The ranks that differ from `rank` in `dims` alone."""
     return [
-        other
-        for other in RANKS
-        if ("host" in dims or other[0] == rank[0]) and ("gpu" in dims or other[1] == rank[1])
+        other for other in RANKS if ("host" in dims or other[0] == rank[0]) and ("gpu" in dims or other[1] == rank[1])
     ]
 
 
@@ -120,7 +118,11 @@ def test_every_reduction_equals_a_local_one(mesh: Any, dtype: torch.dtype) -> No
 def test_stack_and_all_to_all_move_what_is_there(mesh: Any, dtype: torch.dtype) -> None:
     tensor = values(mesh, dtype)
     before = parts(tensor)
-    stacked, exchanged, scalar = tensor.reduce("gpu", "stack"), tensor.reduce("gpu", "stack", scatter=True), mesh.rank("gpu")
+    stacked, exchanged, scalar = (
+        tensor.reduce("gpu", "stack"),
+        tensor.reduce("gpu", "stack", scatter=True),
+        mesh.rank("gpu"),
+    )
     assert stacked.shape == (2, 2, 3)
     assert exchanged.shape == (2, 3)
     for host, gpu in RANKS:
@@ -135,7 +137,9 @@ def test_all_dimensions_by_default_and_in_any_order(mesh: Any) -> None:
     tensor = 24 * mesh.rank("host") + 12 * mesh.rank("gpu") + torch.arange(12)
     for dims in ((), ("gpu", "host"), ("host", "gpu"), ["host", "gpu"]):
         assert inspect(tensor.reduce(dims), host=1, gpu=0).tolist() == [72 + 4 * i for i in range(12)]
-    assert inspect(tensor.reshape(2, 6).reduce("gpu", scatter=True), host=0, gpu=1).tolist() == [24 + 2 * i for i in range(6)]
+    assert inspect(tensor.reshape(2, 6).reduce("gpu", scatter=True), host=0, gpu=1).tolist() == [
+        24 + 2 * i for i in range(6)
+    ]
 
 
 def test_only_the_ranks_of_a_smaller_mesh_take_part(mesh: Any) -> None:
@@ -327,6 +331,10 @@ def test_scalars_that_were_known_are_not_any_more(mesh: Any) -> None:
 def test_buckets_hold_what_is_small() -> None:
     small, large = torch.zeros(100), torch.zeros(100_000)
     found = reductions.buckets([small, large, small.int(), small.clone(), torch.zeros(0)])
-    assert [[tuple(tensor.shape) for tensor in bucket] for bucket in found] == [[(100,), (100,)], [(100_000,)], [(100,)]]
+    assert [[tuple(tensor.shape) for tensor in bucket] for bucket in found] == [
+        [(100,), (100,)],
+        [(100_000,)],
+        [(100,)],
+    ]
     many = reductions.buckets([torch.zeros(60_000) for _ in range(120)])
     assert [len(bucket) for bucket in many] == [109, 11]

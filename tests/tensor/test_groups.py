@@ -204,7 +204,9 @@ class Spmd(Actor):
         import torch.distributed as dist
 
         rank = int(os.environ["RANK"])
-        dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", len(rank_of)), rank=rank, world_size=len(rank_of))
+        dist.init_process_group(
+            "gloo", store=dist.FileStore(f"{folder}/store", len(rank_of)), rank=rank, world_size=len(rank_of)
+        )
 
     @endpoint
     def total(self) -> float:
@@ -215,7 +217,7 @@ class Spmd(Actor):
         return float(tensor)
 
     @endpoint
-    def stop(self) -> bool:
+    def finish(self) -> bool:
         import torch.distributed as dist
 
         dist.destroy_process_group()
@@ -231,11 +233,11 @@ def test_the_default_group_is_the_programs_own(mesh: Any, square: ProcMesh, tmp_
     assert inspect(sum_over(tensor, group), host=0, gpu=0).tolist() == [2, 2]
     assert set(program.total.call().get(timeout=TIMEOUT).values()) == {4.0}
     assert inspect(who(group), host=1, gpu=1).tolist() == [1, 2, 3, 2]
-    assert set(program.stop.call().get(timeout=TIMEOUT).values()) == {False}
+    assert set(program.finish.call().get(timeout=TIMEOUT).values()) == {False}
     fresh = mesh.process_group("gpu")
     assert inspect(sum_over(tensor, fresh), host=0, gpu=0).tolist() == [2, 2]
     assert inspect(tensor.reduce("gpu"), host=0, gpu=0).tolist() == [2, 2]
-    program.stop()
+    program.stop().get(timeout=TIMEOUT)
 
 
 @remote(propagate="inspect")
@@ -352,5 +354,3 @@ def test_a_long_chain_of_collectives_is_let_go() -> None:
             taints.done(ident)
     assert last is not None and len(unconfirmed([last])) == 100
     assert len(taints._open) == 100
-
-

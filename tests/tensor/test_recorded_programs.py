@@ -60,7 +60,7 @@ def _layout(tensor: Any) -> Any:
 def test_a_recorded_program_gives_what_the_program_gives(wrapped: Any) -> None:
     replayed = 0
 
-    @settings(max_examples=120, suppress_health_check=SLOW, deadline=None)
+    @settings(max_examples=60, suppress_health_check=SLOW, deadline=None)
     @given(programs())
     def check(lines: list[str]) -> None:
         nonlocal replayed
@@ -79,4 +79,4 @@ def test_a_recorded_program_gives_what_the_program_gives(wrapped: Any) -> None:
             replayed += 1
 
     check()
-    assert replayed > 20
+    assert replayed > 10

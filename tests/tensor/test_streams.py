@@ -188,7 +188,9 @@ def test_a_forgotten_borrow_is_given_back_with_a_warning(mesh: Any) -> None:
     borrowed, borrow = second.borrow(tensor, mutable=True)
     with pytest.raises(TypeError, match="BORROWED"):
         tensor.add_(1)
-    with pytest.warns(ResourceWarning, match=r"without drop\(\)(.|\n)*second\.borrow(.|\n)*It was collected at") as told:
+    with pytest.warns(
+        ResourceWarning, match=r"without drop\(\)(.|\n)*second\.borrow(.|\n)*It was collected at"
+    ) as told:
         del borrow
         gc.collect()
     assert len(told) == 1
