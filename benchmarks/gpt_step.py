@@ -9,7 +9,16 @@ from _question import Measure, Question, Run
 from _stats import MILLISECONDS, Aim
 
 SCRIPTS = {"floor": "gpt_ddp.py", "ours": "gpt_mesh.py"}
-SHAPE = {"vocabulary": 50257, "length": 128, "layers": 12, "width": 768, "heads": 12, "batch": 1, "procs": 2, "threads": 1}
+SHAPE = {
+    "vocabulary": 50257,
+    "length": 128,
+    "layers": 12,
+    "width": 768,
+    "heads": 12,
+    "batch": 1,
+    "procs": 2,
+    "threads": 1,
+}
 SMALL = {"vocabulary": 4096, "layers": 4, "width": 256, "heads": 4, "count": 3}
 
 

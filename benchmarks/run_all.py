@@ -22,6 +22,7 @@ QUESTIONS = (
     "rdma",
     "rdma_tcp",
     "rdma_gpu",
+    "tensor_function",
     "weights",
 )
 

@@ -1,6 +1,6 @@
 """What does an operation on distributed tensors cost on meshes of 1 to 64 processes?
 
-    python benchmarks/tensor_scale.py --plot docs/tensor_scale.svg
+python benchmarks/tensor_scale.py --plot docs/tensor_scale.svg
 """
 
 from __future__ import annotations

@@ -46,7 +46,10 @@ def weights() -> dict[str, Any]:
     """The whole block's parameters, the same wherever they are made."""
     shapes = {"qkv": (3, WIDTH, WIDTH), "out": (WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH), "down": (WIDTH, 4 * WIDTH)}
     return {
-        name: torch.sin(torch.arange(torch.Size(shape).numel(), dtype=torch.float64) * (0.3 + 0.1 * place)).reshape(shape) / 6
+        name: torch.sin(torch.arange(torch.Size(shape).numel(), dtype=torch.float64) * (0.3 + 0.1 * place)).reshape(
+            shape
+        )
+        / 6
         for place, (name, shape) in enumerate(shapes.items())
     }
 
@@ -74,7 +77,7 @@ def train(w: dict[str, Any], heads: int, spread: Any, gather: Any) -> list[Any]:
         grads = torch.autograd.grad(loss, list(w.values()))
         with torch.no_grad():
             for weight, grad in zip(w.values(), grads, strict=True):
-                weight -= 0.2 * grad
+                weight.sub_(0.2 * grad)
         losses.append(loss.detach())
     return losses
 

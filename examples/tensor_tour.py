@@ -42,7 +42,9 @@ def main() -> None:
         print("   all of them:", monarch.inspect(mine.reduce("gpus", "stack"), hosts=1, gpus=0).tolist())
 
         # What depends on values goes into a remote function.
-        print("4. the largest of the last one:", monarch.inspect(largest(mine + torch.zeros(2)), hosts=1, gpus=1).item())
+        print(
+            "4. the largest of the last one:", monarch.inspect(largest(mine + torch.zeros(2)), hosts=1, gpus=1).item()
+        )
 
         # Modules, autograd and optimizers are those of torch: the graph is here, the work is there.
         net = torch.nn.Linear(4, 2)

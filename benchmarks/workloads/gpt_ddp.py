@@ -1,4 +1,5 @@
-"""Training steps of a GPT-2-shaped network under torch's DistributedDataParallel, one process a rank, as torchrun would start them."""
+"""Training steps of a GPT-2-shaped network under torch's DistributedDataParallel, one process a rank, as torchrun would
+start them."""
 
 from __future__ import annotations
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
+from _torch import torch
 from _workload import Params, Samples, main
 
 import monarch
 from monarch.actor import this_host
 from monarch.common._coalescing import compile
+
+if "MONARCH_BENCH_TORCH" in os.environ:  # torch must be found by the processes of the mesh, too
+    os.environ["PYTHONPATH"] = os.pathsep.join([os.environ["PYTHONPATH"], os.environ["MONARCH_BENCH_TORCH"]])
 
 
 def mesh(params: Params) -> Any:

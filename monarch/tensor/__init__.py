@@ -26,6 +26,9 @@ Stands on the door, `monarch.actor`, as a user's program does. Needs torch (extr
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
 from monarch.tensor import claims as claims  # how tensors are pickled for actors
 from monarch.tensor.activation import get_active_mesh, no_mesh
 from monarch.tensor.coalescing import coalescing
@@ -40,15 +43,47 @@ from monarch.tensor.tensor import Tensor
 __all__ = [
     "DeviceMesh",
     "RemoteException",
+    "RemoteProcessGroup",
     "Stream",
     "Tensor",
     "coalescing",
     "compile",
     "fetch_shard",
+    "from_dtensor",
     "function",
     "get_active_mesh",
     "get_active_stream",
     "inspect",
     "no_mesh",
+    "reduce",
+    "reduce_",
     "show",
+    "slice_mesh",
+    "to_dtensor",
+    "to_mesh",
+    "torch_mesh",
 ]
+
+# Loaded when first touched: torch's own distributed tensors import for a second.
+_LATER = {
+    "RemoteProcessGroup": "monarch.tensor.groups",
+    "from_dtensor": "monarch.tensor.dtensor",
+    "reduce": "monarch.tensor.collectives",
+    "reduce_": "monarch.tensor.collectives",
+    "slice_mesh": "monarch.tensor.moves",
+    "to_dtensor": "monarch.tensor.dtensor",
+    "to_mesh": "monarch.tensor.moves",
+    "torch_mesh": "monarch.tensor.dtensor",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _LATER.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(home), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -44,8 +44,8 @@ def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Tensor, 
         raise misuse.incorrect("borrow", (tensor, mutable), {}, [problem], record.place.mesh, stream)
     if mutable and storage.flags & BORROWED:
         raise RuntimeError(
-            f"a tensor cannot be borrowed mutably while it is borrowed, or if it is an immutable borrow itself: drop the other "
-            f"borrow first. It was borrowed at:\n{storage.why}"
+            f"a tensor cannot be borrowed mutably while it is borrowed, or if it is an immutable borrow itself: drop the "
+            f"other borrow first. It was borrowed at:\n{storage.why}"
         )
     return _lend(record, stream, mutable)
 
@@ -107,7 +107,8 @@ class Borrow:
         loan.alias.storage.flags |= RETURNED
         _orphans.append(loan)
         warnings.warn(
-            f"a Borrow was collected without drop(), which is done now. It was borrowed at:\n{loan.why}It was collected at:\n{where}",
+            f"a Borrow was collected without drop(), which is done now. It was borrowed at:\n{loan.why}"
+            f"It was collected at:\n{where}",
             ResourceWarning,
             stacklevel=2,
         )

@@ -21,7 +21,7 @@ from monarch.tensor.stream import get_active_stream
 from monarch.tensor.tensor import Tensor, make
 
 if TYPE_CHECKING:
-    from monarch.tensor.mesh import Place
+    from monarch.tensor.mesh import DeviceMesh, Place
 
 
 def reduce(
@@ -158,11 +158,11 @@ def _usable(
     """Where it runs. TypeError when one of the tensors cannot be used."""
     stream = get_active_stream()
     first = next((tensor for tensor in inputs if type(tensor) is Tensor), None)
-    mesh = first._record.place.mesh if first is not None else active_mesh()
+    mesh: DeviceMesh | None = first._record.place.mesh if first is not None else active_mesh()
     problems = []
     for index, tensor in enumerate(inputs):
         writes = inplace or (has_out and index == len(inputs) - 1)
-        if first is None or type(tensor) is not Tensor:
+        if mesh is None or type(tensor) is not Tensor:
             problems.append(Problem(tensor, "LOCAL_TENSOR" if mesh is not None else "NO_MESH"))
         elif problem := trouble(tensor, mesh.place(stream), writes):
             problems.append(problem)
@@ -170,16 +170,16 @@ def _usable(
             problems.append(Problem(tensor, "REQUIRES_GRAD"))
     if problems:
         raise misuse.incorrect(name, (*inputs, dims, reduction, scatter), {}, problems, mesh, stream)
-    place: Place = mesh.place(stream)
-    return place
+    assert mesh is not None
+    return mesh.place(stream)
 
 
 def _shape(tensor: Any, reduction: str, scatter: bool, size: int) -> tuple[int, ...]:
     shape = tuple(tensor.shape)
     if scatter and (not shape or shape[0] != size):
         raise TypeError(
-            f"When scattering results the outer most dimension has to be the number of ranks, {size}, and the tensor's shape is "
-            f"{shape}: reshape it to ({size}, ...) first"
+            f"When scattering results the outer most dimension has to be the number of ranks, {size}, and the tensor's "
+            f"shape is {shape}: reshape it to ({size}, ...) first"
         )
     if reduction == "stack":
         return shape if scatter else (size, *shape)
@@ -250,8 +250,8 @@ class Reduce:
                 problem = problem or RuntimeError(tensor.text)
             elif tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 problem = problem or RuntimeError(
-                    f"the local tensor is {tensor.dtype}{list(tensor.shape)}, and the controller knows it as {dtype}{list(shape)}: "
-                    f"what `propagate` gives has to have the shapes of what the remote function returns"
+                    f"the local tensor is {tensor.dtype}{list(tensor.shape)}, and the controller knows it as "
+                    f"{dtype}{list(shape)}: what `propagate` gives has to have the shapes of what the function returns"
                 )
             else:
                 mine.append(tensor)
@@ -288,6 +288,6 @@ class Reduce:
 
 def _told(exc: Exception, members: tuple[int, ...]) -> str:
     return (
-        f"a collective of ranks {list(members)} failed: {exc}. Either another rank ended, failed or was more than five minutes late, "
-        f"or this one could not take part; the engine has to be started again"
+        f"a collective of ranks {list(members)} failed: {exc}. Either another rank ended, failed or was more than five "
+        f"minutes late, or this one could not take part; the engine has to be started again"
     )

@@ -88,7 +88,8 @@ class Sync(Command, tag=8):
 
 
 class Do(Command, tag=9):
-    """`payload` is a signature.Call that runs this once, with the tensors `inputs`; its results are `ident`, `ident + 1`, ..."""
+    """`payload` is a signature.Call that runs this once, with the tensors `inputs`; its results are `ident`, `ident +
+    1`, ..."""
 
     ident: int
     payload: int
@@ -96,8 +97,8 @@ class Do(Command, tag=9):
 
 
 class Ask(Command, tag=20):
-    """`payload` is a signature.Call: each rank of mesh `mesh` runs it with the tensors `inputs` and answers with what it gave; the
-    others only say whether their inputs are good. `taints` as in Fetch."""
+    """`payload` is a signature.Call: each rank of mesh `mesh` runs it with the tensors `inputs` and answers with what
+    it gave; the others only say whether their inputs are good. `taints` as in Fetch."""
 
     ident: int
     payload: int

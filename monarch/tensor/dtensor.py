@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch.tensor import executor
-from monarch.tensor.stream_group import StreamGroup
+from monarch.tensor.stream_group import Arrived, StreamGroup
 from monarch.tensor.worker_mesh import WorkerMesh
 
 _making = threading.Lock()
@@ -45,7 +45,8 @@ def from_dtensor(tensor: Any) -> torch.Tensor:
         raise TypeError(f"from_dtensor takes a DTensor, and not a {type(tensor).__name__}")
     if any(placement.is_partial() for placement in tensor.placements):
         raise RuntimeError(
-            f"the DTensor has placements {tensor.placements}: its values are still to be summed over ranks. Redistribute it first"
+            f"the DTensor has placements {tensor.placements}: its values are still to be summed over ranks. "
+            f"Redistribute it first"
         )
     found: torch.Tensor = tensor.to_local()
     return found
@@ -63,10 +64,15 @@ def torch_mesh(mesh: WorkerMesh, device: str = "cpu") -> Any:
     rank = worker.executor.rank
     with _making:
         kept = worker.executor.extras.setdefault("torch meshes", {})
+        known = worker.executor.extras.setdefault("arrived", Arrived())
         groups, made = kept.get((key, device), (None, None))
         if groups is None:
             label = f"mesh {'.'.join(mesh.names)} {'.'.join(map(str, mesh.sizes))} {'.'.join(map(str, mesh.ranks))}"
-            groups = [StreamGroup(worker, f"{label} {name}", tuple(mesh.along(rank, (name,)))) for name in mesh.names]
+            groups = []
+            for name in mesh.names:
+                members = tuple(mesh.along(rank, (name,)))
+                groups.append(StreamGroup(worker, f"{label} {name}", members))
+                groups[-1] = known.setdefault((f"{label} {name}", members), groups[-1])
     for group in groups:
         group.register()
         if group not in mesh.groups:

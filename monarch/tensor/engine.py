@@ -1,8 +1,8 @@
 """The controller's side of distributed tensors on one mesh: numbers commands, batches them, and takes the answers.
 
 Commands wait in a list until it is full, two milliseconds old, or somebody fetches; then they travel in one message to
-every worker of the engine. Each worker skips what is not for it. Nothing waits for the workers, except that a program which is
-more than a window of batches ahead of them waits for the oldest.
+every worker of the engine. Each worker skips what is not for it. Nothing waits for the workers, except that a program
+which is more than a window of batches ahead of them waits for the oldest.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ WINDOW = 4  # acknowledgements that may be open
 
 
 class EngineEnded(SupervisionError):
-    """The engine of this tensor's mesh has ended: it was exited, or one of its processes has failed, and its tensors are gone."""
+    """The engine of this tensor's mesh has ended: it was exited, or one of its processes has failed, and its tensors
+    are gone."""
 
 
 class Engine:
@@ -204,8 +205,8 @@ class Engine:
         self.flush()
 
     def define(self, key: Hashable, call: Any) -> int:
-        """The number of the signature that does `call`, defined on the workers the first time. `key`: equal for calls that are
-        the same; with one that cannot be hashed it is defined anew."""
+        """The number of the signature that does `call`, defined on the workers the first time. `key`: equal for calls
+        that are the same; with one that cannot be hashed it is defined anew."""
         try:
             number = self._signatures.get(key)
         except TypeError:
@@ -225,7 +226,8 @@ class Engine:
         return number
 
     def forget(self, signature: int, place: Place) -> None:
-        """No command will name `signature` any more; those that do are at `place`. Safe from whatever the collector interrupts."""
+        """No command will name `signature` any more; those that do are at `place`. Safe from whatever the collector
+        interrupts."""
         self._forgotten.append((signature, place))
 
     def remember(self, key: Any, entry: Entry) -> None:
@@ -284,7 +286,8 @@ class Engine:
             self._send()
 
     def pulse(self) -> bool:
-        """Called by the pulse thread from time to time: sends what has waited long enough. Whether anything waits or waited."""
+        """Called by the pulse thread from time to time: sends what has waited long enough. Whether anything waits or
+        waited."""
         since = self._since
         if not since:
             return any(self._dead.values()) and self._flush_dead()
@@ -302,7 +305,9 @@ class Engine:
         """Puts what waits, and `last` at `place`, into a batch of its own. The ident of a Sync if it has one."""
         number = next(self._batches)
         ack = None
-        everywhere = [self._root.place(stream) for stream in list(self._dead)]  # made outside of the lock, which it takes
+        everywhere = [
+            self._root.place(stream) for stream in list(self._dead)
+        ]  # made outside of the lock, which it takes
         main = self._root.place(MAIN)
         with self._lock:
             for root in everywhere:
@@ -405,8 +410,8 @@ class Engine:
         return follow(answers, lambda values: self._fetched(values, convert), self._rescue)
 
     def _reach(self, place: Place, open_: list[Taint]) -> Place:
-        """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks. What ran
-        on other streams comes first."""
+        """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks.
+        What ran on other streams comes first."""
         others = {taint.place for taint in open_ if taint.place is not None and taint.place is not place}
         if not others:
             return place
@@ -479,7 +484,8 @@ class Engine:
         return remote_exception(failed, self.issued.frames(failed.ident))
 
     def sync(self) -> None:
-        """Waits until the workers have done everything issued so far, on every stream. Raises SupervisionError when one has ended."""
+        """Waits until the workers have done everything issued so far, on every stream. Raises SupervisionError when one
+        has ended."""
         waits = [(self._sync(stream), stream) for stream in list(self._streams)]
         for answers, stream in waits:
             self._take(answers, stream)

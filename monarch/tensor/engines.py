@@ -66,7 +66,9 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
     fake_mode()  # imports for more than a second: meanwhile the workers start
     workers, rendezvous = starting.get()
     shape = Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes))
-    engine = Engine(procs._spec.name or key, shape, workers, lambda: keeper.stop_workers.call_one().exception(timeout=30))
+    engine = Engine(
+        procs._spec.name or key, shape, workers, lambda: keeper.stop_workers.call_one().exception(timeout=30)
+    )
     engine.rendezvous = rendezvous
     _keepers[key] = engine
     return engine.root

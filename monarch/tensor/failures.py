@@ -39,7 +39,11 @@ class RemoteException(Exception):
     """
 
     def __init__(
-        self, worker_error_string: str, controller_frames: Sequence[traceback.FrameSummary], rank: int, command: str = ""
+        self,
+        worker_error_string: str,
+        controller_frames: Sequence[traceback.FrameSummary],
+        rank: int,
+        command: str = "",
     ) -> None:
         self.worker_error_string = worker_error_string
         self.controller_frames = list(controller_frames)

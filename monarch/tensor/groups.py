@@ -120,9 +120,9 @@ class Forget:
 
     def prepare(self, executor: Any) -> Callable[..., Any]:
         def run(tensors: Any, numbers: Any) -> None:
-            groups = executor.extras.get("groups")
-            if groups is not None:
-                groups.lose(self._label, "the group was dropped", stream=self._stream)
+            for (label, _), group in list(executor.extras.get("arrived", {}).items()):
+                if label == self._label:
+                    group.leave(self._stream)
 
         return run
 
@@ -133,13 +133,13 @@ _arriving = threading.Lock()
 def arrive(label: str, names: Any, sizes: Any, ranks: Any, dims: Any) -> Any:
     """What a RemoteProcessGroup is unpickled as: the same object each time in a worker."""
     from monarch.tensor import executor
-    from monarch.tensor.stream_group import StreamGroup
+    from monarch.tensor.stream_group import Arrived, StreamGroup
     from monarch.tensor.worker_mesh import WorkerMesh
 
     worker = executor.current()
     members = WorkerMesh(names, sizes, ranks).along(worker.executor.rank, tuple(dims))
     with _arriving:
-        known = worker.executor.extras.setdefault("arrived", {})
+        known = worker.executor.extras.setdefault("arrived", Arrived())
         group = known.get((label, tuple(members)))
         if group is None:
             group = known[label, tuple(members)] = StreamGroup(worker, label, tuple(members))

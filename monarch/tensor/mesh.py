@@ -20,7 +20,8 @@ _numbers = itertools.count()
 
 class Place:
     """A mesh and a stream on it: where commands go. One object for each pair, so that two tensors are at one place when
-    theirs is the same object. `dead` collects references that no tensor has any more, until the next command takes them along."""
+    theirs is the same object. `dead` collects references that no tensor has any more, until the next command takes them
+    along."""
 
     __slots__ = ("dead", "engine", "mesh", "mesh_number", "stream", "stream_number")
 
@@ -113,7 +114,8 @@ class DeviceMesh(MeshTrait):
     # --- who is who
 
     def rank(self, dim: str | Sequence[str]) -> torch.Tensor:
-        """A distributed int64 scalar: each process's own coordinate along `dim`; of several dims combined, the first outermost.
+        """A distributed int64 scalar: each process's own coordinate along `dim`; of several dims combined, the first
+        outermost.
 
         KeyError for a dim the mesh does not have.
         """

@@ -111,8 +111,8 @@ def routes(start: DeviceMesh, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
     """(sender, receiver) for each rank of `mesh`, in the engine's numbers. ValueError when they do not fit."""
     if start.client is not mesh.client:
         raise ValueError(
-            f"{start} and {mesh} belong to different engines: tensors move between slices of one ProcMesh. Spawn the processes as "
-            f"one mesh and slice it"
+            f"{start} and {mesh} belong to different engines: tensors move between slices of one ProcMesh. Spawn the "
+            f"processes as one mesh and slice it"
         )
     if lacking := [name for name in start.names if name not in mesh.names]:
         raise ValueError(
@@ -217,7 +217,8 @@ class Send:
                 problem = RuntimeError(tensor.text)
             elif tuple(tensor.shape) != shape or tensor.dtype != dtype:
                 problem = RuntimeError(
-                    f"the local tensor is {tensor.dtype}{list(tensor.shape)}, and the controller knows it as {dtype}{list(shape)}"
+                    f"the local tensor is {tensor.dtype}{list(tensor.shape)}, and the controller knows it as "
+                    f"{dtype}{list(shape)}"
                 )
             if problem is None:
                 copy = tensor.clone(memory_format=torch.contiguous_format)

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from monarch.tensor import executor
 from monarch.tensor.failures import GroupLost
 from monarch.tensor.rendezvous import MessageStore
 
@@ -154,13 +152,3 @@ def groups_of(worker: Any) -> Groups:
             extras["groups"] = Groups(worker.executor.rank, engine, call, worker.address)
     found: Groups = extras["groups"]
     return found
-
-
-def kind_of(tensor: torch.Tensor) -> str:
-    """The kind of device that a group for `tensor` has to serve."""
-    return tensor.device.type
-
-
-def current_groups() -> Groups:
-    """Those of the worker whose stream this thread is."""
-    return groups_of(executor.current())

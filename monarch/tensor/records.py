@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from monarch.tensor.metadata import Meta
     from monarch.tensor.taint import Taint
 
-# Who notes what a thread issues (see `recording`), by thread: nearly always empty. `holders`: those of them that keep commands
-# back, so that nothing those may still name is deleted meanwhile.
+# Who notes what a thread issues (see `recording`), by thread: nearly always empty. `holders`: those of them that keep
+# commands back, so that nothing those may still name is deleted meanwhile.
 recorders: dict[int, Any] = {}
 holders: set[int] = set()
 

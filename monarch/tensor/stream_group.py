@@ -59,6 +59,19 @@ class StreamGroup(dist.ProcessGroup):
             self._streams = {}
         groups_of(self._worker).shun(self._label, self._members, why)
 
+    def leave(self, stream: int) -> None:
+        """Closes what the group has for one stream, where it will not be used any more."""
+        with self._lock:
+            self._streams.pop(stream, None)
+        groups_of(self._worker).lose(self._label, "the group was dropped", self._members, stream)
+
+    def close(self) -> None:
+        """Closes all its connections, and torch.distributed forgets it. The engine has ended."""
+        with self._lock:
+            self._lost = self._lost or "the tensor engine has ended"
+            self._streams = {}
+        _unregister(self)
+
     def _inner(self) -> Any:
         try:
             stream = executor.current_stream()
@@ -106,6 +119,28 @@ for _name in dir(dist.ProcessGroup):
         setattr(StreamGroup, _name, _forward(_name))
 
 
+class Arrived(dict[tuple[str, tuple[int, ...]], StreamGroup]):
+    """The groups of a worker by label and members; they end with it."""
+
+    def close(self) -> None:
+        for group in self.values():
+            group.close()
+        self.clear()
+
+
+def _unregister(group: Any) -> None:
+    world = c10d._world
+    if group not in world.pg_map:
+        return
+    name = world.pg_names.pop(group)
+    tag = world.pg_to_tag.pop(group, None)
+    if tag is not None and group in world.tags_to_pg.get(tag, []):
+        world.tags_to_pg[tag].remove(group)
+    for table in (world.pg_map, world.pg_group_ranks, world.pg_backend_config):
+        table.pop(group, None)
+    c10d._unregister_process_group(name)
+
+
 # --- the default group ----------------------------------------------------------------------------------------
 
 
@@ -129,6 +164,16 @@ class _World(c10d._World):
         self._default_pg = value
 
 
+class _Stands:
+    """The stand-in of one worker; ends with it."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def close(self) -> None:
+        _unregister(self.group)
+
+
 def _make_room_for_world(worker: Any) -> None:
     world = c10d._world
     if type(world) is c10d._World:
@@ -137,8 +182,8 @@ def _make_room_for_world(worker: Any) -> None:
         extras = worker.executor.extras
         if "world" not in extras:
             store = dist.PrefixStore("world", groups_of(worker)._store)
-            extras["world"] = dist.ProcessGroup(store, worker.executor.rank, worker.ranks)
-        _here.world = extras["world"]
+            extras["world"] = _Stands(dist.ProcessGroup(store, worker.executor.rank, worker.ranks))
+        _here.world = extras["world"].group
     if _here.world not in world.pg_map:
         store = dist.PrefixStore("world", groups_of(worker)._store)
         ranks = {rank: rank for rank in range(worker.ranks)}

@@ -21,14 +21,16 @@ _CLOSING = 5.0  # seconds that a worker's end waits for operations under way
 class TensorWorker(Actor):
     """One a process of an engine's mesh. Its own thread only hands commands out; each stream runs on a thread of its own.
 
-    `environments`: by rank, variables set before anything else, for libraries that read them (RANK, WORLD_SIZE, LOCAL_RANK, ...).
-    Unless OMP_NUM_THREADS is set, torch gets its share of the host's cores. `services`: the engine's Rendezvous, and its name.
+    `environments`: by rank, variables set before anything else, for libraries that read them (RANK, WORLD_SIZE,
+    LOCAL_RANK, ...). Unless OMP_NUM_THREADS is set, torch gets its share of the host's cores. `services`: the engine's
+    Rendezvous, and its name.
     """
 
     def __init__(self, environments: Sequence[dict[str, str]], services: Any) -> None:
         rank = current_rank().rank
         os.environ.update(environments[rank])
-        if "OMP_NUM_THREADS" not in os.environ:  # processes that each take every core of a host stand in each other's way
+        if "OMP_NUM_THREADS" not in os.environ:
+            # Processes that each take every core of a host stand in each other's way.
             here = int(environments[rank]["LOCAL_WORLD_SIZE"])
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
         own_device.take(int(environments[rank]["LOCAL_RANK"]))

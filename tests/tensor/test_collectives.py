@@ -1,4 +1,4 @@
-"""reduce and reduce_: every reduction over every choice of dimensions equals the same computed from the ranks' tensors here."""
+"""reduce and reduce_: every reduction over every choice of dimensions equals the same computed here from all tensors."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def test_what_cannot_be_asked_for(mesh: Any) -> None:
         tensor.reduce(("gpu", "host"), "stack")
     with pytest.raises(ValueError, match="is not valid for multiple dimensions"):
         tensor.reduce((), scatter=True)
-    with pytest.raises(TypeError, match="^When scattering results the outer most dimension"):
+    with pytest.raises(TypeError, match=r"^When scattering results the outer most dimension"):
         tensor.reduce("gpu", scatter=True)
     with pytest.raises(NotImplementedError):
         tensor.reduce("gpu", mesh=mesh)

