@@ -21,9 +21,11 @@ class FunctionCall:
     """Runs `function` with `tree`, its (args, kwargs) with Slots and Numbers in them. A `signature.Call`.
 
     `count`: how many leaves its result has; None when nobody wants it. `between`: whether it may talk to other ranks.
+    `outcome`: what the controller knows that it gives (a propagation.Outcome); stays there.
     """
 
     repeatable = True
+    outcome: Any = None
 
     def __init__(
         self,
@@ -42,6 +44,9 @@ class FunctionCall:
         self.count = count
         self.between_ranks = between
         self.label = label
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "outcome"}
 
     def name(self) -> str:
         return f"remote function {self.label}"

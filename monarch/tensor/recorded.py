@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from monarch.tensor.failures import Failed
 from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, resolve_op
 
@@ -100,7 +102,7 @@ class Recorded:
     def _line(self, number: int, values: dict[str, Any], runners: list[Any], executor: Any) -> str:
         step = self.steps[number]
         call = step.call
-        if type(call) is OpCall:
+        if type(call) is OpCall and call.plain:
             runners.append(lambda tensors, numbers: None)
             values[f"f{number}"] = resolve_op(call.target)
             constants: list[Any] = []
@@ -108,6 +110,9 @@ class Recorded:
             inner += [f"{name}={_written(value, step, constants, number)}" for name, value in call.kwargs.items()]
             values.update({f"c{number}_{place}": value for place, value in enumerate(constants)})
             made = f"f{number}({', '.join(inner)})"
+            if (ending := self._ending_operand(number)) is not None:
+                values["add"] = add
+                made = f"add({', '.join(inner)}, {ending})"
         else:
             runners.append(call.prepare(executor))
             values[f"f{number}"], values[f"n{number}"] = runners[-1], step.numbers
@@ -119,6 +124,17 @@ class Recorded:
             made = "".join(f"v{slot}, " for slot in step.results) + f"= pick({made}, k{number})"
         dead = self._last_used()[number]
         return made + (f"; del {', '.join(f'v{slot}' for slot in dead)}" if dead else "")
+
+    def _ending_operand(self, number: int) -> int | None:
+        """Of a sum of two tensors, which of them nothing uses after it: 0 or 1."""
+        step = self.steps[number]
+        call = step.call
+        if call.target != "aten.add.Tensor" or call.kwargs or len(set(step.inputs)) != 2:
+            return None
+        if not all(type(arg) is Slot for arg in call.args):
+            return None
+        dead = self._last_used()[number]
+        return next((place for place, arg in enumerate(call.args) if step.inputs[arg] in dead), None)
 
     def _last_used(self) -> list[list[int]]:
         """For each step the values that nothing uses after it."""
@@ -142,6 +158,23 @@ class Recorded:
                     run([failed] * len(step.inputs), step.numbers)
                 except Exception:
                     continue  # as expected: the first failure is the one that is told of
+
+
+def add(left: Any, right: Any, ending: int) -> Any:
+    """`left + right`, in the memory of the one that ends here where nothing else lies in that.
+
+    Autograd adds up gradients so for plain tensors; memory that was never touched costs more than the sum.
+    """
+    into, other = (left, right) if ending == 0 else (right, left)
+    if (
+        into.shape == other.shape
+        and into.dtype is other.dtype
+        and into.stride() == other.stride()
+        and into.device == other.device
+        and torch._C._storage_Use_Count(into.untyped_storage()._cdata) <= 2  # the tensor's, and the one just made to ask
+    ):
+        return into.add_(other)
+    return torch.add(left, right)
 
 
 def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:

@@ -234,6 +234,7 @@ class Remote:
             outcome = patterns.propagated(self._propagate, lambda fakes: fill(fakes, numbers), inputs)
         count = None if self._propagate == "inspect" else len(outcome.leaves)
         call = FunctionCall(self._target(), tree, outcome.keeps, outcome.mutates, count, between, self._label)
+        call.outcome = outcome
         entry = _Known(outcome, call, between)
         # Sent with the call itself: values that may change under their name; strings and functions that nobody can name until
         # they come again, because programs make many that never do.
@@ -426,7 +427,9 @@ class _Known(Entry):
         """The call with its numbers filled in, to be sent by itself."""
         call = self.call
         tree = arguments.with_numbers(call.tree, numbers)
-        return FunctionCall(call.function, tree, call.keeps, call.mutates, call.count, call.between_ranks, call.label)
+        made = FunctionCall(call.function, tree, call.keeps, call.mutates, call.count, call.between_ranks, call.label)
+        made.outcome = call.outcome
+        return made
 
 
 def _rebuild(found: Any, propagate: Any) -> Remote:

@@ -70,6 +70,11 @@ class OpCall:
     def name(self) -> str:
         return self.target
 
+    @property
+    def plain(self) -> bool:
+        """Whether the operation itself is all that it does."""
+        return self.strides is None and self.default is None
+
     def prepare(self, executor: Any) -> Runner:
         run = runner(resolve_op(self.target), self.args, self.kwargs)
         if self.strides is not None:

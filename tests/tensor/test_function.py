@@ -591,3 +591,39 @@ def test_no_warning_is_given_where_none_is_due(mesh: Any) -> None:
         warnings.simplefilter("error")
         for _ in range(4):
             assert inspect(call(torch.ones(1))).tolist() == [2.0]
+
+
+# --- memory
+
+
+def test_a_sum_takes_the_memory_of_an_operand_that_ends(mesh: Any) -> None:
+    @monarch.function
+    def both(x: Any) -> Any:
+        product = x * 2  # ends in the sum
+        kept = x * 3  # does not: it is given back
+        part = (x * 5)[:2]  # lies in memory that nothing else names, but the sum has another shape
+        seen = x * 7
+        view = seen.view(-1)  # lies in `seen`, which ends before it does
+        total = seen + kept
+        return product + kept, kept, part + part, total, view
+
+    x = torch.arange(4.0)
+    for _ in range(4):
+        found = [value.tolist() for value in monarch.inspect(both(x))]
+        assert found == [[0, 5, 10, 15], [0, 3, 6, 9], [0, 10], [0, 10, 20, 30], [0, 7, 14, 21]]
+    assert monarch.inspect(x).tolist() == [0, 1, 2, 3]
+
+
+def test_the_default_dtype_inside_is_kept(mesh: Any) -> None:
+    @monarch.function
+    def doubled(x: Any) -> Any:
+        torch.set_default_dtype(torch.float64)
+        try:
+            return x + torch.ones(2)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    for _ in range(4):
+        result = doubled(torch.full((2,), 1 / 3))
+        assert result.dtype is torch.float64
+        assert monarch.inspect(result).dtype is torch.float64

@@ -22,7 +22,7 @@ from monarch.tensor.recording import Repeat
 from monarch.tensor.rng import RandomCall
 from monarch.tensor.signature import Number, OpCall
 
-KNOWN = 1 << 15  # calls whose effect is remembered; beyond it all are forgotten
+KNOWN = 1 << 13  # calls whose effect is remembered; beyond it all are forgotten
 
 
 class Effect:
@@ -150,7 +150,7 @@ def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> pattern
 
 
 def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> Any:
-    """What the function returns, with zeros in its tensors. Raises as `described`."""
+    """What the function returns, with metadata in place of its tensors. Raises as `described`."""
     return _on_fakes(
         call, inputs, lambda result, fakes, before: pytree.tree_map_only(torch.Tensor, metadata.of, result)
     )

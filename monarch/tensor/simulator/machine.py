@@ -96,6 +96,8 @@ class Machine:
 
     def _part(self, ranks: Iterable[int], kind: Callable[[int], Hashable]) -> None:
         """Splits devices so that the ranks of each are all of one kind, and all in `ranks` or none."""
+        if len(self.devices) == len(self._of):
+            return  # each rank is one already
         wanted = dict.fromkeys(ranks)
         for device in dict.fromkeys(self._of[rank] for rank in wanted):
             kinds: dict[Hashable, list[int]] = {}
