@@ -11,7 +11,7 @@ General layout, from the inside out (a file imports from above, never from below
     actor       the door: the actor API, and nothing else
     rdma        memory of one process, read and written by others
     tensor      tensors spread over processes, worked on from one
-    builtins, timer, profiler, memory, fetch, mesh_controller, opaque_object, opaque_module, remote_class, ...
+    builtins, timer, profiler, memory, fetch, mesh_controller, opaque_object, opaque_module, remote_class, simulator, ...
                 faces: public paths of what is in tensor
     testing     for those who test their actors
 
@@ -56,6 +56,8 @@ _HOMES = {
     "call_on_shard_and_fetch": ("monarch.tensor.remote", "call_on_shard_and_fetch"),
     "function_resolvers": ("monarch.tensor.functions", "function_resolvers"),
     "OpaqueRef": ("monarch.tensor.opaque_ref", "OpaqueRef"),
+    "Simulator": ("monarch.tensor.simulator", "Simulator"),
+    "set_meta": ("monarch.tensor.simulator", "set_meta"),
     "builtins": ("monarch.builtins", ""),
     "timer": ("monarch.timer", ""),
     "mesh_controller": ("monarch.mesh_controller", ""),

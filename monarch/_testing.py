@@ -1,8 +1,10 @@
-"""For tests of programs with distributed tensors: meshes of real processes, and one without any."""
+"""For tests of programs with distributed tensors: meshes of real processes, one without any, and actors
+whose meshes are simulated."""
 
 from __future__ import annotations
 
 from monarch.tensor.mocked import mock_mesh
+from monarch.tensor.simulator import patch_tensor_engine
 from monarch.tensor.testing import TestingContext
 
-__all__ = ["TestingContext", "mock_mesh"]
+__all__ = ["TestingContext", "mock_mesh", "patch_tensor_engine"]

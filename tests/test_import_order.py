@@ -41,6 +41,7 @@ FACES = (
     "random",
     "remote_class",
     "safe_torch",
+    "simulator",
     "timer",
     "worker",
 )

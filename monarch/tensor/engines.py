@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import Any
 
-from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, endpoint, this_proc
+from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, context, endpoint, this_proc
 from monarch.tensor.engine import Engine, cause_of
 from monarch.tensor.mesh import DeviceMesh
 from monarch.tensor.propagation import fake_mode
@@ -60,6 +60,9 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
 
     Starts one worker actor a process and waits for them. Raises SpawnError or SupervisionError when one does not come up.
     """
+    factory = _simulating()
+    if factory is not None:
+        return _simulated(factory, procs)
     key = f"{procs._spec.uid}.{next(_names)}"
     keeper: Any = this_proc().spawn("tensor_controller", TensorController, key)
     starting = keeper.start.call_one(procs, _environments(procs))
@@ -77,13 +80,32 @@ def spawn_tensor_engine(procs: ProcMesh) -> DeviceMesh:
 def device_mesh(procs: ProcMesh) -> DeviceMesh:
     """The mesh of `procs`, a ProcMesh or a slice of one, on the engine of the whole; starts that engine if there is none."""
     root = procs._spec
+    factory = _simulating()
+    key = root.uid if factory is None else (root.uid, factory)
     with _starting:
-        engine = _engines.get(root.uid)
+        engine = _engines.get(key)
         if engine is not None and engine.ended:
             engine = None
         if engine is None:
-            engine = _engines[root.uid] = spawn_tensor_engine(procs._root()).client
+            engine = _engines[key] = spawn_tensor_engine(procs._root()).client
     return engine.mesh(procs._shape)
+
+
+def _simulating() -> Any:
+    """What makes the mesh in place of processes for the actor that runs this; None for most (`patch_tensor_engine`)."""
+    try:
+        behaviour = context().actor_instance._instance.behaviour
+    except RuntimeError:  # a plain thread of an actor's process: nobody can say whose
+        return None
+    return getattr(getattr(behaviour, "cls", None), "_tensor_engine_factory", None)
+
+
+def _simulated(factory: Any, procs: ProcMesh) -> DeviceMesh:
+    made = factory(procs)
+    engine: Engine = getattr(made, "mesh", made).client
+    if len(engine.root) != len(procs):
+        raise ValueError(f"the simulated mesh has {len(engine.root)} ranks, and {procs} has {len(procs)}")
+    return engine.mesh(Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes)))
 
 
 def _environments(procs: ProcMesh) -> list[dict[str, str]]:

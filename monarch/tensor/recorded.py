@@ -171,7 +171,8 @@ def add(left: Any, right: Any, ending: int) -> Any:
         and into.dtype is other.dtype
         and into.stride() == other.stride()
         and into.device == other.device
-        and torch._C._storage_Use_Count(into.untyped_storage()._cdata) <= 2  # the tensor's, and the one just made to ask
+        and torch._C._storage_Use_Count(into.untyped_storage()._cdata)
+        <= 2  # the tensor's, and the one just made to ask
     ):
         return into.add_(other)
     return torch.add(left, right)

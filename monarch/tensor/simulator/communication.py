@@ -1,7 +1,9 @@
-"""What collectives and messages take on a cluster, as functions of bytes and ranks. Nanoseconds; nothing else is looked at.
+"""What collectives and messages take on a cluster, as functions of bytes and ranks. Nanoseconds; nothing else is
+looked at.
 
-Rings between neighbours: each step costs a hop, and each byte goes over the slowest link. Eight ranks share a node, whose links
-are faster than those between nodes. The figures are those of a node with eight GPUs, NVLink and one 400 Gb/s card a GPU.
+Rings between neighbours: each step costs a hop, and each byte goes over the slowest link. Eight ranks share a node,
+whose links are faster than those between nodes. The figures are those of a node with eight GPUs, NVLink and one 400
+Gb/s card a GPU.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ def all_gather_time(size: float, ranks: int) -> float:
 
 
 def all_to_all_time(size: float, ranks: int) -> float:
-    """Nanoseconds until each of `ranks` has sent a part of its `size` bytes to every other; they are in each other's way."""
+    """Nanoseconds until each of `ranks` has sent a part of its `size` bytes to every other; they are in each other's
+    way."""
     return max((ranks - 1) * HOP, _share(size, ranks) / (bandwidth(ranks) * CONTENTION)) if ranks > 1 else 0.0
 
 
@@ -64,7 +67,8 @@ _COLLECTIVES = {
 
 
 def collective_time(name: str, shape: Sequence[int], dtype: Any, ranks: int) -> float:
-    """Nanoseconds of the collective `name` over `ranks` with a tensor of that shape and dtype; of all_gather, the result.
+    """Nanoseconds of the collective `name` over `ranks` with a tensor of that shape and dtype; of all_gather, the
+    result.
 
     0 for a single rank, and for an empty shape or tensor. A name that is not known counts as all_reduce.
     """

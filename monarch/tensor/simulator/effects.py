@@ -26,9 +26,10 @@ KNOWN = 1 << 13  # calls whose effect is remembered; beyond it all are forgotten
 
 
 class Effect:
-    """`made`: what each new reference is, as (metadata, home); home is -1 for memory of its own, the place of the input whose
-    memory it shares, or `-2 - k` for that of the k-th of `made`. `writes`: places of inputs that it changes; `changed`: inputs
-    with other metadata after it; `moved`: inputs in other memory after it, each with the input whose memory that is, or -1."""
+    """`made`: what each new reference is, as (metadata, home); home is -1 for memory of its own, the place of the
+    input whose memory it shares, or `-2 - k` for that of the k-th of `made`. `writes`: places of inputs that it
+    changes; `changed`: inputs with other metadata after it; `moved`: inputs in other memory after it, each with the
+    input whose memory that is, or -1."""
 
     __slots__ = ("changed", "made", "moved", "writes")
 
@@ -51,7 +52,8 @@ class Effect:
 
 
 class Effects:
-    """What calls give, remembered by the identity of the call and of its inputs' metadata, both of which are kept meanwhile."""
+    """What calls give, remembered by the identity of the call and of its inputs' metadata, both of which are kept
+    meanwhile."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], tuple[Effect, Any]] = {}
@@ -144,9 +146,10 @@ def described(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> pattern
 
     Raises what it raises; those of torch's fake tensors where it looks at values.
     """
-    return _on_fakes(
+    found: patterns.Sent = _on_fakes(
         call, inputs, lambda result, fakes, before: patterns.to_send(result, fakes, patterns.written(fakes, before))
     )
+    return found
 
 
 def returned(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]]) -> Any:

@@ -34,8 +34,8 @@ _DEFAULTS: dict[TimingType, Timing] = {
 
 
 class RuntimeEstimator:
-    """How long things take, in nanoseconds: 10,000 a call, 100,000 a reduction and a tensor sent (1,000 on the same rank),
-    500 a launch and a wait, unless told otherwise."""
+    """How long things take, in nanoseconds: 10,000 a call, 100,000 a reduction and a tensor sent (1,000 on the same
+    rank), 500 a launch and a wait, unless told otherwise."""
 
     def __init__(self) -> None:
         self._timings = dict(_DEFAULTS)
@@ -71,7 +71,8 @@ def _checked(kind: TimingType, value: object) -> int:
 
 
 def by_communication() -> dict[TimingType, Timing]:
-    """Timings for `set_custom_timing` that follow the sizes of tensors and groups (see `monarch.tensor.simulator.communication`)."""
+    """Timings for `set_custom_timing` that follow the sizes of tensors and groups (see
+    `monarch.tensor.simulator.communication`)."""
     return {TimingType.REDUCE: _reduction, TimingType.SEND_TENSOR: _message}
 
 

@@ -10,7 +10,8 @@ LIMIT = 1 << 20  # commands; later ones are only counted
 
 
 class CommandHistory:
-    """`entries`: a dict for each command, of numbers, strings, lists and tuples; `left_out`: how many came after the limit."""
+    """`entries`: a dict for each command, of numbers, strings, lists and tuples; `left_out`: how many came after the
+    limit."""
 
     def __init__(self) -> None:
         self.entries: list[dict[str, Any]] = []

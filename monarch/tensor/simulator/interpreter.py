@@ -138,7 +138,9 @@ class Interpreter:
         if type(call) is Recorded:
             self._recorded(call, ident, inputs)
             return
-        for place, value in enumerate(self._perform(call, ident, [(ref, self.refs.get(ref)) for ref in inputs], numbers)):
+        for place, value in enumerate(
+            self._perform(call, ident, [(ref, self.refs.get(ref)) for ref in inputs], numbers)
+        ):
             self.refs[ident + place] = value
 
     def _perform(
@@ -445,8 +447,8 @@ class Interpreter:
 
 
 class _Borrows:
-    """Which events between streams belong to borrows: a post right after an alias is its beginning, the wait for it its first
-    use; the next post of the borrowing stream gives it back, the wait for that is its end."""
+    """Which events between streams belong to borrows: a post right after an alias is its beginning, the wait for it
+    its first use; the next post of the borrowing stream gives it back, the wait for that is its end."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -454,7 +456,9 @@ class _Borrows:
         self._latest = 0  # the borrow that the command before began
         self._origin = ""
         self._users: dict[int, str] = {}  # the stream of each borrow that was used
-        self._events: dict[int, tuple[int, str]] = {}  # of each event its borrow, and whose memory it is if it begins one
+        self._events: dict[
+            int, tuple[int, str]
+        ] = {}  # of each event its borrow, and whose memory it is if it begins one
         self._told: dict[int, int] = {}
         self._gone = 0  # the borrow whose alias was deleted last
 
@@ -510,7 +514,8 @@ def call_name(call: Any) -> str:
 
 
 def reduction_name(call: Reduce) -> str:
-    """The collective that a reduction is. Those in place are called reduce_scatter, as programs that read traces expect."""
+    """The collective that a reduction is. Those in place are called reduce_scatter, as programs that read traces
+    expect."""
     if call._reduction == "stack":
         return "all_to_all" if call._scatter else "all_gather"
     return "reduce_scatter" if call._scatter or call._inplace else "all_reduce"

@@ -1,8 +1,8 @@
 """What a program issued as a graph: commands, and which of them has to come before which.
 
-Edges go from a command to a later one: `data` when it reads what the first wrote, `order` when it writes or frees what the
-first read or wrote, `stream` when it is the next of the same ranks on its stream, `event` from what is posted to who
-waits for it.
+Edges go from a command to a later one: `data` when it reads what the first wrote, `order` when it writes or frees what
+the first read or wrote, `stream` when it is the next of the same ranks on its stream, `event` from what is posted to
+who waits for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _PathLike = str | Path
 
 @dataclass(slots=True)
 class Node:
-    """One command. `start`, `duration`: nanoseconds, as they were simulated; `tensors` in, `made` out, as plain data."""
+    """One command. `start`, `duration`: nanoseconds, as they were simulated; `tensors` in, `made` out, as plain
+    data."""
 
     id: int
     kind: str
@@ -42,7 +43,8 @@ class Node:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def key(self, shapes: bool) -> str:
-        """What the node's time is known by: `CallFunction:aten.mm:(3x4),(4x5)`, `unknown` in place of shapes without them."""
+        """What the node's time is known by: `CallFunction:aten.mm:(3x4),(4x5)`, `unknown` in place of shapes without
+        them."""
         known = [_shape(one) for one in self.tensors]
         shape = ",".join(known) if shapes and known else "unknown"
         if self.kind == Kind.CALL:
@@ -132,28 +134,29 @@ class IRGraph:
         return dict(Counter(node.key(shapes) for node in self.nodes))
 
     def import_timing(self, timings: Mapping[str, float] | _PathLike) -> int:
-        """Gives nodes the durations (nanoseconds) of their keys, of those with shapes first; a path names a JSON file of such.
+        """Gives nodes the durations (nanoseconds) of their keys, of those with shapes first; a path names a JSON file
+        of such.
 
         How many nodes it gave one. ValueError for a key that no node has, and for a negative duration.
         """
-        if not isinstance(timings, Mapping):
-            timings = json.loads(Path(timings).read_text())
-        if wrong := [f"{key}: {value}" for key, value in timings.items() if not value >= 0]:
+        known: Mapping[str, float] = timings if isinstance(timings, Mapping) else json.loads(Path(timings).read_text())
+        if wrong := [f"{key}: {value}" for key, value in known.items() if not value >= 0]:
             raise ValueError(f"durations are nanoseconds from 0 on, and these are not: {', '.join(wrong[:8])}")
         count, used = 0, set()
         for node in self.nodes:
             for key in (node.key(True), node.key(False)):
-                if key in timings:
-                    node.duration = round(timings[key])
+                if key in known:
+                    node.duration = round(known[key])
                     count += 1
                     used.add(key)
                     break
-        if unknown := set(timings) - used - set(self.command_types()) - set(self.command_types(True)):
+        if unknown := set(known) - used - set(self.command_types()) - set(self.command_types(True)):
             raise ValueError(f"no command of this program has these keys: {', '.join(sorted(unknown)[:8])}")
         return count
 
     def schedule(self) -> list[tuple[int, int]]:
-        """(start, end) of each node, in nanoseconds, when each begins as soon as all that has to come before it has ended."""
+        """(start, end) of each node, in nanoseconds, when each begins as soon as all that has to come before it has
+        ended."""
         before: list[int] = [0] * len(self.nodes)
         times: list[tuple[int, int]] = []
         outgoing: dict[int, list[int]] = {}
@@ -205,7 +208,8 @@ class IRGraph:
         _write(path, _SENDS, self.sends())
 
     def export_data_csv(self, path: _PathLike) -> None:
-        """A row for each buffer: how large, made by which node on which stream, how often read and written, freed by which."""
+        """A row for each buffer: how large, made by which node on which stream, how often read and written, freed by
+        which."""
         _write(path, _DATA, self.data())
 
     def export_memory_viz(self, path: _PathLike) -> None:
@@ -231,7 +235,17 @@ class IRGraph:
             number = node.facts.get("borrow")
             if node.kind == Kind.BORROW:
                 one = node.made[0]
-                rows[node.facts["borrow"]] = [number, one["buffer"], node.stream, "", one.get("nbytes", 0), node.id, "", "", ""]
+                rows[node.facts["borrow"]] = [
+                    number,
+                    one["buffer"],
+                    node.stream,
+                    "",
+                    one.get("nbytes", 0),
+                    node.id,
+                    "",
+                    "",
+                    "",
+                ]
             elif number in rows and node.kind in columns:
                 rows[number][columns[Kind(node.kind)]] = node.id
                 if node.kind == Kind.FIRST_USE:

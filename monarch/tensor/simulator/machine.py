@@ -1,8 +1,8 @@
 """The simulated workers: a clock for each stream of each device, and how they wait for each other.
 
-Time is an integer, nanoseconds since the beginning. Commands come in the order in which the controller issues them; a stream
-does its own in that order, so each call here says at once when its work begins and ends. Ranks that have done exactly the
-same are one Device when `grouped`, until their ways part.
+Time is an integer, nanoseconds since the beginning. Commands come in the order in which the controller issues them; a
+stream does its own in that order, so each call here says at once when its work begins and ends. Ranks that have done
+exactly the same are one Device when `grouped`, until their ways part.
 """
 
 from __future__ import annotations
@@ -189,8 +189,8 @@ class Machine:
     def receive(
         self, team: Team, stream: int, move: Hashable, senders: Mapping[int, int], name: str, kind: str, ident: int
     ) -> None:  # fmt: skip
-        """Each rank of the team gets what the rank `senders` says has sent it: it is busy from when both are there until it
-        has it all. What comes from its own rank is there already."""
+        """Each rank of the team gets what the rank `senders` says has sent it: it is busy from when both are there
+        until it has it all. What comes from its own rank is there already."""
         waiting = self._moves[move]
         sent = waiting.popleft()
         if not waiting:
@@ -214,7 +214,8 @@ class Machine:
         return max(self.now, *(clock for device in self.devices for clock in (*device.clocks.values(), 0)))
 
     def turn(self) -> tuple[int, int]:
-        """Everybody waits for everybody, and a new iteration begins. (Nanoseconds and the most bytes of the last one.)"""
+        """Everybody waits for everybody, and a new iteration begins. (Nanoseconds and the most bytes of the last
+        one.)"""
         end = self.end()
         elapsed, peak = end - self.began, self.peak()
         for device in self.devices:

@@ -8,7 +8,8 @@ LIMIT = 1 << 18  # changes that are kept one by one; beyond it the earlier half 
 
 
 class Change(NamedTuple):
-    """`nbytes` of buffer `buffer` come at `time` (nanoseconds), or go when negative. `ident`: the command that did it."""
+    """`nbytes` of buffer `buffer` come at `time` (nanoseconds), or go when negative. `ident`: the command that did
+    it."""
 
     time: int
     buffer: int
@@ -19,8 +20,8 @@ class Change(NamedTuple):
 class Ledger:
     """The allocations of one device since the last `turn`.
 
-    Changes may come out of order in time, because streams run beside each other; those of one buffer may not. Beyond LIMIT
-    changes the earlier half is summed up: a change that comes for that time later counts from its end on.
+    Changes may come out of order in time, because streams run beside each other; those of one buffer may not. Beyond
+    LIMIT changes the earlier half is summed up: a change that comes for that time later counts from its end on.
     """
 
     def __init__(self) -> None:

@@ -17,8 +17,8 @@ _tag = _Tag()
 
 @contextlib.contextmanager
 def set_meta(value: Any) -> Iterator[None]:
-    """What this thread issues in the block is tagged with `value`: simulations show it in traces and exports and give it to
-    timing functions as `task.meta`. The innermost block counts. Has no effect on real meshes."""
+    """What this thread issues in the block is tagged with `value`: simulations show it in traces and exports and give
+    it to timing functions as `task.meta`. The innermost block counts. Has no effect on real meshes."""
     before, _tag.value = _tag.value, value
     try:
         yield

@@ -33,9 +33,9 @@ class Kind(StrEnum):
 class Task:
     """Work of one stream on each of some ranks.
 
-    `inputs`, `outputs`: metadata of its tensors, None where it is not known. `numbers`: those among its arguments. `peers`: how
-    many ranks take part together in a collective. `local`: it stays on its rank; `same_node`: within eight neighbours.
-    `meta`: what `set_meta` said when it was issued.
+    `inputs`, `outputs`: metadata of its tensors, None where it is not known. `numbers`: those among its arguments.
+    `peers`: how many ranks take part together in a collective. `local`: it stays on its rank; `same_node`: within
+    eight neighbours. `meta`: what `set_meta` said when it was issued.
     """
 
     kind: Kind
@@ -67,9 +67,9 @@ class Use:
 class Command:
     """One command of the controller, in the order in which they were issued.
 
-    `ident`: its number among the engine's commands, 0 for those that have none. `ranks`: who carried it out. `start` and
-    `duration`: of the first of these, in nanoseconds. `issued`: when the controller did. `writes`: the buffers it changed;
-    `freed`: those nobody had any more after it. `facts`: what only its kind has.
+    `ident`: its number among the engine's commands, 0 for those that have none. `ranks`: who carried it out. `start`
+    and `duration`: of the first of these, in nanoseconds. `issued`: when the controller did. `writes`: the buffers it
+    changed; `freed`: those nobody had any more after it. `facts`: what only its kind has.
     """
 
     order: int

@@ -1,5 +1,6 @@
-"""A simulation as a Chrome trace: what chrome://tracing and Perfetto draw. Events in the format of the Trace Event document
-("Trace Event Format", Google, 2016): M names tracks, X is something with a duration, C a counter; times in microseconds."""
+"""A simulation as a Chrome trace: what chrome://tracing and Perfetto draw. Events in the format of the Trace Event
+document ("Trace Event Format", Google, 2016): M names tracks, X is something with a duration, C a counter; times in
+microseconds."""
 
 from __future__ import annotations
 
@@ -27,10 +28,10 @@ def events(
     devices: Sequence[Device],
     streams: dict[int, str],
     mode: TraceMode,
-    frames: Callable[[Any], list[str]],
+    frames: Callable[[Command], list[str]],
     grouped: bool = False,
 ) -> list[dict[str, Any]]:
-    """The events of a trace. `frames`: the lines of the program that the `stack` of a command shows."""
+    """The events of a trace. `frames`: the lines of the program that a command came from."""
     found: list[dict[str, Any]] = []
     known = {command.order: command for command in commands}
     if mode is not TraceMode.STREAM_ONLY:
@@ -46,7 +47,7 @@ def events(
 
 def trace(
     commands: Sequence[Command], devices: Sequence[Device], streams: dict[int, str], mode: TraceMode,
-    frames: Callable[[Any], list[str]], grouped: bool = False, dropped: int = 0,
+    frames: Callable[[Command], list[str]], grouped: bool = False, dropped: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The contents of a trace file. `dropped`: events that were too many to keep."""
     made = events(commands, devices, streams, mode, frames, grouped)
@@ -82,25 +83,25 @@ def _device(pid: int, device: Device, streams: dict[int, str], grouped: bool) ->
     return [event for stream in used for event in _track(pid, stream, name, streams[stream])]
 
 
-def _issued(command: Command, frames: Callable[[Any], list[str]]) -> dict[str, Any]:
+def _issued(command: Command, frames: Callable[[Command], list[str]]) -> dict[str, Any]:
     name = command.name if command.kind in (Kind.CALL, Kind.REDUCE) else command.kind.value
     start, duration = command.issued, command.facts.get("launch", 0)
     return _event(name, "controller", start, duration, 0, 0, command, frames)
 
 
-def _worked(pid: int, span: Span, command: Command | None, frames: Callable[[Any], list[str]]) -> dict[str, Any]:
+def _worked(pid: int, span: Span, command: Command | None, frames: Callable[[Command], list[str]]) -> dict[str, Any]:
     category = "wait" if span.kind == "wait" else "stream"
     return _event(span.name, category, span.start, span.duration, pid, span.stream, command, frames)
 
 
 def _event(
     name: str, category: str, start: int, duration: int, pid: int, tid: int, command: Command | None,
-    frames: Callable[[Any], list[str]],
+    frames: Callable[[Command], list[str]],
 ) -> dict[str, Any]:  # fmt: skip
     args: dict[str, Any] = {}
     if command is not None:
         args = {"External id": command.ident, "correlation": command.order, "cbid": _NUMBERS[command.kind]}
-        args["traceback"] = frames(command.stack)
+        args["traceback"] = frames(command)
         if command.meta is not None:
             args["meta"] = str(command.meta)
     return {

@@ -1,0 +1,284 @@
+"""An Engine whose batches go to simulated workers: everything that a program does with it is checked and known as
+ever, and takes simulated time in place of real."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+from monarch.actor import Future, Promise, Sealed, Shape, follow
+from monarch.tensor import commands
+from monarch.tensor.claims import Publish
+from monarch.tensor.engine import Engine
+from monarch.tensor.function_call import FunctionCall, PatternCall, ValueCall
+from monarch.tensor.issued import Issued
+from monarch.tensor.mesh import DeviceMesh, Place
+from monarch.tensor.metadata import Meta
+from monarch.tensor.recording import Noted, Repeat
+from monarch.tensor.records import recorder, recorders
+from monarch.tensor.rref import Take
+from monarch.tensor.simulator import effects
+from monarch.tensor.simulator.estimates import RuntimeEstimator
+from monarch.tensor.simulator.interpreter import Interpreter, Issue
+from monarch.tensor.simulator.machine import Machine
+from monarch.tensor.simulator.meta import current_meta
+from monarch.tensor.simulator.reports import Reports
+from monarch.tensor.simulator.task import Kind
+from monarch.tensor.stream import Stream
+from monarch.tensor.taint import Taint
+
+
+class SimulatedEngine(Engine):
+    """An engine for a mesh of `shape` that nobody runs. Its tensors have metadata and no contents; what is fetched is
+    zeros."""
+
+    def __init__(
+        self, name: str, shape: Shape, reports: Reports, estimator: RuntimeEstimator, grouped: bool = False
+    ) -> None:
+        self.machine = Machine(len(shape.ndslice), grouped)
+        self.reports = reports
+        self.estimator = estimator
+        self._open: dict[int, Issue] = {}  # of commands that are not simulated yet
+        self._interpreter = Interpreter(self.machine, estimator, self._issue_of, [reports.add])
+        self._due = _Due()
+        super().__init__(name, shape, _Nobody(name), lambda: None)
+        self._pulse = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
+        self.rendezvous = _Deaf()
+        self.issued = _Noticed(self._open)
+        self._note_stack = self.issued.note
+
+    # --- what goes to workers elsewhere: calls as they are, in place of what is pickled of them
+
+    def define(self, key: Any, call: Any) -> int:
+        if isinstance(call, FunctionCall):
+            key = (key, _Unique())  # equal functions that give other metadata are calls of their own here
+        with self._due.calls(call):
+            return super().define(key, call)
+
+    def do(self, place: Place, call: Any, inputs: Sequence[int], results: int) -> int:
+        if isinstance(call, Publish | Take):
+            raise NotImplementedError(
+                f"{call.name()}: actors cannot be given tensors of a simulated mesh, nor give any, because it has no "
+                f"processes: call a monarch.remote function in place of the endpoint"
+            )
+        with self._due.calls(call):
+            return super().do(place, call, inputs, results)
+
+    def issue(self, held: Sequence[Noted]) -> None:
+        calls = [noted.call for noted in held if not noted.signature and not isinstance(noted.call, Repeat)]
+        with self._due.calls(*calls):
+            super().issue(held)
+
+    def _carry(self, payload: Any) -> int:
+        return super()._carry(self._due.next() if isinstance(payload, Sealed) else payload)
+
+    def _send(self, wanted: Any = None) -> Future[Any] | None:
+        answers: Future[Any] | None = None
+        while self._unsent:
+            _, waiting, payloads, mark = self._unsent.popleft()
+            self._interpreter.take(waiting, payloads)
+            answer: Any = None
+            if isinstance(mark, commands.Fetch):
+                at: Any = next(one for one in reversed(waiting) if isinstance(one, commands.Place))
+                place = self._interpreter.place(at.mesh, at.stream)
+                metas, ready = self._interpreter.fetch(mark.ident, mark.refs, mark.rank, place)
+                answer = (metas, (), mark.ident, ready)
+            elif mark is not None:
+                answer = (None, (), mark if isinstance(mark, int) else mark.ident)
+            self._done(waiting)
+            if mark is not None:
+                answers = _ready({0: answer})
+                if mark is not wanted:
+                    self._acks.append(answers)
+        return answers
+
+    def _done(self, waiting: Sequence[Any]) -> None:
+        """The commands in `waiting` are done: who issued them need not be known any more."""
+        last = max((one.ident for one in waiting if hasattr(one, "ident")), default=0)
+        while self._open and (first := next(iter(self._open))) <= last:
+            del self._open[first]
+
+    def _issue_of(self, ident: int) -> Issue:
+        return self._open.get(ident, (None, None))
+
+    # --- answers
+
+    def _fetched(self, values: Any, convert: Any) -> Any:
+        metas, _, _, ready = values[0]
+        self.machine.wait_until(ready)  # whoever reads a value has waited for it
+        return convert([effects.zeros(meta) for meta in metas])
+
+    def ask(
+        self, mesh: DeviceMesh, wide: DeviceMesh, call: Any, refs: Sequence[int], taints: Sequence[Taint | None],
+        adverb: str, stream: Stream,
+    ) -> Any:  # fmt: skip
+        """Runs the function of `call` once, here, on fake tensors; its tensors come back as zeros, the same from each
+        rank.
+
+        NotImplementedError when it needs values, or this process cannot run it.
+        """
+        if recorders and (here := recorder()) is not None:
+            here.asking(call)
+        place = mesh.place(stream)
+        with self._sending:
+            self.flush()
+            with self._lock:
+                self.check_alive()
+                ident = self._next
+                self._next += 1
+                self.issued.add(ident)
+            value, ready = self._asked(call, ident, refs, place)
+        self._open.pop(ident, None)
+        asked = set(mesh.processes)
+        answers: dict[int, Any] = {}
+        for rank in wide.processes:
+            answers[rank] = (_filled(value), (), ident, ready) if rank in asked else None
+
+        def waited(found: Any) -> Any:
+            self.machine.wait_until(ready)
+            return found
+
+        if adverb == "call":
+            return follow(_ready(answers), waited)
+        return (follow(_ready(answer), waited) for answer in answers.values() if answer is not None)
+
+    def _asked(self, call: Any, ident: int, refs: Sequence[int], place: Place) -> tuple[Any, int]:
+        if not isinstance(call, PatternCall | ValueCall):
+            raise NotImplementedError(f"{call.name()}: a simulated mesh has no processes that could answer")
+        there = self._interpreter.place(place.mesh_number, place.stream_number)
+        values = [self._interpreter.refs[ref] for ref in refs]
+        inputs: list[tuple[Meta, Any]] = [(value.meta, value.buffer) for value in values if value.meta is not None]
+        try:
+            if len(inputs) < len(values):
+                raise ValueError("it is not known what one of its tensors is like")
+            if isinstance(call, PatternCall):
+                return effects.described(call.call, inputs), self.machine.now
+            found = effects.returned(call.call, inputs)
+        except Exception as exc:
+            raise NotImplementedError(
+                f"what {call.call.name()} gives is found by running it here on tensors without values, and that failed: "
+                f"{type(exc).__name__}: {exc}. Give it `propagate=`, a function of fake tensors, and fetch what it returns"
+            ) from exc
+        return found, self._interpreter.call(ident, call.call.label, refs, there)
+
+    # --- life
+
+    def step(self) -> tuple[float, float]:
+        """Ends an iteration: (seconds it took, megabytes that a device had at most), both simulated.
+
+        Everything issued so far is done then; the files of the iteration are written, where the mode says so. Raises
+        EngineEnded, and OSError when a file cannot be written.
+        """
+        with self._sending:
+            self.check_alive()
+            self.flush()
+            return self.reports.step(self.machine, self._interpreter.streams)
+
+    def write(self) -> Any:
+        """Writes the trace of what came since the last step; its path."""
+        with self._sending:
+            if not self.ended:
+                self.flush()
+            return self.reports.write(self.machine, self._interpreter.streams)
+
+    def sync(self) -> None:
+        with self._sending:
+            self.check_alive()
+            self.flush()
+            self._interpreter.note(Kind.STATUS)
+
+    def exit(self) -> None:
+        """Ends it and writes the last files. Idempotent."""
+        if self.ended:
+            return
+        super().exit()
+        self._interpreter.note(Kind.EXIT)
+        self.reports.finish(self.machine, self._interpreter.streams)
+
+
+class _Noticed(Issued):
+    """Keeps, of each command, what `set_meta` said, and the stack, until it is simulated."""
+
+    def __init__(self, open_: dict[int, Issue]) -> None:
+        super().__init__()
+        note = self.note
+
+        def noticed(entry: tuple[int, Any]) -> None:
+            note(entry)
+            open_[entry[0]] = (current_meta(), entry[1])
+
+        self.note = noticed
+
+
+class _Due(threading.local):
+    """The calls that this thread is about to hand over, in order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Any] = deque()
+
+    def calls(self, *calls: Any) -> _Due:
+        self._waiting.extend(calls)
+        return self
+
+    def next(self) -> Any:
+        return self._waiting.popleft()
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None:
+        self._waiting.clear()
+
+
+class _Unique:
+    """Equal to nothing else."""
+
+
+class _Still:
+    """In the place of the thread that sends what has waited: nothing waits for anybody here."""
+
+    idle = False
+
+    def wake(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class _Deaf:
+    """Takes every message, and does nothing."""
+
+    def __getattr__(self, name: str) -> _Deaf:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def broadcast(self, *args: Any) -> None: ...
+
+
+class _Nobody:
+    """In the place of an engine's workers."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise NotImplementedError(
+            f"the mesh {self._name!r} is simulated: it has no processes, so actors, and whatever else needs some, "
+            f"cannot work with its tensors"
+        )
+
+
+def _filled(value: Any) -> Any:
+    """`value` with zeros in place of metadata."""
+    return pytree.tree_map_only(Meta, effects.zeros, value)
+
+
+def _ready(value: Any) -> Future[Any]:
+    promise: Promise[Any] = Promise()
+    promise.set(value)
+    return promise.future
