@@ -39,6 +39,20 @@ QUESTION = Question(
             needs_torch=True,
         ),
         Run(
+            "death",
+            (
+                Measure(
+                    "kill -9 in a step until the exception", "noticed", MILLISECONDS, (Aim(20e-3, statistic="p99"),)
+                ),
+                Measure("the same until the restarted mesh works", "again", MILLISECONDS),
+            ),
+            {"procs": 2, "warmup": 2, "count": 20},
+            {"count": 4},
+            contenders=("ours",),
+            scripts=SCRIPTS,
+            needs_torch=True,
+        ),
+        Run(
             "step",
             (Measure("a step of a small network, 2 procs", "step", MILLISECONDS),),
             {"procs": 2, "warmup": 5, "count": 50},

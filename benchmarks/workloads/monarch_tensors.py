@@ -81,5 +81,44 @@ def step(params: Params) -> Samples:
     return samples
 
 
+def _pid() -> int:
+    return os.getpid()
+
+
+def death(params: Params) -> Samples:
+    """Seconds from `kill -9` of a process in the middle of a step until the program has the exception, and until the mesh,
+    restarted, has done an operation again."""
+    import signal
+
+    from monarch.actor import SupervisionError
+
+    samples: Samples = {"noticed": [], "again": []}
+    procs = mesh(params)
+    for round_ in range(params["warmup"] + params["count"]):
+        with procs.activate():
+            pid = monarch.remote(_pid, propagate="inspect").call().get().item(gpus=params["procs"] - 1)
+            wide = torch.ones(400, 400)
+            monarch.inspect(wide)
+            for _ in range(60):
+                wide = (wide @ wide) * 0
+            start = time.perf_counter()
+            os.kill(pid, signal.SIGKILL)
+            try:
+                monarch.inspect(wide)
+            except SupervisionError as error:
+                noticed = time.perf_counter() - start
+                assert "sig=9" in str(error)
+            else:
+                raise RuntimeError("Error: a value came from a killed process")
+        procs.restart(failed=True).get()
+        with procs.activate():
+            monarch.inspect(torch.ones(2) + 1)
+        if round_ >= params["warmup"]:
+            samples["noticed"].append(noticed)
+            samples["again"].append(time.perf_counter() - start)
+    procs.stop().get()
+    return samples
+
+
 if __name__ == "__main__":
-    main({f.__name__: f for f in (chains, fetch, step)})
+    main({f.__name__: f for f in (chains, fetch, step, death)})

@@ -54,3 +54,29 @@ def test_the_tour_prints_a_line_for_every_stop(tmp_path: Path) -> None:
     assert lines[2].endswith("[1, 21]")
     assert lines[3].endswith("[10, 11]")
     assert "wrong = torch.zeros(2)[torch.tensor([5])]" in "\n".join(lines)
+
+
+def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
+    nbformat = pytest.importorskip("nbformat", reason="the notebook tests need nbformat")
+    pytest.importorskip("ipykernel", reason="the notebook tests need nbclient and ipykernel")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p))
+    sheet = nbformat.read(ROOT / "examples" / "tensors.ipynb", as_version=4)
+    assert not any(cell.outputs for cell in sheet.cells if cell.cell_type == "code")  # kept without
+    client = nbclient.NotebookClient(
+        sheet, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
+    )
+    client.execute()
+    shown = {
+        cell.id: "".join(o.text for o in cell.outputs if o.output_type == "stream")
+        for cell in sheet.cells
+        if cell.cell_type == "code"
+    }
+    assert shown["activate"] == "('dp',) 2\n"
+    assert "size=(32, 8)" in shown["model"]
+    told = re.fullmatch(r"loss (\S+) -> (\S+)\n", shown["train"])
+    assert told is not None
+    assert float(told[2]) < 0.1 * float(told[1])
+    lines = shown["wrong"].splitlines()
+    assert lines == ["failed at: wrong = torch.zeros(2)[torch.tensor([5])]", "still here: [2.0, 2.0]"]
+    assert shown["stop"] == "stopped\n"

@@ -224,3 +224,28 @@ def test_a_program_that_ends_without_exit_ends_quietly(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout.strip(), done.stderr.strip()) == (0, "done", "")
+
+
+@pytest.mark.slow
+def test_a_million_operations_leave_nothing(procs: ProcMesh) -> None:
+    """Memory here and in the workers is what it was after the first hundred thousand."""
+    with procs.activate() as mesh:
+        rss = monarch.remote(_memory, propagate="inspect")
+        x = w = torch.ones(8)
+        before: list[float] = []
+        for turn in range(10):
+            for _ in range(25_000):
+                w = w * 0.5 + x
+                v = w.view(2, 4)
+                v.add_(0.0)
+            del v
+            mesh.client.sync()
+            held = [_memory(), *rss.call().get().values()]
+            if turn == 1:
+                before = held
+        assert all(now < 1.02 * then + 2e6 for now, then in zip(held, before, strict=True)), (before, held)
+        assert monarch.inspect(w).tolist() == [2.0] * 8
+
+
+def _memory() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096.0

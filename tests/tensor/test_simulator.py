@@ -19,6 +19,7 @@ import monarch
 import monarch.tensor as mt
 from monarch.actor import Actor, ProcMesh, endpoint, this_proc
 from monarch.simulator import Simulator, TimingType, by_communication, patch_tensor_engine, set_meta
+from monarch.tensor import remote as remote_module
 from monarch.tensor.stream import Stream
 from tests.tensor.loopback import loopback
 from tests.tensor.programs import namespace, programs, run, tensors
@@ -144,7 +145,7 @@ def test_a_reduction_on_another_stream_runs_beside_what_the_main_one_does(sim: S
 def test_views_take_no_time_and_keep_memory(sim: Simulator) -> None:
     with sim.mesh.activate():
         x = torch.zeros(100, 100)
-        view = x.t()[10:].view(-1, 10).detach()
+        view = x.t().t()[10:].view(-1, 10).detach()
         sim._ctrl.flush()
         assert [len(device.spans) for device in sim._ctrl.machine.devices] == [1, 1]
         del x
@@ -179,7 +180,7 @@ def test_a_step_is_an_iteration_of_its_own(sim: Simulator, tmp_path: Path) -> No
         assert sim._ctrl.step() == (100.5e-6, 80e-6)
     sim.mesh.exit()
     found = [listed(tmp_path / name) for name in ("trace_0.json", "trace_1.json", "trace.json")]
-    assert found == [["aten.ones"], ["all_reduce"], ["DeleteRefs", "RequestStatus", "Exit"]]
+    assert found == [["aten.ones"], ["all_reduce", "DeleteRefs"], ["RequestStatus", "Exit"]]
     assert timed(tmp_path / "trace_1.json", "Device 0", "main") == [("all_reduce", 11.0, 100.0)]
     assert (tmp_path / "memory_view_1.pt").exists()
 
@@ -246,7 +247,7 @@ def test_ranks_that_do_the_same_are_one_until_they_do_not(tmp_path: Path) -> Non
 
 
 def test_training_takes_the_same_time_however_it_is_issued(tmp_path: Path) -> None:
-    def train(wrap: Any) -> list[tuple[float, float]]:
+    def train(wrap: Any) -> list[int]:
         sim = Simulator(2, 2, simulate_mode="quiet", build_ir=True)
         with sim.mesh.activate():
             net = torch.nn.Linear(8, 8)
@@ -265,17 +266,14 @@ def test_training_takes_the_same_time_however_it_is_issued(tmp_path: Path) -> No
             for _ in range(3):
                 issued(x)
             sim._ctrl.step()
-            before = dict(sim.ir.command_types())
-            found = [(monarch.inspect(issued(x)), sim._ctrl.step())[1] for _ in range(3)]
-            after = sim.ir.command_types()
-            calls = {key: after[key] - before.get(key, 0) for key in after if key.startswith(("Call", "Red"))}
+            before = sim.ir.command_types()["Reduce:reduce_scatter:unknown:4"]
+            found = [(monarch.inspect(issued(x)), sim._ctrl.step()[0])[1] for _ in range(3)]
+            assert sim.ir.command_types()["Reduce:reduce_scatter:unknown:4"] == before + 3
         sim.mesh.exit()
-        assert calls.pop("Reduce:reduce_scatter:unknown:4") == 3
-        return [(round(seconds * 1e6 // 10), sum(calls.values())) for seconds, _ in found]
+        return [round(seconds * 1e6) // 10 for seconds in found]
 
     plain, traced = train(lambda step: step), train(monarch.function)
-    assert plain[0][1] == plain[1][1] == traced[1][1]
-    assert plain[1][0] == traced[1][0]
+    assert plain == traced and plain[0] > 10
 
 
 def test_coalesced_and_compiled_commands(sim: Simulator, tmp_path: Path) -> None:
@@ -306,20 +304,18 @@ def test_coalesced_and_compiled_commands(sim: Simulator, tmp_path: Path) -> None
 
 
 def test_remote_functions_are_asked_on_tensors_without_values(sim: Simulator, tmp_path: Path) -> None:
-    seen = []
-
     @monarch.remote
     def both(x: torch.Tensor, n: int) -> Any:
-        seen.append(type(x).__name__)
         return x.new_ones(n), x.view(-1)
 
     declared = monarch.remote(lambda x: 1 / 0, propagate=lambda x: x.new_empty(7))
     with sim.mesh.activate():
         x = torch.ones(2, 3)
+        misses = remote_module._miss
         for n in (4, 5, 4):
             made, flat = both(x, n)
             assert [value.shape for value in monarch.inspect((made, flat))] == [(n,), (6,)]
-        assert seen == ["FakeTensor"] * 2
+        assert remote_module._miss - misses == 2
         assert monarch.inspect(declared(x)).shape == (7,)
         values = both.call(x, 3).get()
         assert [list(map(len, value)) for value in values.values()] == [[3, 6]] * 2
@@ -364,7 +360,7 @@ def test_metadata_of_every_kind_comes_back(sim: Simulator) -> None:
 def test_misuse_and_shapes_are_checked_as_on_any_mesh(sim: Simulator) -> None:
     with sim.mesh.activate():
         x = torch.ones(3)
-        with pytest.raises(RuntimeError, match="size of tensor"):
+        with pytest.raises(RuntimeError, match="broadcast"):
             x + torch.ones(4)
         with pytest.raises(ValueError, match="outside the mesh"):
             monarch.inspect(x, host=0, gpu=2)
@@ -594,5 +590,5 @@ def test_a_simulated_mesh_has_as_many_ranks_as_the_processes(procs: ProcMesh) ->
     with pytest.raises(monarch.actor.ActorError, match="simulated mesh has 3 ranks"):
         trainer.train.call_one(procs).get()
     trainer.stop().get()
-    with pytest.raises(TypeError, match="subclass of monarch.actor.Actor"):
+    with pytest.raises(TypeError, match="takes a subclass"):
         patch_tensor_engine(int)

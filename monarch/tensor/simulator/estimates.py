@@ -77,8 +77,9 @@ def by_communication() -> dict[TimingType, Timing]:
 
 
 def _reduction(task: Task) -> float:
-    metas = task.outputs if task.name == "all_gather" and task.outputs else task.inputs
-    sizes = [communication.collective_time(task.name, meta.shape, meta.dtype, task.peers) for meta in metas if meta]
+    name = task.collective or task.name
+    metas = task.outputs if name == "all_gather" and task.outputs else task.inputs
+    sizes = [communication.collective_time(name, meta.shape, meta.dtype, task.peers) for meta in metas if meta]
     return sum(sizes)
 
 

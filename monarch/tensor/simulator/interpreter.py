@@ -6,6 +6,7 @@ Takes commands in the order in which they were issued; sends, waits for and comp
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -173,7 +174,8 @@ class Interpreter:
         elif kind is Reduce:
             peers = len(place.along(call._dims)[0])
             effect = self._effects.of(call, metas, numbers, peers)
-            task = Task(Kind.REDUCE, reduction_name(call), tuple(metas), _outputs(effect), peers=peers)
+            name, collective = reduction_names(call)
+            task = Task(Kind.REDUCE, name, tuple(metas), _outputs(effect), peers=peers, collective=collective)
         else:
             effect = self._effects.of(call, metas, numbers)
             task = Task(Kind.CALL, call_name(call), tuple(metas), _outputs(effect), tuple(numbers))
@@ -424,10 +426,7 @@ class Interpreter:
     def _tagged(self, task: Task, command: Command) -> Task:
         if command.meta is None:
             return task
-        return Task(
-            task.kind, task.name, task.inputs, task.outputs, task.numbers, task.peers, task.local, task.same_node,
-            command.meta,
-        )  # fmt: skip
+        return dataclasses.replace(task, meta=command.meta)
 
     def _launch(self, command: Command, task: Task) -> None:
         duration = self.estimator.get_runtime(TimingType.KERNEL_LAUNCH, self._tagged(task, command))
@@ -513,12 +512,14 @@ def call_name(call: Any) -> str:
     return str(getattr(call, "label", None) or call.name())
 
 
-def reduction_name(call: Reduce) -> str:
-    """The collective that a reduction is. Those in place are called reduce_scatter, as programs that read traces
-    expect."""
+def reduction_names(call: Reduce) -> tuple[str, str]:
+    """What traces call a reduction, and which collective it is. Those in place are called reduce_scatter, as programs
+    that read traces expect."""
     if call._reduction == "stack":
-        return "all_to_all" if call._scatter else "all_gather"
-    return "reduce_scatter" if call._scatter or call._inplace else "all_reduce"
+        return ("all_to_all",) * 2 if call._scatter else ("all_gather",) * 2
+    if call._scatter:
+        return "reduce_scatter", "reduce_scatter"
+    return "reduce_scatter" if call._inplace else "all_reduce", "all_reduce"
 
 
 def _uses(inputs: Sequence[tuple[int, Value | None]]) -> list[Use]:

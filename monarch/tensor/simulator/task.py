@@ -35,7 +35,8 @@ class Task:
 
     `inputs`, `outputs`: metadata of its tensors, None where it is not known. `numbers`: those among its arguments.
     `peers`: how many ranks take part together in a collective. `local`: it stays on its rank; `same_node`: within
-    eight neighbours. `meta`: what `set_meta` said when it was issued.
+    eight neighbours. `meta`: what `set_meta` said when it was issued. `collective`: of a reduction what it is,
+    whatever traces call it.
     """
 
     kind: Kind
@@ -44,6 +45,7 @@ class Task:
     outputs: tuple[Meta | None, ...] = ()
     numbers: tuple[Any, ...] = ()
     peers: int = 1
+    collective: str = ""
     local: bool = False
     same_node: bool = True
     meta: Any = None
