@@ -29,10 +29,10 @@ class TensorWorker(Actor):
     def __init__(self, environments: Sequence[dict[str, str]], services: Any) -> None:
         rank = current_rank().rank
         os.environ.update(environments[rank])
+        self._cores = 0
         if "OMP_NUM_THREADS" not in os.environ:
             # Processes that each take every core of a host stand in each other's way.
-            here = int(environments[rank]["LOCAL_WORLD_SIZE"])
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // here))
+            self._cores = max(1, len(os.sched_getaffinity(0)) // int(environments[rank]["LOCAL_WORLD_SIZE"]))
         own_device.take(int(environments[rank]["LOCAL_RANK"]))
         self.executor = executor.Executor(rank)
         self.key = own_key()
@@ -57,6 +57,8 @@ class TensorWorker(Actor):
     def _enter(self, name: str) -> Iterator[None]:
         """Around a stream's thread."""
         executor._local.worker = self
+        if self._cores:
+            torch.set_num_threads(self._cores)  # OpenMP has a number for each thread
         if torch.accelerator.is_available() and name != "main":
             with torch.Stream():
                 yield

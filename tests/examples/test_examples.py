@@ -252,3 +252,13 @@ def test_fault_tolerant_ddp_learns_what_an_undisturbed_run_learns(tmp_path: Path
     difference = re.search(r"curves: (\S+) \(tolerance (\S+)\)", said)
     assert difference is not None and float(difference[1]) <= float(difference[2])
     assert "plot: fault_tolerant_ddp.png" in lines and (tmp_path / "fault_tolerant_ddp.png").stat().st_size > 10_000
+
+
+@needs_torch
+def test_a_simulated_cluster_takes_longer_between_hosts(tmp_path: Path) -> None:
+    lines = run("simulate_cluster.py", "--hosts", "1", "4", "--trace", "trace.json", cwd=tmp_path)
+    told = [re.fullmatch(r" +(\d+) ranks: +([\d.]+) ms a step, ([\d.]+) GB on each", line) for line in lines]
+    assert [match[1] for match in told if match] == ["8", "32"]
+    times = [float(match[2]) for match in told if match]
+    assert 1.5 * times[0] < times[1]
+    assert (tmp_path / "trace_1.json").stat().st_size > 1_000

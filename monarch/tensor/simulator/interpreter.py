@@ -27,6 +27,7 @@ from monarch.tensor.simulator.task import Command, Kind, Task, Use
 from monarch.tensor.simulator.values import Buffer, Value
 from monarch.tensor.worker_mesh import WorkerMesh
 
+ALIASES = 1 << 16  # borrows whose alias may still be deleted; the end of an older one may be told as that of another
 Issue = tuple[Any, Any]  # what `set_meta` said, and the stack, of a command
 
 
@@ -469,6 +470,8 @@ class _Borrows:
     def created(self, alias: int, stream: str) -> int:
         """The number of the borrow of a tensor of `stream` that begins."""
         self._count += 1
+        if len(self._numbers) >= ALIASES:  # those of recordings have no reference that could be deleted
+            del self._numbers[next(iter(self._numbers))]
         self._numbers[alias] = self._latest = self._count
         self._origin = stream
         return self._count
