@@ -411,6 +411,19 @@ def test_tags_reach_traces_and_timings(sim: Simulator, tmp_path: Path) -> None:
     assert [(event["dur"], event["args"].get("meta")) for event in events] == [(1.0, "a"), (7.0, "b"), (1.0, None)]
 
 
+def test_a_timing_function_that_fails_ends_the_simulation(sim: Simulator) -> None:
+    sim.estimator.set_custom_timing({TimingType.CALL_FUNCTION: lambda task: {"aten.ones": 5}[task.name]})
+    with sim.mesh.activate():
+        x = torch.ones(3)
+        sim._ctrl.flush()
+        x = x + 1
+        with pytest.raises(KeyError, match=r"aten\.add\.Tensor"):
+            monarch.inspect(x)
+        with pytest.raises(monarch.tensor.engine.EngineEnded, match=r"simulation failed: KeyError"):
+            monarch.inspect(x)
+    sim.mesh.exit()
+
+
 def test_timings_by_the_communication_model(sim: Simulator) -> None:
     sim.estimator.set_custom_timing({**by_communication(), TimingType.CALL_FUNCTION: 0})
     with sim.mesh.activate():

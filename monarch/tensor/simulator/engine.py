@@ -80,7 +80,13 @@ class SimulatedEngine(Engine):
         answers: Future[Any] | None = None
         while self._unsent:
             _, waiting, payloads, mark = self._unsent.popleft()
-            self._interpreter.take(waiting, payloads)
+            try:
+                self._interpreter.take(waiting, payloads)
+            except (
+                Exception
+            ) as exc:  # a timing function's, mostly: what follows would be told of tensors it does not know
+                self.end(f"its simulation failed: {type(exc).__name__}: {exc}")
+                raise
             answer: Any = None
             if isinstance(mark, commands.Fetch):
                 at: Any = next(one for one in reversed(waiting) if isinstance(one, commands.Place))
