@@ -248,10 +248,6 @@ class ProcMesh(MeshTrait):
         ranks: dict[str, Any] = self._device_mesh.ranks
         return ranks
 
-    def to_table(self) -> str:
-        """The processes in a text table."""
-        return str(self._device_mesh.to_table())
-
     async def sync_workspace(self, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError("sync_workspace is an operation of a HostMesh")
 

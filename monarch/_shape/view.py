@@ -115,6 +115,23 @@ class MeshTrait(ABC):
         """Labels and sizes."""
         return Extent(self._labels, self._ndslice._sizes)
 
+    def to_table(self) -> str:
+        """The ranks as a table of `host[0].gpu[1]` cells, for people: one line for each coordinate of all but the last
+        dimension."""
+        labels = self._labels
+        cells = [
+            ".".join(f"{label}[{at}]" for label, at in zip(labels, self._ndslice.coordinates(rank), strict=True)) or "[]"
+            for rank in self._ndslice
+        ]
+        across = self._ndslice.sizes[-1] if labels else 1
+        width = max(map(len, cells))
+        rule = "+".join(["", *["-" * (width + 2)] * across, ""])
+        lines = [rule]
+        for start in range(0, len(cells), across):
+            row = cells[start : start + across]
+            lines += ["|" + "|".join(f" {cell:<{width}} " for cell in row) + "|", rule]
+        return "\n".join(lines)
+
     def __len__(self) -> int:
         return len(self._ndslice)
 

@@ -149,20 +149,6 @@ class DeviceMesh(MeshTrait):
         with no_modes():
             return torch.tensor(list(self.processes), dtype=torch.int64).reshape(tuple(self.sizes.values()))
 
-    def to_table(self) -> str:
-        """The processes in a text table, one row a host when there is a dimension for it."""
-        names = self.names
-        cells = []
-        for rank in self.processes:
-            where = self._shape.coordinates(rank)
-            cells.append(".".join(f"{name}[{where[name]}]" for name in names) or "proc")
-        columns = self.size(names[-1]) if names else 1
-        width = max(map(len, cells))
-        rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
-        line = "+" + "+".join("-" * (width + 2) for _ in range(columns)) + "+"
-        body = ["|" + "|".join(f" {cell:<{width}} " for cell in row) + "|" for row in rows]
-        return "\n".join([line, *(part for row in body for part in (row, line))])
-
     def rotate(self, **_dims: int) -> DeviceMesh:
         raise NotImplementedError("DeviceMesh.rotate is not part of the API that programs use")
 

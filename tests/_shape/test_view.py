@@ -398,3 +398,16 @@ def test_renaming_commutes_with_slicing(mesh: Ranks, data: st.DataObject) -> Non
 )
 def test_every_view_is_made_by_the_mesh_itself(view: Callable[[Ranks], Ranks]) -> None:
     assert type(view(MESH)) is Ranks
+
+
+def test_the_table_has_a_cell_a_rank_and_a_line_for_all_but_the_last_dimension() -> None:
+    mesh = dense(host=2, gpu=2)
+    assert mesh.to_table().splitlines() == [
+        "+----------------+----------------+",
+        "| host[0].gpu[0] | host[0].gpu[1] |",
+        "+----------------+----------------+",
+        "| host[1].gpu[0] | host[1].gpu[1] |",
+        "+----------------+----------------+",
+    ]
+    assert mesh.slice(host=1).to_table().splitlines()[1] == "| gpu[0] | gpu[1] |"
+    assert Ranks(Shape.unity()).to_table().splitlines()[1] == "| [] |"
