@@ -120,7 +120,8 @@ class MeshTrait(ABC):
         dimension."""
         labels = self._labels
         cells = [
-            ".".join(f"{label}[{at}]" for label, at in zip(labels, self._ndslice.coordinates(rank), strict=True)) or "[]"
+            ".".join(f"{label}[{at}]" for label, at in zip(labels, self._ndslice.coordinates(rank), strict=True))
+            or "[]"
             for rank in self._ndslice
         ]
         across = self._ndslice.sizes[-1] if labels else 1

@@ -479,6 +479,8 @@ class Engine:
 
     def exception_of(self, failed: Failed) -> RemoteException:
         """What the program is told of `failed`; it counts as told from here on."""
+        if len(self._told) >= 4096:  # one told twice does no harm
+            self._told.clear()
         self._told.add(failed.ident)
         self._untold.pop(failed.ident, None)
         return remote_exception(failed, self.issued.frames(failed.ident))
