@@ -22,7 +22,9 @@ QUESTIONS = (
     "rdma",
     "rdma_tcp",
     "rdma_gpu",
+    "tensor_ops",
     "tensor_function",
+    "gpt_step",
     "weights",
 )
 

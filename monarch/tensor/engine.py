@@ -552,9 +552,13 @@ class Engine:
 
 
 def cause_of(report: str) -> str:
-    """A report of supervision without the line that names the worker actor: programs know their processes, not our actors."""
-    _, found, cause = report.partition("have failed:\n")
-    return "\n" + cause if found else report
+    """A report of supervision without the line that names the worker actor: programs know their processes, not our
+    actors."""
+    for line in ("have failed:\n", "has status:\n"):
+        _, found, cause = report.partition(line)
+        if found:
+            return "\n" + cause
+    return report
 
 
 class _Pulse:

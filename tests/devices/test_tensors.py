@@ -1,0 +1,118 @@
+"""Distributed tensors on real devices: factories, fetches, collectives, training, streams, recordings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import monarch
+from monarch import _devices
+from monarch.actor import ProcMesh, this_host
+
+pytestmark = [pytest.mark.device, pytest.mark.procs]
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """One process a device, two at most: nccl refuses two ranks on one card."""
+    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
+    yield mesh
+    mesh.stop().get(timeout=120)
+
+
+def test_each_process_sees_its_own_device(procs: ProcMesh) -> None:
+    def seen() -> tuple[int, str]:
+        import torch
+
+        return torch.cuda.device_count(), str(torch.cuda.get_device_properties(0).uuid)
+
+    with procs.activate():
+        found = list(monarch.remote(seen, propagate="inspect").call().get().values())
+    assert {count for count, _ in found} == {1}
+    assert len({uuid for _, uuid in found}) == len(procs)
+
+
+def test_operations_stay_on_the_device_and_fetches_come_to_the_host(procs: ProcMesh) -> None:
+    import torch
+
+    with procs.activate():
+        x = torch.ones(4, 4, device="cuda")
+        y = (x @ x).relu_() + 1
+        assert y.device.type == "cuda"
+        here = monarch.inspect(y)
+        assert here.device.type == "cpu"
+        assert here.tolist() == [[5.0] * 4] * 4
+        assert monarch.inspect(y.cpu()).tolist() == here.tolist()
+        assert monarch.inspect(torch.arange(3, dtype=torch.bfloat16, device="cuda")).tolist() == [0, 1, 2]
+
+
+def test_collectives(procs: ProcMesh) -> None:
+    import torch
+
+    count = len(procs)
+    with procs.activate() as mesh:
+        x = torch.ones(2, 3, device="cuda") * (1 + mesh.rank("gpus")).to("cuda")
+        total = sum(range(1, count + 1))
+        assert monarch.inspect(x.reduce("gpus")).tolist() == [[total] * 3] * 2
+        assert monarch.inspect(x.reduce("gpus", "stack")).shape == (count, 2, 3)
+        monarch.reduce_([x], "gpus", "avg")
+        assert monarch.inspect(x).tolist() == [[total / count] * 3] * 2
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_training_is_that_of_one_process(procs: ProcMesh, recorded: bool) -> None:
+    import torch
+
+    def losses(reduce: Any, wrap: Any) -> list[Any]:
+        net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 1)).double().to("cuda")
+        with torch.no_grad():
+            for number, weight in enumerate(net.parameters()):
+                weight.copy_(torch.linspace(-1, 1 + number, weight.numel(), device="cuda").reshape(weight.shape))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, fused=True)
+        x = torch.linspace(-1, 1, 64, dtype=torch.float64, device="cuda").reshape(8, 8)
+
+        def step(x: Any) -> Any:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            reduce([p.grad for p in net.parameters()])
+            optimizer.step()
+            return loss.detach()
+
+        run = wrap(step)
+        return [run(x) for _ in range(6)]
+
+    with procs.activate():
+        wrap = monarch.function if recorded else lambda step: step
+        found = monarch.inspect(losses(lambda grads: monarch.reduce_(grads, "gpus", "avg"), wrap))
+    alone = losses(lambda grads: None, lambda step: step)
+    assert [loss.item() for loss in found] == pytest.approx([loss.item() for loss in alone], rel=1e-9)
+
+
+def test_streams_run_beside_each_other_and_lend(procs: ProcMesh) -> None:
+    import torch
+
+    other = monarch.Stream("other")
+    with procs.activate():
+        x = torch.ones(1 << 20, device="cuda")
+        borrowed, borrow = other.borrow(x)
+        with other.activate():
+            y = borrowed * 2
+            total = monarch.fetch_shard(y.sum())
+        borrow.drop()
+        x.add_(1)
+        assert total.get().item() == 2 << 20
+        assert monarch.inspect(x.sum()).item() == 2 << 20
+
+
+def test_a_failure_on_the_device_is_told_where_it_was_issued(procs: ProcMesh) -> None:
+    import torch
+
+    with procs.activate():
+        wrong = torch.zeros(2, device="cuda").view(2, 1) @ torch.zeros(1, 2, device="cuda")
+        assert monarch.inspect(wrong).tolist() == [[0, 0], [0, 0]]
+        failing = monarch.remote(lambda t: t.cpu()[5], propagate=lambda t: t.new_empty((), device="cpu"))
+        with pytest.raises(monarch.tensor.RemoteException, match="index 5 is out of bounds"):
+            monarch.inspect(failing(torch.zeros(2, device="cuda")))
