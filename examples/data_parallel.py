@@ -2,6 +2,7 @@
 
     python examples/data_parallel.py                 # two processes
     python examples/data_parallel.py --procs 4
+    python examples/data_parallel.py --workers tcp://node1:26600 tcp://node2:26600  # two on each: docs/hosts.md
 
 `monarch.function` traces the whole step (forward, backward, all-reduce, optimizer) once; after that a step is one small
 message. At the end the losses are compared with those of plain torch in this process on the whole batch. Needs torch.
@@ -15,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import monarch
-from monarch.actor import this_host
+from monarch.actor import attach_to_workers, this_host
 from monarch.builtins.random import set_manual_seed_remote
 
 BATCH, WIDTH, CLASSES, STEPS = 64, 32, 10, 20
@@ -32,10 +33,12 @@ def data() -> tuple[Any, Any]:
     return inputs, (inputs[:, :CLASSES] + torch.cos(inputs[:, :CLASSES] * 3)).argmax(dim=1)
 
 
-def train_on_mesh(count: int) -> tuple[dict[str, Any], list[float]]:
+def train_on_mesh(workers: list[str], each: int) -> tuple[dict[str, Any], list[float]]:
     """The parameters it began with, and the loss of each step."""
-    procs = this_host().spawn_procs({"dp": count})
-    with procs.activate() as mesh:
+    hosts = attach_to_workers(workers=workers) if workers else this_host()
+    procs = hosts.spawn_procs({"gpus": each})
+    with procs.flatten("dp").activate() as mesh:  # whatever host they are on, in one row
+        count = len(mesh)
         set_manual_seed_remote(0)  # the same parameters on every process
         net = model().double()
         before = monarch.inspect(net.state_dict())
@@ -77,9 +80,15 @@ def train_here(before: dict[str, Any]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--procs", type=int, default=2, help=f"processes; has to divide the batch of {BATCH}")
-    count = parser.parse_args().procs
-    before, losses = train_on_mesh(count)
+    parser.add_argument(
+        "--procs", type=int, default=2, help=f"processes a host; all have to divide the batch of {BATCH}"
+    )
+    parser.add_argument(
+        "--workers", nargs="+", metavar="ADDRESS", default=[], help="hosts, where `monarch worker` runs"
+    )
+    args = parser.parse_args()
+    before, losses = train_on_mesh(args.workers, args.procs)
+    count = args.procs * max(1, len(args.workers))
     alone = train_here(before)
     for step in range(0, STEPS, 5):
         print(f"step {step:2}: loss {losses[step]:.6f} on {count} processes, {alone[step]:.6f} on one")

@@ -434,3 +434,21 @@ def test_the_ddp_example_over_three_hosts_learns_what_it_does_on_one(lab: Lab) -
     # The same ranks read the same text, and gloo adds in the same order: the losses are equal, and so are the parameters.
     kept = re.compile(r"\d+ ranks on|train loss|val   loss|rank \d: parameters|parameters equal")
     assert [line for line in there if kept.match(line)] == [line for line in here if kept.match(line)]
+
+
+@pytest.mark.slow
+def test_distributed_tensors_over_two_hosts_learn_what_one_process_learns(lab: Lab) -> None:
+    pytest.importorskip("torch", reason="the example needs torch")
+    for server in re.findall(r"^nameserver\s+([0-9.]+)$", Path("/etc/resolv.conf").read_text(), re.MULTILINE):
+        for host in lab.hosts:
+            host.run(["ip", "route", "replace", "prohibit", server])
+    for host in lab.hosts[1:]:
+        serve(host)
+    command = lab.hosts[0].python(
+        str(ROOT / "examples" / "data_parallel.py"), "--workers", *(url(host.address) for host in lab.hosts[1:])
+    )
+    printed = lab.hosts[0].run(command, env=secret_of(lab.hosts[0]), timeout=300).stdout
+    assert "on 4 processes" in printed
+    found = re.search(r"largest difference of \d+ losses: (\S+)", printed)
+    assert found is not None
+    assert float(found[1]) <= 1e-5
