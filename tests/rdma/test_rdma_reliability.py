@@ -466,21 +466,23 @@ def test_without_room_to_share_a_payload_goes_through_the_socket(
     np = pytest.importorskip("numpy")
     owner = fresh(Bouncer)
     payloads = own_payloads()
+    others = empty_pool(payloads)["busy"]  # of whatever this process did before
     call(owner.bounce, np.ones(1 * MIB, dtype=np.uint8))
-    until(lambda: not empty_pool(payloads)["busy"])
+    until(lambda: empty_pool(payloads)["busy"] <= others)
     files, found = open_files(), empty_pool(payloads)
+    size = payloads._pool.bytes
     sent = np.arange(3 * MIB, dtype=np.uint8)
     with monkeypatch.context() as patched:
         REFUSED[what](patched)
         answer = owner.bounce.call_one(sent)
-        assert payloads.statistics()["segments"] == found["segments"] == 0
-        assert payloads._pool.bytes == payloads._pool.number == 0
+        assert payloads.statistics()["segments"] == found["segments"] <= others
+        assert payloads._pool.bytes == size
     assert (answer.get(TIMEOUT) == sent).all()
     del answer
     gc.collect()
     until(lambda: open_files() <= files)
     assert (call(owner.bounce, sent) == sent).all()  # there is room again
-    assert payloads.statistics()["segments"] == 1
+    assert payloads.statistics()["segments"] == found["segments"] + 1
 
 
 def test_a_payload_that_finds_no_more_pages_goes_through_the_socket(
@@ -490,16 +492,17 @@ def test_a_payload_that_finds_no_more_pages_goes_through_the_socket(
     np = pytest.importorskip("numpy")
     owner = fresh(Bouncer)
     payloads = own_payloads()
+    others = empty_pool(payloads)["busy"]
     call(owner.bounce, np.ones(1 * MIB, dtype=np.uint8))
-    until(lambda: not empty_pool(payloads)["busy"])
+    until(lambda: empty_pool(payloads)["busy"] <= others)
     prepare = shared_memory.OwnMemory.prepare
     monkeypatch.setattr(shared_memory.OwnMemory, "prepare", lambda own, size: refuse() if size else prepare(own, size))
     sent = np.arange(3 * MIB, dtype=np.uint8)
     for _ in range(5):
         assert (call(owner.bounce, sent) == sent).all()
     found = payloads.statistics()
-    assert found["busy"] == 0
-    assert found["segments"] <= 1
+    assert found["busy"] <= others
+    assert found["segments"] <= others + 1
 
 
 def own_payloads() -> Payloads:
@@ -552,10 +555,10 @@ def test_a_receiver_that_is_killed_with_views_gives_its_segments_back(fresh: Any
     keeper = fresh(Keeper)
     call(keeper.pid)  # from here on there is a connection
     payloads = own_payloads()
-    until(lambda: not empty_pool(payloads)["busy"])
+    others = empty_pool(payloads)["busy"]
     for _ in range(5):
         pid = call(keeper.keep, np.ones(MIB, dtype=np.uint8))
-    assert payloads.statistics()["busy"] == 5
+    assert payloads.statistics()["busy"] == others + 5
     wait_for_end(pid)
-    until(lambda: not payloads.statistics()["busy"])
-    assert empty_pool(payloads)["segments"] == 0
+    until(lambda: payloads.statistics()["busy"] <= others)
+    assert empty_pool(payloads)["segments"] <= others
