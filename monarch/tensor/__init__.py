@@ -1,25 +1,27 @@
 """Distributed tensors: one tensor here stands for a local one on each process of a mesh, and torch works on it.
 
     commands      what the controller tells the workers
-    metadata, signature, propagation, scalars, taint, records
-                  what the controller knows, without any I/O
-    engine        commands numbered, batched, sent; answers taken
+    metadata, signature, propagation, scalars, taint, records, issued, failures, misuse
+                  what the controller knows and says, without any I/O
+    engine, engines
+                  commands numbered, batched, sent; answers taken; which engine is on which mesh
     dispatch      a torch operation becomes a command
-    tensor, mesh, stream, activation, fetch
+    tensor, mesh, stream, activation, fetch, ranks
                   what programs touch
-    claims, rref  tensors into actors, and what these give back
-    gradients, rng
-                  derivatives one at a time; states of random numbers
-    recording, recorded, replaying, coalescing, compiled, function
-                  commands kept and issued again, many in one
-    remote, functions, arguments, patterns, function_call
-                  functions of the program in the workers, and what they give
-    opaque_ref, opaque_object, opaque_module, remote_autograd, remote_graph, remote_class
-                  objects that stay there, and derivatives through them
-    timing, profiling, memory_history
-                  what is measured there
     executor      a worker's tensors and how commands change them, without any I/O
-    worker        the actor around it
+    worker, worker_mesh, own_device
+                  the actor around it, and what it knows of itself
+    remote, functions, arguments, patterns, function_call, opaque_*, remote_*
+                  functions of the program that run in the workers, objects that stay there
+    collectives, reductions, moves, groups, process_groups, stream_group, rendezvous, dtensor
+                  between ranks
+    borrows       between streams
+    recording, recorded, replaying, function, compiled, coalescing
+                  many commands as one
+    claims, rref  together with actors
+    gradients, rng, timing, profiling, memory_history
+                  helpers
+    simulator/    engines without processes
 
 Stands on the door, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
 """
