@@ -63,9 +63,10 @@ class RemoteProcessGroup:
         engine = self._mesh.client
         if engine.ended:
             return
-        for stream in list(engine._streams):
-            engine.do(self._mesh.place(stream), Forget(self._label(), engine.stream_number(stream)), (), 0)
-        engine.rendezvous.forget.broadcast(f"{self._label()}/")
+        streams = list(engine._streams)
+        leaving = len(self._mesh) * len(streams)
+        for stream in streams:
+            engine.do(self._mesh.place(stream), Forget(self._label(), engine.stream_number(stream), leaving), (), 0)
 
     def _label(self) -> str:
         return f"group {self._number}"
@@ -111,18 +112,26 @@ class Forget:
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()
 
-    def __init__(self, label: str, stream: int) -> None:
+    def __init__(self, label: str, stream: int, leaving: int) -> None:
         self._label = label
         self._stream = stream
+        self._leaving = leaving
 
     def name(self) -> str:
         return "RemoteProcessGroup.drop"
 
     def prepare(self, executor: Any) -> Callable[..., Any]:
+        from monarch.tensor.executor import current
+        from monarch.tensor.process_groups import TIMEOUT
+
         def run(tensors: Any, numbers: Any) -> None:
             for (label, _), group in list(executor.extras.get("arrived", {}).items()):
                 if label == self._label:
                     group.leave(self._stream)
+            # The last to leave has the rendezvous forget the group: before that others may still be on their way to it.
+            worker = current()
+            rendezvous, _ = worker.services
+            worker.ask(rendezvous.leave, TIMEOUT, self._label, self._leaving)
 
         return run
 

@@ -16,11 +16,8 @@ import torch.distributed as dist
 
 from monarch.actor import Actor, Port, endpoint
 
-LIMIT = (
-    1 << 16
-)  # values that an engine's rendezvous keeps; beyond that `put` refuses: groups that were dropped are forgotten
-
-
+# Values that an engine's rendezvous keeps; beyond that `put` refuses. Groups that were dropped are forgotten.
+LIMIT = 1 << 16
 GROUPS = 1 << 12  # lost groups that it remembers
 
 
@@ -33,6 +30,7 @@ class Rendezvous(Actor):
         self._values: dict[str, dict[str, bytes]] = {}  # folder -> name -> value
         self._waiting: list[tuple[str, str, Port[Any]]] = []
         self._lost: dict[str, str] = {}  # group -> why; the latest
+        self._left: dict[str, int] = {}  # dropped groups, while streams leave them
         self._count = 0
         self._ended = ""
 
@@ -87,9 +85,14 @@ class Rendezvous(Actor):
             port.exception(RuntimeError(why))
 
     @endpoint(instrument=False)
-    def forget(self, prefix: str) -> None:
-        """Lets go of all folders that begin with `prefix`."""
-        for folder in [folder for folder in self._values if folder.startswith(prefix)]:
+    def leave(self, group: str, leaving: int) -> None:
+        """One of the `leaving` streams that the dropped group `group` had, on all its processes, is done with it. The last
+        one takes its values along."""
+        left = self._left[group] = self._left.get(group, 0) + 1
+        if left < leaving:
+            return
+        del self._left[group]
+        for folder in [folder for folder in self._values if folder.startswith(f"{group}/")]:
             self._count -= len(self._values.pop(folder))
 
     @endpoint(instrument=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -443,9 +444,13 @@ def test_others_are_done_over_when_one_is_late(sides: Sides) -> None:
         handle = sides.make(bytearray(b"0123456789"))
         sides.read(handle, 10)
         (device,) = [sides.device(name) for name in HERE if sides.device(name).pairs]
-        device.hold = True
+        device.hold, before = True, device.posted
         into = bytearray(10)
         patient, hasty = sides.begin(handle, into), sides.begin(handle, bytearray(10), timeout=0.05)
+        give_up = time.monotonic() + TIMEOUT
+        while device.posted < before + 2 and not hasty.over:  # both are with the device, or one was too late for that
+            assert time.monotonic() < give_up
+            os.sched_yield()
         device.hold = False  # for the queue pair that comes next
         with pytest.raises(RDMATimeoutError):
             hasty.get()
