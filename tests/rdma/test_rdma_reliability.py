@@ -423,7 +423,7 @@ def test_messages_and_transfers_again_and_again_leave_nothing(fresh: Any, path: 
         assert memory_after < memory + 24 * MIB
 
 
-def test_ten_thousand_buffers_that_others_drop_leave_nothing(fresh: Any) -> None:
+def test_a_thousand_buffers_that_others_drop_leave_nothing(fresh: Any) -> None:
     owner, reader = fresh(Bouncer), fresh(Reader)
     call(reader.only, "process_vm")
 
