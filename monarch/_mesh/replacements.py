@@ -7,9 +7,16 @@ every other actor.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from monarch._runtime.context import current, here, home
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 Pair = tuple[type, type]  # (the class asked for, the class spawned in its place)
 
@@ -56,3 +63,45 @@ def replace(cls: type) -> type:
 def _pairs() -> list[Pair]:
     running = current.get()
     return _own if running is None else running.instance.proc.mesh.replacements
+
+
+class Replacement:
+    """A pair that holds while this is active: a context manager, sync and async, and a decorator of functions of either kind,
+    active during each call."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def __enter__(self) -> Self:
+        add(self._pair)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        remove(self._pair)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def __call__(self, function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def patched_async(*args: Any, **kwargs: Any) -> Any:
+                async with self:
+                    return await function(*args, **kwargs)
+
+            return patched_async  # type: ignore[return-value]
+
+        @functools.wraps(function)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return patched  # type: ignore[return-value]

@@ -52,8 +52,7 @@ from monarch._mesh.proc_mesh import (
     register_proc_mesh_spawn_callback,
     unregister_proc_mesh_spawn_callback,
 )
-from monarch._mesh.replacements import add as replace_actor
-from monarch._mesh.replacements import remove as restore_actor
+from monarch._mesh.replacements import Replacement
 from monarch._mesh.restarts import RestartPolicy
 from monarch._mesh.singletons import get_or_spawn_controller, process_service
 from monarch._mesh.supervision import MeshFailure
@@ -118,6 +117,7 @@ __all__ = [
     "Promise",
     "RankedPortReceiver",
     "Receivers",
+    "Replacement",
     "RestartPolicy",
     "Sealed",
     "Shape",
@@ -157,8 +157,6 @@ __all__ = [
     "process_service",
     "reduce_for",
     "register_proc_mesh_spawn_callback",
-    "replace_actor",
-    "restore_actor",
     "returns_future",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",

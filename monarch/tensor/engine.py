@@ -146,6 +146,19 @@ class Engine:
     def do(self, place: Place, call: Any, inputs: Sequence[int], results: int) -> int:
         """Issues a call that is made once (`signature.Call`); returns its ident, which is its first result."""
         sealed = Sealed(call)
+        return self._issue(
+            place, call, inputs, results, lambda ident: commands.Do(ident, self._carry(sealed), tuple(inputs))
+        )
+
+    def constant(self, place: Place, local: Any) -> int:
+        """Sends a local tensor; returns the reference that it becomes on every rank of the place."""
+        return self._issue(place, Repeat(local), (), 1, lambda ident: commands.Constant(ident, self._carry(local)))
+
+    def _issue(
+        self, place: Place, call: Any, inputs: Sequence[int], results: int, command: Callable[[int], Any]
+    ) -> int:
+        """Issues `command(ident)` at `place`, unless a recorder keeps it back as `call`. `run` is the same for what comes by
+        the thousand."""
         with self._lock:
             if self._ended is not None:
                 self.check_alive()
@@ -156,24 +169,8 @@ class Engine:
             if self._place is not place:
                 self._move(place)
             self._bury(place.dead)
-            self.issued.note((ident, _gather(True, False, False)))
-            self._put(commands.Do(ident, self._carry(sealed), tuple(inputs)))
-        self._nudge()
-        return ident
-
-    def constant(self, place: Place, local: Any) -> int:
-        """Sends a local tensor; returns the reference that it becomes on every rank of the place."""
-        with self._lock:
-            if self._ended is not None:
-                self.check_alive()
-            ident = self._next
-            self._next = ident + 1
-            if recorders and self._held(place, ident, Repeat(local), (), (), 1):
-                return ident
-            if self._place is not place:
-                self._move(place)
-            self.issued.note((ident, _gather(True, False, False)))
-            self._put(commands.Constant(ident, self._carry(local)))
+            self.issued.add(ident)
+            self._put(command(ident))
         self._nudge()
         return ident
 
@@ -401,7 +398,7 @@ class Engine:
                 self.check_alive()
                 ident = self._next
                 self._next += 1
-                self.issued.note((ident, _gather(True, False, False)))
+                self.issued.add(ident)
             open_ = unconfirmed(taints)
             command = commands.Fetch(ident, tuple(refs), rank, tuple(taint.ident for taint in open_))
             self._gather_batch(command, self._reach(place, open_))
@@ -460,7 +457,7 @@ class Engine:
                 self.check_alive()
                 ident = self._next
                 self._next += 1
-                self.issued.note((ident, _gather(True, False, False)))
+                self.issued.add(ident)
                 commands_ = [
                     commands.Place(place.mesh_number, place.stream_number),
                     commands.Ask(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),

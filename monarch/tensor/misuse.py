@@ -31,8 +31,6 @@ _EXPLANATIONS = {
     "REQUIRES_GRAD": (
         "requires grad, and this operation has no derivative: call it under torch.no_grad(), or detach() the tensor first"
     ),
-    "CROSS_DEVICE_REQUIRES_CUDA": "is on {device}, which this collective cannot use",
-    "ENDED": "lives on a mesh whose engine has ended: {why}",
 }  # fmt: skip
 
 

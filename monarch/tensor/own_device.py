@@ -35,7 +35,7 @@ def take(local_rank: int) -> None:
     variables = _devices.visible_variables()
     entry = visible(os.environ, local_rank, present, variables)
     if entry is not None:
-        os.environ.update(dict.fromkeys(variables, entry))
+        os.environ.update(_devices.visible_environment([entry]))
         _forget_count()
 
 

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable
-from types import TracebackType
-from typing import Any, TypeVar
-
-from monarch._mesh import replacements
 from monarch._mesh.actor import Actor
+from monarch._mesh.replacements import Replacement
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-class patch_actor:
+class patch_actor(Replacement):
     """While active, `spawn(name, Real, ...)` creates `Mock(...)`.
 
         with patch_actor(Database, FakeDatabase):
@@ -35,42 +27,8 @@ class patch_actor:
         for cls in (Real, Mock):
             if not isinstance(cls, type) or not issubclass(cls, Actor):
                 raise TypeError(f"patch_actor takes two subclasses of monarch.actor.Actor, got {cls!r}")
-        self._pair = (Real, Mock)
+        super().__init__((Real, Mock))
 
     def __repr__(self) -> str:
         real, mock = self._pair
         return f"patch_actor({real.__qualname__}, {mock.__qualname__})"
-
-    def __enter__(self) -> patch_actor:
-        replacements.add(self._pair)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        replacements.remove(self._pair)
-
-    async def __aenter__(self) -> patch_actor:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-    def __call__(self, function: F) -> F:
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def patched_async(*args: Any, **kwargs: Any) -> Any:
-                async with self:
-                    return await function(*args, **kwargs)
-
-            return patched_async  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return patched  # type: ignore[return-value]

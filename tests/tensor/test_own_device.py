@@ -42,7 +42,7 @@ def test_both_vendors_are_told_in_their_own_variables(
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(_devices, "count", lambda: 4)
-    monkeypatch.setattr(_devices, "visible_variables", lambda: variables)
+    monkeypatch.setattr(_devices.vendors, "vendor", lambda: "hip" if variables is HIP else "cuda")
     own_device.take(6)
     assert {name: os.environ[name] for name in variables} == dict.fromkeys(variables, "2")
     assert "ROCR_VISIBLE_DEVICES" not in os.environ

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
-from monarch.actor import Actor, ProcMesh, replace_actor, restore_actor
+from monarch.actor import Actor, ProcMesh, Replacement
 from monarch.tensor.simulator.simulator import Simulator
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-class patch_tensor_engine:
+class patch_tensor_engine(Replacement):
     """While active, actors of class `ActorClass` that are spawned activate simulated meshes.
 
         with patch_tensor_engine(Trainer):
@@ -39,44 +34,10 @@ class patch_tensor_engine:
             "__qualname__": f"{ActorClass.__qualname__}[simulated]",
             "__doc__": ActorClass.__doc__,
         }
-        self._pair = (ActorClass, type(f"{ActorClass.__name__}_simulated", (ActorClass,), body))
+        super().__init__((ActorClass, type(f"{ActorClass.__name__}_simulated", (ActorClass,), body)))
 
     def __repr__(self) -> str:
         return f"patch_tensor_engine({self._pair[0].__qualname__})"
-
-    def __enter__(self) -> patch_tensor_engine:
-        replace_actor(self._pair)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        restore_actor(self._pair)
-
-    async def __aenter__(self) -> patch_tensor_engine:
-        return self.__enter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
-
-    def __call__(self, function: F) -> F:
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def patched_async(*args: Any, **kwargs: Any) -> Any:
-                async with self:
-                    return await function(*args, **kwargs)
-
-            return patched_async  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def patched(*args: Any, **kwargs: Any) -> Any:
-            with self:
-                return function(*args, **kwargs)
-
-        return patched  # type: ignore[return-value]
 
 
 def simulated(procs: ProcMesh) -> Simulator:
