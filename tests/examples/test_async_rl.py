@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.examples.running import EXAMPLES, run_program
 
 
 @pytest.mark.procs
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
 def test_async_rl_learns(tmp_path: Path) -> None:
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "async_rl.py"), "--generators", "2", "--steps", "200"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    done = run_program(EXAMPLES / "async_rl.py", "--generators", "2", "--steps", "200", cwd=tmp_path)
     assert done.stderr == ""
     head, *parts, last = done.stdout.splitlines()
     assert head == "4 tensors, 3344 bytes, path: process_vm"

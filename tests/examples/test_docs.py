@@ -5,16 +5,13 @@ A block whose fence says ```python no-run is left out.
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT = 120
+from tests.examples.running import ROOT, run_program
+
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^`]*)")
 
 
@@ -68,14 +65,4 @@ WITH_PYTHON = [page for page in PAGES if program(page.read_text()).strip()]
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_md.py"
     script.write_text(program(page.read_text()))
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 0, f"{page.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    run_program(script, cwd=tmp_path)

@@ -5,41 +5,22 @@ from __future__ import annotations
 import ast
 import importlib.util
 import io
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = ROOT / "examples"
-TIMEOUT = 120
+from tests.examples.running import EXAMPLES, read_notebook, run_notebook, run_program
 
 pytestmark = pytest.mark.procs
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
 
 
-def environment() -> dict[str, str]:
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    return os.environ | {"PYTHONPATH": path}
-
-
 def run(name: str, *arguments: str, cwd: Path) -> list[str]:
     """The lines the example prints; fails when it does not end well."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
-    assert done.returncode == 0, f"{name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    done = run_program(EXAMPLES / name, *arguments, cwd=cwd)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout.splitlines()
 
@@ -190,13 +171,6 @@ def pretend_accelerators(ddp: ModuleType, monkeypatch: pytest.MonkeyPatch, count
     monkeypatch.setattr(ddp.torch.accelerator, "device_count", lambda: count)
 
 
-def notebook() -> Any:
-    nbformat = pytest.importorskip("nbformat", reason="the notebook tests need nbformat")
-    sheet = nbformat.read(EXAMPLES / "ddp.ipynb", as_version=4)
-    nbformat.validate(sheet)
-    return sheet
-
-
 def definitions(source: str) -> dict[str, str]:
     """The classes and functions at the top of a program, without regard to their layout."""
     tree = ast.parse(source)
@@ -204,7 +178,7 @@ def definitions(source: str) -> dict[str, str]:
 
 
 def test_the_notebook_defines_what_the_script_defines() -> None:
-    cells = [cell for cell in notebook().cells if cell.cell_type == "code"]
+    cells = [cell for cell in read_notebook("ddp.ipynb").cells if cell.cell_type == "code"]
     # Cells with a top-level `await` are no modules, and define nothing.
     twins = definitions("\n".join(cell.source for cell in cells if "await " not in cell.source))
     assert set(twins) == {"Settings", "train_and_validation_text", "GPT", "Trainer"}
@@ -213,25 +187,14 @@ def test_the_notebook_defines_what_the_script_defines() -> None:
 
 
 def test_the_notebook_is_kept_without_outputs() -> None:
-    kept = [cell.id for cell in notebook().cells if cell.cell_type == "code" and cell.outputs]
+    kept = [cell.id for cell in read_notebook("ddp.ipynb").cells if cell.cell_type == "code" and cell.outputs]
     assert kept == []
 
 
 @needs_torch
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
-    pytest.importorskip("ipykernel", reason="the notebook tests need nbclient and ipykernel")
-    monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
-    sheet = notebook()
-    client = nbclient.NotebookClient(
-        sheet, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
-    shown = {
-        cell.id: "".join(o.text for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
-        for cell in sheet.cells
-        if cell.cell_type == "code"
-    }
+    streams = run_notebook("ddp.ipynb", tmp_path, monkeypatch)
+    shown = {cell: "".join(o.text for o in outputs if o.name == "stdout") for cell, outputs in streams.items()}
     assert shown["spawn"].startswith("4 ranks on cpu, a GPT of ")
     told = re.search(r"^train loss (\S+) -> (\S+)$", shown["train"], re.MULTILINE)
     assert told and float(told[2]) < float(told[1]) - 1, shown["train"]

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.examples.running import EXAMPLES, read_notebook, run_notebook, run_program
+
 pytest.importorskip("torch")
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.procs
 
 
 def run(name: str, *arguments: str, cwd: Path) -> str:
-    path = os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p)
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / name), *arguments],
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, f"{name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    done = run_program(EXAMPLES / name, *arguments, cwd=cwd)
     assert not done.stderr.strip(), done.stderr
     return done.stdout
 
@@ -57,21 +45,10 @@ def test_the_tour_prints_a_line_for_every_stop(tmp_path: Path) -> None:
 
 
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
-    nbformat = pytest.importorskip("nbformat", reason="the notebook tests need nbformat")
-    pytest.importorskip("ipykernel", reason="the notebook tests need nbclient and ipykernel")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH", "")) if p))
-    sheet = nbformat.read(ROOT / "examples" / "tensors.ipynb", as_version=4)
+    sheet = read_notebook("tensors.ipynb")
     assert not any(cell.outputs for cell in sheet.cells if cell.cell_type == "code")  # kept without
-    client = nbclient.NotebookClient(
-        sheet, timeout=120, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}
-    )
-    client.execute()
-    shown = {
-        cell.id: "".join(o.text for o in cell.outputs if o.output_type == "stream")
-        for cell in sheet.cells
-        if cell.cell_type == "code"
-    }
+    streams = run_notebook("tensors.ipynb", tmp_path, monkeypatch)
+    shown = {cell: "".join(o.text for o in outputs) for cell, outputs in streams.items()}
     assert shown["activate"] == "('dp',) 2\n"
     assert "size=(32, 8)" in shown["model"]
     told = re.fullmatch(r"loss (\S+) -> (\S+)\n", shown["train"])
