@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +15,9 @@ from typing import Any
 import pytest
 
 import monarch.actor
-from monarch.actor import Actor, ProcMesh, endpoint, this_host
+from monarch.actor import Actor, HostMesh, ProcMesh, endpoint, this_host
 from monarch.rdma import RDMAAction, RDMABuffer
+from tests.procs.test_hosts import Hosts
 
 TIMEOUT = 30
 
@@ -207,3 +210,24 @@ def held() -> Any:
 def thread_states(pid: int) -> list[str]:
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
+
+
+@contextmanager
+def hosts_in(cwd: Path) -> Iterator[Hosts]:
+    """Workers as hosts of this machine, their sockets in a folder with a short name."""
+    folder = Path(tempfile.mkdtemp(prefix="mnr"))
+    hosts = Hosts(folder, cwd)
+    try:
+        yield hosts
+    finally:
+        hosts.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[HostMesh]:
+    """Two hosts on this machine."""
+    with hosts_in(tmp_path) as hosts:
+        mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
+        yield mesh
+        mesh.shutdown().get(TIMEOUT)

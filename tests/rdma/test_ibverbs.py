@@ -11,10 +11,8 @@ import importlib
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -33,7 +31,6 @@ from monarch.rdma.backends.ibverbs_choice import Gid
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
 from monarch.rdma.backends.ibverbs_messages import End
 from monarch.rdma.backends.ibverbs_queue import Request
-from tests.procs.test_hosts import Hosts
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 
 TIMEOUT = 30
@@ -113,19 +110,6 @@ class Side(Actor):
 
 def call(endpoint: Any, *args: Any) -> Any:
     return endpoint.call_one(*args).get(TIMEOUT)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[HostMesh]:
-    folder = Path(tempfile.mkdtemp(prefix="mnv"))
-    hosts = Hosts(folder, tmp_path)
-    mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
-    try:
-        yield mesh
-    finally:
-        mesh.shutdown().get(TIMEOUT)
-        hosts.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

@@ -5,11 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import select
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +15,6 @@ from monarch.config import configure
 from monarch.rdma import RDMABuffer
 from monarch.rdma.backends import nixl_agent
 from monarch.rdma.backends.nixl_agent import NoAgentError
-from tests.procs.test_hosts import Hosts
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -105,19 +100,6 @@ class Side(Actor):
 
 def call(endpoint: Any, *args: Any) -> Any:
     return endpoint.call_one(*args).get(TIMEOUT)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[HostMesh]:
-    folder = Path(tempfile.mkdtemp(prefix="mnx"))
-    hosts = Hosts(folder, tmp_path)
-    mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
-    try:
-        yield mesh
-    finally:
-        mesh.shutdown().get(TIMEOUT)
-        hosts.close()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sides(two: HostMesh) -> tuple[Any, Any]:

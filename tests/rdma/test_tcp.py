@@ -7,13 +7,10 @@ import ctypes
 import mmap
 import os
 import select
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
@@ -61,7 +58,7 @@ from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory, memory_of
 from monarch.rdma.registry import Region, registry
 from monarch.rdma.transfer import Transfer
-from tests.procs.test_hosts import Hosts
+from tests.rdma.conftest import hosts_in
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -990,25 +987,6 @@ class Reader(Actor):
 
 def call(endpoint: Any, *args: Any) -> Any:
     return endpoint.call_one(*args).get(TIMEOUT)
-
-
-@contextmanager
-def hosts_in(cwd: Path) -> Iterator[Hosts]:
-    folder = Path(tempfile.mkdtemp(prefix="mnr"))
-    hosts = Hosts(folder, cwd)
-    try:
-        yield hosts
-    finally:
-        hosts.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[HostMesh]:
-    with hosts_in(tmp_path) as hosts:
-        mesh = hosts.attach(hosts.start_tcp(), hosts.start_tcp())
-        yield mesh
-        mesh.shutdown().get(TIMEOUT)
 
 
 def pair(two: HostMesh, parallelism: int = 2) -> tuple[Any, Any]:
