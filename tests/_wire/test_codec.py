@@ -128,7 +128,7 @@ def test_the_fast_ways_give_the_same(value: Any) -> None:
         2**200,
         "\ud800",
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_types_that_programs_send(value: Any) -> None:
     arrived = there(value)
