@@ -153,7 +153,7 @@ def tree(folder: Path, files: dict[str, str]) -> Path:
         ("_wire/a.py", "async def f():\n    from .. import _mesh", "2: _wire may not import _mesh"),
         (
             "_runtime/a.py",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from monarch._mesh.actor import Actor",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from monarch._mesh.actors.actor import Actor",
             "3: _runtime may not import _mesh",
         ),
         (
@@ -189,7 +189,7 @@ def test_imports_from_the_left_are_not_reported(tmp_path: Path) -> None:
         "config/a.py": "import os, json\nfrom monarch._errors import E\nfrom . import b\nfrom .b import c",
         "_wire/transport/unix.py": "from .base import Base\nfrom ...config import settings",
         "_mesh/a.py": "from monarch import _errors, config, _shape, _wire, _runtime",
-        "actor/__init__.py": "from monarch._mesh.actor import Actor\nfrom monarch._runtime import port",
+        "actor/__init__.py": "from monarch._mesh.actors.actor import Actor\nfrom monarch._runtime import port",
         "rdma/a.py": "from monarch.actor import Actor\nfrom monarch import config, _errors\nfrom .b import c",
         "branch.py": "import monarch.actor\nimport monarchy",
         "timer.py": "from monarch.tensor.timing import a",

@@ -270,13 +270,13 @@ def hosts(params: Params) -> dict[str, Any]:
 
 def start_worker(secret: bytes) -> Any:
     """A host's agent, as `hosts_from_config` starts it."""
-    from monarch._mesh import agent_start
-    from monarch._mesh.rundir import make_directory
+    from monarch._mesh.start import agent_process
+    from monarch._mesh.start.run_directory import make_directory
 
     directory = make_directory()
-    given = agent_start.Credentials(secret)
-    return agent_start.start(
-        agent_start.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given)
+    given = agent_process.Credentials(secret)
+    return agent_process.start(
+        agent_process.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given)
     )
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from monarch._mesh.actor import Actor
-from monarch._mesh.endpoint import endpoint
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.endpoint import endpoint
 
 
 class LogLevel(Actor):

@@ -7,9 +7,9 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from monarch._mesh import replacements
-from monarch._mesh.actor import Actor
-from monarch._mesh.endpoint import endpoint
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.endpoint import endpoint
+from monarch._mesh.meshes import replacements
 from monarch._runtime.context import here
 
 
@@ -39,7 +39,7 @@ class SetupActor(Actor):
     def run_plain(self, function: Callable[[], Any]) -> None:
         import asyncio  # loaded already: this actor has a loop
 
-        from monarch._mesh.async_behaviour import hidden_loop
+        from monarch._mesh.actors.async_behaviour import hidden_loop
 
         with hidden_loop(asyncio.get_running_loop()):
             function()

@@ -22,20 +22,9 @@ from monarch._errors import (
     UnhandledFaultError,
     WorkspaceError,
 )
-from monarch._mesh.actor import Actor
-from monarch._mesh.actor_mesh import Accumulator, ActorMesh, as_endpoint
-from monarch._mesh.behaviour import UndeliverableMessageEnvelope
-from monarch._mesh.claiming import Receivers, lives_here, own_key, reduce_for
-from monarch._mesh.client import shutdown_context
-from monarch._mesh.context import (
-    Context,
-    bind_context,
-    context,
-    current_actor_name,
-    current_rank,
-    current_size,
-)
-from monarch._mesh.endpoint import (
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.behaviour import UndeliverableMessageEnvelope
+from monarch._mesh.actors.endpoint import (
     Endpoint,
     EndpointProperty,
     NotAnEndpoint,
@@ -43,22 +32,32 @@ from monarch._mesh.endpoint import (
     endpoint,
     send,
 )
-from monarch._mesh.host_mesh import BootstrapCommand, HostMesh, default_bootstrap_cmd, this_host, this_proc
-from monarch._mesh.legacy import local_proc_mesh, proc_mesh
-from monarch._mesh.plugins import default_fault_hook as unhandled_fault_hook
-from monarch._mesh.proc_mesh import (
+from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
+from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.failures.restart_policy import RestartPolicy
+from monarch._mesh.failures.wait_graph import WaitGraph, wait_graph
+from monarch._mesh.meshes.actor_mesh import Accumulator, ActorMesh, as_endpoint
+from monarch._mesh.meshes.host_mesh import BootstrapCommand, HostMesh, default_bootstrap_cmd, this_host, this_proc
+from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
+from monarch._mesh.meshes.proc_mesh import (
     ProcMesh,
     get_active_proc_meshes,
     register_proc_mesh_spawn_callback,
     unregister_proc_mesh_spawn_callback,
 )
-from monarch._mesh.replacements import Replacement
-from monarch._mesh.restarts import RestartPolicy
-from monarch._mesh.singletons import get_or_spawn_controller, process_service
-from monarch._mesh.supervision import MeshFailure
-from monarch._mesh.transports import attach, enable_transport
-from monarch._mesh.value_mesh import ValueMesh
-from monarch._mesh.waits import WaitGraph, wait_graph
+from monarch._mesh.meshes.replacements import Replacement
+from monarch._mesh.plugins import default_fault_hook as unhandled_fault_hook
+from monarch._mesh.process.client import shutdown_context
+from monarch._mesh.process.context import (
+    Context,
+    bind_context,
+    context,
+    current_actor_name,
+    current_rank,
+    current_size,
+)
+from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
+from monarch._mesh.start.transports import attach, enable_transport
 from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, when_ready
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.loop import start_thread
@@ -67,6 +66,7 @@ from monarch._runtime.returns_future import returns_future
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
+from monarch._shape.value_mesh import ValueMesh
 from monarch._shape.view import MeshTrait
 from monarch._wire.codec import importable
 from monarch._wire.ids import ActorAddr, ProcId, Uid
@@ -75,13 +75,13 @@ from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
-    from monarch._mesh.attach import attach_to_workers, hosts_from_config
-    from monarch._mesh.streams import open_stream, serve_streams, stream_obstacle
-    from monarch._mesh.worker import (
+    from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.start.worker import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
         start_worker_loop_forever,
     )
+    from monarch._mesh.streams import open_stream, serve_streams, stream_obstacle
 
 __all__ = [
     "Accumulator",
@@ -181,11 +181,11 @@ _LATER = {
     "open_stream": "monarch._mesh.streams",
     "serve_streams": "monarch._mesh.streams",
     "stream_obstacle": "monarch._mesh.streams",
-    "attach_to_workers": "monarch._mesh.attach",
-    "hosts_from_config": "monarch._mesh.attach",
-    "run_worker_loop_forever": "monarch._mesh.worker",
-    "run_worker_loop_until_shutdown": "monarch._mesh.worker",
-    "start_worker_loop_forever": "monarch._mesh.worker",
+    "attach_to_workers": "monarch._mesh.meshes.attach",
+    "hosts_from_config": "monarch._mesh.meshes.attach",
+    "run_worker_loop_forever": "monarch._mesh.start.worker",
+    "run_worker_loop_until_shutdown": "monarch._mesh.start.worker",
+    "start_worker_loop_forever": "monarch._mesh.start.worker",
 }
 
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch._mesh.endpoint import concurrent_endpoint
+from monarch._mesh.actors.endpoint import concurrent_endpoint
 
 __all__ = ["concurrent_endpoint"]

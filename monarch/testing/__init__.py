@@ -11,12 +11,12 @@ fixtures   the same for pytest
 
 from __future__ import annotations
 
-from monarch._wire.transport.inproc import Network
 from monarch.testing.clock import VirtualClock
 from monarch.testing.cluster import InProcessCluster, UnsupervisedFailure
 from monarch.testing.leaks import LeakError, check_leaks
 from monarch.testing.local import Local
 from monarch.testing.mock import patch_actor
+from monarch.testing.network import Network
 from monarch.testing.sequencer import SequenceBroken, Sequencer
 
 __all__ = [

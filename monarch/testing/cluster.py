@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from monarch._mesh import context as contexts
-from monarch._mesh import singletons
-from monarch._mesh.actor_mesh import ActorMesh
-from monarch._mesh.agent_start import Credentials
-from monarch._mesh.attach import AttachedHosts
-from monarch._mesh.host_mesh import HostMesh, host_mesh_of
-from monarch._mesh.proc_mesh import ProcMesh
-from monarch._mesh.supervision import MeshFailure
+from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.meshes.actor_mesh import ActorMesh
+from monarch._mesh.meshes.attach import AttachedHosts
+from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
+from monarch._mesh.meshes.proc_mesh import ProcMesh
+from monarch._mesh.process import context as contexts
+from monarch._mesh.process import named_actors
+from monarch._mesh.start.agent_process import Credentials
 from monarch._runtime.context import current, forget_root, home, set_home, set_root
 from monarch._runtime.future import All, Slot
 from monarch._runtime.instance import Instance
@@ -33,11 +33,11 @@ from monarch._wire import message
 from monarch._wire.address import AGENT, CLIENT, agent_at, host_of
 from monarch._wire.ids import new_id
 from monarch._wire.message import Envelope, Shutdown, encode_extent
-from monarch._wire.transport.inproc import Network, Sent
 from monarch.config import settings
 from monarch.testing import local
 from monarch.testing.clock import VirtualClock
 from monarch.testing.hosts import Parting, Prefixes, Reach
+from monarch.testing.network import Network, Sent
 from monarch.testing.simulated import SimulatedAgent, SimulatedProc
 
 _TURN = 30.0  # real seconds until an I/O loop that does not turn is an error
@@ -138,7 +138,7 @@ class InProcessCluster:
         proc.mesh.fault = self._on_failure
         self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
         proc.root_name = self._root.unique
-        singletons.serve(proc)
+        named_actors.serve(proc)
         set_root(self._root)
         self._before = home()
         set_home(proc)
@@ -211,7 +211,7 @@ class InProcessCluster:
         forget_root(self._proc)
         contexts._clients.pop(id(self._root), None)
         for proc in (self._proc, *self._all_procs()):
-            singletons._made.pop(proc.address, None)
+            named_actors._made.pop(proc.address, None)
 
     # --- what tests use
 

@@ -12,16 +12,16 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._mesh.attach import Workers
-from monarch._mesh.routes import Routes
+from monarch._mesh.agent.routes import Routes
+from monarch._mesh.meshes.attach import Workers
 from monarch._runtime.loop import Loop
 from monarch._wire.address import agent_at, is_dialable
 from monarch._wire.ids import new_id
 from monarch._wire.linked import LinkConnection, limits_from
 from monarch._wire.message import LinkHello
 from monarch._wire.transport.base import DialFailed
-from monarch._wire.transport.inproc import InprocTransport, Network
 from monarch.config import settings
+from monarch.testing.network import InprocTransport, Network
 
 
 class Reach:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from monarch._mesh import client as clients
+from monarch._mesh.process import client as clients
 from monarch.config import settings
 
 _SEGMENTS = "/dev/shm"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch._mesh.actor import Actor
-from monarch._mesh.replacements import Replacement
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.meshes.replacements import Replacement
 
 
 class patch_actor(Replacement):

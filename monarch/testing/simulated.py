@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh import singletons
-from monarch._mesh.controller import MeshLayer
-from monarch._mesh.effects import Effect, Start
-from monarch._mesh.routes import Entrance, Link
-from monarch._mesh.steward import Steward
+from monarch._mesh.agent.base_host_agent import Steward
+from monarch._mesh.agent.effects import Effect, Start
+from monarch._mesh.agent.routes import Entrance, Link
+from monarch._mesh.process import named_actors
+from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._runtime.future import All
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.loop import Loop
@@ -45,9 +45,9 @@ from monarch._wire.message import (
 )
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.transport.base import Connection
-from monarch._wire.transport.inproc import InprocTransport, Network, Rule
 from monarch.config import settings
 from monarch.testing.hosts import Reach, SimulatedLinks
+from monarch.testing.network import InprocTransport, Network, Rule
 
 
 class ProcKilled(SystemExit):
@@ -310,7 +310,7 @@ class SimulatedAgent(Steward):
         proc = self._by_pid.pop(ended.pid, None)
         if proc is not None:
             del self.living[ended.address]
-            singletons._made.pop(ended.address, None)  # what a new process there does not know
+            named_actors._made.pop(ended.address, None)  # what a new process there does not know
             self._thaw(ended.address)
 
     def mesh_ended(self, mesh: str) -> None:
@@ -340,7 +340,7 @@ class SimulatedAgent(Steward):
         for proc in self.living.values():
             why = "was killed with its host agent" if power else "its machine has lost power"
             proc.kill(ProcEnded(proc.address, proc.pid, -SIGKILL, False, [], why, proc.incarnation))
-            singletons._made.pop(proc.address, None)
+            named_actors._made.pop(proc.address, None)
             self._thaw(proc.address)
         self.living.clear()
         self._by_pid.clear()

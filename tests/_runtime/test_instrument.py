@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from monarch._mesh.behaviour import Method
+from monarch._mesh.actors.behaviour import Method
 from monarch.actor import Actor, endpoint, get_meter, span, traced
 from monarch.config import configured
 

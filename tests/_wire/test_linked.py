@@ -17,10 +17,10 @@ from monarch._wire.frame import Frame
 from monarch._wire.linked import LinkConnection, LinkLimits, limits_from
 from monarch._wire.message import VERSION, Beat, Bye, HostEnded, LinkHello
 from monarch._wire.transport.base import ConnectionLost, DialFailed
-from monarch._wire.transport.inproc import InprocTransport, Network
 from monarch._wire.transport.stream import StreamConnection
 from monarch.config import configure, settings
 from monarch.testing import VirtualClock
+from monarch.testing.network import InprocTransport, Network
 
 TIMEOUT = 20.0
 A, B = "inproc:net/a", "inproc:net/b"

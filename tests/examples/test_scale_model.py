@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from monarch._mesh import tree
+from monarch._mesh.casts import tree
 
 ROOT = Path(__file__).resolve().parents[2]
 LATENCY = 100e-6

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from monarch._mesh.agent_start import AgentOptions, Credentials
-from monarch._mesh.host_links import HostLinks, Listening
-from monarch._mesh.routes import Routes
+from monarch._mesh.agent.host_links import HostLinks, Listening
+from monarch._mesh.agent.routes import Routes
+from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.context import home
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc

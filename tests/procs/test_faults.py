@@ -22,7 +22,7 @@ PRELUDE = """
     import asyncio, atexit, ctypes, os, queue, select, signal, sys, threading, time
     import monarch.actor
     from monarch.actor import Actor, Channel, UnhandledFaultError, endpoint, this_host
-    from monarch._mesh.faults import faults
+    from monarch._mesh.failures.main_thread import faults
 
     class A(Actor):
         @endpoint
@@ -635,8 +635,8 @@ def test_a_fault_after_one_that_was_handled_is_raised_again(programs: Any) -> No
 def test_who_keeps_the_exception_hears_of_the_next_fault_a_little_later(programs: Any) -> None:
     done = programs.run(
         """
-        import monarch._mesh.faults
-        monarch._mesh.faults._TOGETHER = 2.0
+        import monarch._mesh.failures.main_thread
+        monarch._mesh.failures.main_thread._TOGETHER = 2.0
         a = spawn()
         kept = []
         for number in range(2):

@@ -1035,7 +1035,7 @@ def test_hosts_from_config(scripts: Any) -> None:
     done = scripts.run(
         """
         import os
-        from monarch._mesh.attach import hosts_from_config
+        from monarch._mesh.meshes.attach import hosts_from_config
         from monarch.actor import Actor, endpoint
 
         class Resident(Actor):

@@ -205,7 +205,7 @@ def test_a_get_that_blocks_is_interrupted(notebook: Notebook, aside: str) -> Non
 REPORT = "RuntimeError: on purpose"
 HEADING = "Unhandled monarch error on the root actor"
 HOOK = """
-    from monarch._mesh.faults import faults
+    from monarch._mesh.failures.main_thread import faults
     import monarch.actor
 
     told = threading.Semaphore(0)

@@ -1,6 +1,6 @@
 """Owners and what they own, across real processes: what ends with whom, in which order, and who is told.
 
-Every row of the tables, on simulated processes, is in `tests/_mesh/test_supervision_rows.py`.
+Every row of the tables, on simulated processes, is in `tests/_mesh/failures/test_ledger_rows.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What InProcessCluster promises beside running actors (for that: tests/_mesh/test_cluster_actors.py)."""
+"""What InProcessCluster promises beside running actors (for that: tests/_mesh/actors/test_cluster_actors.py)."""
 
 from __future__ import annotations
 

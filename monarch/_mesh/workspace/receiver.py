@@ -10,8 +10,8 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
-from monarch._mesh.actor import Actor
-from monarch._mesh.endpoint import endpoint
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.endpoint import endpoint
 from monarch._mesh.workspace.delta import BLOCK, Piece, block_digest, signature
 from monarch._mesh.workspace.manifest import Manifest, RefusedPath, digest
 from monarch._mesh.workspace.scan import scan

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from monarch._errors import WorkspaceError
-from monarch._mesh.actor import Actor
-from monarch._mesh.endpoint import endpoint
-from monarch._mesh.proc_mesh import ProcMesh
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.endpoint import endpoint
+from monarch._mesh.meshes.proc_mesh import ProcMesh
 from monarch._runtime.context import here
 from monarch._shape.extent import Point
 from monarch._wire.address import host_of

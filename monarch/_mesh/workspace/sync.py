@@ -10,7 +10,7 @@ from collections.abc import Collection, Coroutine, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import WorkspaceError
-from monarch._mesh.proc_mesh import ProcMesh, get_active_proc_meshes
+from monarch._mesh.meshes.proc_mesh import ProcMesh, get_active_proc_meshes
 from monarch._mesh.workspace.conda import Relocated, active_prefix
 from monarch._mesh.workspace.manifest import OTHER, Manifest, RefusedPath, compare, digest, parts
 from monarch._mesh.workspace.receiver import Receiver, Root, Taken
@@ -21,7 +21,7 @@ from monarch._runtime.future import Future
 from monarch._shape.extent import Point
 
 if TYPE_CHECKING:
-    from monarch._mesh.host_mesh import HostMesh
+    from monarch._mesh.meshes.host_mesh import HostMesh
 
 logger = logging.getLogger("monarch")
 

@@ -1,0 +1,1 @@
+"""The class users derive from, its endpoints, and how a running actor handles messages."""

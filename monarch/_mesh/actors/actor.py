@@ -1,0 +1,92 @@
+"""Actor: the class users derive from. How a running one handles its messages is in `behaviour`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from monarch._mesh.actors.endpoint import EndpointProperty
+from monarch._mesh.failures.ledger import MeshFailure
+from monarch._shape.view import MeshTrait
+
+if TYPE_CHECKING:
+    from monarch._mesh.actors.behaviour import UndeliverableMessageEnvelope
+
+
+class Actor(MeshTrait):
+    """Base of every actor class. An instance lives in one process, on a thread of its own, and handles one message at a time.
+
+    `__init__` takes the arguments of `spawn` and runs on that thread before any endpoint. An actor with at least one
+    `async def` endpoint has an asyncio loop there; its plain endpoints run on the same thread with no loop visible.
+
+    Hooks: `__cleanup__(self, exc)` runs once when the actor stops or fails after construction (`exc` None on an ordinary
+    stop), limited by the setting `cleanup_timeout`; `__supervise__(self, failure)` is told of failures of the meshes
+    this actor spawned and returns whether it handled them; `_handle_undeliverable_message(self, envelope)` whether it
+    handled the loss of a port message of its own; `__restarted__(self, failure)` runs after `__init__`, before any message,
+    in an actor that takes the place of one that ended. Each may be `async def` in an actor that has a loop.
+    """
+
+    @functools.cached_property
+    def logger(self) -> logging.Logger:
+        """A logger named after the class, level DEBUG."""
+        logger = logging.getLogger(type(self).__name__)
+        logger.setLevel(logging.DEBUG)
+        return logger
+
+    def __cleanup__(self, exc: Exception | None) -> Any:
+        """Called once at the end; see the class."""
+
+    def __supervise__(self, failure: MeshFailure) -> Any:
+        """Called for a failure of a mesh this actor spawned; a true result means handled."""
+        return False
+
+    def __restarted__(self, failure: MeshFailure) -> Any:
+        """Called after `__init__`, before any message, when this actor takes the place of one that ended with `failure` (of
+        its own rank or, under a policy that restarts several, of another): the place to load its state again. What it
+        raises is a failure of this actor."""
+
+    def _handle_undeliverable_message(self, envelope: UndeliverableMessageEnvelope) -> Any:
+        """Called when a port message of this actor could not be delivered; a true result means handled."""
+        return False
+
+    @property
+    def _ndslice(self) -> NoReturn:
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
+
+    @property
+    def _labels(self) -> NoReturn:
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
+
+    def _new_with_shape(self, shape: Any) -> NoReturn:
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
+
+    @property
+    def initialized(self) -> Any:
+        raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
+
+    def stop(self, reason: str = "") -> Any:
+        raise NotImplementedError(
+            "actor implementations are not meshes: use context().actor_instance.stop() to stop this actor"
+        )
+
+
+_HOOKS = ("__cleanup__", "__supervise__", "__restarted__", "_handle_undeliverable_message")
+
+
+def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
+    """The endpoints of an actor class, inherited ones included, by name."""
+    found = {}
+    for name in dir(cls):
+        attribute = inspect.getattr_static(cls, name, None)
+        if isinstance(attribute, EndpointProperty):
+            found[name] = attribute
+    return found
+
+
+def needs_loop(cls: type) -> bool:
+    """Whether an actor of this class has an asyncio loop: an async endpoint or hook, or no endpoint at all."""
+    methods = [prop._method for prop in endpoints_of(cls).values()]
+    hooks = [getattr(cls, hook) for hook in _HOOKS]
+    return not methods or any(map(inspect.iscoroutinefunction, [*methods, *hooks]))

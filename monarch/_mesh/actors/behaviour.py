@@ -1,0 +1,304 @@
+"""How a running actor handles its messages: the actor's half of `_runtime.instance`.
+
+It decodes a message on the actor's own thread, finds the method, runs it and answers. Actors with an event loop have the
+twin of this in `async_behaviour`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from monarch._errors import MessageTooLargeError, format_remote
+from monarch._mesh import plugins
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.endpoint import KEEP, EndpointProperty
+from monarch._mesh.failures import ledger
+from monarch._mesh.failures.ledger import MeshFailure
+from monarch._runtime import instrument
+from monarch._runtime.context import Current, current
+from monarch._runtime.driver import CleanupTooLong
+from monarch._runtime.instance import Delivery, Instance, Leave
+from monarch._runtime.port import Port, SinkPort
+from monarch._runtime.replies import encode_error
+from monarch._wire import codec
+from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure
+
+_FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
+
+
+class UndeliverableMessageEnvelope:
+    """A message that could not be delivered, for `_handle_undeliverable_message`."""
+
+    def __init__(self, bounced: Bounced) -> None:
+        self._bounced = bounced
+
+    def sender(self) -> str:
+        return self._bounced.sender
+
+    def dest(self) -> str:
+        return self._bounced.dest
+
+    def error_msg(self) -> str:
+        return self._bounced.error
+
+    def report(self) -> str:
+        b = self._bounced
+        to = "for" if b.what != b.dest else "to"
+        return f"undeliverable message {to} {b.what}\n  sender: {b.sender}\n  dest: {b.dest}\n  error: {b.error}"
+
+    def __repr__(self) -> str:
+        return f"<undeliverable {self._bounced.what} to {self._bounced.dest}>"
+
+
+class Method:
+    """A method as messages name it."""
+
+    __slots__ = ("concurrent", "explicit", "fn", "is_async")
+
+    def __init__(self, actor: Any, name: str) -> None:
+        attribute = inspect.getattr_static(type(actor), name, None)
+        prop = attribute if isinstance(attribute, EndpointProperty) else None
+        self.fn: Callable[..., Any] = getattr(actor, name)
+        self.explicit = prop is not None and prop._user_port
+        self.concurrent = prop is not None and prop._concurrent
+        self.is_async = inspect.iscoroutinefunction(self.fn)
+        if prop is not None and prop._instrument:
+            self.fn = instrument.instrumented(self.fn, name)
+
+
+class ActorBehaviour:
+    """See `_runtime.instance.Behaviour`. `load` decodes (class, args, kwargs, proc mesh, creator) on the actor's thread."""
+
+    is_async = False
+
+    def __init__(self, instance: Instance, load: Callable[[], Any], display: str, mesh_name: str) -> None:
+        self.instance = instance
+        self.display = display
+        self.mesh_name = mesh_name
+        self.actor: Any = None
+        self.cls: type | None = None
+        self.proc_mesh: Any = None
+        self.creator: Any = None
+        self._load = load
+        self._methods: dict[str, Method] = {}
+
+    # --- life
+
+    def construct(self) -> None:
+        self.cls, args, kwargs, self.proc_mesh, self.creator = self._load()
+        del self._load
+        assert self.cls is not None
+        self.actor = self.cls(*args, **kwargs)
+
+    def restarted(self) -> Any:
+        """Tells an actor that took the place of another why that one ended; perhaps an awaitable."""
+        replaced = self.instance.replaced
+        if replaced is None:
+            return None
+        with self._no_loop_for(self.actor.__restarted__):
+            return self.actor.__restarted__(MeshFailure(replaced))
+
+    def cleanup(self, cause: Exception | None) -> Any:
+        with self._no_loop_for(self.actor.__cleanup__):
+            return self.actor.__cleanup__(cause)
+
+    async def settle_tasks(self) -> None:
+        """Nothing runs beside an actor without a loop."""
+
+    # --- messages
+
+    def handle(self, delivery: Delivery) -> None:
+        """Runs a message of an actor without a loop."""
+        call = delivery.call
+        current.set(Current(self.instance, call.rank, call.view, call))
+        method: Method | None = None
+        try:
+            method = self._methods.get(call.method) or self._find(call.method)
+            args, kwargs = delivery.arguments()
+            if method.is_async:
+                raise TypeError(
+                    f"{call.method} is async, and this actor has no event loop to run on: it has no async endpoint"
+                )
+            if method.explicit:
+                result = method.fn(self._response_port(delivery), *args, **kwargs)
+            else:
+                result = method.fn(*args, **kwargs)
+        except Exception as exc:
+            self._raised(delivery, exc, method)
+        else:
+            if call.port and not method.explicit:
+                self._reply(delivery, result)
+
+    async def handle_async(self, delivery: Delivery) -> None:
+        raise NotImplementedError("an actor without a loop")
+
+    def _find(self, name: str) -> Method:
+        if not hasattr(type(self.actor), name):
+            raise AttributeError(
+                f"actor class {type(self.actor).__qualname__} has no method {name!r} in this process: is its module the "
+                f"same version here as where the call was made?"
+            )
+        method = self._methods[name] = Method(self.actor, name)
+        return method
+
+    def _response_port(self, delivery: Delivery) -> Port[Any]:
+        call, instance = delivery.call, self.instance
+        if not call.port:
+            return SinkPort(instance.proc, "", 0)
+        once = call.adverb == 0
+        port: Port[Any] = Port(instance.proc, delivery.back, call.port, rank=call.rank, once=once)
+        port.return_undeliverable = False
+        waiting = (delivery.back, call.port, call.rank)
+        instance.open_ports.add(waiting)
+        port._on_used = lambda: instance.open_ports.discard(waiting)
+        return port
+
+    def _reply(self, delivery: Delivery, result: Any) -> None:
+        if delivery.call.adverb == KEEP:
+            _keep(delivery, result, None)
+            result = None
+        try:
+            body, buffers = codec.encode_value(result)
+            self.instance.proc.check_size(body, buffers)
+        except Exception as exc:
+            self._reply_error(delivery, exc)
+            return
+        instance = self.instance
+        # With more messages waiting, answers are written a few at a time.
+        lazy = _FLOOD if instance.mailbox.messages else 0.0
+        instance.proc.reply(delivery, VALUE, body, buffers, lazy)
+
+    def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
+        call = delivery.call
+        if call.adverb == KEEP:
+            _keep(delivery, None, exc)
+        if getattr(exc, "_as_it_is", False):
+            self.instance.proc.reply(delivery, RAISED, *codec.encode(exc))
+            return
+        where = f"Actor call {self.instance.name}.{call.method} failed."
+        formatted = format_remote(exc)
+        body, buffers = encode_error(exc, where, formatted)
+        proc = self.instance.proc
+        try:
+            proc.check_size(body, buffers)
+        except MessageTooLargeError:
+            body, buffers = encode_error(RuntimeError("the exception is too large to send"), where, formatted[:100_000])
+        proc.reply(delivery, ERROR, body, buffers)
+
+    def _raised(self, delivery: Delivery, exc: Exception, method: Method | None) -> None:
+        """An endpoint raised: its caller is told, or, when nobody waits, the actor fails."""
+        if delivery.call.port and not (method is not None and method.explicit):
+            self._reply_error(delivery, exc)
+        else:
+            raise self._fatal(exc, delivery.call.method)
+
+    def _fatal(self, exc: BaseException, doing: str) -> Leave:
+        failure = self.describe_failure(exc, doing)
+        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+
+    # --- failures
+
+    def supervise(self, failure: MeshFailure) -> Any:
+        """Asks the actor; returns Leave (or an awaitable of it) when it did not handle the failure."""
+        if type(self.actor).__supervise__ is Actor.__supervise__:
+            return self._unhandled(failure)
+        try:
+            with self._no_loop_for(self.actor.__supervise__):
+                handled = self.actor.__supervise__(failure)
+        except BaseException as exc:
+            return self._unhandled(failure, exc)
+        if inspect.isawaitable(handled):
+            return self._supervised_later(handled, failure)
+        return None if handled else self._unhandled(failure)
+
+    async def _supervised_later(self, handled: Any, failure: MeshFailure) -> Leave | None:
+        try:
+            return None if await handled else self._unhandled(failure)
+        except BaseException as exc:
+            if self.instance.end is not None:  # it was cancelled, because the actor ends
+                raise
+            return self._unhandled(failure, exc)
+
+    def _unhandled(self, child: MeshFailure, exc: BaseException | None = None) -> Leave:
+        instance = self.instance
+        failure = ledger.unhandled_child(
+            self.display,
+            child,
+            instance.key,
+            self.mesh_name,
+            instance.rank,
+            None if exc is None else f"actor explicitly aborted due to: {format_remote(exc)}",
+        )
+        failure.incarnation, failure.passing = instance.incarnation, instance.passing
+        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+
+    def undeliverable(self, bounced: Bounced) -> Any:
+        """A message of this actor came back: asks the hook when there is a choice, else the actor fails."""
+        envelope = UndeliverableMessageEnvelope(bounced)
+        if not bounced.hook:
+            return self._fatal_text(envelope.report())
+        hook = self.actor._handle_undeliverable_message
+        try:
+            with self._no_loop_for(hook):
+                handled = hook(envelope)
+        except BaseException as exc:
+            return self._fatal(exc, "_handle_undeliverable_message")
+        if inspect.isawaitable(handled):
+            return self._undeliverable_later(handled)
+        return None
+
+    async def _undeliverable_later(self, handled: Any) -> Leave | None:
+        try:
+            await handled
+        except BaseException as exc:
+            if self.instance.end is not None:  # it was cancelled, because the actor ends
+                raise
+            return self._fatal(exc, "_handle_undeliverable_message")
+        return None
+
+    def _fatal_text(self, text: str) -> Leave:
+        failure = self._failure(text)
+        return Leave(failure.report, failure, RuntimeError(failure.report))
+
+    def describe_failure(self, exc: BaseException, doing: str) -> Failure:
+        if doing == "cleanup error":
+            cause = f"cleanup error: {exc if isinstance(exc, CleanupTooLong) else format_remote(exc)}"
+        elif isinstance(exc, Aborted):
+            cause = f"actor explicitly aborted due to: {exc}"
+        else:
+            cause = f"actor explicitly aborted due to: {format_remote(exc)}"
+        return self._failure(cause)
+
+    def _failure(self, cause: str) -> Failure:
+        instance = self.instance
+        failure = ledger.actor_failure(self.display, cause, instance.key, self.mesh_name, instance.rank)
+        failure.incarnation, failure.passing = instance.incarnation, instance.passing
+        return failure
+
+    def describe_stale(self) -> Failure:
+        """Of messages for an actor whose place this one has taken."""
+        instance = self.instance
+        return ledger.stale_failure(self.display, instance.key, self.mesh_name, instance.rank)
+
+    def describe_stop(self, reason: str) -> Failure:
+        instance = self.instance
+        failure = ledger.stopped_failure(self.display, reason, instance.key, self.mesh_name, instance.rank)
+        failure.passing = instance.making_room
+        return failure
+
+    def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+        """Hides the running loop from a plain hook of an actor that has one."""
+        return contextlib.nullcontext()
+
+
+class Aborted(Exception):
+    """`actor_instance.abort(reason)`."""
+
+
+def _keep(delivery: Delivery, result: Any, error: BaseException | None) -> None:
+    """The result, or exception, of a call with `rref` stays in this process, under a name that its caller knows."""
+    name = (delivery.back, delivery.call.sender, delivery.call.port)
+    plugins.branch("tensor.claims").keep(name, result, error)

@@ -1,0 +1,537 @@
+"""Endpoints: methods callable from afar, and how they are called (the adverbs).
+
+`@endpoint` makes a descriptor (EndpointProperty) on the class; the same name on an ActorMesh is an Endpoint with the
+adverbs. Arguments are checked and encoded, and the message is sent, before an adverb returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import random
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from monarch._mesh import plugins
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
+from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD
+from monarch._mesh.casts.sender import stamps
+from monarch._mesh.failures.ledger import process_failure
+from monarch._runtime.context import current, root
+from monarch._runtime.future import Future, check_timeout, make_future, running_loop
+from monarch._runtime.ordering import Receiver
+from monarch._runtime.port import Port
+from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
+from monarch._wire import codec
+from monarch._wire.frame import SMALL
+from monarch._wire.message import FAILED, Answer, Call, Cast, encode
+from monarch._wire.peer import PeerEnded
+from monarch.config import settings
+
+if TYPE_CHECKING:
+    from monarch._mesh.casts.plan import Parted
+    from monarch._mesh.meshes.actor_mesh import ActorMesh
+    from monarch._runtime.instance import Instance
+    from monarch._shape.value_mesh import ValueMesh
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+# Broadcasts to one process that follow each other within this time (seconds) are written several at once: nobody waits
+# for them. For calls it does not pay (docs/log.md).
+_FLOOD = 0.0003
+
+# Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
+CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
+
+# Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
+_HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
+
+
+class EndpointProperty(Generic[P, R]):
+    """What `@endpoint` leaves on the class. On `self` it is the plain method, callable here and now."""
+
+    def __init__(
+        self,
+        method: Callable[..., Any],
+        *,
+        propagate: Any = None,
+        explicit_response_port: bool = False,
+        instrument: bool = True,
+        concurrent: bool = False,
+        checked: bool = True,
+    ) -> None:
+        self._method = method
+        self._propagator = propagate
+        self._explicit_response_port = explicit_response_port or concurrent
+        self._user_port = explicit_response_port  # whether the method itself takes the port
+        self._instrument = instrument
+        self._concurrent = concurrent
+        self._checked = checked  # whether callers check arguments against the method's signature
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]  # any object will do
+
+    @overload
+    def __get__(self, obj: None, owner: Any = None) -> EndpointProperty[P, R]: ...
+    @overload
+    def __get__(self, obj: object, owner: Any = None) -> Callable[P, R]: ...
+    def __get__(self, obj: object | None, owner: Any = None) -> Any:
+        return self if obj is None else types.MethodType(self._method, obj)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {getattr(self._method, '__qualname__', self._method)}>"
+
+
+@overload
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+@overload
+def endpoint(
+    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
+) -> Callable[[Callable[..., Any]], EndpointProperty[Any, Any]]: ...
+def endpoint(
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """Makes a method of an Actor callable from other processes.
+
+    `explicit_response_port`: the method's first parameter after `self` is a Port for the answer, and its return value is
+    ignored. `propagate`: shape inference for `rref`. `instrument`: record a span for each call.
+    """
+
+    def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
+        if not callable(function):
+            raise TypeError(f"@endpoint decorates a method, got {function!r}")
+        return EndpointProperty(
+            function,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+        )
+
+    return decorate if method is None else decorate(method)
+
+
+def concurrent_endpoint(
+    method: Any = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
+    """An `async def` endpoint whose calls overlap: each runs as a task of the actor's loop.
+
+    Calls of one sender start in order. When the actor stops, tasks still running are cancelled and awaited before
+    `__cleanup__`. ValueError when it is not async, or stacked with `@endpoint`.
+    """
+
+    def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
+        if isinstance(function, EndpointProperty):
+            raise ValueError("concurrent_endpoint does not wrap @endpoint: use it alone")
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(f"concurrent_endpoint can only wrap async endpoints, and {function!r} is not async")
+        return EndpointProperty(
+            function,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+            concurrent=True,
+        )
+
+    return decorate if method is None else decorate(method)
+
+
+class NotAnEndpoint:
+    """A method of an actor class that is no endpoint, seen on its mesh. `as_endpoint` makes one of it."""
+
+    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self._mesh._class.__name__}.{self._name} is not annotated as an endpoint: decorate it with @endpoint, "
+            f"or call it as as_endpoint(mesh.{self._name}).call(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._mesh._class.__name__}.{self._name}, not an endpoint>"
+
+
+class _Arity:
+    """Checks arguments against a signature; the common case (positional only) without binding."""
+
+    __slots__ = ("_most", "_name", "_needed", "_signature", "_simple")
+
+    def __init__(self, method: Callable[..., Any], skip: int) -> None:
+        parameters = list(inspect.signature(method).parameters.values())[skip:]
+        self._name = getattr(method, "__qualname__", repr(method))
+        self._signature = inspect.Signature(parameters)
+        kinds = [p.kind for p in parameters]
+        self._simple = all(k is inspect.Parameter.POSITIONAL_OR_KEYWORD for k in kinds)
+        self._needed = sum(1 for p in parameters if p.default is inspect.Parameter.empty)
+        self._most = len(parameters)
+
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._simple and not kwargs and self._needed <= len(args) <= self._most:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise TypeError(f"{exc}: it is {self._name}{self._signature}") from None
+
+
+_arities: dict[tuple[Any, int], _Arity] = {}
+
+
+def _arity(method: Callable[..., Any], skip: int) -> _Arity:
+    key = (method, skip)
+    known = _arities.get(key)
+    if known is None:
+        if len(_arities) > 4096:
+            _arities.clear()
+        known = _arities[key] = _Arity(method, skip)
+    return known
+
+
+def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises TypeError when the arguments do not fit the class's constructor."""
+    _arity(cls.__init__, 1).check(args, kwargs)
+
+
+class Endpoint(Generic[P, R]):
+    """One endpoint of an actor mesh (or of a view of it), with the adverbs.
+
+    All adverbs: raise TypeError when the arguments do not fit, whatever pickling raises, MessageTooLargeError; nothing is
+    sent then. Messages from one actor to another are handled in the order they were sent, whatever adverb or view.
+    Beyond the bounds `outgoing_queue_bytes` and `mailbox_messages` a sender waits (BackpressureTimeout after
+    `message_delivery_timeout`); on the thread of a running event loop only `broadcast` and `send` wait, because awaiting
+    the Future of the others waits for delivery anyway.
+    """
+
+    __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
+
+    def __init__(self, mesh: ActorMesh[Any], name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
+        self._mesh = mesh
+        self._name = name
+        self._property = prop
+        self._timeout = timeout
+        self._arity: _Arity | None = None
+        self._target: Target | None = None
+        self._method = prop._method
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self._mesh._spec.name}.{self._name} of {len(self._mesh)} actors>"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise TypeError(
+            f"endpoint {self._name!r} is not callable itself: say how, with .call(...), .call_one(...), .broadcast(...), "
+            f".choose(...) or .stream(...)"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"endpoint {self._name!r} cannot be sent: send the mesh and take its endpoint there")
+
+    # --- adverbs
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+        """Runs on every rank; the Future gives a ValueMesh of the results once every rank has answered.
+
+        Raises ActorError of the lowest rank that raised, after all have answered; SupervisionError as soon as a rank
+        is known to have failed or stopped.
+        """
+        mesh = self._mesh
+        entry = Gather(self._target or self._make_target(), len(mesh._plan), mesh._gathered)
+        self._cast(entry, CALL, args, kwargs)
+        return make_future(entry)
+
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Runs on the only rank of a mesh of one; ValueError for any other size."""
+        count = len(self._mesh._plan)
+        if count != 1:
+            raise ValueError(
+                f"call_one requires exactly 1 actor, but mesh has {count}: use call(), choose(), or slice the mesh"
+            )
+        entry = OneReply(self._target or self._make_target())
+        self._cast(entry, CALL_ONE, args, kwargs)
+        return make_future(entry)
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Runs on one rank, uniformly at random for each call."""
+        rank = random.randrange(len(self._mesh._plan))
+        entry = OneReply(self._target or self._make_target(), rank)
+        self._cast(entry, CHOOSE, args, kwargs, only=rank)
+        return make_future(entry)
+
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R]:
+        """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives."""
+        count = len(self._mesh._plan)
+        entry = Queue(self._target or self._make_target(), count)
+        self._cast(entry, STREAM, args, kwargs)
+        return ValueStream(entry, count)
+
+    def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Runs on every rank; nobody waits. An exception there is a failure of that actor, told to its owner."""
+        self._cast(None, BROADCAST, args, kwargs)
+
+    def _reduce(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        fold: Callable[[list[Any]], Any],
+        combine: Callable[[Any, Any], Any] | str,
+    ) -> Future[Any]:
+        """`call` whose answers may be folded on their way; `fold` gets what is left of them in the order of ranks."""
+        mesh = self._mesh
+        entry = Gather(self._target or self._make_target(), len(mesh._plan), fold)
+        self._cast(entry, CALL, args, kwargs, combine=codec.encode(combine)[0])
+        return make_future(entry)
+
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """Runs on every rank; at once gives what the endpoint's `propagate` says of the results, with distributed
+        tensors in place of its tensors: each rank's own result, where it was made.
+
+        `propagate` is a function that gets the same arguments, with fake tensors among them, and returns what a call
+        returns; or "inspect", for what returns no tensor: then this is None. The actors have to be in the processes of
+        the tensors (of the active mesh, without any): ValueError otherwise. NotImplementedError without `propagate`. An
+        exception of the endpoint is raised, as RemoteException, by whoever fetches something that depends on the results.
+        """
+        propagate = self._property._propagator
+        if self._property._user_port:
+            raise NotImplementedError(
+                f"rref of {self._name!r}, which answers by a port: what it gives is not known here. Return it from an "
+                f"ordinary endpoint"
+            )
+        if propagate != "inspect" and not callable(propagate):
+            raise NotImplementedError(
+                f"rref has to know what {self._name!r} gives, and its propagate is {propagate!r}: decorate it with "
+                f"@endpoint(propagate=fn), or call as_endpoint(mesh.method, propagate=fn).rref(...). fn gets the same "
+                f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says "
+                f"that there are none"
+            )
+        return plugins.branch("tensor.rref").rref(self, args, kwargs)
+
+    def _keep(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[str, str, int], list[Future[tuple[int, None]]]]:
+        """Runs on every rank, where the result stays under the name this gives; and as many Futures, each of a rank that
+        has it (and None)."""
+        count = len(self._mesh._plan)
+        entry = Queue(self._target or self._make_target(), count)
+        self._cast(entry, KEEP, args, kwargs)
+        running = current.get()
+        sender: Instance = root() if running is None else running.instance
+        reader: ValueStream[Any] = ValueStream(entry, count)
+        answers = [make_future(Arrival(entry, ranked=True, reader=reader)) for _ in range(count)]
+        return (sender.proc.address, sender.unique, entry.number), answers
+
+    def with_timeout(self, seconds: float) -> Endpoint[P, R]:
+        """The same endpoint whose calls end by themselves: TimeoutError after `seconds`, naming the silent ranks."""
+        return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
+
+    def _send(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        port: Port[Any] | None = None,
+        selection: str = "all",
+    ) -> None:
+        if selection not in ("all", "choose"):
+            raise ValueError(f"Invalid selection: {selection!r} (expected 'all' or 'choose')")
+        only = random.randrange(len(self._mesh._plan)) if selection == "choose" else None
+        self._cast(port, SEND, args, kwargs, only=only)
+
+    # --- one message a receiver
+
+    def _make_target(self) -> Target:
+        target = self._target = self._mesh._target(self._name)
+        target.key, target.ranks = self._mesh._spec.key, self._mesh._plan.ranks
+        return target
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._arity is None:
+            self._arity = _arity(self._method, 2 if self._property._user_port else 1)
+        self._arity.check(args, kwargs)
+
+    def _receivers(self, only: int | None) -> Receivers:
+        spec, addresses = self._mesh._spec, self._mesh._plan.addresses
+        return Receivers(
+            spec.key, f"{spec.name}.{self._name}", addresses if only is None else addresses[only : only + 1]
+        )
+
+    def _cast(
+        self,
+        reply: Entry | Port[Any] | None,
+        adverb: int,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        only: int | None = None,
+        combine: bytes = b"",
+    ) -> None:
+        """Encodes once and sends to every receiver of the view (to the `only` one)."""
+        if self._property._checked:
+            self._check(args, kwargs)
+        try:
+            try:
+                body, buffers = codec.encode_call(args, kwargs)
+            except ReceiversUnknown:
+                body, buffers = encode_for(self._receivers(only), (args, kwargs))
+        except Exception as exc:
+            exc.add_note(f"while encoding the arguments of {self._mesh._spec.name}.{self._name}(): nothing was sent")
+            raise
+        running = current.get()
+        sender: Instance = root() if running is None else running.instance
+        proc = sender.proc
+        if proc.closed is not None:
+            raise proc.closed
+        size = proc.check_size(body, buffers)
+        spec, plan = self._mesh._spec, self._mesh._plan
+        parted = plan.parted(proc.host) if only is None else None
+        if parted is not None and not combine and len(parted.far) < _few(adverb):
+            parted = None
+        if parted is not None:
+            receivers = parted.near
+        else:
+            receivers = plan.receivers if only is None else plan.receivers[only : only + 1]
+        key, method, unique, view = spec.key, self._name, sender.unique, plan.view
+        entry: Entry | None = None
+        number, back, alone = 0, "", False
+        if isinstance(reply, Port):
+            number = reply._number
+            back = "" if reply._address == proc.address else reply._address
+        elif reply is not None:
+            entry = reply
+            known = proc.mesh.check(key, plan.receivers)
+            if known is not None:
+                entry.give_up(failure_error(known, f"{spec.name}.{method}"))
+                return
+            alone = entry.sending = parted is None and len(receivers) == 1
+            number = proc.ports.add(entry)
+            if self._timeout is not None:
+                entry.expire_after(proc, self._timeout)
+        may_wait = entry is None or running_loop() is None
+        lazy = _FLOOD if entry is None else 0.0
+        next_number = sender.numbering.next
+        restarts = proc.incarnations if proc.incarnations else None
+        incarnation = 0
+        if parted is not None:
+            self._cast_far(parted, entry, number, back, adverb, sender, body, buffers, may_wait, combine)
+        placement = None
+        if size >= SMALL and len(receivers) > 1:
+            placement = proc.place([address for _, _, address in receivers], body, buffers, size)
+        try:
+            for index, rank, address in receivers:
+                if may_wait and proc.must_wait(address, key) and sender.key != key:
+                    try:
+                        proc.wait_room(address, key)
+                    except BaseException:  # nobody will observe this call: its late answers find no port
+                        if entry is not None:
+                            entry.close()
+                        raise
+                receiver: Receiver = rank
+                if restarts is not None:
+                    incarnation = restarts.of(key, rank, address)
+                    if incarnation:
+                        receiver = (rank, incarnation)
+                message = Call(
+                    key, unique, next_number(key, receiver), method, number, back, index, view, adverb, incarnation
+                )
+                try:
+                    taken = proc.post(address, message, body, buffers, lazy, placement)
+                    if alone:
+                        entry.sent(taken)  # type: ignore[union-attr]
+                except PeerEnded as exc:
+                    failure = process_failure(spec, exc.why, [rank])
+                    if entry is not None:
+                        entry.fail(failure)
+                    elif number:
+                        proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+        finally:
+            if placement is not None:
+                placement.close()
+
+    def _cast_far(
+        self,
+        parted: Parted,
+        entry: Entry | None,
+        number: int,
+        back: str,
+        adverb: int,
+        sender: Instance,
+        body: bytes,
+        buffers: Sequence[memoryview],
+        may_wait: bool,
+        combine: bytes,
+    ) -> None:
+        """One message for all receivers on other hosts."""
+        proc, spec, plan = sender.proc, self._mesh._spec, self._mesh._plan
+        if may_wait and sender.key != spec.key:
+            try:
+                proc.wait_room_for_all(parted.addresses, spec.key)
+            except BaseException:
+                if entry is not None:
+                    entry.close()
+                raise
+        gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
+        restarts = proc.incarnations if proc.incarnations else None
+        seqs, incarnations = stamps(sender.numbering, spec.key, parted, restarts)
+        cast = Cast(
+            0, 0, proc.address, spec.key, sender.unique, self._name, number, back, plan.view, adverb, seqs, incarnations,
+            gather, combine=combine,
+        )  # fmt: skip
+        proc.mesh.casting.cast(
+            parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if gather >= 0 else None
+        )
+        if proc.ended_afar and not proc.ended_afar.isdisjoint(parted.addresses):
+            for index, rank, address in parted.far:
+                ended = proc.end_of_process(address)
+                if ended is None:
+                    continue
+                failure = process_failure(spec, ended, [rank])
+                if entry is not None:
+                    entry.fail(failure)
+                elif number:
+                    proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+
+
+def _few(adverb: int) -> int:
+    """Receivers on other hosts from which on they share a message. Nobody waits for a broadcast, so the sender's time counts;
+    whoever waits for answers waits for two agents more (docs/scale.md)."""
+    return settings.get("tree_calls_from") if adverb in _HOLD else settings.get("tree_casts_from")
+
+
+class ValueStream(Generic[R]):
+    """The answers of `stream`, in order of arrival: an iterator of Futures."""
+
+    def __init__(self, queue: Queue, count: int) -> None:
+        self._queue = queue
+        self._left = count
+
+    def __del__(self) -> None:
+        self._queue.close()  # neither it nor a Future of it is left to read
+
+    def __iter__(self) -> Iterator[Future[R]]:
+        return self
+
+    def __next__(self) -> Future[R]:
+        if not self._left:
+            raise StopIteration
+        self._left -= 1
+        return make_future(Arrival(self._queue, reader=self))
+
+    def __len__(self) -> int:
+        return self._left
+
+
+def send(
+    endpoint: Endpoint[Any, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    port: Port[Any] | None = None,
+    selection: str = "all",
+) -> None:
+    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one a rank, unordered."""
+    endpoint._send(args, kwargs, port, selection)

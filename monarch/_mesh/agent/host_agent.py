@@ -1,0 +1,432 @@
+"""The host agent: starts the processes of a host, tells whoever asks when they end, carries frames to other hosts and back.
+
+A client's own agent ends with the client; a worker's ends when it is shut down, or with the process that started it.
+Single-threaded but for the looking up of host names, runs no user code, unpickles nothing. It is a subreaper, so every
+process that descends from it and loses its parent comes to it, and none is left when it goes. What is told to whom is
+decided by its Roster; here is what touches the operating system.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import msgspec
+
+from monarch._mesh.agent.base_host_agent import Steward
+from monarch._mesh.agent.effects import Start
+from monarch._mesh.agent.host_links import HostLinks, Listening
+from monarch._mesh.agent.oom import OutOfMemory
+from monarch._mesh.agent.roster import ABANDONED_GRACE
+from monarch._mesh.agent.routes import Link
+from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
+from monarch._mesh.start import agent_process, forkserver, launch
+from monarch._mesh.start.agent_process import AgentOptions, Credentials
+from monarch._mesh.start.forkserver_pool import ForkServers
+from monarch._mesh.start.launch import CannotLaunch
+from monarch._mesh.start.run_directory import remove_directory
+from monarch._runtime import direct  # noqa: F401  so that processes forked from here have it already
+from monarch._runtime.loop import Loop
+from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
+from monarch._wire.frame import Frame
+from monarch._wire.linked import LinkConnection
+from monarch._wire.message import (
+    VALUE,
+    Answer,
+    AskDirect,
+    Attach,
+    AttachedHost,
+    Command,
+    Flush,
+    Flushed,
+    LaunchSpec,
+    LinkHello,
+    LogOption,
+    Output,
+    Preload,
+    ProcEnded,
+    Trust,
+)
+from monarch._wire.relay import Relay
+from monarch._wire.transport import unix
+from monarch._wire.transport.base import Connection
+from monarch.config import settings
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Prepared:
+    """What a process gets to start with: its listening socket, and what to execute (None: it is forked)."""
+
+    def __init__(self, command: Command | None, listening: socket.socket) -> None:
+        self.command = command
+        self.listening = listening
+
+
+class HostAgent(Steward):
+    """`sock` leads to the process that started us (see AgentOptions); `first` to the first zygote."""
+
+    def __init__(
+        self, options: AgentOptions, loop: Loop, listening: Listening, sock: socket.socket, first: socket.socket
+    ) -> None:
+        super().__init__(listening.prefix or f"unix:{options.directory}", loop)
+        self.directory = directory = options.directory
+        self.servers = ForkServers(first, self.loop, self)
+        self.outputs = Outputs(self.loop, lambda mesh, output: self._to_client(mesh.client, output))
+        self._meshes: dict[str, MeshOutput] = {}
+        self._prepared: dict[tuple[str, int], Prepared] = {}
+        self._running: dict[tuple[str, int], ProcOutput] = {}
+        self._memory = OutOfMemory()
+        self._wake_read, self._wake_write = socket.socketpair()
+        limits = (int(settings.get("outgoing_queue_bytes")), int(settings.get("codec_max_frame_length")))
+        self.transport = unix.UnixTransport(directory, self.loop, self, lambda: limits)
+        self.transport.listen(unix.listen(os.path.join(directory, AGENT)))
+        self.hostname = socket.gethostname()
+        self.pushed: dict[str, str] = {}  # environment for processes that other hosts ask for
+        self.links = HostLinks(self.host, options, loop, self.routes, listening)
+        self.routes.gateway = options.gateway
+        self._starter = sock
+        self.client: Connection | None = None
+        if not options.worker:
+            self.client = self.transport.connect(sock, f"{self.host}/{CLIENT}")
+            self.routes.joined(CLIENT, self.client)
+        self.receivers[Flush] = lambda connection, flush, frame: self._on_flush(connection, flush)
+        self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(option)
+        self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
+        self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
+        self.receivers[AskDirect] = lambda connection, ask, frame: self._on_ask_direct(connection, ask)
+        self.receivers[Trust] = lambda connection, trust, frame: self._on_trust(trust, frame)
+
+    def run(self) -> None:
+        """Serves until whoever started us is gone and every process with it."""
+        self._wake_write.setblocking(False)
+        self._wake_read.setblocking(False)
+        signal.set_wakeup_fd(self._wake_write.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(
+            signal.SIGTERM, lambda *_: self.loop.call_soon(lambda: self._leave("its host agent was told to end"))
+        )
+        self.loop.add(self._wake_read.fileno(), self._on_signal)
+        if self.client is not None:
+            self.client.start()  # type: ignore[attr-defined]
+        else:
+            self.loop.add(self._starter.fileno(), lambda mask: self._on_starter_gone())
+        self.loop.run()
+        for sock in (self._wake_read, self._wake_write, *(() if self.client is not None else (self._starter,))):
+            sock.close()
+
+    def _on_starter_gone(self) -> None:
+        self.loop.remove(self._starter.fileno())
+        self._leave("the worker program there has ended")
+
+    def _leave(self, why: str) -> None:
+        """Nobody asked for it who owns something here: to others this host is lost, at once."""
+        self.links.close()
+        self.routes.close(why)
+        self.shutdown(ABANDONED_GRACE)
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        super().connection_lost(connection, reason)
+        if connection is self.client:
+            self.shutdown(ABANDONED_GRACE)
+
+    # --- other hosts
+
+    def begin_link(self, host: str) -> Link:
+        return self.links.dial(host)
+
+    def take_link(self, hello: LinkHello) -> Link:
+        return self.links.take(hello)
+
+    def host_suspected(self, host: str, why: str) -> None:
+        super().host_suspected(host, why)
+        link = self.routes.links().get(host)
+        if why and isinstance(link, LinkConnection) and not link.dials and is_dialable(host):
+            self.links.look_after(host, link)
+
+    def _on_attach(self, connection: Connection, attach: Attach) -> None:
+        """A client will use this host: processes that other hosts ask for get this environment."""
+        self.pushed = dict(attach.env)
+        settings.restore(msgspec.msgpack.decode(attach.config))
+        facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0], bool(os.environ.get("WORKSPACE_DIR")))
+        self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
+
+    def _on_ask_direct(self, connection: Connection, ask: AskDirect) -> None:
+        if type(connection) is not Relay:  # the secret leaves this host for nobody
+            told = self.links.may_dial(ask.address)
+            told.stream = ask.stream
+            self.send(connection, told)
+
+    def _on_trust(self, trust: Trust, frame: Frame) -> None:
+        settings.restore(msgspec.msgpack.decode(trust.config))
+        credentials = msgspec.msgpack.decode(frame.body, type=Credentials)
+        for host in trust.hosts:
+            self.links.trust(host, credentials)
+
+    def _to_client(self, client: str, output: Output) -> None:
+        if self.client is not None and client in ("", self.client.remote):
+            self.send(self.client, output)
+        elif client:
+            self._to_far(client, output)
+
+    # --- starting
+
+    def prepare(self, starts: Sequence[Start]) -> None:
+        listening: list[socket.socket] = []
+        try:
+            launch.check_room(len(starts), len(self.roster) - len(starts))
+            commands = [launch.command_for(start.spec, start.place, self.servers.alive) for start in starts]
+            for start in starts:
+                listening.append(unix.listen(self._path_of(start.address)))
+        except (CannotLaunch, OSError) as exc:
+            for start, sock in zip(starts, listening, strict=False):
+                sock.close()
+                _unlink(self._path_of(start.address))
+            self.act(self.roster.refused(self.loop.now(), starts, _why(exc)))
+            return
+        for start, command, sock in zip(starts, commands, listening, strict=True):
+            self._prepared[start.key] = Prepared(command, sock)
+        self.act(self.roster.prepared(self.loop.now(), starts))
+
+    def _path_of(self, address: str) -> str:
+        return os.path.join(self.directory, name_of(address))
+
+    def settle(self, spec: LaunchSpec) -> None:
+        spec.folder = self.directory
+        if spec.afar:
+            launch.settle_here(spec, {**os.environ, **self.pushed})
+
+    def launch(self, starts: Sequence[Start]) -> None:
+        """All of one mesh, with one spec."""
+        ready = [(start, self._prepared.pop(start.key)) for start in starts]
+        forked = [(start, prepared.listening) for start, prepared in ready if prepared.command is None]
+        if forked:
+            self._fork(forked)
+        for start, prepared in ready:
+            if prepared.command is not None:
+                self._execute(start, prepared.command, prepared.listening)
+            prepared.listening.close()
+
+    def _fork(self, starts: Sequence[tuple[Start, socket.socket]]) -> None:
+        spec = starts[0][0].spec
+        server = self.servers.serving(spec)
+        server.send(("batch", len(starts)), [_memory_file(msgspec.msgpack.encode(spec))])
+        for start, listening in starts:
+            fds = {"listen": os.dup(listening.fileno()), **self._open_output(start)}
+            server.fork(start.address, start.incarnation, fds, spec.binds[start.place] if spec.binds else {})
+
+    def _execute(self, start: Start, command: Command, listening: socket.socket) -> None:
+        spec_fd = _memory_file(msgspec.msgpack.encode(start.spec))
+        writing = self._open_output(start)
+        given = f"{spec_fd},{listening.fileno()},{os.getpid()},{start.place},{start.incarnation},{start.address}"
+        try:
+            process = subprocess.Popen(
+                [command.arg0 or command.program, *command.args],
+                executable=command.program,
+                env={**command.env, "MONARCH_LAUNCH": given},
+                cwd=start.spec.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=writing.get("stdout"),
+                stderr=writing["stderr"],
+                pass_fds=(spec_fd, listening.fileno()),
+                process_group=0,
+            )
+        except OSError as exc:
+            self.not_forked(*start.key, f"could not be started: {_why(exc)} ({command.program})")
+        else:
+            process.returncode = 0  # its end is noticed here, not by Popen
+            self.forked(*start.key, process.pid)
+        finally:
+            for fd in (spec_fd, *writing.values()):
+                os.close(fd)
+
+    def _open_output(self, start: Start) -> dict[str, int]:
+        mesh = self._meshes.get(start.mesh)
+        if mesh is None:
+            spec = start.spec
+            mesh = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank, spec.client)
+            self._meshes[start.mesh] = mesh
+        output = self._running[start.key] = ProcOutput(mesh, start.rank)
+        return self.outputs.open(output)
+
+    def _on_preload(self, frame: Frame) -> None:
+        self.servers.serving(self.decode_spec(frame))
+
+    def forked(self, address: str, incarnation: int, pid: int) -> None:
+        self.act(self.roster.pid_known(self.loop.now(), address, incarnation, pid))
+
+    def not_forked(self, address: str, incarnation: int, why: str) -> None:
+        self.act(self.roster.not_started(self.loop.now(), address, incarnation, why))
+
+    # --- ending
+
+    def send_signal(self, pid: int, number: int) -> None:
+        _kill(pid, number)
+
+    def _on_signal(self, _mask: int) -> None:
+        try:
+            self._wake_read.recv(4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                return
+            if not pid:
+                return
+            self._on_status(pid, status)
+
+    def _on_status(self, pid: int, status: int) -> None:
+        now = self.loop.now()
+        if os.WIFSTOPPED(status):
+            self.act(self.roster.stopped(now, pid, os.WSTOPSIG(status)))
+        elif os.WIFCONTINUED(status):
+            self.act(self.roster.continued(now, pid))
+        else:
+            code = os.waitstatus_to_exitcode(status)
+            unexplained = code == -signal.SIGKILL and not self.roster.killing(pid)
+            self.act(self.roster.exited(now, pid, code, self._memory.killed(pid) if unexplained else ""))
+
+    def release(self, ended: ProcEnded) -> None:
+        key = (ended.address, ended.incarnation)
+        if ended.pid:
+            _kill_group(ended.pid)
+        prepared = self._prepared.pop(key, None)
+        if prepared is not None:
+            prepared.listening.close()
+        output = self._running.pop(key, None)
+        if output is not None:
+            self.outputs.close(output)
+            ended.tail.extend(output.tail)
+        _unlink(self._path_of(ended.address))
+        ended.hostname = self.hostname
+
+    def mesh_ended(self, mesh: str) -> None:
+        output = self._meshes.pop(mesh, None)
+        if output is not None:
+            self.outputs.show_gathered([output])
+
+    # --- output
+
+    def _on_log_option(self, option: LogOption) -> None:
+        mesh = self._meshes.get(option.mesh)
+        if mesh is not None:
+            self.outputs.set_option(mesh, option.stream, option.window)
+
+    def _on_flush(self, connection: Connection, flush: Flush) -> None:
+        self.outputs.read_now()
+        self.outputs.show_gathered(self._meshes.values())
+        self.send(connection, Flushed(flush.token))
+
+    # --- the end
+
+    def finish(self) -> None:
+        self.routes.close("it was shut down")
+        self.links.close()
+        self.servers.close()
+        self.outputs.flush()
+        self._memory.close()
+        _kill_descendants()
+        remove_directory(self.directory)
+        self.transport.close()
+        if self.client is not None:
+            self.client.close("the agent has ended")
+        self.loop.stop()
+
+
+def _why(exc: BaseException) -> str:
+    if isinstance(exc, OSError) and exc.strerror:
+        where = f": {exc.filename}" if exc.filename else ""
+        return f"{exc.strerror}{where}"
+    return str(exc)
+
+
+def _memory_file(data: bytes) -> int:
+    fd = os.memfd_create("monarch-launch", os.MFD_CLOEXEC)
+    os.write(fd, data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _unlink(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass
+
+
+def _kill(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _kill_group(pid: int) -> None:
+    """Whatever a process that ended has left in its process group."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _kill_descendants() -> None:
+    """Zygotes, and orphans that left their process groups: as subreaper we are the parent of them all."""
+    me = os.getpid()
+    for _ in range(100):
+        try:
+            with open(f"/proc/{me}/task/{me}/children") as file:
+                children = [int(pid) for pid in file.read().split()]
+        except OSError:
+            return
+        if not children:
+            return
+        for pid in children:
+            _kill(pid, signal.SIGKILL)
+        for pid in children:
+            try:
+                os.waitpid(pid, 0)
+            except ChildProcessError:
+                pass
+
+
+def main() -> None:
+    """`main()` in a fresh interpreter: argv is the descriptor of the socket of whoever starts us, where the options wait."""
+    descriptor = int(sys.argv[1])
+    import ctypes
+
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    first, _pid = _first_zygote(descriptor)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    sock = socket.socket(fileno=descriptor)
+    options = agent_process.read_options(sock)
+    loop = Loop("monarch-agent")
+    try:
+        listening = Listening(options, loop)
+    except (OSError, ValueError) as exc:
+        agent_process.write(sock, agent_process.Listening(error=_why(exc)))
+        remove_directory(options.directory)
+        return
+    if options.listen:
+        agent_process.write(sock, agent_process.Listening(listening.prefix))
+    HostAgent(options, loop, listening, sock, first).run()
+
+
+def _first_zygote(descriptor: int) -> tuple[socket.socket, int]:
+    """Forked before anything is open here; must not keep the client's socket, whose end we wait for."""
+    os.set_inheritable(descriptor, False)
+    return forkserver.start([], close=[descriptor])
+
+
+if __name__ == "__main__":
+    main()

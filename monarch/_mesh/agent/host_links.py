@@ -1,0 +1,197 @@
+"""An agent's links to other hosts: who may make one, over which sockets they go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch._mesh.start.agent_process import AgentOptions, Credentials
+from monarch._runtime.loop import Loop, start_thread
+from monarch._wire import frame as frames
+from monarch._wire import host_address, message
+from monarch._wire.address import host_of, is_dialable, name_of
+from monarch._wire.auth import Secret
+from monarch._wire.ids import new_id
+from monarch._wire.link import REFUSALS, REFUSED_FOR
+from monarch._wire.linked import LinkConnection, limits_from
+from monarch._wire.message import Bye, LinkHello, MayDial
+from monarch._wire.transport import tcp, unix
+from monarch._wire.transport.base import DialFailed
+from monarch._wire.transport.stream import StreamConnection
+from monarch.config import settings
+
+if TYPE_CHECKING:
+    import ssl
+
+    from monarch._mesh.agent.routes import Routes
+
+_KNOCK_AGAIN = 1.0  # seconds until a host that answers, but has not dialled again, is looked at again
+
+
+class Listening:
+    """Where this host listens, from its making on. OSError and ValueError as for TcpListener; `prefix` is its address."""
+
+    def __init__(self, options: AgentOptions, loop: Loop) -> None:
+        self.links: HostLinks | None = None
+        self.prefix = ""
+        self._listener: tcp.TcpListener | None = None
+        if options.listen:
+            address = host_address.parse(options.listen)
+            given = options.credentials
+            self._listener = tcp.TcpListener(
+                address, loop, self._accepted, secret=_secret(given), tls=_context(given, server=True)
+            )
+            self.prefix = self._listener.prefix
+
+    def _accepted(self, accepted: tcp.Accepted) -> None:
+        assert self.links is not None
+        self.links.accepted(accepted)
+
+    def close(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+
+
+class HostLinks:
+    """Makes links for `routes`, whose handler they have."""
+
+    def __init__(self, host: str, options: AgentOptions, loop: Loop, routes: Routes, listening: Listening) -> None:
+        self._host = host
+        self._loop = loop
+        self._routes = routes
+        self._folder = options.directory
+        self._own = options.credentials
+        self._trusted: dict[str, Credentials] = {}  # by host, where they are not those of our own
+        self._listening = listening
+        self._rng = random.Random()
+        self._frame_limit = int(settings.get("codec_max_frame_length"))
+        listening.links = self
+
+    def trust(self, host: str, credentials: Credentials) -> None:
+        """From now on these prove us to `host`, and the other way round."""
+        self._trusted[host] = credentials
+
+    def dial(self, host: str) -> LinkConnection:
+        """A link that begins to dial. ValueError when `host` is no address that can be dialled."""
+        address = host_address.parse_dial(host)
+        limits = limits_from(settings)
+
+        def begin(done: Any) -> None:
+            def connected(outcome: Any) -> None:
+                if isinstance(outcome, DialFailed):
+                    done(outcome)
+                    return
+                connection = self._connection(outcome, link, limits.queue)
+                done(connection)
+                connection.start()
+
+            try:
+                self._dial(host, address, connected)
+            except (OSError, ValueError) as exc:
+                why = str(exc)
+                self._loop.call_soon(lambda: done(DialFailed(why, final=True)))
+
+        link = LinkConnection(
+            self._loop, self._routes, uid=new_id(), host=self._host, agent=self._routes.agent, limits=limits,
+            rng=self._rng, reached=host, dial=begin,
+        )  # fmt: skip
+        link.start()
+        return link
+
+    def take(self, hello: LinkHello) -> LinkConnection:
+        """The other end of a link that was dialled."""
+        limits = limits_from(settings)
+        if not hello.host.startswith(("tcp:", "ipc:")):  # a client: what it has started here must not stay for ever
+            limits = limits._replace(reconnect=settings.get("mesh_orphan_timeout"))
+        return LinkConnection(
+            self._loop, self._routes, uid=hello.link, host=hello.reached, agent=self._routes.agent, limits=limits,
+            rng=self._rng,
+        )  # fmt: skip
+
+    def look_after(self, host: str, link: LinkConnection) -> None:
+        """`host` has dialled that link, whose connection broke. It will dial again, unless it has ended: then nobody listens
+        there, and the link is closed rather than waited for."""
+        address, first_refused, refusals = host_address.parse_dial(host), 0.0, 0
+
+        def knock() -> None:
+            if not link.lost and link.suspected:
+                self._dial(host, address, answered)
+
+        def answered(outcome: Any) -> None:
+            nonlocal first_refused, refusals
+            if not isinstance(outcome, OSError):
+                outcome.close()
+            refused = getattr(outcome, "refused", False)
+            refusals = refusals + 1 if refused else 0
+            now = self._loop.now()
+            if refusals == 1:
+                first_refused = now
+            if refusals < REFUSALS or now < first_refused + REFUSED_FOR:
+                self._loop.call_later(REFUSED_FOR / 2 if refused else _KNOCK_AGAIN, knock)
+            elif not link.lost and link.suspected:
+                link.finish(f"nobody listens at {host} any more: the process has ended")
+
+        knock()
+
+    def _dial(self, host: str, address: host_address.HostAddress, done: Callable[[Any], None]) -> None:
+        given = self._trusted.get(host, self._own)
+        tls = _context(given, server=False)
+        tcp.dial(address, self._loop, done, secret=_secret(given), tls=tls, start_thread=start_thread)
+
+    def accepted(self, accepted: tcp.Accepted) -> None:
+        """A connection of somebody who may speak."""
+        queue = int(settings.get("outgoing_queue_bytes"))
+        self._connection(accepted.sock, self._routes.entrance(self._hand_over), queue).start()
+
+    # --- links that processes make themselves (see `_runtime.direct`)
+
+    def may_dial(self, address: str) -> MayDial:
+        """What a process of this host needs to dial one of another. Only for its eyes: it has the job's secret in it."""
+        host = host_of(address)
+        given = self._trusted.get(host, self._own)
+        why = ""
+        if not is_dialable(host):
+            why = "it has no address that can be dialled"
+        elif self._routes.gateway and host != self._routes.gateway:
+            why = "it is reached through a gateway"
+        elif given.ca:
+            why = "a connection with TLS cannot be handed from the agent to a process"
+        return MayDial(address, why=why) if why else MayDial(address, given.secret)
+
+    def _hand_over(self, connection: StreamConnection, hello: LinkHello) -> str:
+        """Gives a connection to the process that it is for; returns why it cannot. That process may refuse it still."""
+        sock = connection.detach()
+        if sock is None:
+            return "a link of two processes goes without TLS, and whoever dials waits for the answer to its hello"
+        with sock:
+            try:
+                unix.hand_over(self._folder, name_of(hello.to), sock, message.encode(hello))
+            except (OSError, ValueError) as exc:
+                _say_bye(sock, f"it could not be handed to the process {name_of(hello.to)}: {exc}")
+        return ""
+
+    def _connection(self, sock: Any, handler: Any, queue: int) -> StreamConnection:
+        return StreamConnection(sock, self._loop, handler, limit=queue, frame_limit=self._frame_limit)
+
+    def close(self) -> None:
+        self._listening.close()
+
+
+def _say_bye(sock: Any, why: str) -> None:
+    try:
+        sock.send(frames.encode_small(message.encode(Bye(why)), b""))
+    except OSError:
+        pass
+
+
+def _secret(given: Credentials) -> Secret | None:
+    return Secret(given.secret) if given.secret else None
+
+
+def _context(given: Credentials, server: bool) -> ssl.SSLContext | None:
+    if not given.ca:
+        return None
+    from monarch._wire.transport import tls
+
+    return tls.context(given.ca, given.certificate, given.private_key, server=server)

@@ -1,0 +1,1 @@
+"""One message for the actors of many hosts, and their answers."""

@@ -1,0 +1,876 @@
+"""One agent's part in casts over a tree of agents, and in the answers that come up it. Pure: events in, effects out.
+
+    sender ──► agent of its host (the root) ──► at most `width` agents ──► ... and each to the receivers of its own host
+
+Each method is an event and takes the time as `now`, in seconds; it returns what is to be done, in that order. Upstream is
+where a plan or cast came from: the connection of a process of this host, or the prefix of another agent's host. The shape
+is that of `tree`: what is below a host in a plan never changes, only who is above it.
+
+Rules:
+1. Nothing is reordered: what comes on one path goes on in the same order on each path below.
+2. Casts that want their answers up the tree are gatherings, known by (process that holds the port, port), the same at every
+   agent. One gives each answer once, when all below have answered or `gather` seconds after the first it holds; the root
+   passes on at once what came together.
+3. When the host of a child ends, its part without it is adopted: cut as the child had cut it, and what it had not answered
+   or confirmed is sent to the grandchildren, marked `again`. Who knows the gathering gives its answers once more, to the new
+   parent; receivers drop what they have had by its number (`ordering.Reorder`).
+4. A child that cannot reach a host below it says so to the one above (Unreached), which serves that host itself if it can:
+   two hosts may be parted that both live.
+5. Casts without a gathering are confirmed by each child once they are through to all below it, and kept until then.
+6. Answers of a cast with `combine` are all waited for; a process of this host then folds those of neighbouring ranks into one
+   (Merge), at every agent but the root.
+7. Whose process or host has ended counts as done (`gone`); the caller is told of such ends by others.
+
+Bounds, and what happens beyond: an upstream's plans, and ours at a child: 4,096, the least recently used is forgotten
+and registered anew when needed. Gatherings: 65,536, further calls are delivered but answered with a Failure. Answers
+held to travel together: 1 MiB a gathering, then they go (of a reduction: all of its part). Kept for a child: 1,000
+casts without a gathering, 16 MiB of bodies and none above 1 MiB with a gathering. Without its body a call fails when
+the child's host ends; a cast that is given up leaves a gap then, of which the receivers are told (Skip). The last 1,000
+(sender, mesh, part) with such casts are remembered a child; Skips, as many at most for each end, are always kept.
+Answers that were given: 1,000 finished gatherings and 16 MiB in all, none above 1 MiB; who asks for one that is not
+kept gets a Failure. The last ports of 10,000 processes are remembered to know that; beyond them, whoever asks again for
+what is not known gets one too. An agent whose parent's host has ended waits `patience` seconds for whoever takes its
+place.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from monarch._mesh.agent.effects import Arm, Disarm
+from monarch._mesh.casts import answer_cache as kept
+from monarch._mesh.casts import in_flight
+from monarch._mesh.casts.answer_cache import Key, Memory, Record
+from monarch._mesh.casts.in_flight import Above, Branch, Child, Gathering, Merging, Part, Passing, Plan, Upstream
+from monarch._runtime.ordering import cut, expand
+from monarch._wire.address import name_of
+from monarch._wire.frame import Buffer
+from monarch._wire.message import (
+    FAILED,
+    MERGED,
+    Answer,
+    Answers,
+    Call,
+    Cast,
+    CastPlan,
+    Combine,
+    Combined,
+    Delivered,
+    Failure,
+    ForgetPlan,
+    PlanUnknown,
+    Skip,
+    Unreached,
+    Unwanted,
+    encode,
+)
+
+PLANS_KEPT = 4096  # of one upstream; at one child
+GATHERINGS = 65_536
+HELD_BYTES = 1024 * 1024  # of one gathering
+MANY = 8  # answers that came together, from which on the root does not look at each
+KEPT_CASTS = 1000  # for one child, without a gathering
+KEPT_BYTES = 16 * 1024 * 1024  # for one child
+ENDED = 1000  # children remembered that count as ended
+CONFIRM_CASTS = 64  # confirmed together at the latest
+CONFIRM_DELAY = 0.05
+PATIENCE = 300.0
+
+
+class Deliver(NamedTuple):
+    """Hand it to the process of this host, as a message of `source`. If that process has ended, call `process_ended`."""
+
+    address: str
+    message: Call | Skip
+    body: Buffer
+    buffers: Sequence[Buffer]
+    source: str
+    meant: int = -1  # the incarnation of the process; -1: any
+
+
+class Pass(NamedTuple):
+    """To the agent of that host. If the host has ended or cannot be reached, call `host_ended`, then or later."""
+
+    host: str
+    message: CastPlan | ForgetPlan | Cast | Unwanted
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
+
+
+class Up(NamedTuple):
+    """To whoever sent us the cast; it may be gone."""
+
+    upstream: Upstream
+    message: Answers | Delivered | PlanUnknown | Unreached
+    body: Buffer = b""
+    buffers: Sequence[Buffer] = ()
+
+
+class Straight(NamedTuple):
+    """No gathering wants this answer: send it to the process at `address` as any other message."""
+
+    address: str
+    message: Answer
+    body: Buffer
+    buffers: Sequence[Buffer]
+
+
+class Merge(NamedTuple):
+    """Hand it to the process of this host, which answers with `combined`. If it has ended, call `process_ended`."""
+
+    address: str
+    message: Combine
+    body: Buffer
+    buffers: Sequence[Buffer]
+
+
+Effect: TypeAlias = Deliver | Pass | Up | Straight | Merge | Arm | Disarm
+
+
+class Counts(NamedTuple):
+    """How much of everything there is. All but `finished` are 0 when nothing is under way and no plan is registered."""
+
+    plans: int  # of upstreams
+    registered: int  # at children
+    gatherings: int
+    unconfirmed: int  # casts of upstreams
+    kept: int  # for children
+    kept_bytes: int
+    given_up: int
+    timers: int
+    finished: int  # gatherings whose answers are remembered
+
+
+class Casts:
+    """See the module. `patience`: longer than it takes any two agents to agree that a host has ended."""
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self._patience = patience
+        self._above: dict[Upstream, Above] = {}
+        self._children: dict[str, Child] = {}  # one a host, until that ends: its numbers go on
+        self._apart: dict[str, set[str]] = {}  # by child: hosts below it that it cannot reach
+        self._ended: OrderedDict[str, None] = OrderedDict()  # children that count as ended
+        self._gatherings: dict[Key, Gathering] = {}
+        self._memory = Memory()
+        self._armed: set[tuple[Any, ...]] = set()
+        self._effects: list[Effect] = []
+
+    def counts(self) -> Counts:
+        children = self._children.values()
+        return Counts(
+            plans=sum(len(above.plans) for above in self._above.values()),
+            registered=sum(len(child.registered) for child in children),
+            gatherings=len(self._gatherings),
+            unconfirmed=sum(len(above.open) for above in self._above.values()),
+            kept=sum(len(child.kept) for child in children),
+            kept_bytes=sum(child.size for child in children),
+            given_up=sum(len(child.given_up) for child in children),
+            timers=len(self._armed),
+            finished=len(self._memory.done),
+        )
+
+    # --- events: from above
+
+    def plan(self, now: float, upstream: Upstream, plan: CastPlan) -> list[Effect]:
+        """A plan was registered; in place of one with its number."""
+        above = self._upstream(upstream)
+        before = above.plans.pop(plan.number, None)
+        if before is not None:
+            self._forget(before)
+        above.plans[plan.number] = Plan(plan)
+        if len(above.plans) > PLANS_KEPT:
+            self._forget(above.plans.popitem(last=False)[1])
+        return self._take()
+
+    def forget(self, now: float, upstream: Upstream, forget: ForgetPlan) -> list[Effect]:
+        """No more casts name that plan."""
+        above = self._above.get(upstream)
+        plan = above.plans.pop(forget.number, None) if above is not None else None
+        if plan is not None:
+            self._forget(plan)
+        return self._take()
+
+    def cast(
+        self, now: float, upstream: Upstream, cast: Cast, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A cast came down: it is delivered here and passed on."""
+        above = self._upstream(upstream)
+        above.is_agent = above.is_agent or cast.number > 0
+        plan = above.plans.get(cast.plan)
+        if plan is None:
+            self._effects.append(Up(upstream, PlanUnknown(cast), body, buffers))
+        elif not self._gather(above, plan, cast, body, buffers):
+            self._distribute(above, plan, cast, body, buffers)
+        return self._take()
+
+    def unwanted(self, now: float, upstream: Upstream, unwanted: Unwanted) -> list[Effect]:
+        """Nobody waits for a gathering's answers any more; those that come still are dropped by the caller's process."""
+        gathering = self._gatherings.get((unwanted.back, unwanted.port))
+        if gathering is not None:
+            gathering.aboves = [above for above in gathering.aboves if above.key != upstream]
+            if not gathering.aboves:
+                self._abandon(gathering)
+        return self._take()
+
+    def upstream_gone(self, now: float, upstream: Upstream) -> list[Effect]:
+        """The connection of a process of this host is lost, and with it whoever waits for answers there."""
+        self._upstream_gone(now, upstream)
+        return self._take()
+
+    # --- events: from processes of this host
+
+    def gathers(self, back: str, port: int) -> bool:
+        """Whether answers to that port of the process at `back` go up the tree."""
+        return (back, port) in self._gatherings
+
+    def answer(
+        self, now: float, back: str, answer: Answer, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A process of this host has answered, to a port of the process at `back`. A gathering takes one answer a rank."""
+        key = back, answer.port
+        gathering = self._gatherings.get(key)
+        if gathering is None:
+            if key not in self._memory.done:
+                self._effects.append(Straight(back, answer, body, buffers))
+        elif gathering.mine.pop(answer.rank, None) is not None:
+            self._hold(gathering, Record(answer.rank, answer.kind, body, buffers))
+            self._settle(gathering)
+        return self._take()
+
+    def process_ended(self, now: float, address: str) -> list[Effect]:
+        """A process of this host has ended; what it has not answered it never will."""
+        name = name_of(address)
+        for gathering in list(self._gatherings.values()):
+            ranks = [rank for rank, there in gathering.mine.items() if there == name]
+            for rank in ranks:
+                del gathering.mine[rank]
+            if ranks:
+                gathering.gone += ranks
+                self._settle(gathering)
+            if gathering.merging is not None and gathering.merging.ended(address):
+                gathering.held = gathering.merging.unfolded()
+                gathering.merging.groups = []
+                self._settle(gathering)
+        return self._take()
+
+    def combined(
+        self, now: float, address: str, combined: Combined, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A process of this host has folded a group of answers."""
+        gathering = self._gatherings.get((combined.back, combined.port))
+        merging = gathering.merging if gathering is not None else None
+        if gathering is None or merging is None or not merging.groups or merging.helpers[0] != address:
+            return []
+        if merging.take(combined.group, combined.kind, body, buffers):
+            gathering.held = merging.result()
+            self._finish(gathering)
+        return self._take()
+
+    # --- events: from below
+
+    def answers(
+        self, now: float, host: str, answers: Answers, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """Answers came up from a child."""
+        gathering = self._gatherings.get((answers.back, answers.port))
+        if gathering is None:
+            return []
+        known = [branch for branch in gathering.branches.values() if branch.part.host == host]
+        if not known:
+            return []
+        pending = known[0].pending if len(known) == 1 else set().union(*(branch.pending for branch in known))
+        if gathering.root and len(answers.ranks) >= MANY and pending.issuperset(answers.ranks):
+            # As they came: to look at each would be the most work of all, for whoever stands at the end of every way up.
+            pending.difference_update(answers.ranks)
+            as_they_came = msgspec.structs.replace(answers, gone=[]) if answers.gone else answers
+            self._effects += [Up(above.key, as_they_came, body, buffers) for above in gathering.aboves]
+        else:
+            for record in _records(answers, body, buffers):
+                if record.rank in pending:
+                    pending.difference_update(record.ranks)
+                    self._hold(gathering, record)
+        for rank in answers.gone:
+            if rank in pending:
+                pending.remove(rank)
+                gathering.gone.append(rank)
+        for branch in known:
+            branch.pending &= pending
+            if not branch.pending:
+                del gathering.branches[branch.part]
+                self._children[host].release(branch)
+        self._settle(gathering)
+        return self._take()
+
+    def delivered(self, now: float, host: str, delivered: Delivered) -> list[Effect]:
+        """A child confirms what is through to all below it."""
+        child = self._children.get(host)
+        if child is not None:
+            while child.loose and next(iter(child.loose)) <= delivered.number:
+                branch = next(iter(child.loose.values()))
+                child.release(branch)
+                self._left(branch)
+            for what, gap in list(child.given_up.items()):
+                if gap.confirmed(delivered.number):
+                    del child.given_up[what]
+                    gap.close()
+                if gap.above is not None:
+                    self._progress(gap.above)
+        return self._take()
+
+    def plan_unknown(
+        self, now: float, host: str, unknown: PlanUnknown, body: Buffer, buffers: Sequence[Buffer] = ()
+    ) -> list[Effect]:
+        """A child lacks the plan of a cast, which it sent back: it is registered, and the cast sent once more."""
+        child = self._children.get(host)
+        branch = child.kept.get(unknown.cast.number) if child is not None else None
+        if child is not None and branch is not None:
+            child.release(branch)
+            if child.registered.get(branch.part) == unknown.cast.plan:
+                del child.registered[branch.part]
+            self._pass(branch.owner, branch.part, branch.cast, body, buffers, branch.pending)
+            self._left(branch)
+        return self._take()
+
+    def host_ended(self, now: float, host: str) -> list[Effect]:
+        """That host has ended, or cannot be reached any more, which is the same. Harmless when it is told again."""
+        self._upstream_gone(now, host)
+        child = self._children.pop(host, None)
+        self._apart.pop(host, None)
+        for hosts in self._apart.values():
+            hosts.discard(host)
+        if child is not None:
+            self._ended[host] = None
+            if len(self._ended) > ENDED:
+                self._ended.popitem(last=False)
+            for above in self._above.values():  # before its ranks are said to be gone: perhaps they can reach it
+                if above.is_agent:
+                    self._effects.append(Up(above.key, Unreached(host)))
+            skips = []
+            for what, gap in child.given_up.items():
+                passing = Passing(None, 0)
+                passing.gap = gap
+                skips.append((what, passing))
+            for branch in list(child.kept.values()):
+                lost = self._adopt(child, branch)
+                if lost is not None:
+                    skips.append((branch.gap, lost))
+            for what, passing in skips:  # last: receivers handle what is sent to them again before they skip anything
+                self._skip(*what, passing)
+        return self._take()
+
+    def unreached(self, now: float, host: str, unreached: Unreached) -> list[Effect]:
+        """A child cannot reach a host below it: from now on we serve that ourselves, if we can."""
+        child, lost = self._children.get(host), unreached.host
+        if child is None or lost == host:
+            return []
+        if any(lost in part.names for part in child.registered):
+            self._apart.setdefault(host, set()).add(lost)
+        for branch in list(child.kept.values()):
+            if lost in branch.part.names:
+                self._go_round(child, branch, lost)
+        for (sender, to, part), _gap in list(child.given_up.items()):
+            if lost in part.names:
+                self._skip_alone(sender, to, part.solo(lost), host, Passing(None, 0))
+        return self._take()
+
+    # --- timers
+
+    def fired(self, now: float, key: tuple[Any, ...]) -> list[Effect]:
+        """A timer that was armed has run out."""
+        self._armed.discard(key)
+        if key[0] == "hold":
+            gathering = self._gatherings.get(key[1:])
+            if gathering is not None:
+                gathering.armed = False
+                self._flush(gathering)
+        elif key[0] == "confirm":
+            above = self._above.get(key[1])
+            if above is not None:
+                self._confirm(above)
+        else:
+            self._give_up_orphans(now)
+        return self._take()
+
+    # --- down: a cast
+
+    def _gather(self, above: Above, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> bool:
+        """False when its answers do not come up the tree."""
+        if cast.gather < 0 or cast.skip or not cast.port:
+            return False
+        key = cast.back or cast.source, cast.port
+        if self._is_repeat(above, plan, key, cast):
+            return True
+        if len(self._gatherings) >= GATHERINGS:
+            ranks = [rank for _, rank in plan.here] + [rank for part in plan.parts for rank in sorted(part.ranks)]
+            self._send(above, key, [_too_many(rank, cast.method) for rank in ranks], ())
+            return False
+        gathering = self._gatherings[key] = Gathering(above, key, cast)
+        self._deliver(plan, cast, body, buffers)
+        if cast.again and self._memory.may_have_answered(key):
+            # Those who answered then drop the call, which is a repeat, and say nothing.
+            self._fail(gathering, [rank for _, rank in plan.here], cast.again)
+        else:
+            gathering.mine = {rank: name for name, rank in plan.here}
+        if gathering.combine:
+            gathering.merging = Merging([f"{plan.prefix}/{name}" for name, _ in plan.here])
+        for part in plan.parts:
+            self._pass_part(gathering, part, _cut_cast(cast, part), body, buffers, set(part.ranks))
+        self._settle(gathering)
+        return True
+
+    def _is_repeat(self, above: Above, plan: Plan, key: Key, cast: Cast) -> bool:
+        """Whether the cast is known here. Whoever sent it has taken another's place, and is given what that one was."""
+        gathering = self._gatherings.get(key)
+        given = gathering.given if gathering is not None else self._memory.done.get(key)
+        if given is None:
+            return False
+        if not given.same(cast):  # another process at the address of one that has ended
+            if gathering is not None:
+                self._abandon(gathering)
+            self._memory.forget(given)
+            return False
+        if gathering is None:
+            self._memory.used(given)
+        elif above not in gathering.aboves:
+            gathering.aboves.append(above)
+        for host in [host for part in plan.parts for host in part.names if host in self._ended]:
+            self._effects.append(Up(above.key, Unreached(host)))
+        failed = [_lost(rank, cast.again) for rank in given.lost]
+        self._send(above, key, [*given.records, *failed], given.gone)
+        return True
+
+    def _distribute(self, above: Above, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        """A cast without a gathering."""
+        if cast.gather >= 0:
+            cast = msgspec.structs.replace(cast, gather=-1.0)
+        if cast.number:
+            above.last = cast.number
+            above.open[cast.number] = None
+        passing = Passing(above, cast.number)
+        self._deliver(plan, cast, body, buffers)
+        for part in plan.parts:
+            self._pass_part(passing, part, _cut_cast(cast, part), body, buffers, set())
+        self._passed(passing)
+
+    def _deliver(self, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        count = len(plan.here)
+        seqs = expand(cut(cast.seqs, 0, count), count)
+        incarnations = expand(cut(cast.incarnations, 0, count), count)
+        meant = expand(cut(cast.meant, 0, count), count)
+        back = cast.back or cast.source
+        message: Call | Skip
+        for (name, rank), seq, incarnation, process in zip(plan.here, seqs, incarnations, meant, strict=True):
+            if cast.skip:
+                message = Skip(cast.to, cast.sender)
+            else:
+                message = Call(
+                    cast.to, cast.sender, seq, cast.method, cast.port, back, rank, cast.view, cast.adverb, incarnation
+                )
+            self._effects.append(Deliver(f"{plan.prefix}/{name}", message, body, buffers, cast.source, process))
+
+    def _pass_part(
+        self,
+        owner: Gathering | Passing,
+        part: Part,
+        cast: Cast,
+        body: Buffer,
+        buffers: Sequence[Buffer],
+        pending: set[int],
+    ) -> None:
+        """To a child, and to those below it that it cannot reach."""
+        apart = self._apart.get(part.host)
+        alone = [part.solo(host) for host in sorted(apart & part.names)] if apart else []
+        for solo in alone:
+            pending -= solo.ranks
+        self._pass(owner, part, cast, body, buffers, pending)
+        for solo in alone:
+            ranks = set(solo.ranks) if isinstance(owner, Gathering) else set()
+            self._pass(owner, solo, _cut_cast(cast, solo), body, buffers, ranks)
+
+    def _pass(
+        self,
+        owner: Gathering | Passing,
+        part: Part,
+        cast: Cast,
+        body: Buffer,
+        buffers: Sequence[Buffer],
+        pending: set[int],
+    ) -> None:
+        """To a child, which may be new. `cast` has the numbers of the part's positions."""
+        child = self._children.get(part.host)
+        if child is None:
+            child = self._children[part.host] = Child(part.host)
+            self._ended.pop(part.host, None)
+        number = self._register(child, part)
+        child.last += 1
+        cast = msgspec.structs.replace(cast, plan=number, number=child.last)
+        branch = Branch(owner, part, cast, body, buffers, pending)
+        if isinstance(owner, Passing):
+            owner.branches += 1
+        else:
+            owner.branches[part] = branch
+        self._effects.append(Pass(part.host, cast, body, buffers))
+        if part.plan.forgotten:
+            self._unregister(part)
+        child.keep(branch)
+        while len(child.loose) - child.skips > KEPT_CASTS:
+            self._give_up(child, next(old for old in child.loose.values() if not old.cast.skip))
+        while child.size > KEPT_BYTES:
+            self._give_up(child, next(iter(child.bodies.values())))
+
+    def _give_up(self, child: Child, branch: Branch) -> None:
+        if isinstance(branch.owner, Passing):
+            child.give_up(branch, branch.owner)
+            self._left(branch)
+        else:
+            child.drop_body(branch)
+
+    def _left(self, branch: Branch) -> None:
+        """A branch is through, was given up, or others took its place."""
+        if isinstance(branch.owner, Passing):
+            self._passed(branch.owner)
+
+    def _passed(self, passing: Passing) -> None:
+        passing.branches -= 1
+        if passing.branches:
+            return
+        if passing.lost is not None:
+            self._lose(*passing.lost)
+        gap, above = passing.gap, passing.above
+        if gap is not None:
+            gap.close()
+            above = gap.above
+        if passing.number and above is not None:
+            del above.open[passing.number]
+        if above is not None:
+            self._progress(above)
+
+    def _progress(self, above: Above) -> None:
+        """More of its casts may be through."""
+        done = above.through() - above.confirmed if above.there else 0
+        if done >= CONFIRM_CASTS:
+            self._confirm(above)
+        elif done > 0 and ("confirm", above.key) not in self._armed:
+            self._arm(("confirm", above.key), CONFIRM_DELAY)
+
+    def _confirm(self, above: Above) -> None:
+        self._disarm(("confirm", above.key))
+        through = above.through()
+        if through > above.confirmed:
+            above.confirmed = through
+            self._effects.append(Up(above.key, Delivered(through)))
+
+    # --- down: plans
+
+    def _register(self, child: Child, part: Part) -> int:
+        number = child.registered.get(part)
+        if number is not None:
+            child.registered.move_to_end(part)
+            return number
+        if len(child.registered) >= PLANS_KEPT:
+            self._effects.append(Pass(child.host, ForgetPlan(child.registered.popitem(last=False)[1])))
+        child.last_plan += 1
+        child.registered[part] = child.last_plan
+        plan = CastPlan(child.last_plan, part.plan.width, True, list(part.hosts))
+        self._effects.append(Pass(child.host, plan))
+        return child.last_plan
+
+    def _unregister(self, part: Part) -> None:
+        child = self._children.get(part.host)
+        number = child.registered.pop(part, None) if child is not None else None
+        if number is not None:
+            self._effects.append(Pass(part.host, ForgetPlan(number)))
+
+    def _forget(self, plan: Plan) -> None:
+        plan.forgotten = True
+        for top in plan.parts:
+            for part in top.known():
+                self._unregister(part)
+
+    # --- up: answers
+
+    def _hold(self, gathering: Gathering, record: Record) -> None:
+        if gathering.merging is not None:  # all are waited for: see `_merge`
+            gathering.held.append(record)
+            return
+        if record.alone:
+            self._give(gathering, [record], [])
+            return
+        gathering.held.append(record)
+        gathering.held_size += len(record.body)
+        if gathering.held_size > HELD_BYTES:
+            self._flush(gathering)
+
+    def _settle(self, gathering: Gathering) -> None:
+        """After answers came, or ends of those who would have answered."""
+        if not gathering.mine and not gathering.branches and not gathering.skips:
+            if gathering.merging is None or not self._merge(gathering, gathering.merging):
+                self._finish(gathering)
+        elif not gathering.armed and gathering.merging is None and (gathering.held or gathering.gone):
+            gathering.armed = True
+            self._arm(gathering.timer, gathering.hold)
+
+    def _merge(self, gathering: Gathering, merging: Merging) -> bool:
+        """All have answered: neighbours are folded into one. False when there is nothing to fold, or nobody to do it."""
+        if merging.groups:
+            return True  # at it
+        if not merging.helpers or not merging.sort(gathering.held):
+            return False
+        merging.done = {}
+        records = [record for group in merging.groups for record in group]
+        message = Combine(
+            *gathering.key,
+            gathering.combine,
+            [len(group) for group in merging.groups],
+            [len(record.body) for record in records],
+            [len(record.buffers) for record in records],
+        )
+        buffers = [buffer for record in records for buffer in record.buffers]
+        body = b"".join(record.body for record in records)
+        self._effects.append(Merge(merging.helpers[0], message, body, buffers))
+        return True
+
+    def _finish(self, gathering: Gathering) -> None:
+        self._flush(gathering)
+        self._end(gathering)
+        if not gathering.root:
+            self._memory.finish(gathering.given)
+
+    def _flush(self, gathering: Gathering) -> None:
+        records, gone = gathering.held, gathering.gone
+        gathering.held, gathering.held_size, gathering.gone = [], 0, []
+        if records or gone:
+            self._give(gathering, records, gone)
+
+    def _give(self, gathering: Gathering, records: list[Record], gone: list[int]) -> None:
+        for above in gathering.aboves:
+            self._send(above, gathering.key, records, () if gathering.root else gone)
+        if not gathering.root:
+            self._memory.add(gathering.given, records, gone)
+
+    def _send(self, above: Above, key: Key, records: Sequence[Record], gone: Sequence[int]) -> None:
+        """As few messages as may be."""
+        together: list[Record] = []
+        size = 0
+        for record in records:
+            if record.alone:
+                self._send_together(above, key, [record])
+                continue
+            if size > HELD_BYTES:
+                self._send_together(above, key, together)
+                together, size = [], 0
+            together.append(record)
+            size += len(record.body)
+        if together or gone:
+            self._send_together(above, key, together, gone)
+
+    def _send_together(self, above: Above, key: Key, records: Sequence[Record], gone: Sequence[int] = ()) -> None:
+        ranks: list[int] = []
+        kinds: list[int] = []
+        sizes: list[int] = []
+        for record in records:
+            ranks += record.ranks
+            kinds += [record.kind, *[MERGED] * (record.span - 1)]
+            sizes += [len(record.body), *[0] * (record.span - 1)]
+        answers = Answers(*key, ranks, kinds, sizes, list(gone))
+        body = records[0].body if len(records) == 1 else b"".join(record.body for record in records)
+        self._effects.append(Up(above.key, answers, body, records[0].buffers if len(records) == 1 else ()))
+
+    def _fail(self, gathering: Gathering, ranks: Iterable[int], host: str) -> None:
+        for rank in ranks:
+            self._hold(gathering, _lost(rank, host))
+
+    # --- ends
+
+    def _end(self, gathering: Gathering) -> None:
+        del self._gatherings[gathering.key]
+        self._disarm(gathering.timer)
+
+    def _abandon(self, gathering: Gathering) -> None:
+        """Its answers are not wanted any more, here and below."""
+        self._end(gathering)
+        self._memory.forget(gathering.given)
+        for part, branch in gathering.branches.items():
+            self._children[part.host].release(branch)
+        for host in {part.host: None for part in gathering.branches}:
+            self._effects.append(Pass(host, Unwanted(*gathering.key)))
+
+    def _adopt(self, child: Child, branch: Branch) -> Passing | None:
+        """The host of the branch's child has ended: its own children are ours now. When the cast is lost to them, that of
+        the message that they are to skip it."""
+        owner, part = branch.owner, branch.part
+        again = msgspec.structs.replace(branch.cast, again=child.host)
+        if isinstance(owner, Passing):
+            for below in part.below():
+                self._pass_part(owner, below, _cut_cast(again, below), branch.body, branch.buffers, set())
+            self._left(branch)
+            return None
+        del owner.branches[part]
+        gone = branch.pending.intersection(part.hosts[0].indices)
+        owner.gone += sorted(gone)
+        branch.pending -= gone
+        lost = None if branch.whole else self._fail_branch(owner, branch)
+        for below in part.below():
+            pending = branch.pending & below.ranks
+            if pending:
+                self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, pending)
+        self._settle(owner)
+        return lost
+
+    def _go_round(self, child: Child, branch: Branch, lost: str) -> None:
+        """A host below a child is served without it."""
+        owner, solo = branch.owner, branch.part.solo(lost)
+        cast = _cut_cast(msgspec.structs.replace(branch.cast, again=child.host), solo)
+        if isinstance(owner, Passing):
+            self._pass(owner, solo, cast, branch.body, branch.buffers, set())
+            return
+        pending = branch.pending & solo.ranks
+        branch.pending -= pending
+        if pending and branch.whole:
+            self._pass(owner, solo, cast, branch.body, branch.buffers, pending)
+        elif pending:
+            lost_call = self._losing(owner, branch, pending)
+            self._skip_alone(branch.cast.sender, branch.cast.to, solo, child.host, lost_call)
+        if not branch.pending:
+            del owner.branches[branch.part]
+            child.release(branch)
+        self._settle(owner)
+
+    def _skip_alone(self, sender: str, to: str, solo: Part, around: str, passing: Passing) -> None:
+        """Tells the receivers on one host of a gap."""
+        skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=around)
+        self._pass(passing, solo, skip, b"", (), set())
+        self._passed(passing)
+
+    def _fail_branch(self, gathering: Gathering, branch: Branch) -> Passing:
+        """It cannot be sent again: whoever below has not had it never will. They are told to skip it before it fails, for
+        should we end meanwhile, the one above us has to do all this again."""
+        pending, branch.pending = branch.pending, set()
+        for below in branch.part.below():
+            if pending & below.ranks:
+                self._effects.append(Pass(below.host, Unwanted(*gathering.key)))
+        return self._losing(gathering, branch, pending)
+
+    def _losing(self, gathering: Gathering, branch: Branch, pending: set[int]) -> Passing:
+        """Of those who are to skip a call that cannot be sent again, and for whom it fails then."""
+        body = encode(
+            Failure(
+                f"the call of {branch.cast.method}() was lost on its way through host {branch.part.host}, which cannot pass "
+                f"it on any more; its arguments were not kept to be sent again (limits: {in_flight.BODY_KEPT} bytes a call, "
+                f"{KEPT_BYTES} a host). It may have run or not: call again if that does no harm"
+            )
+        )
+        gathering.skips += 1
+        passing = Passing(None, 0)
+        passing.lost = gathering, [Record(rank, FAILED, body, ()) for rank in sorted(pending)]
+        return passing
+
+    def _lose(self, gathering: Gathering, records: list[Record]) -> None:
+        gathering.skips -= 1
+        if self._gatherings.get(gathering.key) is gathering:
+            for record in records:
+                self._hold(gathering, record)
+            self._settle(gathering)
+
+    def _skip(self, sender: str, to: str, part: Part, passing: Passing) -> None:
+        """Tells the receivers below a host that has ended of a gap."""
+        skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
+        for below in part.below():
+            self._pass_part(passing, below, skip, b"", (), set())
+        self._passed(passing)
+
+    def _upstream_gone(self, now: float, upstream: Upstream) -> None:
+        above = self._above.pop(upstream, None)
+        if above is None:
+            return
+        above.there = False
+        self._disarm(("confirm", upstream))
+        for plan in above.plans.values():
+            self._forget(plan)
+        for gathering in [known for known in self._gatherings.values() if above in known.aboves]:
+            gathering.aboves.remove(above)
+            if gathering.root:
+                self._abandon(gathering)
+            elif not gathering.aboves:
+                gathering.orphaned = now
+                self._arm(("orphans",), self._patience)
+
+    def _give_up_orphans(self, now: float) -> None:
+        """Nobody has taken the parent's place: it was all the way up that hosts ended, or the caller itself."""
+        orphans = [known for known in self._gatherings.values() if not known.aboves]
+        for gathering in orphans:
+            if now - gathering.orphaned >= self._patience:
+                self._abandon(gathering)
+        left = [known.orphaned for known in orphans if known.key in self._gatherings]
+        if left:
+            self._arm(("orphans",), max(0.0, min(left) + self._patience - now))
+
+    # --- parts
+
+    def _upstream(self, key: Upstream) -> Above:
+        above = self._above.get(key)
+        if above is None:
+            above = self._above[key] = Above(key)
+        return above
+
+    def _arm(self, key: tuple[Any, ...], delay: float) -> None:
+        if key not in self._armed:
+            self._armed.add(key)
+            self._effects.append(Arm(key, delay))
+
+    def _disarm(self, key: tuple[Any, ...]) -> None:
+        if key in self._armed:
+            self._armed.remove(key)
+            self._effects.append(Disarm(key))
+
+    def _take(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
+
+
+def _cut_cast(cast: Cast, part: Part) -> Cast:
+    """The cast with the numbers of the part's positions."""
+    if type(cast.seqs) is int and type(cast.incarnations) is int and type(cast.meant) is int:
+        return cast
+    return msgspec.structs.replace(
+        cast,
+        seqs=cut(cast.seqs, part.start, part.stop),
+        incarnations=cut(cast.incarnations, part.start, part.stop),
+        meant=cut(cast.meant, part.start, part.stop),
+    )
+
+
+def _records(answers: Answers, body: Buffer, buffers: Sequence[Buffer]) -> Iterable[Record]:
+    merged = answers.kinds.count(MERGED)
+    if len(answers.ranks) - merged == 1:
+        yield Record(answers.ranks[0], answers.kinds[0], body, buffers, 1 + merged)
+        return
+    view = memoryview(body)
+    firsts = [at for at, kind in enumerate(answers.kinds) if kind != MERGED] if merged else range(len(answers.ranks))
+    start = 0
+    for at, after in itertools.zip_longest(firsts, firsts[1:], fillvalue=len(answers.ranks)):
+        size = answers.sizes[at]
+        # A view would keep the others' bodies alive.
+        yield Record(answers.ranks[at], answers.kinds[at], bytes(view[start : start + size]), (), after - at)
+        start += size
+
+
+def _lost(rank: int, host: str) -> Record:
+    report = (
+        f"the answer was lost with host {host}, which has ended: the call may have run, and its answer is not kept any more "
+        f"below that host (limits: {kept.GIVEN_GATHERINGS} calls and {kept.GIVEN_BYTES} bytes, {kept.ANSWER_KEPT} an answer)"
+    )
+    return Record(rank, FAILED, encode(Failure(report)), ())
+
+
+def _too_many(rank: int, method: str) -> Record:
+    report = (
+        f"more than {GATHERINGS} calls are under way through one host: the call of {method}() is made, and its answer is "
+        f"dropped. Await some of the others first"
+    )
+    return Record(rank, FAILED, encode(Failure(report)), ())

@@ -1,0 +1,141 @@
+"""The sender's part in casts over a tree of agents: one message to the agent of this host, whatever the number of receivers.
+
+A view's receivers on other hosts are registered with the agent once and named by a number from then on. At most 256 views
+of a process are registered at a time; the longest unused is forgotten, and registered anew when it is used again.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._mesh.casts.plan import SENDER_PLANS, Parted
+from monarch._runtime.ordering import compress
+from monarch._runtime.proc import Proc
+from monarch._wire.address import agent_of
+from monarch._wire.frame import Frame
+from monarch._wire.message import Cast, CastPlan, ForgetPlan, PlanUnknown, Stamp, Unwanted
+from monarch._wire.peer import PeerEnded
+from monarch.config import settings
+
+_SENDERS = 10_000  # actors whose casts are remembered, to tell the receivers of their end
+
+
+class Casting:
+    """One a process."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._agent = agent_of(proc.address)
+        self._numbers: OrderedDict[Parted, int] = OrderedDict()
+        self._meanings: weakref.WeakKeyDictionary[Parted, tuple[int, Stamp]] = weakref.WeakKeyDictionary()
+        self._last = 0
+        self._lock = threading.Lock()
+        self._cast: OrderedDict[str, _Casts] = OrderedDict()  # by actor
+        proc.cast_to = self.cast_to
+        proc.receivers[PlanUnknown] = lambda connection, unknown, frame: self._on_unknown(unknown, frame)
+
+    def cast(
+        self,
+        parted: Parted,
+        cast: Cast,
+        body: bytes,
+        buffers: Sequence[memoryview],
+        lazy: float,
+        wanted: Any = None,
+    ) -> None:
+        """Sends a Call to every receiver of the far part; `cast` lacks the plan's number. `wanted` is the Gather or Queue
+        that waits for the answers, which come up the tree then."""
+        proc = self._proc
+        with self._lock:  # a plan is registered before the first cast that names it
+            cast.plan = self._number(parted)
+            cast.meant = self._meant(parted)
+            self._note(cast.sender, cast.plan, parted)
+            if wanted is not None:
+                wanted.unwanted = lambda: self._unwanted(cast.port)
+        proc.post(self._agent, cast, body, buffers, lazy)
+
+    def _meant(self, parted: Parted) -> Stamp:
+        """Which processes are meant, as far as known; looked up when something was learned since."""
+        changes = self._proc.far_changes
+        known = self._meanings.get(parted)
+        if known is None or known[0] != changes:
+            meant = compress([self._proc.meant_at(address) for _, _, address in parted.far])
+            known = self._meanings[parted] = changes, meant
+        return known[1]
+
+    def _number(self, parted: Parted) -> int:
+        number = self._numbers.get(parted)
+        if number is not None:
+            self._numbers.move_to_end(parted)
+            return number
+        self._last += 1
+        number = self._numbers[parted] = self._last
+        width = int(settings.get("max_cast_fanout"))
+        for address in parted.addresses:
+            self._proc.watch(address)
+        self._proc.post(self._agent, CastPlan(number, width, False, parted.hosts))
+        if len(self._numbers) > SENDER_PLANS:
+            self._proc.post(self._agent, ForgetPlan(self._numbers.popitem(last=False)[1]))
+        return number
+
+    def _on_unknown(self, unknown: PlanUnknown, frame: Frame) -> None:
+        """Our agent lacks the plan: it is registered anew, and the cast sent once more."""
+        number = unknown.cast.plan
+        with self._lock:
+            parted = next((known for known, given in self._numbers.items() if given == number), None)
+            if parted is None:
+                return  # forgotten since: nobody can say any more who was meant
+            del self._numbers[parted]
+        buffers = [memoryview(buffer) for buffer in frame.buffers]
+        try:
+            self.cast(parted, unknown.cast, bytes(frame.body), buffers, 0.0)
+        except PeerEnded:
+            pass
+
+    def _note(self, sender: str, number: int, parted: Parted) -> None:
+        known = self._cast.get(sender)
+        if known is None:
+            known = self._cast[sender] = _Casts()
+            if len(self._cast) > _SENDERS:
+                self._cast.popitem(last=False)
+        if known.plan != number:
+            known.plan = number
+            known.addresses |= parted.addresses
+
+    def cast_to(self, sender: str) -> list[str]:
+        """The processes of other hosts that casts of that actor went to; it has ended and is forgotten."""
+        with self._lock:
+            known = self._cast.pop(sender, None)
+        return sorted(known.addresses) if known else []
+
+    def _unwanted(self, port: int) -> None:
+        try:
+            self._proc.post(self._agent, Unwanted(self._proc.address, port))
+        except (PeerEnded, RuntimeError):  # it is all over
+            pass
+
+
+class _Casts:
+    """What an actor has cast: to which processes, and with which plan the last."""
+
+    __slots__ = ("addresses", "plan")
+
+    def __init__(self) -> None:
+        self.addresses: set[str] = set()
+        self.plan = 0
+
+
+def stamps(numbering: Any, key: str, parted: Parted, restarts: Any) -> tuple[Any, Any]:
+    """The numbers of one cast, and the incarnations that are meant, as they travel."""
+    if restarts is None:
+        return numbering.next_many(key, parted.ranks), 0
+    incarnations = [restarts.of(key, rank, address) for _, rank, address in parted.far]
+    receivers = [
+        (rank, incarnation) if incarnation else rank
+        for rank, incarnation in zip(parted.ranks, incarnations, strict=True)
+    ]
+    return numbering.next_many(key, receivers), compress(incarnations)

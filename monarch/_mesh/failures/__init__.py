@@ -1,0 +1,1 @@
+"""Noticing that something failed, deciding what then, telling who is concerned."""

@@ -1,0 +1,1 @@
+"""Arrays of hosts, processes and actors, as programs hold them."""

@@ -1,0 +1,378 @@
+"""HostMesh: machines as an array, on which processes are spawned."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from monarch._mesh.meshes import replacements
+from monarch._mesh.meshes.owned import OwnedProcs
+from monarch._mesh.meshes.proc_mesh import ProcMesh, ProcSpec, announce
+from monarch._mesh.setup import SetupActor
+from monarch._mesh.start.preload import preloads
+from monarch._runtime.context import here
+from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
+from monarch._shape.extent import Extent, Point
+from monarch._shape.region import Region, Shape
+from monarch._shape.slice import NDSlice
+from monarch._shape.view import MeshTrait
+from monarch._wire.ids import new_id
+from monarch._wire.message import Command, LaunchSpec
+from monarch.config import settings
+
+_REFERENCE = (
+    "`HostMesh` that is a reference instead of owned: this host, slices and meshes that were sent belong to others"
+)
+_BINDINGS = ("cpunodebind", "membind", "physcpubind", "cpus")
+
+
+class BootstrapCommand:
+    """How a process of ours is started: `program args...`, shown as `arg0`, with `env` over the inherited environment.
+
+    `env` values of None remove a variable; without `inherit_env` the process gets `env` alone. The program must end up in
+    `python -m monarch._mesh.bootstrap` with its descriptors and environment kept (a wrapper does, through exec).
+    """
+
+    def __init__(
+        self,
+        program: str,
+        arg0: str | None,
+        args: Sequence[str],
+        env: Mapping[str, str | None],
+        inherit_env: bool = True,
+    ) -> None:
+        self.program = program
+        self.arg0 = arg0
+        self.args = list(args)
+        self.env = dict(env)
+        self.inherit_env = inherit_env
+
+    def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
+        """A copy with `env` over its own."""
+        return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BootstrapCommand) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash(self.program)
+
+    def __repr__(self) -> str:
+        return f"BootstrapCommand(program={self.program!r}, args={self.args!r}, env={sorted(self.env)!r})"
+
+
+def default_bootstrap_cmd() -> BootstrapCommand:
+    """The command that starts a process with this interpreter."""
+    return BootstrapCommand(sys.executable, None, ["-m", "monarch._mesh.bootstrap"], {})
+
+
+class HostMesh(MeshTrait):
+    """A mesh of hosts, or a view of one. `this_host()` is the mesh of this machine."""
+
+    stream_logs = False
+    is_fake_in_process = False
+
+    def __init__(
+        self, hosts: Sequence[str], shape: Shape, executable: str = "", session: Session | None = None
+    ) -> None:
+        self._given = hosts
+        self._shape = shape
+        self._executable = executable
+        self._session = session  # of the mesh that owns its hosts
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        return tuple(self._given)
+
+    # --- shape
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._shape.labels)
+
+    @property
+    def region(self) -> Region:
+        return self._shape.region
+
+    def _new_with_shape(self, shape: Shape) -> HostMesh:
+        return self if shape == self._shape else HostMesh(self._given, shape, self._executable)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, HostMesh)
+            and (self._hosts, self._executable) == (other._hosts, other._executable)
+            and self._shape == other._shape
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._hosts)
+
+    def __repr__(self) -> str:
+        return f"<HostMesh {self._shape} of {len(self)} host(s)>"
+
+    # --- processes
+
+    def with_python_executable(self, path: str) -> HostMesh:
+        """The same hosts, whose processes run under the interpreter at `path`; `this_host()` in them inherits it."""
+        return HostMesh(self._given, self._shape, os.fspath(path), self._session)
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
+        name: str | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
+        bootstrap_command: BootstrapCommand | Callable[[Point], BootstrapCommand] | None = None,
+        *,
+        env: Mapping[str, str | None] | None = None,
+    ) -> ProcMesh:
+        """Starts processes on each host and returns their mesh at once: the hosts' dimensions, then those of `per_host`.
+
+        Without `per_host` one process a host. Children inherit this process's environment as it is now, `env` over it
+        (None removes a variable) before they import anything, its working directory and `sys.path`; their stdin is
+        /dev/null. `bootstrap`: a sync or async function run once in each process before any actor is constructed there;
+        if it raises, `initialized` and every call on the mesh's actors raise ActorError. `proc_bind`: one dict a process
+        of a host with `cpus` or numactl's `cpunodebind`, `membind`, `physcpubind`. `bootstrap_command`: what to execute
+        in place of forking, one for all or a function of the process's Point.
+
+        Raises ValueError for labels that repeat, sizes below 1 and `proc_bind` of another length. What goes wrong later
+        (no such program, too many processes) is raised by `initialized`, and calls on its actors say it too.
+        """
+        sizes = dict(per_host or {})
+        if self._session is not None:
+            self._session.check()
+        self._check_sizes(sizes)
+        extent = self.extent
+        labels = [*extent.labels, *sizes]
+        count = len(NDSlice.new_row_major(list(sizes.values())))
+        binds = self._check_binds(proc_bind, count)
+        if bootstrap is not None and not callable(bootstrap):
+            raise TypeError(f"bootstrap must be a function without parameters, got {bootstrap!r}")
+        whole = [*extent.sizes, *sizes.values()]
+        hosts = [self._hosts[rank] for rank in self._shape.ndslice]
+        spec = ProcSpec(new_id(), name or "anon", hosts, labels, whole, self._executable)
+        layer = here().mesh
+        commands = _commands(bootstrap_command, Extent(labels, whole), len(spec.addresses))
+        replaced = replacements.active()
+        gated = bootstrap is not None or bool(replaced)
+        launches = []
+        for index, host in enumerate(hosts):
+            afar = host != here().host
+            launch = launch_spec(spec.name, env or {}, self._executable, gated=gated, afar=afar)
+            launch.binds = binds
+            own = commands[index * count : (index + 1) * count]
+            launch.commands = [_told(command, afar) for command in own] if own else None
+            launches.append(msgspec.msgpack.encode(launch))
+        owned = layer.spawn_procs(spec, launches, count)
+        if self._session is not None:
+            self._session.spawned(owned)
+        shape = Shape(labels, NDSlice.new_row_major(whole))
+        mesh = ProcMesh(spec, shape, owned, owned.started)
+        mesh._forwards_logs = bool(settings.get("enable_log_forwarding"))
+        if gated:
+            mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned)
+        layer.remember(mesh)
+        announce(mesh)
+        return mesh
+
+    def _run_bootstrap(
+        self,
+        mesh: ProcMesh,
+        bootstrap: Callable[[], Any] | None,
+        replaced: list[replacements.Pair],
+        owned: OwnedProcs,
+    ) -> Source:
+        layer = here().mesh
+        actors = layer.spawn_actors(mesh, "setup", SetupActor, (bootstrap, replaced), {}, True)
+        done = actors.setup.call()
+
+        def prepare(rank: int) -> Source:
+            return layer.restarter.prepare(layer.actors[actors._spec.key], actors, rank)  # type: ignore[no-any-return]
+
+        owned.prepare = prepare
+        return All([owned.started, detach(done)])
+
+    def _check_sizes(self, sizes: dict[str, int]) -> None:
+        mine = self.extent.labels
+        overlap = [label for label in sizes if label in mine]
+        if overlap:
+            raise ValueError(f"per_host labels {overlap} overlap with host labels ({', '.join(mine)})")
+        for label, size in sizes.items():
+            if not isinstance(label, str):
+                raise TypeError(f"per_host labels are strings, got {label!r}")
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(f"per_host dimension {label!r} must have a size of 1 or more, got {size!r}")
+
+    def _check_binds(self, binds: Sequence[Mapping[str, str]] | None, count: int) -> list[dict[str, str]] | None:
+        if binds is None:
+            return None
+        if len(binds) != count:
+            raise ValueError(f"proc_bind length ({len(binds)}) must equal procs_per_host ({count})")
+        for bind in binds:
+            unknown = [key for key in bind if key not in _BINDINGS]
+            if unknown:
+                raise ValueError(f"unknown proc_bind keys {unknown} (known: {', '.join(_BINDINGS)})")
+        return [{key: str(value) for key, value in bind.items()} for bind in binds]
+
+    # --- life
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """True once every host is attached; raises what stood in the way. RuntimeError after `shutdown`."""
+        if self._session is None:
+            return make_future(Done(True))
+        self._session.check()
+        return make_future(Then(self._session.attached, lambda _value: True))
+
+    def shutdown(self) -> Future[None]:
+        """Stops every process on the hosts; then their worker loops end. Begins at once; the Future says when it is done.
+
+        RuntimeError on a reference, which `this_host()` is, and slices and meshes that were sent; and when it was shut down
+        already. Afterwards every use of the mesh raises RuntimeError.
+        """
+        if self._session is None:
+            raise RuntimeError(f"cannot shut down {_REFERENCE}")
+        return make_future(self._session.shutdown())
+
+    def stop(self) -> Future[None]:
+        """Stops the processes that were spawned through this mesh. The worker loops go on and can be attached again, as a new
+        mesh; this one cannot spawn any more. Begins at once; the Future says when it is done. RuntimeError on a reference.
+        """
+        if self._session is None:
+            raise RuntimeError(f"cannot stop {_REFERENCE}")
+        return make_future(self._session.stop())
+
+    async def __aenter__(self) -> HostMesh:
+        if self._session is not None:
+            self._session.check()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.shutdown()
+
+    async def sync_workspace(self, workspace: Any, conda: bool = False, auto_reload: bool = False) -> None:
+        """Makes `$WORKSPACE_DIR/<dst>` on each host hold what the local directories of `workspace.dirs` hold, {local: dst}.
+
+        Only what differs is sent, once a host; what is gone here is removed there. `conda`: the active conda
+        environment as well. `auto_reload`: modules whose files changed are reloaded in the processes this program has
+        spawned. See docs/workspace.md. RuntimeError on a mesh that `attach_to_workers` has not returned; WorkspaceError
+        naming host and path for what could not be done; ValueError for a dst that is not below WORKSPACE_DIR.
+        """
+        if self._session is None:
+            raise RuntimeError(
+                "cannot call sync_workspace on a sliced host mesh or one that was sent over an actor endpoint; this host "
+                "shares its files with its processes anyway"
+            )
+        from monarch._mesh.workspace.sync import sync_hosts  # asyncio
+
+        await sync_hosts(self, workspace, conda, auto_reload)
+
+    def __reduce__(self) -> Any:
+        return HostMesh, (self._hosts, self._shape, self._executable)
+
+
+class Session(Protocol):
+    """What it takes to own hosts: see `attach`."""
+
+    @property
+    def attached(self) -> Source: ...
+
+    def check(self) -> None:
+        """RuntimeError when they were stopped or shut down."""
+        ...
+
+    def spawned(self, owned: OwnedProcs) -> None: ...
+    def stop(self) -> Source: ...
+    def shutdown(self) -> Source: ...
+
+
+def _commands(
+    given: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent, count: int
+) -> list[BootstrapCommand]:
+    """One for each rank, or none."""
+    if given is None:
+        return []
+    commands = [given if isinstance(given, BootstrapCommand) else given(Point(rank, extent)) for rank in range(count)]
+    for command in commands:
+        if not isinstance(command, BootstrapCommand):
+            raise TypeError(f"bootstrap_command must give a BootstrapCommand, got {type(command).__name__}")
+    return commands
+
+
+def _told(command: BootstrapCommand, afar: bool) -> Command:
+    """As it goes to the agent; that of another host knows the environment there."""
+    args = list(command.args)
+    if afar:
+        return Command(command.program, command.arg0, args, *_changes(command.env)[:1], command.inherit_env,
+                       _changes(command.env)[1])  # fmt: skip
+    base = dict(os.environ) if command.inherit_env else {}
+    return Command(command.program, command.arg0, args, changed(base, command.env))
+
+
+def _changes(env: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
+    """(what is set, what is removed)."""
+    given = {key: str(value) for key, value in env.items() if value is not None}
+    return given, [key for key, value in env.items() if value is None]
+
+
+def changed(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
+    """`env` with `changes` over it; None removes."""
+    result = dict(env)
+    for key, value in changes.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = str(value)
+    return result
+
+
+def launch_spec(
+    name: str, env: Mapping[str, str | None], executable: str, *, gated: bool, afar: bool = False
+) -> LaunchSpec:
+    """What processes spawned from here and now inherit; those of another host (`afar`) its environment and not ours."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:
+        cwd = "/"
+    paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
+    if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
+        paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
+    given, removed = _changes(env)
+    return LaunchSpec(
+        name=name,
+        env=given if afar else changed(os.environ, env),
+        cwd=cwd,
+        path=[cwd, *(path for path in paths if path != cwd)],
+        executable=executable,
+        config=msgspec.msgpack.encode(settings.snapshot()),
+        forward_logs=bool(settings.get("enable_log_forwarding")),
+        prefix_with_rank=settings.get("prefix_with_rank"),
+        preload=preloads(),
+        gated=gated,
+        client=here().client,
+        afar=afar,
+        removed=removed if afar else [],
+    )
+
+
+def host_mesh_of(host: str, executable: str = "") -> HostMesh:
+    return HostMesh((host,), Shape.unity(), executable)
+
+
+def this_host() -> HostMesh:
+    """The host of the running process, as a mesh without dimensions. A reference: it cannot be shut down."""
+    proc = here()
+    return host_mesh_of(proc.host, proc.mesh.executable)
+
+
+def this_proc() -> ProcMesh:
+    """The process that runs the current actor (or the client's), as a mesh without dimensions."""
+    return here().mesh.this_proc()  # type: ignore[no-any-return]

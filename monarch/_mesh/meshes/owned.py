@@ -1,0 +1,363 @@
+"""What an actor owns, as its process keeps it: meshes of actors and of processes, to be stopped and restarted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from monarch._mesh.failures import ledger
+from monarch._mesh.start.preload import refreshed
+from monarch._runtime.future import All, Done, Slot, Source
+from monarch._runtime.replies import Entry, Raw
+from monarch._wire import message
+from monarch._wire.address import agent_at
+from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs
+from monarch._wire.peer import PeerEnded
+from monarch.config import settings
+
+if TYPE_CHECKING:
+    from monarch._mesh.failures.restart_policy import Group
+    from monarch._mesh.meshes.actor_mesh import ActorSpec
+    from monarch._mesh.meshes.proc_mesh import ProcSpec
+    from monarch._mesh.process.mesh_layer import MeshLayer
+    from monarch._runtime.instance import Instance
+
+
+class Acks(Entry):
+    """Ready when every address has answered or its process has ended. Never fails.
+
+    `ask(port, rank)` asks the process at `addresses[rank]` for its answer, and once more when the connection to it broke; it
+    may raise PeerEnded. Without it, nobody is asked again.
+    """
+
+    __slots__ = ("_ask", "_left", "_lock")
+
+    def __init__(self, addresses: Sequence[str], ask: Callable[[int, int], None] | None = None) -> None:
+        super().__init__(None)
+        self._ask = ask
+        self._lock = threading.Lock()
+        self._left = dict(enumerate(addresses))
+        if not addresses:
+            self.settle()
+
+    def ask(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            try:
+                assert self._ask is not None
+                self._ask(self.number, rank)
+            except PeerEnded:
+                self.done(rank)
+
+    def receive(self, raw: Raw) -> None:
+        self.done(raw[0])
+
+    def done(self, rank: int) -> None:
+        with self._lock:
+            self._left.pop(rank, None)
+            last = not self._left
+        if last and not self.ready:
+            self.close()
+            self.settle()
+
+    def left(self) -> list[str]:
+        """The addresses that have neither answered nor ended."""
+        with self._lock:
+            return list(self._left.values())
+
+    def _ranks_at(self, address: str) -> list[int]:
+        with self._lock:
+            return [rank for rank, there in self._left.items() if there == address]
+
+    def waits_for(self, address: str) -> bool:
+        for rank in self._ranks_at(address):
+            self.done(rank)
+        return False
+
+    def connection_broke(self, address: str, failure: Failure) -> None:
+        if self._ask is not None:
+            self.ask(self._ranks_at(address))
+        else:
+            self.waits_for(address)
+
+    def give_up(self, error: BaseException) -> None:
+        if not self.ready:
+            self.close()
+            self.settle()
+
+    def awaited(self) -> str:
+        with self._lock:
+            left = sorted(set(self._left.values()))
+        return f" from {', '.join(left[:4])}" + (f" and {len(left) - 4} more" if len(left) > 4 else "")
+
+    def value(self) -> None:
+        return None
+
+
+class HostAcks(Acks):
+    """Ready when the agents of all these hosts have answered, or are gone. An answer says in its body whose it is."""
+
+    __slots__ = ()
+
+    def __init__(self, hosts: Iterable[str]) -> None:
+        super().__init__([agent_at(host) for host in hosts])
+
+    def receive(self, raw: Raw) -> None:
+        self.waits_for(bytes(raw[2]).decode())
+
+
+class Making:
+    """How the actors of a mesh are constructed: the encoded (class, args, kwargs, proc mesh, creator).
+
+    Kept by the owner for restarts up to `restart_argument_bytes`, beyond that `body` is None once they were sent; so it
+    is when they can be unpickled `once` (claims on distributed tensors).
+    """
+
+    __slots__ = ("body", "buffers", "once", "size")
+
+    def __init__(self, body: bytes, buffers: Sequence[memoryview], once: bool = False) -> None:
+        self.once = once
+        self.body: bytes | None = body
+        self.buffers: Sequence[memoryview] = buffers
+        self.size = len(body) + sum(buffer.nbytes for buffer in buffers)
+
+    def keep(self) -> None:
+        """They were sent. The buffers are the program's memory, which it may change from now on."""
+        if self.once or self.size > settings.get("restart_argument_bytes"):
+            self.body, self.buffers = None, ()
+        elif self.buffers:
+            self.buffers = [memoryview(bytes(buffer)) for buffer in self.buffers]
+
+
+class OwnedActors:
+    """An actor mesh that an actor of this process owns. `group` restarts its ranks when they fail."""
+
+    def __init__(
+        self, layer: MeshLayer, spec: ActorSpec, owner: str, making: Making, setup: bool, group: Group | None
+    ) -> None:
+        self.layer = layer
+        self.spec = spec
+        self.owner = owner
+        self.setup = setup
+        self.group = group
+        self.creator: Any = None
+        self.incarnations: dict[int, int] = {}  # of ranks that are not the first
+        self.replaced: dict[int, Failure] = {}  # why those before them ended
+        self.spawned = Slot()  # every rank's first spawn was sent: what takes their place must not overtake them
+        self._making = making
+        self._remade: dict[int, Making] = {}  # ranks that were restarted with other arguments
+
+    def making(self, rank: int) -> Making:
+        return self._remade.get(rank, self._making)
+
+    def too_large(self, ranks: Sequence[int]) -> str:
+        """Why these ranks cannot be constructed with the arguments they had; "" when they can."""
+        for making in map(self.making, ranks):
+            if making.body is None and making.once:
+                return (
+                    f"the constructor arguments of {self.spec.mesh_name} hold distributed tensors, which are given to actors "
+                    f"once: give them again, as restart(args=(...))"
+                )
+            if making.body is None:
+                return (
+                    f"the constructor arguments of {self.spec.mesh_name} ({making.size} bytes) were not kept for restarts: "
+                    f"they are larger than the setting restart_argument_bytes; give them again, as restart(args=(...))"
+                )
+        return ""
+
+    def remake(self, ranks: Sequence[int], making: Making) -> None:
+        """From now on these ranks are constructed otherwise."""
+        for rank in ranks:
+            self._remade[rank] = making
+
+    def stop(self, reason: str) -> Source:
+        return self.layer.stop_actors(self.spec, reason)
+
+
+class OwnedProcs:
+    """A proc mesh that an actor of this process owns, while its processes start, run, stop and start again."""
+
+    def __init__(
+        self, layer: MeshLayer, spec: ProcSpec, owner: Instance, launches: Sequence[bytes], per_host: int
+    ) -> None:
+        self.layer = layer
+        self.spec = spec
+        self.owner = owner
+        self.started = Slot()
+        self.prepare: Callable[[int], Source] | None = None  # runs the bootstrap function in a rank's new process
+        self._launches = launches
+        self._per_host = per_host
+        self._incarnations: dict[int, int] = {}  # of ranks that are not the first
+        self._running: set[int] = set()
+        self._ended: set[int] = set()
+        self._restarting: dict[int, Slot] = {}
+        self.lost: dict[str, str] = {}  # hosts that are gone, and why
+        self._stopping: Source | None = None
+        self._lock = threading.Lock()
+
+    def on_started(self, started: ProcStarted) -> None:
+        with self._lock:
+            if started.incarnation < self._incarnations.get(started.rank, 0):
+                return
+            self._running.add(started.rank)
+            self._ended.discard(started.rank)
+            slot = self._restarting.get(started.rank)
+            all_run = len(self._running) == len(self.spec.addresses)
+        if all_run:
+            self.started.set(True)
+        if slot is not None:
+            self._prepare(started.rank, slot)
+
+    def _prepare(self, rank: int, slot: Slot) -> None:
+        """The new process runs; its bootstrap function comes before it counts as restarted."""
+
+        def done() -> None:
+            with self._lock:
+                self._restarting.pop(rank, None)
+            try:
+                slot.set(prepared.value())
+            except BaseException as exc:
+                slot.fail(exc)
+
+        if self.prepare is None:
+            with self._lock:
+                self._restarting.pop(rank, None)
+            slot.set()
+            return
+        prepared = self.prepare(rank)
+        prepared.on_ready(done)
+
+    def on_ended(self, rank: int, ended: ProcEnded) -> None:
+        with self._lock:
+            if ended.incarnation < self._incarnations.get(rank, 0):
+                return
+            self._running.discard(rank)
+            self._ended.add(rank)
+            slot = self._restarting.pop(rank, None)
+        if slot is None and self.started.ready:
+            return
+        why = ledger.describe_exit(ended)
+        tail = "".join(f"\n    {line}" for line in ended.tail)
+        error = RuntimeError(
+            f"process {ended.address} of mesh {self.spec.name!r} ended before it was ready: {why}{tail}"
+        )
+        (slot or self.started).fail(error)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether its owner has asked for its end."""
+        return self._stopping is not None
+
+    def host_lost(self, host: str, why: str) -> None:
+        """None of its processes comes back: who answers at that address one day is another host."""
+        with self._lock:
+            self.lost[host] = why
+
+    def ended_ranks(self) -> list[int]:
+        """Ranks whose process has ended and is not being restarted."""
+        with self._lock:
+            return sorted(self._ended - self._restarting.keys())
+
+    # --- restarts
+
+    def restart(self, ranks: Sequence[int]) -> Source:
+        """New processes for these ranks; those that run are stopped first. Ready when they run.
+
+        A rank that is being restarted already is waited for. RuntimeError from what it returns when the mesh was stopped, and
+        when the host of one of them is gone; then none is restarted.
+        """
+        slots: list[Source] = []
+        asked: dict[int, list[int]] = {}
+        with self._lock:
+            if self._stopping is not None:
+                return Done(
+                    RuntimeError(f"the mesh {self.spec.name!r} was stopped: spawn new processes with spawn_procs()")
+                )
+            for rank in ranks:
+                there = self.spec.hosts[rank // self._per_host]
+                if there in self.lost:
+                    return Done(
+                        RuntimeError(
+                            f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {there} is gone "
+                            f"({self.lost[there]}): attach a host that lives, and spawn there"
+                        )
+                    )
+            for rank in ranks:
+                slot = self._restarting.get(rank)
+                if slot is None:
+                    slot = self._restarting[rank] = Slot()
+                    self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
+                    asked.setdefault(rank // self._per_host, []).append(rank)
+                slots.append(slot)
+            living = [rank for ranks in asked.values() for rank in ranks if rank not in self._ended]
+            self._running.difference_update(living)
+            incarnations = dict(self._incarnations)
+        proc = self.layer.proc
+        for host, wanted in asked.items():  # before they are told, so that their agent knows why they end
+            self._ask(host, wanted, [incarnations[rank] for rank in wanted])
+        for rank in living:
+            try:
+                proc.post(self.spec.addresses[rank], StopProc("restarted by its owner", incarnations[rank] - 1))
+            except PeerEnded:
+                continue
+        if self._stopping is not None:  # meanwhile: these may have come behind the order to stop
+            self._order_stop("its owner has stopped it", 0)
+        return All(slots)
+
+    def _ask(self, host: int, ranks: list[int], incarnations: list[int]) -> None:
+        spec, proc = self.spec, self.layer.proc
+        ask = message.RestartProcs(
+            spec.uid,
+            spec.name,
+            host * self._per_host,
+            self._per_host,
+            ranks,
+            incarnations,
+            proc.address,
+            settings.get("process_exit_timeout"),
+            spec.hosts[host],
+        )
+        try:
+            proc.post(agent_at(spec.hosts[host]), ask, refreshed(self._launches[host]))
+        except PeerEnded as exc:
+            for rank in ranks:
+                self.on_ended(rank, ProcEnded(spec.addresses[rank], 0, 1, False, [], f"its host is gone: {exc}", 2**31))
+
+    # --- the end
+
+    def stop(self, reason: str) -> Source:
+        """Asks the agents to stop the processes; ready when they are gone."""
+        with self._lock:
+            if self._stopping is not None:
+                return self._stopping
+            self.spec.stopped = True
+            acks = HostAcks(self.spec.hosts)
+            self._stopping = acks
+            restarting, self._restarting = self._restarting, {}
+        for slot in restarting.values():
+            slot.fail(RuntimeError(f"the mesh {self.spec.name!r} was stopped while it was being restarted: {reason}"))
+        number = self.layer.proc.ports.add(acks)
+        for rank in self._order_stop(reason, number):
+            acks.done(rank)
+        self.owner.owned.pop(self.spec.uid, None)
+        acks.on_ready(lambda: self.layer.procs.pop(self.spec.uid, None))
+        return acks
+
+    def _order_stop(self, reason: str, port: int) -> list[int]:
+        """Tells the processes and their agents. Returns the agents that have ended."""
+        proc, spec, gone = self.layer.proc, self.spec, []
+        for address in spec.addresses:
+            try:
+                proc.post(address, StopProc(reason))
+            except PeerEnded:
+                continue
+        grace = settings.get("process_exit_timeout")
+        for rank, host in enumerate(spec.hosts):
+            if host in self.lost:
+                gone.append(rank)
+                continue
+            try:
+                proc.post(agent_at(host), StopProcs(spec.uid, reason, grace, port))
+            except PeerEnded:
+                gone.append(rank)
+        return gone

@@ -1,0 +1,318 @@
+"""ProcMesh: processes of ours as an array, on which actors are spawned."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from monarch._mesh import plugins
+from monarch._mesh.failures import restart_policy
+from monarch._mesh.loglevel import LogLevel
+from monarch._mesh.meshes import replacements
+from monarch._runtime.context import here
+from monarch._runtime.future import Done, Future, Source, Then, make_future
+from monarch._shape.region import Shape
+from monarch._shape.slice import NDSlice
+from monarch._shape.view import MeshTrait
+from monarch._wire.address import host_of, name_of, proc_address
+
+if TYPE_CHECKING:
+    from monarch._mesh.meshes.host_mesh import HostMesh
+    from monarch._mesh.meshes.owned import OwnedProcs
+
+T = TypeVar("T")
+
+
+class ProcSpec:
+    """What every view of one proc mesh shares. Process r is the r % n-th of host r // n, n being processes a host."""
+
+    __slots__ = ("addresses", "executable", "hosts", "labels", "name", "sizes", "stopped", "uid")
+
+    def __init__(
+        self,
+        uid: str,
+        name: str,
+        hosts: Sequence[str],
+        labels: Sequence[str],
+        sizes: Sequence[int],
+        executable: str = "",
+    ) -> None:
+        self.uid = uid
+        self.name = name
+        self.hosts = tuple(hosts)
+        self.labels = tuple(labels)
+        self.sizes = tuple(sizes)
+        self.executable = executable
+        self.stopped = False
+        count = len(NDSlice.new_row_major(self.sizes))
+        per_host = count // len(self.hosts)
+        self.addresses = [proc_address(self.hosts[rank // per_host], uid, rank) for rank in range(count)]
+
+
+class ProcMesh(MeshTrait):
+    """A mesh of processes, or a view of one.
+
+    The object that `spawn_procs` returned owns the processes and may `stop()` them; slices and copies that were sent are
+    references, on which actors can be spawned as well. Dropping every reference does not stop the processes: they live
+    until they are stopped, their owner ends, or the client exits.
+    """
+
+    def __init__(self, spec: ProcSpec, shape: Shape, owned: OwnedProcs | None = None, ready: Source | None = None):
+        self._spec = spec
+        self._shape = shape
+        self._owned = owned
+        self._ready = ready
+        self._forwards_logs = False
+        self._entered = False
+
+    # --- shape
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._shape.labels)
+
+    def _new_with_shape(self, shape: Shape) -> ProcMesh:
+        return self if shape == self._shape else ProcMesh(self._spec, shape, ready=self._ready)
+
+    def _root(self) -> ProcMesh:
+        """The whole mesh that this is a view of, as a reference."""
+        spec = self._spec
+        return ProcMesh(spec, Shape(spec.labels, NDSlice.new_row_major(spec.sizes)), ready=self._ready)
+
+    def _addresses(self) -> list[str]:
+        """The processes of this view, in the order of its ranks."""
+        addresses = self._spec.addresses
+        return [addresses[rank] for rank in self._shape.ndslice]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ProcMesh) and self._spec.uid == other._spec.uid and self._shape == other._shape
+
+    def __hash__(self) -> int:
+        return hash(self._spec.uid)
+
+    def __repr__(self) -> str:
+        kind = "owned" if self._owned is not None else "reference"
+        state = ", stopped" if self._spec.stopped else ""
+        return f"<ProcMesh {self._spec.name!r} {self._shape} ({kind}{state})>"
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The host of a mesh of one process. NotImplementedError for larger meshes."""
+        from monarch._mesh.meshes.host_mesh import host_mesh_of  # hosts spawn procs
+
+        if len(self) != 1:
+            raise NotImplementedError(
+                f"host_mesh is known for a mesh of one process, and this one has {len(self)}: slice it"
+            )
+        return host_mesh_of(host_of(self._addresses()[0]), self._spec.executable)
+
+    # --- actors
+
+    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> T:
+        """Starts one actor of `Class` in each process of the mesh and returns their ActorMesh, typed as the class.
+
+        Returns at once: on each rank `__init__(*args, **kwargs)` runs on the actor's own thread before any endpoint. The
+        caller (an actor, or the client) owns the mesh and is told of its failures; a constructor that raises is one.
+
+        Raises here: ValueError for a class that is no Actor or whose endpoint names collide, TypeError for arguments that
+        do not fit `__init__`, RuntimeError when the mesh was stopped, and whatever pickling raises.
+        """
+        self._check_alive()
+        return here().mesh.spawn_actors(  # type: ignore[no-any-return]
+            self, name, replacements.replace(Class), args, kwargs, group=restart_policy.active()
+        )
+
+    def _check_alive(self) -> None:
+        if self._spec.stopped:
+            raise RuntimeError("`ProcMesh` has already been stopped: spawn new processes with spawn_procs()")
+
+    # --- life
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """True once every process runs and its bootstrap function has returned; raises what stood in the way."""
+        if self._ready is None:
+            return make_future(Done(True))
+        return make_future(Then(self._ready, lambda _value: True))
+
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """Stops the processes: every actor's `__cleanup__` runs, each interpreter ends in the ordinary way, and what is
+        not gone after `process_exit_timeout` is killed. Begins at once; the Future says when it is done. Idempotent.
+
+        ValueError on a reference: only the owner stops a mesh.
+        """
+        if self._owned is None:
+            raise ValueError(
+                "ProcMesh is not owned; must be stopped by an owner: slices and meshes that were sent are references"
+            )
+        return make_future(Then(self._owned.stop(reason), lambda _value: None))
+
+    def restart(self, *, failed: bool = False, **selection: Any) -> Future[None]:
+        """Puts new processes in the place of some: those at `selection` (as for `slice`; all by default), with `failed` those
+        of them that have ended.
+
+        Processes that still run are stopped first, in order, as by `stop()`. Begins at once; the Future resolves when the new
+        processes run and the mesh's bootstrap function has returned there. They hold no actors: `ActorMesh.restart`
+        constructs those again. Views, slices and references reach the new processes. Calls that were sent to the old ones
+        fail and never reach the new ones.
+
+        ValueError on a reference: only the owner restarts. RuntimeError when the mesh was stopped; TypeError and IndexError
+        for a selection it does not have. What keeps a process from starting is raised by the Future.
+        """
+        if self._owned is None:
+            raise ValueError(
+                "ProcMesh is not owned; must be restarted by its owner, the object that spawn_procs() returned: restart("
+                "gpus=1) selects a part"
+            )
+        self._check_alive()
+        ranks = list(self.slice(**selection)._shape.ndslice)
+        if failed:
+            ended = set(self._owned.ended_ranks())
+            ranks = [rank for rank in ranks if rank in ended]
+        return make_future(Then(self._owned.restart(ranks), lambda _value: None))
+
+    async def __aenter__(self) -> ProcMesh:
+        if self._spec.stopped:
+            raise RuntimeError("`ProcMesh` has already been stopped: it cannot be entered again")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.stop()
+
+    def __await__(self) -> Any:
+        """Older programs await what `proc_mesh()` returns; it waits for the processes and gives the mesh itself."""
+        yield from self.initialized.__await__()
+        return self
+
+    # --- logs
+
+    async def logging_option(
+        self,
+        stream_to_client: bool = False,
+        aggregate_window_sec: float | None = None,
+        level: int = logging.INFO,
+    ) -> None:
+        """How the output of these processes reaches the client.
+
+        `level`: of the root logger in each process (0..255, else ValueError). `stream_to_client`: print each line on the
+        client with its rank; needs `configure(enable_log_forwarding=True)` before the mesh was spawned, else a
+        UserWarning and nothing else. `aggregate_window_sec`: fold lines that are equal across ranks over so many seconds;
+        RuntimeError without streaming.
+        """
+        if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
+            raise ValueError(f"Invalid logging level: {level!r} (expected 0..255)")
+        if aggregate_window_sec is not None and not stream_to_client:
+            raise RuntimeError("cannot set aggregate window without streaming to client")
+        if aggregate_window_sec is not None and aggregate_window_sec <= 0:
+            raise ValueError(f"aggregate_window_sec must be more than 0 seconds, got {aggregate_window_sec!r}")
+        if stream_to_client and not self._forwards_logs:
+            warnings.warn(
+                "stream_to_client has no effect: log forwarding was off when this mesh was spawned; call "
+                "monarch.configure(enable_log_forwarding=True) before spawn_procs()",
+                UserWarning,
+                stacklevel=2,
+            )
+            stream_to_client = False
+        await here().mesh.set_logging(self, stream_to_client, aggregate_window_sec or 0.0, level)
+
+    async def _set_level(self, level: int) -> None:
+        mesh = here().mesh.spawn_actors(self, "log-level", LogLevel, (level,), {})
+        await mesh.apply.call()
+        await mesh.stop()
+
+    # --- parts that other branches bring
+
+    @property
+    def _device_mesh(self) -> Any:
+        """These processes as a place for distributed tensors; the first use starts the tensor engine of the whole mesh."""
+        self._check_alive()
+        return plugins.branch("tensor.engines").device_mesh(self)
+
+    def activate(self) -> Any:
+        """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.
+
+        The first activation of a mesh, or of a slice of it, starts its tensor engine: a worker actor in each process.
+        """
+        return self._device_mesh.activate()
+
+    def rank_tensor(self, dim: str | Sequence[str]) -> Any:
+        """A distributed int64 scalar: each process's coordinate along `dim`. KeyError for a dim the mesh does not have."""
+        return self._device_mesh.rank(dim)
+
+    def rank_tensors(self) -> dict[str, Any]:
+        """`rank_tensor` for each dimension."""
+        ranks: dict[str, Any] = self._device_mesh.ranks
+        return ranks
+
+    async def sync_workspace(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("sync_workspace is an operation of a HostMesh")
+
+    def __reduce__(self) -> Any:
+        spec = self._spec
+        return _rebuild, (
+            spec.uid, spec.name, spec.hosts, spec.labels, spec.sizes, spec.executable, self._shape, self._forwards_logs
+        )  # fmt: skip
+
+
+def _rebuild(
+    uid: str,
+    name: str,
+    hosts: Sequence[str],
+    labels: Sequence[str],
+    sizes: Sequence[int],
+    executable: str,
+    shape: Shape,
+    forwards_logs: bool,
+) -> ProcMesh:
+    mesh = ProcMesh(ProcSpec(uid, name, hosts, labels, sizes, executable), shape)
+    mesh._forwards_logs = forwards_logs
+    return mesh
+
+
+def proc_mesh_of(address: str, executable: str = "") -> ProcMesh:
+    """The process at `address` as a mesh of one."""
+    spec = ProcSpec("", name_of(address), (host_of(address),), (), (), executable)
+    spec.addresses = [address]
+    mesh = _OneProc(spec, Shape.unity())
+    return mesh
+
+
+class _OneProc(ProcMesh):
+    """A mesh of one process that was made from its address (`this_proc`)."""
+
+    def __reduce__(self) -> Any:
+        return proc_mesh_of, (self._spec.addresses[0], self._spec.executable)
+
+
+# --- callbacks ----------------------------------------------------------------------------------------------
+
+_callbacks: list[Callable[[ProcMesh], Any]] = []
+
+
+def register_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> None:
+    """`callback(mesh)` for each mesh that `spawn_procs` makes in this process, before it is returned."""
+    _callbacks.append(callback)
+
+
+def unregister_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> None:
+    """ValueError when it was not registered."""
+    try:
+        _callbacks.remove(callback)
+    except ValueError:
+        raise ValueError(f"{callback!r} is not a registered spawn callback") from None
+
+
+def announce(mesh: ProcMesh) -> None:
+    for callback in list(_callbacks):
+        callback(mesh)
+
+
+def get_active_proc_meshes() -> list[ProcMesh]:
+    """The meshes that this process spawned and that were not stopped."""
+    return [mesh for mesh in here().mesh.proc_meshes() if not mesh._spec.stopped]

@@ -1,0 +1,1 @@
+"""What processes write, on its way to people."""

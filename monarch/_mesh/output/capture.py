@@ -1,0 +1,201 @@
+"""What the processes of a host write: read by their agent, kept for reports, shown on the client's terminal or sent to it."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from monarch._mesh.output import log_lines
+from monarch._runtime.loop import Loop, Timer
+from monarch._wire.message import Output
+
+_TAIL = 64  # lines of a process's stderr kept for reports
+_READ = 65536
+_AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
+
+
+class MeshOutput:
+    """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`."""
+
+    def __init__(self, name: str, forward: bool, with_rank: bool, client: str = "") -> None:
+        self.name = name
+        self.client = client  # address of the client that sees it
+        self.forward = forward  # to the client, rather than to the terminal it shares with us
+        self.with_rank = with_rank
+        self.stream = False
+        self.window = 0.0
+        self.aggregators: dict[int, log_lines.Aggregator] = {}
+
+
+class ProcOutput:
+    """The pipes of one process, and the last lines it wrote to stderr."""
+
+    def __init__(self, mesh: MeshOutput, rank: int) -> None:
+        self.mesh = mesh
+        self.rank = rank
+        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self.pipes: list[_Pipe] = []
+
+
+class _Pipe:
+    """The reading end of a process's stdout (1) or stderr (2)."""
+
+    def __init__(self, fd: int, stream: int) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.stream = stream
+        self.lines = log_lines.Lines()
+        self.text = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end within a character
+
+
+class Outputs:
+    """`send` takes what goes to a mesh's client."""
+
+    def __init__(self, loop: Loop, send: Callable[[MeshOutput, Output], None]) -> None:
+        self._loop = loop
+        self._send = send
+        self._echo = {1: log_lines.Echo(1), 2: log_lines.Echo(2)}
+        self._echo_timer: Timer | None = None
+        self._procs: set[ProcOutput] = set()
+
+    def open(self, output: ProcOutput) -> dict[str, int]:
+        """Writing ends for a new process, by name; the reading ends are watched from now on. stdout is inherited unless
+        it is forwarded."""
+        writing = {}
+        for name, stream in (("stdout", 1), ("stderr", 2)):
+            if stream == 1 and not output.mesh.forward:
+                continue
+            read_fd, write_fd = os.pipe()
+            pipe = _Pipe(read_fd, stream)
+            output.pipes.append(pipe)
+            self._loop.add(read_fd, lambda mask, pipe=pipe: self._read(output, pipe))  # type: ignore[misc]
+            writing[name] = write_fd
+        self._procs.add(output)
+        return writing
+
+    def close(self, output: ProcOutput) -> None:
+        """The process is gone: takes what it still had in its pipes."""
+        for pipe in output.pipes:
+            while pipe.fd >= 0:
+                try:
+                    data = os.read(pipe.fd, _READ)
+                except OSError:
+                    break
+                if not data:
+                    break
+                self._take(output, pipe, data)
+            self._take_lines(output, pipe, pipe.lines.flush())
+            self._close_pipe(pipe)
+        self._procs.discard(output)
+
+    def read_now(self, mesh: MeshOutput | None = None) -> None:
+        """Takes what stands in the pipes (of one mesh); one read takes as much as a pipe holds."""
+        for output in list(self._procs):
+            if mesh is None or output.mesh is mesh:
+                for pipe in output.pipes:
+                    if pipe.fd >= 0:
+                        self._read(output, pipe)
+
+    def show_gathered(self, meshes: Iterable[MeshOutput]) -> None:
+        """Ends the windows of these meshes."""
+        for mesh in meshes:
+            for stream, aggregator in mesh.aggregators.items():
+                text = aggregator.take(log_lines.clock(), mesh.with_rank)
+                if text:
+                    self._send(mesh, Output(stream, text))
+
+    def set_option(self, mesh: MeshOutput, stream: bool, window: float) -> None:
+        """What was written until now is shown as it would have been."""
+        self.read_now(mesh)
+        self.show_gathered([mesh])
+        mesh.stream, mesh.window, mesh.aggregators = stream, window, {}
+
+    def flush(self) -> None:
+        for echo in self._echo.values():
+            echo.flush()
+
+    # --- one pipe
+
+    def _read(self, output: ProcOutput, pipe: _Pipe) -> None:
+        if self._echo[pipe.stream].full:
+            self._echo_later()
+            self._loop.pause(pipe.fd)
+            return
+        try:
+            data = os.read(pipe.fd, _READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._take(output, pipe, data)
+        else:
+            self._close_pipe(pipe)
+
+    def _close_pipe(self, pipe: _Pipe) -> None:
+        if pipe.fd >= 0:
+            self._loop.remove(pipe.fd)
+            os.close(pipe.fd)
+            pipe.fd = -1
+
+    def _take(self, output: ProcOutput, pipe: _Pipe, data: bytes) -> None:
+        mesh = output.mesh
+        if not mesh.forward:
+            echo = self._echo[pipe.stream]
+            echo.write(data)
+            if echo.pending:
+                self._echo_later()
+        elif not mesh.stream:
+            text = pipe.text.decode(data)
+            if text:
+                self._send(mesh, Output(pipe.stream, text))
+        self._take_lines(output, pipe, pipe.lines.feed(data))
+
+    def _take_lines(self, output: ProcOutput, pipe: _Pipe, lines: list[str]) -> None:
+        if pipe.stream == 2:
+            output.tail.extend(lines)
+        mesh = output.mesh
+        if not lines or not mesh.forward or not mesh.stream:
+            return
+        if mesh.window:
+            self._gather(mesh, pipe.stream, output.rank, lines)
+            return
+        host, proc = socket.gethostname(), f"{mesh.name}-{output.rank}"
+        shown = (log_lines.prefixed(host, proc, output.rank, line, mesh.with_rank) + "\n" for line in lines)
+        self._send(mesh, Output(pipe.stream, "".join(shown)))
+
+    def _gather(self, mesh: MeshOutput, stream: int, rank: int, lines: list[str]) -> None:
+        """Folds lines into the window of their stream; the first of a window sets the clock."""
+        aggregator = mesh.aggregators.setdefault(stream, log_lines.Aggregator(mesh.window))
+        for line in lines:
+            now = self._loop.now()
+            fresh = aggregator.due(now) is None
+            aggregator.add(rank, line, now)
+            if fresh:
+                self._loop.call_later(mesh.window, lambda: self._window_ends(mesh, stream, aggregator))
+            self._window_ends(mesh, stream, aggregator)
+
+    def _window_ends(self, mesh: MeshOutput, stream: int, aggregator: log_lines.Aggregator) -> None:
+        """Shows what was gathered if it is time: a window shown early has begun anew, with its own clock."""
+        due = aggregator.due(self._loop.now())
+        if due is not None and due <= self._loop.now():
+            self._send(mesh, Output(stream, aggregator.take(log_lines.clock(), mesh.with_rank)))
+
+    def _echo_later(self) -> None:
+        """The terminal takes no more for now: tries again, and reads on from the processes then."""
+        if self._echo_timer is None:
+            self._echo_timer = self._loop.call_later(_AGAIN, self._echo_again)
+
+    def _echo_again(self) -> None:
+        self._echo_timer = None
+        self.flush()
+        if any(echo.pending for echo in self._echo.values()):
+            self._echo_later()
+        if not any(echo.full for echo in self._echo.values()):
+            for output in self._procs:
+                for pipe in output.pipes:
+                    if pipe.fd >= 0:
+                        self._loop.resume(pipe.fd)

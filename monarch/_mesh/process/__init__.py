@@ -1,0 +1,1 @@
+"""The mesh layer of one process: what it spawned, what it runs, the client, the child."""

@@ -1,0 +1,188 @@
+"""What a child process runs: becomes a Proc, serves until it is told to stop, then ends as any program does.
+
+`python -m monarch._mesh.bootstrap` is the same for processes that were executed instead of forked.
+"""
+
+from __future__ import annotations
+
+import asyncio  # noqa: F401  imported here so that forked procs have it already
+import inspect  # noqa: F401
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import traceback  # noqa: F401
+import types
+
+import cloudpickle  # noqa: F401
+import msgspec
+
+from monarch._mesh.output import log_prefix
+from monarch._mesh.process.mesh_layer import MeshLayer
+from monarch._mesh.start import forkserver
+from monarch._mesh.start.launch import apply_affinity
+from monarch._runtime import async_driver  # noqa: F401
+from monarch._runtime.context import set_home
+from monarch._runtime.future import All
+from monarch._runtime.loop import Loop
+from monarch._runtime.proc import Proc
+from monarch._wire import frame as frames
+from monarch._wire import message
+from monarch._wire.address import AGENT, agent_of
+from monarch._wire.message import Hello, LaunchSpec, StopProc
+from monarch._wire.transport import unix
+from monarch.config import settings
+
+_AGENT_GONE = 3  # exit status when the host agent went away under us
+
+
+class Served:
+    """A process of ours at work: waits in the main thread, works on others. `incarnation`: how many were at its address
+    before."""
+
+    def __init__(self, address: str, incarnation: int, spec: LaunchSpec, listening: socket.socket) -> None:
+        self._stop = threading.Lock()
+        self._stop.acquire()
+        self._reason = ""
+        loop = Loop()
+        proc = self.proc = Proc(address, loop)
+        proc.incarnation = incarnation
+        proc.client = spec.client
+        transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
+        proc.transport = transport
+        transport.handed = proc.take_over
+        proc.share_memory(transport)
+        layer = MeshLayer(proc)
+        layer.executable = spec.executable
+        layer.name = spec.name
+        if spec.gated:
+            layer.close_gate()
+        proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
+        proc.agent_lost = _agent_lost
+        set_home(proc)
+        transport.listen(listening)
+        agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
+        agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
+        agent.start()
+        proc.use_agent(agent)
+        loop.start()
+
+    def _on_stop(self, stop: StopProc) -> None:
+        if stop.incarnation in (None, self.proc.incarnation):
+            self.stop(stop.reason)
+
+    def stop(self, reason: str) -> None:
+        if not self._reason:
+            self._reason = reason or "stopped"
+            self._stop.release()
+
+    def serve(self) -> None:
+        """Until told to stop; then every actor's cleanup runs, and the process ends as interpreters do."""
+        self._stop.acquire()
+        proc = self.proc
+        actors = list(proc.actors.values())
+        ends = [proc.mesh.stop_instance(actor, self._reason) for actor in actors]
+        All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+        proc.agent_lost = lambda reason: None
+        proc.close(RuntimeError(f"this process is ending: {self._reason}"))
+
+
+def _agent_lost(reason: str) -> None:
+    """Nobody owns us any more. No cleanup: what it would talk to is gone as well."""
+    os._exit(_AGENT_GONE)
+
+
+def run_forked(child: forkserver.ForkedProc, agent: int) -> None:
+    """Runs a proc in a process that was just forked; ends the process."""
+    spec = msgspec.msgpack.decode(child.spec, type=LaunchSpec)
+    os.setpgid(0, 0)
+    gate = child.fds.pop("gate")
+    os.environ.clear()
+    os.environ.update(spec.env)
+    sys.path[:] = spec.path
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    _reseed()
+    listening = _take_descriptors(child.fds, child.address)
+    _settle_in(spec, child.bind)
+    served = Served(child.address, child.incarnation, spec, listening)
+    forkserver.wait_orphaned(gate, agent)
+    served.serve()
+    sys.exit(0)
+
+
+def _take_descriptors(fds: dict[str, int], address: str) -> socket.socket:
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if name in fds:
+            os.dup2(fds[name], number)
+            os.close(fds[name])
+    return socket.socket(fileno=fds["listen"])
+
+
+def _settle_in(spec: LaunchSpec, bind: dict[str, str]) -> None:
+    try:
+        os.chdir(spec.cwd)
+    except OSError as exc:
+        sys.stderr.write(f"monarch: cannot enter the client's directory {spec.cwd!r}: {exc.strerror}\n")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if bind:
+        apply_affinity(bind)
+    settings.restore(msgspec.msgpack.decode(spec.config))
+    sys.setswitchinterval(settings.get("switch_interval"))
+    logging.getLogger().setLevel(logging.INFO)
+    log_prefix.install()
+    for stream in (sys.stdout, sys.stderr):
+        try:  # one write a line, under PYTHONUNBUFFERED too: lines of several processes must not mix
+            stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
+        except AttributeError:
+            pass
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    try:  # forking a process with threads is a trap; programs may still choose another way themselves
+        multiprocessing.set_start_method("forkserver")
+    except (RuntimeError, ValueError):
+        pass
+
+
+def _reseed() -> None:
+    """Forked siblings must not share random states (`random` itself is reseeded by Python)."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+
+
+def main() -> None:
+    """The process was executed: everything it needs to know is in the descriptors named by the environment."""
+    try:
+        given = os.environ.pop("MONARCH_LAUNCH")
+    except KeyError:
+        sys.exit("monarch: this module starts a process of a mesh and is run by a host agent, not by hand")
+    spec_fd, listen_fd, agent, place, incarnation, address = given.split(",", 5)
+    with open(int(spec_fd), "rb") as file:
+        spec = msgspec.msgpack.decode(file.read(), type=LaunchSpec)
+    bind = spec.binds[int(place)] if spec.binds else {}
+    listening = socket.socket(fileno=int(listen_fd))
+    listening.set_inheritable(False)
+    if spec.cwd not in sys.path:
+        sys.path.insert(0, spec.cwd)
+    _settle_in(spec, bind)
+    if os.getppid() == int(agent):  # not so behind a wrapper; the connection to the agent tells then
+        forkserver.die_with(int(agent))
+    Served(address, int(incarnation), spec, listening).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,308 @@
+"""The root program: becomes a client on first use, and ends everything it started when it ends.
+
+Nothing starts at import. The first use of the runtime in a process that is not one of ours starts a host agent and an I/O
+thread; `shutdown_context`, run at exit at the latest, ends them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from monarch._errors import ClientClosedError
+from monarch._mesh import plugins
+from monarch._mesh.failures.main_thread import faults
+from monarch._mesh.meshes.host_mesh import launch_spec
+from monarch._mesh.output import log_prefix
+from monarch._mesh.process import named_actors
+from monarch._mesh.process.mesh_layer import MeshLayer
+from monarch._mesh.start import agent_process, transports
+from monarch._mesh.start.agent_process import AgentOptions
+from monarch._mesh.start.preload import preloads
+from monarch._mesh.start.run_directory import make_directory, remove_directory
+from monarch._runtime.context import home, set_home, set_root, start_client_with
+from monarch._runtime.future import Future, Slot, done_future, make_future
+from monarch._runtime.instance import Instance
+from monarch._runtime.loop import Loop, start_thread
+from monarch._runtime.proc import Proc
+from monarch._wire.address import agent_at, agent_of, host_of
+from monarch._wire.message import Failure, Flush, Flushed, Output, Preload, Shutdown, encode_extent
+from monarch._wire.peer import PeerEnded
+from monarch._wire.transport import unix
+from monarch.config import settings
+
+ROOT = "root"
+_EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
+_AGENT_ENDS = 0.5  # seconds until the end of an agent that has closed its connection is known
+_OUTPUT_KEPT = 100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
+
+_lock = threading.Lock()
+_client: Client | None = None
+_closed: Future[None] | None = None
+
+
+class Client:
+    """The client of this process: its Proc, its root actor, and the host agent it started."""
+
+    def __init__(self) -> None:
+        self.directory = make_directory()
+        try:
+            self.agent, ours, prefix = agent_process.start(_options(self.directory))
+            loop = Loop()
+            host = prefix or f"unix:{self.directory}"
+            proc = self.proc = Proc(f"{host}/client", loop)
+            transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
+            proc.transport = transport
+            transport.handed = proc.take_over
+            proc.share_memory(transport)
+            listening = unix.listen(os.path.join(self.directory, "client"))
+        except BaseException:
+            remove_directory(self.directory)
+            raise
+        self.layer = MeshLayer(proc)
+        self.layer.fault = faults.report
+        root = Instance(proc, key="client", name=ROOT, rank=0, view=encode_extent((), ()))
+        proc.root_name = root.unique
+        named_actors.serve(proc)
+        set_root(root)
+        proc.agent_lost = self._on_agent_lost
+        self._output: deque[tuple[int, str]] = deque()
+        self._output_ready = threading.Condition()
+        self._printer: threading.Thread | None = None
+        self._printing = False
+        self._dropped = 0
+        self.show: Callable[[int, str], None] = show
+        self._flushes: dict[int, Slot] = {}
+        self._flush_count = 0
+        proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
+        proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(flushed.token, Slot()).set()
+        transport.listen(listening)
+        connection = transport.connect(ours, agent_at(host))
+        proc.use_agent(connection)
+        connection.start()
+        loop.start()
+        faults.start()
+
+    def warm_up(self) -> None:
+        """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
+        if preloads():
+            spec = launch_spec("", {}, "", gated=False)
+            self.proc.post(agent_of(self.proc.address), Preload(), msgspec.msgpack.encode(spec))
+
+    # --- output of the processes
+
+    def _on_output(self, output: Output) -> None:
+        with self._output_ready:
+            if len(self._output) >= _OUTPUT_KEPT:
+                self._output.popleft()
+                self._dropped += 1
+            self._output.append((output.stream, output.text))
+            if self._printer is None:
+                self._printer = start_thread(self._print, "monarch-output")
+            self._output_ready.notify_all()
+
+    def _print(self) -> None:
+        """Prints in a thread of its own: `sys.stdout` may be anything a program put there, and may block."""
+        while True:
+            with self._output_ready:
+                self._printing = False
+                self._output_ready.notify_all()
+                self._output_ready.wait_for(lambda: bool(self._output))
+                pieces = list(self._output)
+                self._output.clear()
+                dropped, self._dropped = self._dropped, 0
+                self._printing = True
+            if dropped:
+                pieces.append(
+                    (
+                        2,
+                        f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n",
+                    )
+                )
+            for number, text in pieces:
+                try:
+                    self.show(number, text)
+                except Exception:  # closed, or None under pythonw; what a program put there may raise anything
+                    continue
+
+    def flush_output(self, timeout: float) -> None:
+        """Waits until what the processes wrote before now is printed here, at most `timeout` seconds."""
+        slot = Slot()
+        self._flush_count += 1
+        self._flushes[self._flush_count] = slot
+        try:
+            self.proc.post(agent_of(self.proc.address), Flush(self._flush_count))
+        except PeerEnded:
+            return
+        slot.wait(timeout)
+        self._wait_printed(timeout)
+
+    def _wait_printed(self, timeout: float) -> None:
+        with self._output_ready:
+            self._output_ready.wait_for(lambda: not self._output and not self._printing, timeout)
+
+    # --- failures
+
+    def _on_agent_lost(self, reason: str) -> None:
+        """The host agent is gone, and with it every process it started."""
+        proc = self.proc
+        if proc.closed is not None:
+            return
+        detail = f"the host agent (pid {self.agent.pid}) {self._how_agent_ended()}, and its processes with it"
+        error = ClientClosedError(f"{detail}; this client cannot go on")
+        hosts = {host_of(address) for address, _ in proc.known_processes()} | {proc.host}
+        for mesh in list(self.layer.procs.values()):
+            hosts.update(mesh.spec.hosts)
+        for host in sorted(hosts):  # the others cannot be reached without it
+            proc.host_ended(host, detail)
+        proc.closed = error
+        proc.ports.close_all(Failure(str(error)))
+        remove_directory(self.directory)
+
+    def _how_agent_ended(self) -> str:
+        import subprocess
+
+        try:
+            code = self.agent.wait(_AGENT_ENDS)
+        except subprocess.TimeoutExpired:
+            return "closed its connection"
+        return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+
+    # --- the end
+
+    def shutdown(self, timeout: float) -> None:
+        """Ends every process, the agent and the I/O thread."""
+        proc = self.proc
+        heard_all = Slot()
+        proc.agent_lost = lambda reason: heard_all.set()
+        faults.drain(1.0)
+        proc.mesh.closing("the client is shutting down")
+        for actor in list(proc.actors.values()):
+            proc.mesh.stop_instance(actor, "the client is shutting down")
+        for actor in list(proc.actors.values()):
+            actor.ended.wait(min(timeout, settings.get("cleanup_timeout")))
+        try:
+            if self._printer is not None:
+                self.flush_output(1.0)
+            proc.post(agent_of(proc.address), Shutdown(timeout))
+        except (PeerEnded, OSError, RuntimeError):
+            pass
+        import subprocess
+
+        try:
+            self.agent.wait(timeout + 3.0)
+        except subprocess.TimeoutExpired:
+            self.agent.kill()
+            self.agent.wait()
+        if proc.closed is None:  # the last words of the processes are read and printed
+            heard_all.wait(1.0)
+            self._wait_printed(1.0)
+        proc.close(
+            ClientClosedError(
+                "shutdown_context() ran in this process: the client is closed and cannot be started again"
+            )
+        )
+        faults.stop(1.0)
+        remove_directory(self.directory)
+
+
+def show(number: int, text: str) -> None:
+    """Prints output of a process: on sys.stdout (1) or sys.stderr (2) as they are now."""
+    stream = sys.stdout if number == 1 else sys.stderr
+    stream.write(text)
+    stream.flush()
+
+
+def _options(directory: str) -> AgentOptions:
+    """What the agent of this machine is to do, after `enable_transport` and `attach`."""
+    options = AgentOptions(directory, transports.listens_at(), gateway=transports.gateway())
+    if options.listen:
+        from monarch._mesh.start.credentials import own_credentials  # for the few programs that need it
+
+        options.credentials = own_credentials()
+    return options
+
+
+def start() -> Proc:
+    """Makes this process a client, once; returns its Proc."""
+    global _client
+    with _lock:
+        known = home()
+        if known is not None:
+            return known
+        if _closed is not None:
+            raise ClientClosedError("shutdown_context() ran in this process: the client cannot be started again")
+        client = Client()
+        _client = client
+        set_home(client.proc)
+        atexit.register(_at_exit)
+    client.warm_up()
+    log_prefix.install()
+    plugins.client_started(client)
+    return client.proc
+
+
+start_client_with(start)
+faults.listen()  # now: a thread may start the client, and only the main thread can set a handler of signals
+
+
+def _attach_notebook(client: Client) -> None:
+    if "IPython" in sys.modules:
+        from monarch._mesh.process import notebook
+
+        notebook.attach(client)
+
+
+plugins.when_client_starts(_attach_notebook)
+
+
+def client() -> Client | None:
+    """The client of this process, if it has one."""
+    return _client
+
+
+def shutdown_context(host_timeout: float | None = None) -> Future[None]:
+    """Stops everything this process's client started, then the client. Begins at once; runs at exit by itself.
+
+    Processes get `host_timeout` seconds (default: `process_exit_timeout`) for their cleanup before they are killed.
+    ValueError unless it is finite, >= 0 and < 2**64. Later calls return a finished Future; without a client nothing
+    happens. Afterwards every use of the runtime raises ClientClosedError.
+    """
+    global _closed
+    if host_timeout is not None and not 0 <= host_timeout < 2**64:  # NaN fails both comparisons
+        raise ValueError(f"invalid host_timeout {host_timeout!r}: expected a finite number of seconds, 0 or more")
+    with _lock:
+        if _closed is not None or _client is None or _client.proc.pid != os.getpid():
+            return done_future()
+        slot = Slot()
+        _closed = make_future(slot)
+        client = _client
+    timeout = settings.get("process_exit_timeout") if host_timeout is None else host_timeout
+
+    def run() -> None:
+        try:
+            client.shutdown(timeout)
+        except BaseException as exc:
+            slot.fail(exc)
+        else:
+            slot.set(None)
+
+    try:
+        start_thread(run, "monarch-shutdown")
+    except RuntimeError:  # Python 3.12 starts no thread at exit
+        run()
+    return _closed
+
+
+def _at_exit() -> None:
+    if _client is not None and _client.proc.pid == os.getpid():
+        try:
+            shutdown_context(_EXIT_BUDGET).get(_EXIT_BUDGET + 4.0)
+        except (TimeoutError, RuntimeError):
+            pass

@@ -1,0 +1,129 @@
+"""Actors known by their name: one for the whole program, in the root client's process (`get_or_spawn_controller`), or one for
+each process (`process_service`).
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+from monarch._mesh.actors.actor import Actor, needs_loop
+from monarch._mesh.actors.endpoint import concurrent_endpoint
+from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.meshes.actor_mesh import ActorMesh
+from monarch._mesh.meshes.proc_mesh import proc_mesh_of
+from monarch._mesh.process.mesh_layer import check_class
+from monarch._runtime.context import Current, current, here, root_of
+from monarch._runtime.future import Future
+from monarch._runtime.proc import Proc
+from monarch._wire import codec
+from monarch._wire.address import name_of
+from monarch._wire.message import Spawn, encode_extent
+
+T = TypeVar("T")
+KEY = "controllers"
+
+
+class Controllers(Actor):
+    """Owns the program's controllers and absorbs their failures."""
+
+    _is_system_actor = True
+
+    def __init__(self) -> None:
+        self._meshes: dict[str, Any] = {}
+
+    @concurrent_endpoint
+    async def get_or_spawn(self, name: str, Class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        known = self._meshes.get(name)
+        if known is not None:
+            end = here().end_of(known._spec.key)
+            if end is not None and not end.stopped:
+                raise RuntimeError(f"Failure on {name}: {end.report}")
+        if known is None:
+            owned = here().mesh.this_proc().spawn(name, Class, *args, **kwargs)
+            self._meshes[name] = owned
+        return self._meshes[name]
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        return True
+
+
+def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any) -> Future[T]:
+    """The program's actor called `name`, made by the first call from any process; later calls ignore `Class`.
+
+    It lives in the root client's process, as a mesh without dimensions. The Future gives a reference. Its failures end
+    nothing else; once it has failed, this raises ActorError naming the failure.
+    """
+    return _controllers().get_or_spawn.call_one(name, Class, args, kwargs)  # type: ignore[no-any-return]
+
+
+_made: dict[str, ActorMesh[Any]] = {}
+_making = threading.Lock()
+
+
+def _controllers() -> Any:
+    """A reference to the Controllers actor of the root client: its key is fixed, so that any process can name it."""
+    proc = here()
+    with _making:
+        known = _made.get(proc.address)
+        if known is None:
+            client = proc.client
+            if proc.address == client:
+                known = _spawn(proc)
+            else:
+                known = proc.mesh.reference(proc_mesh_of(client), KEY, Controllers)
+            _made[proc.address] = known
+    return known
+
+
+def _spawn(proc: Proc) -> Any:
+    owner = root_of(proc)  # the client, whoever asks first
+    assert owner is not None
+    token = current.set(Current(owner, 0, owner.view))
+    try:
+        return proc.mesh.spawn_actors(proc.mesh.this_proc(), KEY, Controllers, (), {}, key=KEY)
+    finally:
+        current.reset(token)
+
+
+def serve(proc: Proc) -> None:
+    """In the client: another process may be the first to ask for a controller."""
+
+    def make() -> None:
+        with _making:
+            if proc.address not in _made and proc.closed is None:
+                _made[proc.address] = _spawn(proc)
+
+    proc.absent[KEY] = make
+
+
+# --- one a process
+
+
+def process_service(name: str, Class: type[T], *args: Any) -> T:
+    """The actor called `name` of this process, as a mesh of one that may be sent anywhere. The first use here makes it.
+
+    It belongs to the process and lives as long: nobody supervises it, an exception nobody waits for ends it, and calls raise
+    SupervisionError then. For parts of a program, or of this package, that serve other processes from every process.
+    ValueError for a class that is no Actor.
+    """
+    proc = here()
+    key = f"{name}@{name_of(proc.address)}"  # senders number their messages by it
+    known = proc.services.get(key)
+    if known is None:
+        check_class(Class)
+        mesh = proc.mesh.this_proc()
+        with _making:
+            known = proc.services.get(key)
+            if known is None:
+                _make_service(proc, mesh, key, Class, args)
+                known = proc.services[key] = proc.mesh.reference(mesh, key, Class)
+    return known  # type: ignore[no-any-return]
+
+
+def _make_service(proc: Proc, mesh: Any, name: str, cls: type, args: tuple[Any, ...]) -> None:
+    body, buffers = codec.encode((cls, args, {}, mesh, None))
+    shown = f"{cls.__module__}.{cls.__qualname__}"
+    view = encode_extent((), ())
+    spawn = Spawn(name, name, 0, view, "", proc.address, "<process>", shown, needs_loop(cls))
+    proc.loop.call_soon(lambda: proc.post(proc.address, spawn, body, buffers))

@@ -1,0 +1,1 @@
+"""How host agents and processes come to be."""

@@ -1,0 +1,107 @@
+"""What programs give to say who may speak: a job's secret, certificates, or the word that everybody may."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import warnings
+from collections.abc import Iterable
+
+from monarch._mesh.start.agent_process import Credentials
+from monarch._wire import host_address
+from monarch._wire.auth import Secret, load_secret
+
+TRUST_ALL = "trust_all_connections"
+_TLS = ("MONARCH_TLS_CA", "MONARCH_TLS_CERT", "MONARCH_TLS_KEY")
+
+Pem = str | bytes | os.PathLike[str]
+
+
+def credentials(
+    ca: Pem | None,
+    certificate: Pem | None,
+    private_key: Pem | None,
+    secret: str | bytes | Secret | None,
+    addresses: Iterable[str],
+) -> Credentials:
+    """Puts together what was given here and what the environment says, for links at or to these addresses.
+
+    `ca`, `certificate`, `private_key`: PEM files or their bytes; MONARCH_TLS_CA, MONARCH_TLS_CERT and MONARCH_TLS_KEY
+    where they are None. `secret`: MONARCH_SECRET_FILE or MONARCH_SECRET where it is None. `ca="trust_all_connections"`
+    uses no certificates.
+
+    ValueError when only some of the certificates are given, when a file cannot be read, and when there is neither a
+    secret nor a certificate for an address that others can reach, unless everybody is to be trusted: that warns.
+    """
+    trusting = ca == TRUST_ALL
+    given = [ca, certificate, private_key]
+    if trusting:
+        if certificate is not None or private_key is not None:
+            raise ValueError(
+                f"ca={TRUST_ALL!r} uses no certificates: leave out certificate and private_key, or name a ca"
+            )
+        given = [None, None, None]
+    elif all(pem is None for pem in given):
+        given = [os.environ.get(name) or None for name in _TLS]
+    pems = [_read(pem) for pem in given]
+    if any(pems) and not all(pems):
+        names = [name for name, pem in zip(("ca", "certificate", "private_key"), pems, strict=True) if not pem]
+        raise ValueError(
+            f"TLS between hosts is mutual and needs ca, certificate and private_key; missing: {', '.join(names)}. "
+            f"`monarch certs DIRECTORY` makes all three"
+        )
+    known = load_secret(secret, os.environ)
+    if known is None and not pems[0]:
+        _check_open(list(addresses), trusting)
+    return Credentials(known.reveal() if known is not None else b"", pems[0], pems[1], pems[2])
+
+
+def _check_open(addresses: list[str], trusting: bool) -> None:
+    """A Unix socket takes our own user only, a port of this machine every user of it, others those of other machines."""
+    exposed = [address for address in addresses if _reach(address) >= (_MACHINES if trusting else _USERS)]
+    if not exposed:
+        return
+    where = ", ".join(exposed[:4]) + (f" and {len(exposed) - 4} more" if len(exposed) > 4 else "")
+    if not trusting:
+        raise ValueError(
+            f"who may speak over {where}? Everybody who does can run code there. Give both sides the same secret "
+            f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...) or certificates (ca=, certificate=, private_key=, made by "
+            f"`monarch certs`). In a network where everybody is trusted: ca={TRUST_ALL!r}"
+        )
+    warnings.warn(
+        f"ca={TRUST_ALL!r} without a secret: whoever can connect to {where} can run code there. Set MONARCH_SECRET_FILE "
+        f"on both sides to keep strangers out",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
+_OURS, _USERS, _MACHINES = range(3)
+
+
+def _reach(address: str) -> int:
+    """Who can connect there: processes of our own user, all users of this machine, other machines as well."""
+    place = host_address.parse(address).bind
+    if isinstance(place, host_address.Ipc):
+        return _OURS
+    loopback = host_address.is_address(place.host) and ipaddress.ip_address(place.host).is_loopback
+    return _USERS if loopback or place.host == "localhost" else _MACHINES
+
+
+def own_credentials() -> Credentials:
+    """Of a client whose machine listens: what the environment says; without a word of it nobody else can connect."""
+    pems = [os.environ.get(name) or None for name in _TLS]
+    secret = load_secret(None, os.environ) or Secret.generate()
+    return credentials(pems[0], pems[1], pems[2], secret, [])
+
+
+def _read(pem: Pem | None) -> bytes:
+    if pem is None:
+        return b""
+    if isinstance(pem, bytes):
+        return pem
+    try:
+        with open(pem, "rb") as file:
+            return file.read()
+    except OSError as exc:
+        raise ValueError(f"the PEM file {os.fspath(pem)!r} cannot be read: {exc.strerror}") from exc

@@ -1,0 +1,133 @@
+"""A host that waits for a client: its agent serves whoever attaches, this process only sees to it that it lives and ends.
+
+    your process ── child ──► agent ◄── link ── the agent of a client's machine
+                                └── child ──► processes of the client's meshes
+
+The agent is a process of its own, because it has to fork and to reap, and so that nothing the program here does slows
+it. It ends with this process; when the last mesh that owns the host calls `shutdown()`, both end.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from monarch._mesh.start import agent_process
+from monarch._mesh.start.agent_process import AgentOptions
+from monarch._mesh.start.credentials import Pem, credentials
+from monarch._mesh.start.run_directory import make_directory, remove_directory
+from monarch._runtime.future import Future, Slot, make_future
+from monarch._runtime.loop import start_thread
+from monarch._wire import host_address
+from monarch._wire.auth import Secret
+
+if TYPE_CHECKING:
+    import subprocess
+
+logger = logging.getLogger("monarch")
+
+
+def run_worker_loop_forever(
+    *,
+    address: str,
+    ca: Pem | None = None,
+    private_key: Pem | None = None,
+    certificate: Pem | None = None,
+    secret: str | bytes | Secret | None = None,
+) -> None:
+    """Serves this machine as a host at `address` and does not return: when a client that owns it calls
+    `HostMesh.shutdown()`, this process exits with status 0, its `atexit` functions included.
+
+    `address`: `tcp://host:port`, `tcp://*:port` for all interfaces, `ipc://path`, `tcp://host:fdN` for an inherited
+    descriptor that listens already, `dial@bind` to listen at one and be known by the other. Clients that leave without
+    a word lose their processes here (their end is noticed at once, their silence after `mesh_orphan_timeout`); the host
+    waits for the next.
+
+    Who may speak: `secret` (MONARCH_SECRET_FILE, MONARCH_SECRET) and, with `ca`, `certificate`, `private_key`, TLS: see
+    `attach_to_workers`, which has to be given the same.
+
+    Raises ValueError for an address or credentials that cannot be, OSError when it cannot listen there, RuntimeError
+    when the host agent is killed. Ctrl-C ends the host and everything on it.
+    """
+    _Worker(address, ca, certificate, private_key, secret).wait()
+    sys.exit(0)
+
+
+def run_worker_loop_until_shutdown(
+    *,
+    address: str,
+    ca: Pem | None = None,
+    private_key: Pem | None = None,
+    certificate: Pem | None = None,
+    secret: str | bytes | Secret | None = None,
+) -> None:
+    """As `run_worker_loop_forever`, but returns when the host was shut down."""
+    _Worker(address, ca, certificate, private_key, secret).wait()
+
+
+def start_worker_loop_forever(
+    *,
+    address: str,
+    ca: Pem | None = None,
+    private_key: Pem | None = None,
+    certificate: Pem | None = None,
+    secret: str | bytes | Secret | None = None,
+) -> Future[None]:
+    """As `run_worker_loop_forever`, but returns as soon as it listens. The Future resolves when the host was shut down,
+    and raises RuntimeError when its agent was killed; dropping it changes nothing. The host ends with this process."""
+    worker = _Worker(address, ca, certificate, private_key, secret)
+    slot = Slot()
+
+    def wait() -> None:
+        try:
+            worker.wait()
+        except BaseException as exc:
+            slot.fail(exc)
+        else:
+            slot.set(None)
+
+    start_thread(wait, "monarch-worker")
+    return make_future(slot)
+
+
+class _Worker:
+    """A host agent that was started here and listens."""
+
+    def __init__(
+        self,
+        address: str,
+        ca: Pem | None,
+        certificate: Pem | None,
+        private_key: Pem | None,
+        secret: str | bytes | Secret | None,
+    ) -> None:
+        host_address.parse(address)
+        given = credentials(ca, certificate, private_key, secret, [address])
+        self._directory = make_directory()
+        try:
+            options = AgentOptions(self._directory, address, worker=True, credentials=given)
+            self._agent, self._sock, self.prefix = agent_process.start(options)
+            logger.info("serving as host %s until it is shut down", self.prefix)
+        except BaseException:
+            remove_directory(self._directory)
+            raise
+
+    def wait(self) -> None:
+        """Until it was shut down."""
+        try:
+            code = self._agent.wait()
+        finally:  # Ctrl-C among others
+            _end(self._agent, self._sock)
+            remove_directory(self._directory)
+        if code:
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            raise RuntimeError(
+                f"the host agent of {self.prefix} (pid {self._agent.pid}) {how}; its processes ended with it"
+            )
+
+
+def _end(agent: subprocess.Popen[bytes], sock: socket.socket) -> None:
+    sock.close()  # it ends with this socket, its processes in order before it
+    agent.wait()
