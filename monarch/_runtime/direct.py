@@ -36,8 +36,8 @@ from monarch._wire.address import agent_of, host_of, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
-from monarch._wire.link import Meant
-from monarch._wire.linked import LinkConnection, limits_from
+from monarch._wire.link import LinkTarget
+from monarch._wire.link_connection import LinkConnection, limits_from
 from monarch._wire.message import AskDirect, Barrier, Bye, LinkHello, MayDial, ProcEnded
 from monarch._wire.peer import PeerEnded
 from monarch._wire.relay import Relay
@@ -136,7 +136,7 @@ class Directs:
             uid=new_id(),
             reached=address,
             dial=self._dialler(pair, Secret(told.secret) if told.secret else None),
-            meant=Meant(address, peer.incarnation, self._proc.incarnation),
+            target_incarnation=LinkTarget(address, peer.incarnation, self._proc.incarnation),
         )
         pair.link.on_up = lambda: self._switch(pair)
         pair.link.start()
@@ -208,7 +208,7 @@ class Directs:
         proc, address = self._proc, hello.host
         if name_of(hello.to) != name_of(proc.address):
             return f"the process {name_of(hello.to)} is not here"
-        if hello.meant != proc.incarnation:
+        if hello.target_incarnation != proc.incarnation:
             return "the process that is meant has ended, and another has taken its place"
         if hello.resume:
             return "that link is not known here: the process is another one now, or gave the link up"

@@ -88,7 +88,7 @@ def _unaware(sender: str) -> str:
 
 class Instance:
     """`key` names the actor within its process, `unique` everywhere; `incarnation` tells it from those it took the place of
-    (see `incarnations`). `replaced` is why the last of those ended; `passing` whether another will follow if it fails."""
+    (see `incarnations`). `replaced` is why the last of those ended; `will_restart` whether another follows if it fails."""
 
     def __init__(
         self,
@@ -102,15 +102,15 @@ class Instance:
         owner_proc: str = "",
         incarnation: int = 0,
         replaced: Failure | None = None,
-        passing: bool = False,
+        will_restart: bool = False,
     ) -> None:
         self.proc = proc
         self.key = key
         self.unique = f"{key}.{rank}~{incarnation}" if incarnation else f"{key}.{rank}"
         self.incarnation = incarnation
         self.replaced = replaced
-        self.passing = passing
-        self.making_room = False  # it is being stopped because another takes its place
+        self.will_restart = will_restart
+        self.being_replaced = False  # it is being stopped because another takes its place
         self.name = name
         self.rank = rank
         self.view = view

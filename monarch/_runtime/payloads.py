@@ -1,5 +1,5 @@
 """Large messages between processes of one host: their payloads travel in shared memory, copied once whatever the number of
-receivers. The message itself goes its usual way (as `Placed`), so order is what it always was.
+receivers. The message itself goes its usual way (as `SharedPayload`), so order is what it always was.
 
 The sender takes a segment from its pool, copies body and buffers into it, and gives receivers that do not have it yet its
 descriptor. A receiver's arrays are made in the segment: where it is the only one, they are the segment, else a private view
@@ -19,7 +19,7 @@ import msgspec
 
 from monarch._wire import message
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import LentSegment, Placed, SegmentsGone
+from monarch._wire.message import LentSegment, SegmentsGone, SharedPayload
 from monarch._wire.segments import RECEIVERS, Pool, Segment, capacity_for
 from monarch._wire.shared_memory import LentMemory, OwnMemory
 from monarch.config import settings
@@ -63,7 +63,7 @@ class Placement:
     def message(self, address: str, head: bytes) -> bytes:
         """The head to send in place of `head`."""
         others = len(self.slots) > 1
-        placed = Placed(head, self.segment.number, self.slots[address], others, self._body, self._lengths)
+        placed = SharedPayload(head, self.segment.number, self.slots[address], others, self._body, self._lengths)
         return message.encode(placed)
 
     def inline(self, body: bytes) -> bytes:
@@ -217,7 +217,7 @@ class Payloads:
         else:
             self._loop.call_soon(fn)
 
-    def open(self, placed: Placed, frame: Frame) -> Frame | None:
+    def open(self, placed: SharedPayload, frame: Frame) -> Frame | None:
         """The message as it was before it was placed; None when its segment is not here, or not what it should be."""
         for _ in range(_TURNS):
             if placed.segment in self._lent:

@@ -38,25 +38,25 @@ from monarch._wire.message import (
     Bounced,
     Bye,
     Call,
-    Climb,
-    Dealt,
     Envelope,
     Failure,
-    Heard,
     Hello,
     HostEnded,
-    Listening,
+    IncarnationAck,
     MayDial,
     Pause,
     Ping,
-    Placed,
     Pong,
     ProcEnded,
+    ProcReachable,
     Restarted,
     SegmentsGone,
     SenderEnded,
+    SharedPayload,
     Skip,
     Suspected,
+    TreeAnswer,
+    TreeCall,
     Watch,
     Welcome,
 )
@@ -132,10 +132,10 @@ class Proc:
         self._missed: OrderedDict[str, set[tuple[str, int]]] = OrderedDict()  # actor -> (sender, incarnation) refused
         self._tombstones: OrderedDict[str, Failure] = OrderedDict()
         self._senders: dict[str, dict[str, set[str]]] = {}  # process -> its actors that sent here -> to which actors
-        self._torn: set[str] = set()  # processes that a connection to broke although they live
+        self._ever_broke: set[str] = set()  # processes that a connection to broke although they live
         self._connections: dict[str, list[Connection]] = {}
-        self.far_changes = 0  # how often something was learned of which processes live on other hosts
-        self.ended_afar: set[str] = set()  # processes of other hosts
+        self.remote_changes = 0  # how often something was learned of which processes live on other hosts
+        self.ended_remote: set[str] = set()  # processes of other hosts
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         self.payloads: Payloads | None = None  # None: everything goes through connections
         self._directs: Directs | None = None  # made with the first of them that speaks much
@@ -145,7 +145,7 @@ class Proc:
         # New processes at addresses whose last one we still know: their connection, incarnation, and what they sent.
         self._newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
-        self._told: deque[tuple[str, ActorEnded]] = deque(maxlen=_TOLD)  # (process of the owner, failure)
+        self._notified: deque[tuple[str, ActorEnded]] = deque(maxlen=_TOLD)  # (process of the owner, failure)
         self._lock = threading.Lock()
         self._paused: set[tuple[str, str]] = set()
         self._resumed = threading.Condition()
@@ -185,7 +185,7 @@ class Proc:
         return peer
 
     def _learned(self) -> None:
-        self.far_changes += 1
+        self.remote_changes += 1
 
     def post(
         self,
@@ -193,7 +193,7 @@ class Proc:
         msg: Any,
         body: bytes = b"",
         buffers: Sequence[memoryview] = (),
-        lazy: float = 0.0,
+        coalesce_within: float = 0.0,
         placement: Placement | None = None,
     ) -> Connection | None:
         """Sends a message: here, or to another process. Returns the connection that took it, None when it stayed here or is
@@ -202,7 +202,7 @@ class Proc:
         `placement`: where its payload is already, for receivers that can have it there (see `place`).
         """
         peer = self._peers.get(address)
-        if peer is not None and not buffers and not lazy and len(body) < frames.SMALL:
+        if peer is not None and not buffers and not coalesce_within and len(body) < frames.SMALL:
             connection = peer.connection
             if connection is not None:
                 head = message.encode(msg)
@@ -225,7 +225,7 @@ class Proc:
                 return taken
         pieces = frames.encode(enclose(peer.route, head) if peer.route else head, body, buffers, self.frame_limit)
         wait = size >= _WAIT_FROM and not self.loop.in_loop() and running_loop() is None
-        return peer.send(pieces, wait, lazy if size < _WAIT_FROM else 0.0, port)
+        return peer.send(pieces, wait, coalesce_within if size < _WAIT_FROM else 0.0, port)
 
     def place(
         self, addresses: Sequence[str], body: bytes, buffers: Sequence[memoryview], size: int
@@ -283,27 +283,32 @@ class Proc:
         return size
 
     def answer(
-        self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview], lazy: float = 0.0
+        self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview], coalesce_within: float = 0.0
     ) -> None:
         """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender."""
         try:
-            self.post(address, answer, body, buffers, lazy)
+            self.post(address, answer, body, buffers, coalesce_within)
         except PeerEnded:
             if answer.sender:
                 dest = f"port {answer.port} of {address}"
                 self.bounced(Bounced(answer.sender, dest, "a port message", "its process has ended", True))
 
     def reply(
-        self, delivery: Delivery, kind: int, body: bytes, buffers: Sequence[memoryview] = (), lazy: float = 0.0
+        self,
+        delivery: Delivery,
+        kind: int,
+        body: bytes,
+        buffers: Sequence[memoryview] = (),
+        coalesce_within: float = 0.0,
     ) -> None:
         """Answers a call: to the process that holds its port, or up the tree that it came down."""
         call = delivery.call
         answer = Answer(call.port, call.rank, kind)
         if not delivery.up:
-            self.answer(delivery.back, answer, body, buffers, lazy)
+            self.answer(delivery.back, answer, body, buffers, coalesce_within)
             return
         try:
-            self.post(agent_of(self.address), Climb(delivery.back, answer), body, buffers, lazy)
+            self.post(agent_of(self.address), TreeAnswer(delivery.back, answer), body, buffers, coalesce_within)
         except PeerEnded:  # and this process with it
             pass
 
@@ -318,7 +323,7 @@ class Proc:
                 f"{failure.mesh_name or call.to}[{call.rank}]",
                 f"{failure.mesh_name or call.to}.{call.method}() (broadcast)",
                 failure.report,
-                failure.passing,
+                failure.will_restart,
             )
             self._post_quietly(delivery.back, bounced)
 
@@ -431,7 +436,7 @@ class Proc:
         peer = self._peers.get(remote)
         if peer is not None and self.closed is None:
             if peer.ended is None:
-                self._torn.add(remote)
+                self._ever_broke.add(remote)
             peer.lost(connection)
 
     def _remember(self, remote: str, connection: Connection) -> None:
@@ -454,7 +459,7 @@ class Proc:
             _send_first(connection, Bye(reason))
             connection.close(reason)
             return False
-        if 0 <= hello.meant < self.incarnation:  # it hears from its agent how that one ended
+        if 0 <= hello.target_incarnation < self.incarnation:  # it hears from its agent how that one ended
             connection.close("the process that is meant has ended, and another has taken its place")
             return False
         connection.remote = hello.address
@@ -465,7 +470,7 @@ class Proc:
             return False
         self._remember(hello.address, connection)
         if hello.again:  # perhaps we never heard who was at the other end
-            self._torn.add(hello.address)
+            self._ever_broke.add(hello.address)
         if self.incarnation:
             _send_first(connection, Welcome(self.incarnation))
         if hello.incarnation > peer.incarnation:  # how the one before it ended is on its way to us
@@ -478,7 +483,7 @@ class Proc:
 
     def _on_envelope(self, envelope: Envelope, frame: Frame) -> None:
         """A process of another host, or the agent there, speaks to us."""
-        if envelope.meant not in (-1, self.incarnation):
+        if envelope.target_incarnation not in (-1, self.incarnation):
             return  # for the process before this one, which has ended: its sender is being told
         source = envelope.source
         msg = message.decode(envelope.head)
@@ -505,22 +510,24 @@ class Proc:
         if instance is not None:
             if call.seq == 1:
                 self._note_sender(remote, call)
-            elif self._torn and remote in self._torn:
+            elif self._ever_broke and remote in self._ever_broke:
                 self._take_up(remote, call, instance)
             instance.deliver(delivery)
         else:
             self._hold(delivery)
 
-    def _on_dealt(self, dealt: Dealt, frame: Frame) -> None:
+    def _on_dealt(self, dealt: TreeCall, frame: Frame) -> None:
         """A call came down the tree."""
         call = dealt.call
-        if dealt.meant in (-1, self.incarnation):
+        if dealt.target_incarnation in (-1, self.incarnation):
             self._on_call(call, frame.body, frame.buffers, dealt.source, dealt.up)
             return
         text = f"the process of rank {call.rank} was replaced after {call.method}() was sent: it was meant for the one before"
         delivery = Delivery(call, frame.body, frame.buffers, dealt.source, dealt.up)
         if call.port:
-            self.refuse(delivery, Failure(text, call.to, ranks=[call.rank], event=text, stopped=True, passing=True))
+            self.refuse(
+                delivery, Failure(text, call.to, ranks=[call.rank], event=text, stopped=True, will_restart=True)
+            )
 
     def _take_up(self, remote: str, call: Call, instance: Instance) -> None:
         """A connection to that process broke: the first messages of a sender may have been lost with it."""
@@ -560,12 +567,12 @@ class Proc:
         kind = type(msg)
         if kind is Envelope:
             self._on_envelope(msg, frame)
-        elif kind is Placed:
+        elif kind is SharedPayload:
             self._on_placed(connection, msg, frame)
         elif kind is SegmentsGone:
             if self.payloads is not None:
                 self.payloads.gone(connection.remote, msg.segments)
-        elif kind is Dealt:
+        elif kind is TreeCall:
             self._on_dealt(msg, frame)
         elif kind is Answers:
             self._on_answers(msg, frame)
@@ -582,8 +589,8 @@ class Proc:
                 self.on_process_ended(msg)
         elif kind is HostEnded:
             self.host_ended(msg.host, msg.why)
-        elif kind is Listening:
-            self.on_listening(msg)
+        elif kind is ProcReachable:
+            self.on_proc_reachable(msg)
         elif kind is Ping:
             self._post_quietly(connection.remote, Pong(msg.token))
         elif kind is Suspected:
@@ -605,7 +612,7 @@ class Proc:
             else:
                 receiver(connection, msg, frame)
 
-    def _on_placed(self, connection: Connection, placed: Placed, frame: Frame) -> None:
+    def _on_placed(self, connection: Connection, placed: SharedPayload, frame: Frame) -> None:
         whole = self.payloads.open(placed, frame) if self.payloads is not None else None
         if whole is None:  # as when no memory can be had for what comes through the socket
             connection.close("a message came in shared memory that could not be mapped here")
@@ -700,12 +707,12 @@ class Proc:
             self._tombstones.pop(instance.key, None)
             waiting = self._unknown.pop(instance.key, [])
             self._unknown_count -= len(waiting)
-        torn = [delivery for delivery in waiting if delivery.source in self._torn]
+        ever_broke = [delivery for delivery in waiting if delivery.source in self._ever_broke]
         for delivery in waiting:
-            if delivery.call.seq == 1 or delivery in torn:
+            if delivery.call.seq == 1 or delivery in ever_broke:
                 self._note_sender(delivery.source, delivery.call)
             instance.deliver(delivery)
-        for delivery in torn:  # what came before or after it may have been lost with a connection
+        for delivery in ever_broke:  # what came before or after it may have been lost with a connection
             instance.path_lost(delivery.call.sender)
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
@@ -721,7 +728,7 @@ class Proc:
                 self._post_quietly(address, SenderEnded(instance.unique))
         if failure is not None and instance.owner_proc:
             ended = ActorEnded(instance.owner, failure)
-            self._told.append((instance.owner_proc, ended))
+            self._notified.append((instance.owner_proc, ended))
             self._post_quietly(instance.owner_proc, ended)
 
     def never_comes(self, key: str, end: Failure) -> None:
@@ -763,8 +770,10 @@ class Proc:
         else:
             connection = self.transport.dial(address)
         self._remember(address, connection)
-        meant = peer.incarnation if peer is not None and peer.aware else -1
-        hello = Hello(VERSION, self.address, self.pid, self.incarnation, meant, peer is not None and peer.torn)
+        target_incarnation = peer.incarnation if peer is not None and peer.incarnation_known else -1
+        hello = Hello(
+            VERSION, self.address, self.pid, self.incarnation, target_incarnation, peer is not None and peer.ever_broke
+        )
         connection.send(frames.encode(addressed(connection, message.encode(hello))))
         return connection
 
@@ -831,10 +840,10 @@ class Proc:
     def known_peer(self, address: str) -> Peer | None:
         return self._peers.get(address)
 
-    def meant_at(self, address: str) -> int:
+    def known_incarnation_at(self, address: str) -> int:
         """The incarnation of the process there that is meant by what is sent now; -1: none is known, whoever is there."""
         peer = self._peers.get(address)
-        return peer.incarnation if peer is not None and peer.aware else -1
+        return peer.incarnation if peer is not None and peer.incarnation_known else -1
 
     def watch(self, address: str) -> None:
         """Sees to it that we hear of the end of that process of another host."""
@@ -867,13 +876,13 @@ class Proc:
         """Every process this one has spoken to, agents excepted."""
         return [(address, peer) for address, peer in list(self._peers.items()) if name_of(address) != AGENT]
 
-    def on_listening(self, listening: Listening) -> None:
+    def on_proc_reachable(self, listening: ProcReachable) -> None:
         """The agent's word: a process can be reached there; perhaps a new one in the place of one that ended."""
         address, incarnation = listening.address, listening.incarnation
         if self._directs is not None:
             self._directs.settle(address)
         peer = self._peers.get(address)
-        unknown = peer is not None and peer.route and not peer.aware and peer.ended is None
+        unknown = peer is not None and peer.route and not peer.incarnation_known and peer.ended is None
         if peer is not None and unknown and incarnation > peer.incarnation:
             peer.incarnation = incarnation  # the first that we hear of it
             self.incarnations.process_restarted(address, incarnation)
@@ -883,14 +892,14 @@ class Proc:
                 self.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, peer.incarnation))
             self.incarnations.process_restarted(address, incarnation)
             peer.revive(incarnation)
-            self.ended_afar.discard(address)
+            self.ended_remote.discard(address)
             self._welcome_newcomer(peer)
         elif peer is not None:
             if peer.asking:  # else the other side was faster and has dialled us
                 peer.listening()
             self._fail_broken(peer)
         if incarnation:
-            self._post_quietly(agent_of(address), Heard(address, incarnation))
+            self._post_quietly(agent_of(address), IncarnationAck(address, incarnation))
 
     def _welcome_newcomer(self, peer: Peer) -> None:
         newcomer = self._newcomers.get(peer.address)
@@ -903,14 +912,14 @@ class Proc:
 
     def _fail_broken(self, peer: Peer) -> None:
         """A connection broke and its process lives: what was under way may be lost, and nobody would ever know."""
-        address, late = peer.address, peer.take_late()
+        address, unsent = peer.address, peer.take_unsent()
         count = self._broken.pop(address, None)
         if count is not None:
             if self.payloads is not None:
                 self.payloads.broke(address)
             what = f"the connection to {address} broke while the call was under way; it may have run there or not"
-            self.ports.connection_broke(address, range(count), late, Failure(what), peer.spared)
-            for owner_proc, ended in list(self._told):
+            self.ports.connection_broke(address, range(count), unsent, Failure(what), peer.survivor)
+            for owner_proc, ended in list(self._notified):
                 if owner_proc == address:
                     self._post_quietly(address, ended)
             self.connection_broke(address)
@@ -925,7 +934,7 @@ class Proc:
             return
         peer.incarnation = ended.incarnation
         if peer.route:
-            self.ended_afar.add(address)
+            self.ended_remote.add(address)
         if self._directs is not None:
             self._directs.end(address, ended.incarnation)
         newcomer = self._newcomers.get(address)
@@ -940,7 +949,7 @@ class Proc:
                 self._connections[address] = left
         self._lose_paths(address)
         self._senders.pop(address, None)
-        self._torn.discard(address)
+        self._ever_broke.discard(address)
         peer.end(ended)
         self._broken.pop(address, None)
         self.suspected.pop(address, None)
@@ -969,7 +978,7 @@ class Proc:
         peer = self._peers.get(address)
         if peer is not None and peer.ended is not None:
             del self._peers[address]
-            self.ended_afar.discard(address)
+            self.ended_remote.discard(address)
             self.incarnations.forget_process(address)
 
     def _on_suspected(self, suspected: Suspected) -> None:
@@ -993,7 +1002,7 @@ class Proc:
         peer = self.peer(remote)
         if peer.ended is None and welcome.incarnation > peer.incarnation:
             peer.incarnation = welcome.incarnation
-            peer.aware = True
+            peer.incarnation_known = True
             self.incarnations.process_restarted(remote, welcome.incarnation)
             self._welcome_newcomer(peer)  # it has dialled us at the same time
 

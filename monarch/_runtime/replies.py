@@ -153,17 +153,17 @@ class Ports:
         return next(self._numbers)
 
     def connection_broke(
-        self, address: str, ports: range, late: Container[int], failure: Failure, spared: Connection | None = None
+        self, address: str, ports: range, unsent: Container[int], failure: Failure, survivor: Connection | None = None
     ) -> None:
-        """Tells whatever waits at these ports for an answer from that process, but for those in `late`. What is being sent
+        """Tells whatever waits at these ports for an answer from that process, but for those in `unsent`. What is being sent
         just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
         for entry in list(self._entries.values()):
-            if entry.number in ports and entry.number not in late:
+            if entry.number in ports and entry.number not in unsent:
                 if entry.sending and entry.waits_for(address):
-                    entry.torn = (address, failure, spared)
+                    entry.broken = (address, failure, survivor)
                     if entry.sending:  # looked at again now that it was said: one of the two sees what the other did
                         continue
-                if entry.may_be_lost(spared):
+                if entry.may_be_lost(survivor):
                     entry.connection_broke(address, failure)
 
     def close_all(self, failure: Failure) -> None:
@@ -182,7 +182,7 @@ _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("number", "owner", "sending", "table", "taken", "target", "timer", "torn")
+    __slots__ = ("broken", "number", "owner", "sending", "table", "taken", "target", "timer")
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Entry(Source):
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
         # (process, what became of it, connection that was spared): a connection broke.
-        self.torn: tuple[str, Failure, Connection | None] | None = None
+        self.broken: tuple[str, Failure, Connection | None] | None = None
 
     def receive(self, raw: Raw) -> None:
         raise NotImplementedError
@@ -222,13 +222,13 @@ class Entry(Source):
         meanwhile, nothing is lost where that was made since."""
         self.taken = taken
         self.sending = False
-        torn = self.torn
-        if torn is not None and self.may_be_lost(torn[2]):
-            self.connection_broke(*torn[:2])
+        broken = self.broken
+        if broken is not None and self.may_be_lost(broken[2]):
+            self.connection_broke(*broken[:2])
 
-    def may_be_lost(self, spared: Connection | None) -> bool:
+    def may_be_lost(self, survivor: Connection | None) -> bool:
         """After a break: unless a connection took the message that was made since, and lives."""
-        return self.taken is None or self.taken.lost or self.taken is spared
+        return self.taken is None or self.taken.lost or self.taken is survivor
 
     def unanswered(self) -> list[int]:
         """Ranks of the addressed view that have not answered."""
@@ -303,7 +303,7 @@ class OneReply(_Result):
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = self.torn = self.taken = None
+        self.timer = self.owner = self.broken = self.taken = None
         self.sending = False
         self._raw: Raw | None = None
         self._error = None

@@ -96,7 +96,7 @@ class Streams:
             return "the process is ending"
         if name_of(hello.to) != name_of(proc.address):
             return f"the process {name_of(hello.to)} is not here"
-        if hello.meant not in (-1, proc.incarnation):
+        if hello.target_incarnation not in (-1, proc.incarnation):
             return "the process that is meant has ended, and another has taken its place"
         if hello.purpose not in self._handlers:
             return f"it takes no streams for {hello.purpose!r}"
@@ -168,9 +168,19 @@ class Streams:
 
     def _hello(self, address: str, purpose: str) -> LinkHello:
         peer, proc = self._proc.known_peer(address), self._proc
-        meant = peer.incarnation if peer is not None and peer.aware else -1
+        target_incarnation = peer.incarnation if peer is not None and peer.incarnation_known else -1
         return LinkHello(
-            VERSION, proc.address, self._id, new_id(), address, 0, False, address, meant, proc.incarnation, purpose
+            VERSION,
+            proc.address,
+            self._id,
+            new_id(),
+            address,
+            0,
+            False,
+            address,
+            target_incarnation,
+            proc.incarnation,
+            purpose,
         )
 
     def _dial(self, address: str, deadline: float) -> socket.socket:

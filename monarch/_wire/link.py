@@ -100,25 +100,26 @@ Effect: TypeAlias = Dial | Send | Carry | Refuse | Close | Suspect | Dead
 _DOWN, _GREETING, _UP = "down", "greeting", "up"
 
 
-class Meant(NamedTuple):
+class LinkTarget(NamedTuple):
     """For a link between two processes: see the fields of that name in `message.LinkHello`."""
 
     to: str = ""
-    meant: int = -1
+    target_incarnation: int = -1
     incarnation: int = 0
 
 
-NOBODY = Meant()  # a link between agents
+NOBODY = LinkTarget()  # a link between agents
 
 
 class Link:
     """See the module. `uid` is unique for all time and chosen by the side that dials; `host` is the address prefix of this
     side, `agent` the unique id of its process, `reached` the address that is dialled. The acceptor leaves `reached` empty:
-    the dialler's hello says what its host is called. `rng`: for the jitter of pauses. `meant`: whom the dialler is after."""
+    the dialler's hello says what its host is called. `rng`: for the jitter of pauses.
+    `target_incarnation`: whom the dialler is after."""
 
     def __init__(
         self, uid: str, *, host: str, agent: str, limits: LinkLimits, rng: random.Random, reached: str = "",
-        meant: Meant = NOBODY,
+        target_incarnation: LinkTarget = NOBODY,
     ) -> None:  # fmt: skip
         self.uid = uid
         self.remote = reached  # address prefix of the other host; known to the acceptor from the first hello on
@@ -131,7 +132,7 @@ class Link:
         self._host = host
         self._agent = agent
         self._reached = reached
-        self._meant = meant
+        self._meant = target_incarnation
         self._dials = bool(reached)
         self._limits = limits
         self._rng = rng

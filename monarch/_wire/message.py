@@ -32,7 +32,9 @@ class Hello(_Message, tag=0):
     address: str
     pid: int
     incarnation: int = 0  # of the process: how often the one at this address was replaced by a new one
-    meant: int = -1  # the incarnation of the other process that the dialler was told of; -1: of none, anyone will do
+    target_incarnation: int = (
+        -1
+    )  # the incarnation of the other process that the dialler was told of; -1: of none, anyone will do
     again: bool = False  # a connection to it broke before, on which messages may have been lost
 
 
@@ -195,7 +197,7 @@ class Failure(_Message, tag=9):
     stopped: bool = False  # an ordinary end: callers are told, owners are not
     error: bytes = b""  # a pickled exception to raise as it is, in place of a SupervisionError
     incarnation: int = 0  # of the actor that ended
-    passing: bool = False  # another takes its place: what was sent to it meanwhile is lost, and that harms nobody
+    will_restart: bool = False  # another takes its place: what was sent to it meanwhile is lost, and that harms nobody
 
 
 class ActorEnded(_Message, tag=11):
@@ -289,7 +291,7 @@ class Watch(_Message, tag=22):
     incarnation: int = 0
 
 
-class Heard(_Message, tag=28):
+class IncarnationAck(_Message, tag=28):
     """This process knows of the new process at `address`."""
 
     address: str
@@ -302,7 +304,7 @@ class Pong(_Message, tag=29):
     token: int
 
 
-class Census(_Message, tag=19):
+class ListProcs(_Message, tag=19):
     """Send the addresses of all processes of this host that run, as Answer to `port` (payload: msgpack list)."""
 
     port: int
@@ -335,7 +337,7 @@ class Preload(_Message, tag=26):
 # --- host agent -> client, procs ----------------------------------------------------------------------------
 
 
-class Listening(_Message, tag=30):
+class ProcReachable(_Message, tag=30):
     """The process at `address` can be reached; the answer to Watch when it lives. With an incarnation above the one that
     was known: a new process has taken its place (answered by Heard)."""
 
@@ -423,7 +425,9 @@ class Envelope(_Message, tag=50):
 
     to: str
     source: str
-    meant: int  # the incarnation of the process that is meant; -1: the sender knows of none, anyone will do
+    target_incarnation: (
+        int  # the incarnation of the process that is meant; -1: the sender knows of none, anyone will do
+    )
     head: bytes
 
 
@@ -438,7 +442,7 @@ class LinkHello(_Message, tag=51):
     received: int  # data frames of this link that the sender has received so far
     resume: bool  # whether the sender has had a connection of this link before
     to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
-    meant: int = -1  # the incarnation of that process
+    target_incarnation: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
     purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
 
@@ -449,7 +453,7 @@ class Beat(_Message, tag=52):
     received: int
 
 
-class Trust(_Message, tag=54):
+class SetCredentials(_Message, tag=54):
     """From a client to its own agent: how to prove itself to these hosts; payload: `Credentials`, msgpack."""
 
     hosts: list[str]
@@ -509,7 +513,7 @@ class Barrier(_Message, tag=58):
 # --- payloads in shared memory ------------------------------------------------------------------------------
 
 
-class Placed(_Message, tag=80):
+class SharedPayload(_Message, tag=80):
     """A message whose buffers, and perhaps body, are in a segment; `head` is its own. See `segments`, `payloads`."""
 
     head: bytes
@@ -593,7 +597,7 @@ class Cast(_Message, tag=63):
     skip: bool = False
     again: str = ""
     combine: bytes = b""  # how answers are folded on their way (see Combine); b"": they are not
-    meant: Stamp = -1  # incarnations of the processes that are meant, as in Envelope
+    target_incarnation: Stamp = -1  # incarnations of the processes that are meant, as in Envelope
 
 
 class PlanUnknown(_Message, tag=62):
@@ -624,7 +628,7 @@ class Delivered(_Message, tag=65):
     number: int
 
 
-class Unwanted(_Message, tag=66):
+class CancelGather(_Message, tag=66):
     """Nobody waits for answers to that port any more."""
 
     back: str
@@ -638,23 +642,23 @@ class Skip(_Message, tag=67):
     sender: str
 
 
-class Unreached(_Message, tag=72):
+class HostUnreachable(_Message, tag=72):
     """From an agent to those above it: that host below it counts as ended here. Perhaps they can reach it."""
 
     host: str
 
 
-class Dealt(_Message, tag=68):
+class TreeCall(_Message, tag=68):
     """From the agent of this host: a call that came down the tree from the process at `source`. `up`: its answer goes back to
     the agent (Climb)."""
 
     source: str
     call: Call
     up: bool
-    meant: int = -1
+    target_incarnation: int = -1
 
 
-class Climb(_Message, tag=69):
+class TreeAnswer(_Message, tag=69):
     """To the agent of this host: an answer to a port of the process at `back`, which goes up the tree."""
 
     back: str
@@ -687,11 +691,11 @@ class Combined(_Message, tag=71):
 
 Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
-    | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | Heard | Pong | Census | Shutdown | Flush
-    | LogOption | Preload | Listening | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
-    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | Trust | Attach | AskDirect | MayDial | Barrier
-    | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | Unwanted | Skip | Dealt
-    | Climb | Combine | Combined | Unreached | Placed | SegmentsGone
+    | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck | Pong | ListProcs | Shutdown
+    | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
+    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | SetCredentials | Attach | AskDirect
+    | MayDial | Barrier | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | CancelGather | Skip | TreeCall
+    | TreeAnswer | Combine | Combined | HostUnreachable | SharedPayload | SegmentsGone
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

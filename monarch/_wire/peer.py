@@ -54,16 +54,16 @@ class Peer:
         "_source",
         "address",
         "asking",
-        "aware",
         "broken",
         "connection",
         "ended",
+        "ever_broke",
         "incarnation",
-        "late",
+        "incarnation_known",
         "listens",
         "route",
-        "spared",
-        "torn",
+        "survivor",
+        "unsent",
         "watched",
     )
 
@@ -84,12 +84,14 @@ class Peer:
         self.connection: Connection | None = None
         self.ended: Any = None
         self.incarnation = 0  # of the process there, as far as known
-        self.aware = False  # whether somebody has told us, so that what we send is meant for no later one
+        self.incarnation_known = False  # whether somebody has told us, so that what we send is meant for no later one
         self.asking = False
         self.broken = False  # asking because a connection broke: what was under way on it may be lost
-        self.late: set[int] = set()  # ports of messages that a broken connection did not take: nothing of them is lost
-        self.torn = False  # whether a connection to that process ever broke: messages to it may be missing there
-        self.spared: Connection | None = None  # ours when another one broke, so it is older than that
+        self.unsent: set[int] = (
+            set()
+        )  # ports of messages that a broken connection did not take: nothing of them is lost
+        self.ever_broke = False  # whether a connection to that process ever broke: messages to it may be missing there
+        self.survivor: Connection | None = None  # ours when another one broke, so it is older than that
         self._lost: Connection | None = None
         self._dial = dial
         self._ask = ask
@@ -120,7 +122,9 @@ class Peer:
         connection = self.connection
         return self._kept_bytes + (connection.queued if connection is not None else 0)
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, port: int = 0) -> Connection | None:
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, port: int = 0
+    ) -> Connection | None:
         """Writes, dials and writes, or keeps. Returns the connection that took it, None when it is kept. Raises PeerEnded.
         `port`: where the answer to it is awaited, 0 for none."""
         while True:
@@ -130,7 +134,7 @@ class Peer:
                 if connection is None:
                     return None
             try:
-                connection.send(pieces, wait, lazy)
+                connection.send(pieces, wait, coalesce_within)
                 return connection
             except ConnectionLost:
                 self.lost(connection, port)
@@ -150,7 +154,7 @@ class Peer:
                 owned: list[Buffer] = [bytes(piece) for piece in pieces]
                 self._kept.append(owned)
                 self._kept_bytes += sum(map(len, owned))
-                self.late.add(port)
+                self.unsent.add(port)
         if ask:
             self._ask(self)
         return connection
@@ -171,7 +175,7 @@ class Peer:
     def adopt(self, connection: Connection) -> None:
         """The other side dialled us: use its connection when we have none."""
         with self._lock:
-            self.aware = True
+            self.incarnation_known = True
             self._mean()
             if self.connection is None and self.ended is None:
                 self._send_kept(connection)
@@ -191,16 +195,16 @@ class Peer:
         with self._lock:
             if connection is self._lost:
                 if port is not None:
-                    self.late.add(port)
+                    self.unsent.add(port)
                 return
             self._lost = connection
-            self.torn = True
+            self.ever_broke = True
             if self.connection is connection:
                 self.connection = None
-                self.late.clear()  # those before were sent on this one
-            self.spared = self.connection
+                self.unsent.clear()  # those before were sent on this one
+            self.survivor = self.connection
             if port is not None:
-                self.late.add(port)
+                self.unsent.add(port)
             if self.ended is not None or self.asking:
                 return
             self.asking = self.broken = True
@@ -209,7 +213,7 @@ class Peer:
     def listening(self) -> None:
         """The agent says the process can be reached."""
         with self._lock:
-            self.aware = self.listens = True
+            self.incarnation_known = self.listens = True
             self._mean()
             self.asking = self.broken = False
             if self.connection is None and self._kept and self.ended is None:
@@ -225,14 +229,14 @@ class Peer:
     def _mean(self) -> None:
         """From now on frames are for the present incarnation, and no other may take them."""
         if self._source:
-            self.route = route(self.address, self._source, self.incarnation if self.aware else ANYONE)
+            self.route = route(self.address, self._source, self.incarnation if self.incarnation_known else ANYONE)
             self._learned()
 
-    def take_late(self) -> set[int]:
+    def take_unsent(self) -> set[int]:
         """The ports of messages that a broken connection did not take and that were sent since, or will be."""
         with self._lock:
-            late, self.late = self.late, set()
-        return late
+            unsent, self.unsent = self.unsent, set()
+        return unsent
 
     def _send_kept(self, connection: Connection) -> None:
         """Before others see the connection: what was kept goes first."""
@@ -250,7 +254,7 @@ class Peer:
                 self.ended = why
             self._kept = []
             self._kept_bytes = 0
-            self.late = set()
+            self.unsent = set()
             self.asking = self.broken = self.listens = self.watched = False
             connection, self.connection = self.connection, None
             self._changed.notify_all()
@@ -261,12 +265,12 @@ class Peer:
         """The agent says that a new process listens in the place of the one that has ended."""
         with self._lock:
             self.incarnation = incarnation
-            self.aware = self.listens = self.watched = True
+            self.incarnation_known = self.listens = self.watched = True
             self._mean()
-            self.torn = False
+            self.ever_broke = False
             self.ended = None
             self._kept = []
             self._kept_bytes = 0
-            self.late = set()
+            self.unsent = set()
             self.asking = self.broken = False
             self._changed.notify_all()

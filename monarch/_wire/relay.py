@@ -25,10 +25,10 @@ _BIN32 = 0xC6
 ANYONE = -1
 
 
-def route(to: str, source: str, meant: int = ANYONE) -> bytes:
-    """What every Envelope from `source` to `to` begins with; `meant` is the incarnation of the process at `to`."""
+def route(to: str, source: str, target_incarnation: int = ANYONE) -> bytes:
+    """What every Envelope from `source` to `to` begins with; `target_incarnation`: of the process at `to`."""
     encode = msgspec.msgpack.encode
-    return b"".join((_ENVELOPE, encode(to), encode(source), encode(meant)))
+    return b"".join((_ENVELOPE, encode(to), encode(source), encode(target_incarnation)))
 
 
 def enclose(route: bytes, head: bytes) -> bytes:
@@ -47,7 +47,9 @@ class Way(Protocol):
     @property
     def queued(self) -> int: ...
     def send_small(self, frame: bytes) -> bool: ...
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None: ...
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None: ...
     def wait_room(self, timeout: float) -> bool: ...
 
 
@@ -149,13 +151,15 @@ class Relay:
         finally:
             self._leave()
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None:
         successor = self._enter()
         if successor is not None:
-            successor.send(pieces, wait, lazy, owned)
+            successor.send(pieces, wait, coalesce_within, owned)
             return
         try:
-            self._way().send(pieces, wait, lazy, owned)
+            self._way().send(pieces, wait, coalesce_within, owned)
         finally:
             self._leave()
 

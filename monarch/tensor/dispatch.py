@@ -61,8 +61,8 @@ class Entry:
         self.fresh = len(outcome.fresh)
         self.kind, self.meta, self.view, self.same = Entry.OTHER, None, -1, -1
         leaf = outcome.leaves[0] if outcome.structure is None else None
-        lazy = leaf is not None and leaf.meta is not None and leaf.meta.lazy and leaf.same < 0
-        if leaf is not None and not outcome.changed and not outcome.moved and not lazy:
+        coalesce_within = leaf is not None and leaf.meta is not None and leaf.meta.coalesce_within and leaf.same < 0
+        if leaf is not None and not outcome.changed and not outcome.moved and not coalesce_within:
             self.meta = leaf.meta
             if leaf.same >= 0:
                 self.kind, self.same = Entry.SAME, leaf.same
@@ -301,7 +301,7 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
 
 def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | None:
     """The strides that workers have to give a new tensor; None for views, which follow from those of what they view."""
-    return leaf.meta.stride if leaf.meta is not None and leaf.view == -1 and not leaf.meta.lazy else None
+    return leaf.meta.stride if leaf.meta is not None and leaf.view == -1 and not leaf.meta.coalesce_within else None
 
 
 def _frozen(value: Any) -> Any:
@@ -519,7 +519,7 @@ def _know(op: _Op, entry: Entry, args: Any, kwargs: Any, inputs: list[Any], made
 def _value(record: Record, any_shape: bool = False) -> torch.Tensor | None:
     """What is known of a tensor's only element, as a scalar: nothing through a view that shows it as something else."""
     known, meta = record.storage.known, record.meta
-    if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.lazy:
+    if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.coalesce_within:
         return None
     return known
 

@@ -14,10 +14,10 @@ import torch
 
 
 class Meta:
-    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `lazy` is
+    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `coalesce_within` is
     CONJUGATE and NEGATIVE, where torch has put off computing these."""
 
-    __slots__ = ("__weakref__", "device", "dtype", "lazy", "nbytes", "offset", "shape", "stride")
+    __slots__ = ("__weakref__", "coalesce_within", "device", "dtype", "nbytes", "offset", "shape", "stride")
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Meta:
         dtype: Any,
         device: Any,
         nbytes: int,
-        lazy: int = 0,
+        coalesce_within: int = 0,
     ) -> None:
         self.shape = shape
         self.stride = stride
@@ -35,7 +35,7 @@ class Meta:
         self.dtype = dtype
         self.device = device
         self.nbytes = nbytes
-        self.lazy = lazy
+        self.coalesce_within = coalesce_within
 
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -54,7 +54,7 @@ class Meta:
         itemsize = self.dtype.itemsize
         whole = torch.empty(-(-self.nbytes // itemsize), dtype=self.dtype, device=self.device)
         made = torch.as_strided(whole, self.shape, self.stride, self.offset)
-        return mark(made, self.lazy) if self.lazy else made
+        return mark(made, self.coalesce_within) if self.coalesce_within else made
 
 
 _table: weakref.WeakValueDictionary[tuple[Any, ...], Meta] = weakref.WeakValueDictionary()
@@ -64,17 +64,23 @@ CONJUGATE = 1
 NEGATIVE = 2
 
 
-def mark(tensor: torch.Tensor, lazy: int) -> torch.Tensor:
+def mark(tensor: torch.Tensor, coalesce_within: int) -> torch.Tensor:
     """`tensor`, which from here on stands for the conjugate or the negative of its memory, or both."""
-    torch._C._set_conj(tensor, bool(lazy & CONJUGATE))
-    torch._C._set_neg(tensor, bool(lazy & NEGATIVE))
+    torch._C._set_conj(tensor, bool(coalesce_within & CONJUGATE))
+    torch._C._set_neg(tensor, bool(coalesce_within & NEGATIVE))
     return tensor
 
 
 def intern(
-    shape: torch.Size, stride: tuple[int, ...], offset: int, dtype: Any, device: Any, nbytes: int, lazy: int = 0
+    shape: torch.Size,
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: Any,
+    device: Any,
+    nbytes: int,
+    coalesce_within: int = 0,
 ) -> Meta:
-    key = (shape, stride, offset, dtype, device, nbytes, lazy)
+    key = (shape, stride, offset, dtype, device, nbytes, coalesce_within)
     known = _table.get(key)
     if known is None:
         known = _table[key] = Meta(*key)

@@ -148,7 +148,11 @@ def _sent(leaf: Leaf) -> tuple[Any, ...]:
     if meta is None:
         return False, leaf.value
     shape = tuple(meta.shape)
-    return True, leaf.view, (shape, tuple(meta.stride), meta.offset, meta.dtype, meta.device, meta.nbytes, meta.lazy)
+    return (
+        True,
+        leaf.view,
+        (shape, tuple(meta.stride), meta.offset, meta.dtype, meta.device, meta.nbytes, meta.coalesce_within),
+    )
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -225,8 +225,8 @@ def make(record: Record) -> Tensor:
     meta = record.meta
     made: Tensor = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.device)
     made._record = record
-    if meta.lazy:
-        metadata.mark(made, meta.lazy)
+    if meta.coalesce_within:
+        metadata.mark(made, meta.coalesce_within)
     return made
 
 

@@ -17,7 +17,7 @@ from monarch._mesh.meshes.attach import Workers
 from monarch._runtime.loop import Loop
 from monarch._wire.address import agent_at, is_dialable
 from monarch._wire.ids import new_id
-from monarch._wire.linked import LinkConnection, limits_from
+from monarch._wire.link_connection import LinkConnection, limits_from
 from monarch._wire.message import LinkHello
 from monarch._wire.transport.base import DialFailed
 from monarch.config import settings

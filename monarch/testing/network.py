@@ -321,7 +321,7 @@ class _Path:
 
 
 class InprocConnection:
-    """See `base.Connection`: one end. `send` copies at once, so `wait` and `lazy` mean nothing here."""
+    """See `base.Connection`: one end. `send` copies at once, so `wait` and `coalesce_within` mean nothing here."""
 
     out: _Path
     into: _Path
@@ -355,7 +355,9 @@ class InprocConnection:
             return False
         return True
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None:
         data = b"".join(pieces)
         with self._lock:  # frames of several threads go into the path whole, and none after the end
             if self.lost:

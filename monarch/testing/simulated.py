@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from monarch._mesh.agent.base_host_agent import Steward
+from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Effect, Start
 from monarch._mesh.agent.routes import Entrance, Link
 from monarch._mesh.process import named_actors
@@ -195,7 +195,7 @@ class _Abandoned:
         return Failure("the process was killed", stopped=True)
 
 
-class SimulatedAgent(Steward):
+class SimulatedAgent(BaseHostAgent):
     """Starts, watches, stops and kills simulated processes. `on_done()` is called once none is left: after a shutdown, or
     when the agent was killed. A `worker` is of a further host and leaves the network then."""
 

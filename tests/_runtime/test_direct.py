@@ -44,7 +44,9 @@ class Way:
         self.send([frame])
         return True
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None:
         self.entered.set()
         if self.blocked is not None:
             assert self.blocked.wait(TIMEOUT)
@@ -444,7 +446,14 @@ def test_links_are_bounded(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"to": "tcp://10.0.0.2:1/other.0"}, {"meant": 1}, {"meant": -1}, {"incarnation": 1}, {"resume": True}]
+    "changes",
+    [
+        {"to": "tcp://10.0.0.2:1/other.0"},
+        {"target_incarnation": 1},
+        {"target_incarnation": -1},
+        {"incarnation": 1},
+        {"resume": True},
+    ],
 )
 def test_a_hello_that_does_not_fit(net: Net, changes: dict[str, Any]) -> None:
     a, b = net.process(A, incarnation=2), net.process(B)

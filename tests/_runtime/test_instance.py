@@ -18,7 +18,7 @@ CLIENT, OTHER = "unix:/h/client", "unix:/h/m.7"
 
 class Behaviour:
     def describe_stale(self) -> Failure:
-        return Failure("it was restarted", "key", "worker", [0], stopped=True, passing=True)
+        return Failure("it was restarted", "key", "worker", [0], stopped=True, will_restart=True)
 
     def describe_stop(self, reason: str) -> Failure:
         return Failure(f"stopped: {reason}", "key", "worker", [0], stopped=True)
@@ -84,7 +84,7 @@ def test_messages_that_name_this_incarnation_begin_at_one(mine: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "meant", "seq"),
+    ("mine", "target_incarnation", "seq"),
     [
         (1, 0, 2),  # its sender knew the first one
         (1, 0, 700),
@@ -97,11 +97,13 @@ def test_messages_that_name_this_incarnation_begin_at_one(mine: int) -> None:
         (0, 1, 1),
     ],
 )
-def test_messages_for_another_are_refused_and_their_sender_is_told(mine: int, meant: int, seq: int) -> None:
+def test_messages_for_another_are_refused_and_their_sender_is_told(
+    mine: int, target_incarnation: int, seq: int
+) -> None:
     receiver = Receiver(mine)
-    receiver.deliver(seq, meant)
+    receiver.deliver(seq, target_incarnation)
     assert receiver.taken() == []
-    assert receiver.refused() == [(meant, seq)]
+    assert receiver.refused() == [(target_incarnation, seq)]
     assert receiver.proc.told == [(CLIENT, mine)]
 
 
@@ -210,7 +212,10 @@ def test_each_stream_is_handled_in_order_and_once(sent: list[tuple[str, bool]], 
     there first, for a connection keeps its order and nobody has heard of the restart before it."""
     receiver = Receiver(1)
     counters = {stream: itertools.count(1) for stream in itertools.product("ab", (0, 1))}
-    frames = [(sender, next(counters[sender, int(aware)]), int(aware)) for sender, aware in sent]
+    frames = [
+        (sender, next(counters[sender, int(incarnation_known)]), int(incarnation_known))
+        for sender, incarnation_known in sent
+    ]
     first = [frame for frame in frames if frame[1] == 1]
     rest = [frame for frame in frames if frame[1] > 1] * 2
     random.shuffle(rest)

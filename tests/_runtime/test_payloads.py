@@ -11,7 +11,7 @@ import pytest
 from monarch._runtime.payloads import Payloads
 from monarch._wire import message
 from monarch._wire.frame import Frame
-from monarch._wire.message import Placed, SegmentsGone
+from monarch._wire.message import SegmentsGone, SharedPayload
 
 KIB = 1024
 SIZE = 300 * KIB
@@ -69,7 +69,7 @@ class Process:
         self.told: list[tuple[str, Any]] = []
         self.payloads = Payloads(address, 0, loop, self.carrier, lambda to, msg: self.told.append((to, msg)))
 
-    def send(self, to: Process, data: bytes, connection: Any = "c") -> tuple[Placed, Frame]:
+    def send(self, to: Process, data: bytes, connection: Any = "c") -> tuple[SharedPayload, Frame]:
         placement = self.payloads.place(b"body", [memoryview(data)], [to.address])
         assert placement is not None
         assert self.payloads.introduce(placement.segment, to.address, connection)
@@ -77,10 +77,10 @@ class Process:
         placement.sent(to.address)
         placement.close()
         placed = message.decode(head)
-        assert isinstance(placed, Placed)
+        assert isinstance(placed, SharedPayload)
         return placed, Frame(head, placement.inline(b"body"), ())
 
-    def got(self, sent: tuple[Placed, Frame]) -> Frame:
+    def got(self, sent: tuple[SharedPayload, Frame]) -> Frame:
         frame = self.payloads.open(*sent)
         assert frame is not None
         return frame
@@ -159,10 +159,10 @@ def test_a_message_whose_segment_is_not_here_is_refused(two: tuple[Process, Proc
     a, b = two
     placed, frame = a.send(b, b"x" * SIZE)
     for wrong in (
-        Placed(b"", placed.segment + 1, 1, False, -1, [5]),
-        Placed(b"", placed.segment, 1, False, -1, [1 << 40]),
-        Placed(b"", placed.segment, 0, False, -1, [5]),
-        Placed(b"", placed.segment, 1, False, -1, [-5]),
+        SharedPayload(b"", placed.segment + 1, 1, False, -1, [5]),
+        SharedPayload(b"", placed.segment, 1, False, -1, [1 << 40]),
+        SharedPayload(b"", placed.segment, 0, False, -1, [5]),
+        SharedPayload(b"", placed.segment, 1, False, -1, [-5]),
     ):
         assert b.payloads.open(wrong, frame) is None
 

@@ -27,8 +27,8 @@ from monarch._wire.message import (
     Failure,
     Flushed,
     Hello,
-    Listening,
     ProcEnded,
+    ProcReachable,
 )
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
@@ -372,7 +372,7 @@ def test_who_does_not_say_hello_is_let_go(machine: Machine) -> None:
     machine.start("m.0")
     with unix.dial(f"{machine.folder}/m.0") as sock:
         sock.settimeout(TIMEOUT)
-        sock.sendall(b"".join(frame.encode(message.encode(Listening("x")))))  # type: ignore[arg-type]
+        sock.sendall(b"".join(frame.encode(message.encode(ProcReachable("x")))))  # type: ignore[arg-type]
         assert sock.recv(1) == b""
 
 

@@ -167,11 +167,13 @@ def test_who_is_refused_hears_why(pair: Pair, change: Callable[[Process], None],
         pair.a.streams.open(target, "echo", TIMEOUT)
 
 
-@pytest.mark.parametrize(("aware", "taken"), [(True, False), (False, True)])
-def test_a_successor_is_not_taken_for_the_process_that_was_meant(pair: Pair, aware: bool, taken: bool) -> None:
+@pytest.mark.parametrize(("incarnation_known", "taken"), [(True, False), (False, True)])
+def test_a_successor_is_not_taken_for_the_process_that_was_meant(
+    pair: Pair, incarnation_known: bool, taken: bool
+) -> None:
     pair.b.streams.serve("echo", echo)
     pair.b.incarnation = 1
-    pair.a.peers[pair.b.address] = SimpleNamespace(incarnation=0, aware=aware)
+    pair.a.peers[pair.b.address] = SimpleNamespace(incarnation=0, incarnation_known=incarnation_known)
     if taken:
         pair.open().close()
     else:

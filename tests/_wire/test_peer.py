@@ -26,7 +26,9 @@ class Link:
         self.closed = ""
         self.on_send: Callable[[], Any] = lambda: None
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None:
         if self.lost:
             raise ConnectionLost("it broke")
         self.sent.append(b"".join(bytes(piece) for piece in pieces))

@@ -144,16 +144,18 @@ def fill(ends: Ends) -> int:
 # --- in order, all of them
 
 
-@pytest.mark.parametrize("lazy", [0.0, 1.0])
+@pytest.mark.parametrize("coalesce_within", [0.0, 1.0])
 @pytest.mark.parametrize("size", [0, 9000])
-def test_every_senders_frames_arrive_once_and_in_its_order(ends: Ends, size: int, lazy: float) -> None:
+def test_every_senders_frames_arrive_once_and_in_its_order(ends: Ends, size: int, coalesce_within: float) -> None:
     senders, each = 8, 200
 
     def send(sender: int) -> None:
         for number in range(each):
             buffers = [bytes(100)] if number % 3 == 0 else []
             head = struct.pack("<HI", sender, number)
-            ends.connection.send(pieces(head, bytes(size), *buffers), lazy=lazy if number % 7 else 0.0)
+            ends.connection.send(
+                pieces(head, bytes(size), *buffers), coalesce_within=coalesce_within if number % 7 else 0.0
+            )
 
     threads = [start(send, sender) for sender in range(senders)]
     heads = ends.read(senders * each)
@@ -308,14 +310,14 @@ def test_many_senders_and_the_io_thread_at_once(ends: Ends) -> None:
 
 def test_lazy_frames_leave_before_the_next_that_is_not(ends: Ends) -> None:
     for number in range(100):
-        ends.connection.send(pieces(b"%d" % number), lazy=3600.0)
+        ends.connection.send(pieces(b"%d" % number), coalesce_within=3600.0)
     ends.connection.send(pieces(b"now"))
     assert ends.read(101) == [*(b"%d" % number for number in range(100)), b"now"]
 
 
 def test_lazy_frames_leave_by_themselves(ends: Ends) -> None:
     for number in range(100):
-        ends.connection.send(pieces(b"%d" % number), lazy=3600.0)
+        ends.connection.send(pieces(b"%d" % number), coalesce_within=3600.0)
     assert ends.read(100) == [b"%d" % number for number in range(100)]
 
 
@@ -335,7 +337,7 @@ def test_closing_is_told_once_and_ends_sending(ends: Ends, who: str) -> None:
     with pytest.raises(ConnectionLost, match="enough"):
         ends.connection.send(pieces(b"late"))
     with pytest.raises(ConnectionLost, match="enough"):
-        ends.connection.send(pieces(b"late"), lazy=1.0)
+        ends.connection.send(pieces(b"late"), coalesce_within=1.0)
     assert ends.connection.wait_room(0.0)
     in_loop(ends.loop, lambda: None)
     assert ends.owner.losses == ["enough"]
@@ -423,7 +425,7 @@ def test_senders_and_closing_race(loop: Loop) -> None:
             ready.wait()
             try:
                 for _ in range(40):
-                    ends.connection.send(pieces(b"x", bytes(20_000)), lazy=0.001)
+                    ends.connection.send(pieces(b"x", bytes(20_000)), coalesce_within=0.001)
             except ConnectionLost:
                 pass
             except BaseException as exc:

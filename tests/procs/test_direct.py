@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from monarch._mesh.agent.host_links import HostLinks, Listening
+from monarch._mesh.agent.host_links import HostLinks, HostListener
 from monarch._mesh.agent.routes import Routes
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.context import home
@@ -385,7 +385,7 @@ def _hello(worker: Worker, name: str, **changes: Any) -> LinkHello:
     [
         ({"to": "tcp://127.0.0.1:1/nobody.0"}, "could not be handed to the process nobody.0"),
         ({"to": "tcp://127.0.0.1:1/../x"}, "could not be handed to the process x"),
-        ({"meant": 3}, "another has taken its place"),
+        ({"target_incarnation": 3}, "another has taken its place"),
         ({"resume": True}, "not known here"),
     ],
 )
@@ -428,7 +428,7 @@ def test_whom_processes_may_dial(host: str, gateway: str, ca: bytes, why: str) -
     options = AgentOptions("/tmp", credentials=Credentials(secret=b"hush", ca=ca))
     routes = Routes(None, "tcp://10.0.0.1:1", "agent", 1)  # type: ignore[arg-type]
     routes.gateway = gateway
-    told = HostLinks("tcp://10.0.0.1:1", options, loop, routes, Listening(options, loop)).may_dial(f"{host}/x.0")
+    told = HostLinks("tcp://10.0.0.1:1", options, loop, routes, HostListener(options, loop)).may_dial(f"{host}/x.0")
     assert told.address == f"{host}/x.0"
     assert (why in told.why) if why else not told.why
     assert told.secret == (b"" if why else b"hush")

@@ -84,7 +84,7 @@ class Receipt:
 
 
 @dataclass
-class Heard(Fact):
+class IncarnationAck(Fact):
     """An answer, or one of several answers: receipts, or the type and text of an exception."""
 
     sender: str

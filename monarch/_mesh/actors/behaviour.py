@@ -168,8 +168,8 @@ class ActorBehaviour:
             return
         instance = self.instance
         # With more messages waiting, answers are written a few at a time.
-        lazy = _FLOOD if instance.mailbox.messages else 0.0
-        instance.proc.reply(delivery, VALUE, body, buffers, lazy)
+        coalesce_within = _FLOOD if instance.mailbox.messages else 0.0
+        instance.proc.reply(delivery, VALUE, body, buffers, coalesce_within)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
@@ -232,7 +232,7 @@ class ActorBehaviour:
             instance.rank,
             None if exc is None else f"actor explicitly aborted due to: {format_remote(exc)}",
         )
-        failure.incarnation, failure.passing = instance.incarnation, instance.passing
+        failure.incarnation, failure.will_restart = instance.incarnation, instance.will_restart
         return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
 
     def undeliverable(self, bounced: Bounced) -> Any:
@@ -275,7 +275,7 @@ class ActorBehaviour:
     def _failure(self, cause: str) -> Failure:
         instance = self.instance
         failure = ledger.actor_failure(self.display, cause, instance.key, self.mesh_name, instance.rank)
-        failure.incarnation, failure.passing = instance.incarnation, instance.passing
+        failure.incarnation, failure.will_restart = instance.incarnation, instance.will_restart
         return failure
 
     def describe_stale(self) -> Failure:
@@ -286,7 +286,7 @@ class ActorBehaviour:
     def describe_stop(self, reason: str) -> Failure:
         instance = self.instance
         failure = ledger.stopped_failure(self.display, reason, instance.key, self.mesh_name, instance.rank)
-        failure.passing = instance.making_room
+        failure.will_restart = instance.being_replaced
         return failure
 
     def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:

@@ -390,10 +390,10 @@ class Endpoint(Generic[P, R]):
         size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
         parted = plan.parted(proc.host) if only is None else None
-        if parted is not None and not combine and len(parted.far) < _few(adverb):
+        if parted is not None and not combine and len(parted.remote) < _few(adverb):
             parted = None
         if parted is not None:
-            receivers = parted.near
+            receivers = parted.local
         else:
             receivers = plan.receivers if only is None else plan.receivers[only : only + 1]
         key, method, unique, view = spec.key, self._name, sender.unique, plan.view
@@ -413,7 +413,7 @@ class Endpoint(Generic[P, R]):
             if self._timeout is not None:
                 entry.expire_after(proc, self._timeout)
         may_wait = entry is None or running_loop() is None
-        lazy = _FLOOD if entry is None else 0.0
+        coalesce_within = _FLOOD if entry is None else 0.0
         next_number = sender.numbering.next
         restarts = proc.incarnations if proc.incarnations else None
         incarnation = 0
@@ -440,7 +440,7 @@ class Endpoint(Generic[P, R]):
                     key, unique, next_number(key, receiver), method, number, back, index, view, adverb, incarnation
                 )
                 try:
-                    taken = proc.post(address, message, body, buffers, lazy, placement)
+                    taken = proc.post(address, message, body, buffers, coalesce_within, placement)
                     if alone:
                         entry.sent(taken)  # type: ignore[union-attr]
                 except PeerEnded as exc:
@@ -485,8 +485,8 @@ class Endpoint(Generic[P, R]):
         proc.mesh.casting.cast(
             parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if gather >= 0 else None
         )
-        if proc.ended_afar and not proc.ended_afar.isdisjoint(parted.addresses):
-            for index, rank, address in parted.far:
+        if proc.ended_remote and not proc.ended_remote.isdisjoint(parted.addresses):
+            for index, rank, address in parted.remote:
                 ended = proc.end_of_process(address)
                 if ended is None:
                     continue

@@ -43,30 +43,30 @@ from monarch._wire.message import (
     Answers,
     Bye,
     Call,
+    CancelGather,
     Cast,
     CastPlan,
-    Census,
-    Climb,
     Combined,
-    Dealt,
     Delivered,
     Envelope,
     ForgetPlan,
-    Heard,
     Hello,
+    HostUnreachable,
+    IncarnationAck,
     LaunchSpec,
     LinkHello,
-    Listening,
+    ListProcs,
     PlanUnknown,
     Pong,
     ProcEnded,
+    ProcReachable,
     RestartProcs,
     Shutdown,
     SpawnProcs,
     StopProcs,
     Suspected,
-    Unreached,
-    Unwanted,
+    TreeAnswer,
+    TreeCall,
     Watch,
 )
 from monarch._wire.peer import PeerEnded
@@ -83,7 +83,7 @@ _TOGETHER = 32
 Receiver = Callable[[Connection, Any, Frame], None]
 
 
-class Steward:
+class BaseHostAgent:
     """`host` is the address prefix of the processes. `receivers` are for messages that concern one kind of agent only."""
 
     def __init__(self, host: str, loop: Loop) -> None:
@@ -105,25 +105,25 @@ class Steward:
             RestartProcs: lambda c, m, f: self.act(roster.restart(now(), c, m, *self._launch(f))),
             StopProcs: lambda c, m, f: self.act(roster.stop(now(), c, m)),
             Watch: lambda c, m, f: self.act(roster.watch(now(), c, m)),
-            Heard: lambda c, m, f: self.act(roster.heard(now(), c, m)),
-            Census: lambda c, m, f: self.act(roster.census(now(), c, m)),
+            IncarnationAck: lambda c, m, f: self.act(roster.heard(now(), c, m)),
+            ListProcs: lambda c, m, f: self.act(roster.census(now(), c, m)),
             Shutdown: lambda c, m, f: self.shutdown(m.grace),
             Pong: lambda c, m, f: self.act(roster.pong(now(), c, m.token)),
             CastPlan: lambda c, m, f: self._on_plan(c, m),
             ForgetPlan: lambda c, m, f: self._cast_on(self.casts.forget(now(), c, m)),
             Cast: self._on_cast,
-            Unwanted: lambda c, m, f: self._cast_on(self.casts.unwanted(now(), c, m)),
-            Climb: lambda c, m, f: self._cast_on(self.casts.answer(now(), m.back, m.answer, f.body, f.buffers)),
+            CancelGather: lambda c, m, f: self._cast_on(self.casts.unwanted(now(), c, m)),
+            TreeAnswer: lambda c, m, f: self._cast_on(self.casts.answer(now(), m.back, m.answer, f.body, f.buffers)),
             Combined: lambda c, m, f: self._cast_on(self.casts.combined(now(), c.remote, m, f.body, f.buffers)),
             Answers: lambda c, m, f: self._cast_on(self.casts.answers(now(), host_of(c.remote), m, f.body, f.buffers)),
             Delivered: lambda c, m, f: self._cast_on(self.casts.delivered(now(), host_of(c.remote), m)),
-            Unreached: lambda c, m, f: self._cast_on(self.casts.unreached(now(), host_of(c.remote), m)),
+            HostUnreachable: lambda c, m, f: self._cast_on(self.casts.unreached(now(), host_of(c.remote), m)),
             PlanUnknown: lambda c, m, f: self._cast_on(
                 self.casts.plan_unknown(now(), host_of(c.remote), m, f.body, f.buffers)
             ),
             Envelope: lambda c, m, f: self.routes.pass_on(m, f, c),
             ProcEnded: lambda c, m, f: self._on_far_ended(m),
-            Listening: lambda c, m, f: self._on_far_listening(c, m),
+            ProcReachable: lambda c, m, f: self._on_remote_proc_reachable(c, m),
         }
 
     # --- what an agent supplies
@@ -221,10 +221,10 @@ class Steward:
                 self.send(process, ended)
         self.act(self.roster.owner_ended(self.loop.now(), ended.address))
 
-    def _on_far_listening(self, connection: Connection, listening: Listening) -> None:
+    def _on_remote_proc_reachable(self, connection: Connection, listening: ProcReachable) -> None:
         """We asked to hear of its end; who takes its place is not announced before all have heard."""
         if listening.incarnation:
-            self.send(connection, Heard(listening.address, listening.incarnation))
+            self.send(connection, IncarnationAck(listening.address, listening.incarnation))
 
     def _drop_far(self, key: tuple[str, str]) -> None:
         connection = self._far.pop(key)
@@ -299,12 +299,12 @@ class Steward:
 
     def _deal(self, deliver: Deliver) -> None:
         msg: Any = deliver.message
-        lazy = self._lazy(msg)
+        coalesce_within = self._lazy(msg)
         if type(msg) is Call:
             up = bool(msg.port) and self.casts.gathers(msg.back, msg.port)
-            msg = Dealt(deliver.source, msg, up, deliver.meant)
+            msg = TreeCall(deliver.source, msg, up, deliver.target_incarnation)
         name = name_of(deliver.address)
-        if not self.routes.hand(name, deliver.address, msg, deliver.body, deliver.buffers, lazy):
+        if not self.routes.hand(name, deliver.address, msg, deliver.body, deliver.buffers, coalesce_within):
             self._cast_on(self.casts.process_ended(self.loop.now(), deliver.address))
 
     def _lazy(self, msg: Any) -> float:
@@ -312,11 +312,13 @@ class Steward:
         return _FLOOD if type(msg) in (Cast, Call) and not msg.port and self._broadcasts % _TOGETHER else 0.0
 
     def _give(
-        self, connection: Connection, msg: Any, body: Buffer, buffers: Sequence[Buffer], lazy: float = 0.0
+        self, connection: Connection, msg: Any, body: Buffer, buffers: Sequence[Buffer], coalesce_within: float = 0.0
     ) -> None:
         head = addressed(connection, message.encode(msg))
         try:
-            connection.send(frames.encode(head, body, [memoryview(buffer) for buffer in buffers]), False, lazy)
+            connection.send(
+                frames.encode(head, body, [memoryview(buffer) for buffer in buffers]), False, coalesce_within
+            )
         except (ConnectionLost, PeerEnded):
             pass
 

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from monarch._mesh.agent.base_host_agent import Steward
+from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Start
-from monarch._mesh.agent.host_links import HostLinks, Listening
+from monarch._mesh.agent.host_links import HostLinks, HostListener
 from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
@@ -34,7 +34,7 @@ from monarch._runtime import direct  # noqa: F401  so that processes forked from
 from monarch._runtime.loop import Loop
 from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
 from monarch._wire.frame import Frame
-from monarch._wire.linked import LinkConnection
+from monarch._wire.link_connection import LinkConnection
 from monarch._wire.message import (
     VALUE,
     Answer,
@@ -50,7 +50,7 @@ from monarch._wire.message import (
     Output,
     Preload,
     ProcEnded,
-    Trust,
+    SetCredentials,
 )
 from monarch._wire.relay import Relay
 from monarch._wire.transport import unix
@@ -68,11 +68,11 @@ class Prepared:
         self.listening = listening
 
 
-class HostAgent(Steward):
+class HostAgent(BaseHostAgent):
     """`sock` leads to the process that started us (see AgentOptions); `first` to the first zygote."""
 
     def __init__(
-        self, options: AgentOptions, loop: Loop, listening: Listening, sock: socket.socket, first: socket.socket
+        self, options: AgentOptions, loop: Loop, listening: HostListener, sock: socket.socket, first: socket.socket
     ) -> None:
         super().__init__(listening.prefix or f"unix:{options.directory}", loop)
         self.directory = directory = options.directory
@@ -100,7 +100,7 @@ class HostAgent(Steward):
         self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
         self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
         self.receivers[AskDirect] = lambda connection, ask, frame: self._on_ask_direct(connection, ask)
-        self.receivers[Trust] = lambda connection, trust, frame: self._on_trust(trust, frame)
+        self.receivers[SetCredentials] = lambda connection, trust, frame: self._on_trust(trust, frame)
 
     def run(self) -> None:
         """Serves until whoever started us is gone and every process with it."""
@@ -162,7 +162,7 @@ class HostAgent(Steward):
             told.stream = ask.stream
             self.send(connection, told)
 
-    def _on_trust(self, trust: Trust, frame: Frame) -> None:
+    def _on_trust(self, trust: SetCredentials, frame: Frame) -> None:
         settings.restore(msgspec.msgpack.decode(trust.config))
         credentials = msgspec.msgpack.decode(frame.body, type=Credentials)
         for host in trust.hosts:
@@ -412,13 +412,13 @@ def main() -> None:
     options = agent_process.read_options(sock)
     loop = Loop("monarch-agent")
     try:
-        listening = Listening(options, loop)
+        listening = HostListener(options, loop)
     except (OSError, ValueError) as exc:
-        agent_process.write(sock, agent_process.Listening(error=_why(exc)))
+        agent_process.write(sock, agent_process.AgentStarted(error=_why(exc)))
         remove_directory(options.directory)
         return
     if options.listen:
-        agent_process.write(sock, agent_process.Listening(listening.prefix))
+        agent_process.write(sock, agent_process.AgentStarted(listening.prefix))
     HostAgent(options, loop, listening, sock, first).run()
 
 

@@ -14,7 +14,7 @@ from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
 from monarch._wire.link import REFUSALS, REFUSED_FOR
-from monarch._wire.linked import LinkConnection, limits_from
+from monarch._wire.link_connection import LinkConnection, limits_from
 from monarch._wire.message import Bye, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
 from monarch._wire.transport.base import DialFailed
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _KNOCK_AGAIN = 1.0  # seconds until a host that answers, but has not dialled again, is looked at again
 
 
-class Listening:
+class HostListener:
     """Where this host listens, from its making on. OSError and ValueError as for TcpListener; `prefix` is its address."""
 
     def __init__(self, options: AgentOptions, loop: Loop) -> None:
@@ -56,7 +56,7 @@ class Listening:
 class HostLinks:
     """Makes links for `routes`, whose handler they have."""
 
-    def __init__(self, host: str, options: AgentOptions, loop: Loop, routes: Routes, listening: Listening) -> None:
+    def __init__(self, host: str, options: AgentOptions, loop: Loop, routes: Routes, listening: HostListener) -> None:
         self._host = host
         self._loop = loop
         self._routes = routes

@@ -42,13 +42,13 @@ from monarch._wire.address import CLIENT, host_of, name_of, proc_address
 from monarch._wire.message import (
     VALUE,
     Answer,
-    Census,
-    Heard,
     Hello,
+    IncarnationAck,
     LaunchSpec,
-    Listening,
+    ListProcs,
     Ping,
     ProcEnded,
+    ProcReachable,
     ProcsRefused,
     ProcsStopped,
     ProcStarted,
@@ -257,7 +257,7 @@ class Roster:
     def _tell_listening(self, process: _Process) -> None:
         """Those who waited for it; of a later incarnation, everybody who may mean the one before."""
         address, incarnation = process.start.key
-        listening = Listening(address, incarnation)
+        listening = ProcReachable(address, incarnation)
         if incarnation:
             self._take_waiting(address)
             told = list(self._watchers.get(address, ()))
@@ -342,7 +342,7 @@ class Roster:
         self._beat_by(process.life.due())
         return self._take()
 
-    def heard(self, now: float, connection: Connection, heard: Heard) -> list[Effect]:
+    def heard(self, now: float, connection: Connection, heard: IncarnationAck) -> list[Effect]:
         """A watcher knows of a new process."""
         self._now = now
         process = self._find((heard.address, heard.incarnation))
@@ -535,7 +535,7 @@ class Roster:
                 self._watch(address, connection)
             self._send(connection, known[0])
         elif process is None and name_of(address) == CLIENT:
-            self._send(connection, Listening(address))
+            self._send(connection, ProcReachable(address))
         else:
             self._wait(address, connection, watch.incarnation)
         return self._take()
@@ -560,7 +560,7 @@ class Roster:
 
     def _tell_alive(self, process: _Process, connections: Iterable[Connection]) -> None:
         for connection in connections:
-            self._send(connection, Listening(*process.start.key))
+            self._send(connection, ProcReachable(*process.start.key))
             if process.life.suspicion:
                 self._send(connection, self._suspected(process))
 
@@ -625,7 +625,7 @@ class Roster:
                 self._no_beat()
         return self._take()
 
-    def census(self, now: float, connection: Connection, census: Census) -> list[Effect]:
+    def census(self, now: float, connection: Connection, census: ListProcs) -> list[Effect]:
         """Which processes run."""
         self._now = now
         running = [process.start.address for process in self._processes.values() if process.connection is not None]

@@ -41,7 +41,9 @@ class Link(Protocol):
     def queued(self) -> int: ...
     @property
     def lost(self) -> bool: ...
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None: ...
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None: ...
     def send_small(self, frame: bytes) -> bool: ...
     def wait_room(self, timeout: float) -> bool: ...
     def accept(self, connection: Any, hello: LinkHello) -> None: ...
@@ -189,24 +191,25 @@ class Routes:
         msg: Any,
         body: Buffer = b"",
         buffers: Sequence[Buffer] = (),
-        lazy: float = 0.0,
+        coalesce_within: float = 0.0,
     ) -> bool:
-        """A message of the agent's own for a process of this host. False when it is not there and will not come. `lazy`: see
-        `base.Connection.send`."""
+        """A message of the agent's own for a process of this host. False when it is not there and will not come.
+
+        `coalesce_within`: see `base.Connection.send`."""
         connection = self._local.get(name)
         if connection is None and not self._station.awaited(address):
             return False
         pieces = frames.encode(message.encode(msg), body, [memoryview(buffer) for buffer in buffers])
         if connection is not None:
-            self._hand(connection, pieces, lazy)
+            self._hand(connection, pieces, coalesce_within)
         else:
             self._early.setdefault(name, []).append(pieces)
             self._early_bytes += _size(pieces)
         return True
 
-    def _hand(self, connection: Any, pieces: list[Buffer], lazy: float = 0.0) -> None:
+    def _hand(self, connection: Any, pieces: list[Buffer], coalesce_within: float = 0.0) -> None:
         try:
-            connection.send(pieces, False, lazy)
+            connection.send(pieces, False, coalesce_within)
         except ConnectionLost:  # its end is told in other ways
             pass
 

@@ -49,19 +49,19 @@ class Plan:
         """Its part on other hosts than `host`, the sender's; None when that is one receiver, or none."""
         if self._parted_for != host:
             parted = Parted(self.receivers, host)
-            self._parted = parted if len(parted.far) > 1 else None
+            self._parted = parted if len(parted.remote) > 1 else None
             self._parted_for = host
         return self._parted
 
 
 class Parted:
-    """The receivers of a view as a sender on one host sees them: `near` are on the same, `far` on others, in the order of
-    their positions in a CastPlan with `hosts`; `ranks` are those of `far` in the mesh, always the same object."""
+    """The receivers of a view as a sender on one host sees them: `local` are on the same, `remote` on others, in the order of
+    their positions in a CastPlan with `hosts`; `ranks` are those of `remote` in the mesh, always the same object."""
 
-    __slots__ = ("__weakref__", "addresses", "far", "hosts", "near", "ranks")
+    __slots__ = ("__weakref__", "addresses", "hosts", "local", "ranks", "remote")
 
     def __init__(self, receivers: Receivers, host: str) -> None:
-        self.near = tuple(receiver for receiver in receivers if host_of(receiver[2]) == host)
+        self.local = tuple(receiver for receiver in receivers if host_of(receiver[2]) == host)
         by_host: dict[str, list[tuple[int, int, str]]] = {}
         for receiver in receivers:
             there = host_of(receiver[2])
@@ -71,6 +71,6 @@ class Parted:
             PlanHost(there, [name_of(address) for _, _, address in some], [index for index, _, _ in some])
             for there, some in by_host.items()
         ]
-        self.far: Receivers = tuple(receiver for some in by_host.values() for receiver in some)
-        self.ranks = tuple(rank for _, rank, _ in self.far)
-        self.addresses = frozenset(address for _, _, address in self.far)
+        self.remote: Receivers = tuple(receiver for some in by_host.values() for receiver in some)
+        self.ranks = tuple(rank for _, rank, _ in self.remote)
+        self.addresses = frozenset(address for _, _, address in self.remote)

@@ -44,9 +44,19 @@ import msgspec
 
 from monarch._mesh.agent.effects import Arm, Disarm
 from monarch._mesh.casts import answer_cache as kept
-from monarch._mesh.casts import in_flight
+from monarch._mesh.casts import relay_state
 from monarch._mesh.casts.answer_cache import Key, Memory, Record
-from monarch._mesh.casts.in_flight import Above, Branch, Child, Gathering, Merging, Part, Passing, Plan, Upstream
+from monarch._mesh.casts.relay_state import (
+    Downstream,
+    Gathering,
+    InFlight,
+    Merging,
+    Part,
+    Plan,
+    UnacknowledgedCast,
+    Upstream,
+    UpstreamKey,
+)
 from monarch._runtime.ordering import cut, expand
 from monarch._wire.address import name_of
 from monarch._wire.frame import Buffer
@@ -56,6 +66,7 @@ from monarch._wire.message import (
     Answer,
     Answers,
     Call,
+    CancelGather,
     Cast,
     CastPlan,
     Combine,
@@ -63,10 +74,9 @@ from monarch._wire.message import (
     Delivered,
     Failure,
     ForgetPlan,
+    HostUnreachable,
     PlanUnknown,
     Skip,
-    Unreached,
-    Unwanted,
     encode,
 )
 
@@ -90,14 +100,14 @@ class Deliver(NamedTuple):
     body: Buffer
     buffers: Sequence[Buffer]
     source: str
-    meant: int = -1  # the incarnation of the process; -1: any
+    target_incarnation: int = -1  # the incarnation of the process; -1: any
 
 
 class Pass(NamedTuple):
     """To the agent of that host. If the host has ended or cannot be reached, call `host_ended`, then or later."""
 
     host: str
-    message: CastPlan | ForgetPlan | Cast | Unwanted
+    message: CastPlan | ForgetPlan | Cast | CancelGather
     body: Buffer = b""
     buffers: Sequence[Buffer] = ()
 
@@ -105,8 +115,8 @@ class Pass(NamedTuple):
 class Up(NamedTuple):
     """To whoever sent us the cast; it may be gone."""
 
-    upstream: Upstream
-    message: Answers | Delivered | PlanUnknown | Unreached
+    upstream: UpstreamKey
+    message: Answers | Delivered | PlanUnknown | HostUnreachable
     body: Buffer = b""
     buffers: Sequence[Buffer] = ()
 
@@ -151,8 +161,8 @@ class Casts:
 
     def __init__(self, patience: float = PATIENCE) -> None:
         self._patience = patience
-        self._above: dict[Upstream, Above] = {}
-        self._children: dict[str, Child] = {}  # one a host, until that ends: its numbers go on
+        self._above: dict[UpstreamKey, Upstream] = {}
+        self._children: dict[str, Downstream] = {}  # one a host, until that ends: its numbers go on
         self._apart: dict[str, set[str]] = {}  # by child: hosts below it that it cannot reach
         self._ended: OrderedDict[str, None] = OrderedDict()  # children that count as ended
         self._gatherings: dict[Key, Gathering] = {}
@@ -163,10 +173,10 @@ class Casts:
     def counts(self) -> Counts:
         children = self._children.values()
         return Counts(
-            plans=sum(len(above.plans) for above in self._above.values()),
+            plans=sum(len(upstream.plans) for upstream in self._above.values()),
             registered=sum(len(child.registered) for child in children),
             gatherings=len(self._gatherings),
-            unconfirmed=sum(len(above.open) for above in self._above.values()),
+            unconfirmed=sum(len(upstream.open) for upstream in self._above.values()),
             kept=sum(len(child.kept) for child in children),
             kept_bytes=sum(child.size for child in children),
             given_up=sum(len(child.given_up) for child in children),
@@ -176,50 +186,50 @@ class Casts:
 
     # --- events: from above
 
-    def plan(self, now: float, upstream: Upstream, plan: CastPlan) -> list[Effect]:
+    def plan(self, now: float, upstream_key: UpstreamKey, plan: CastPlan) -> list[Effect]:
         """A plan was registered; in place of one with its number."""
-        above = self._upstream(upstream)
-        before = above.plans.pop(plan.number, None)
+        upstream = self._upstream(upstream_key)
+        before = upstream.plans.pop(plan.number, None)
         if before is not None:
             self._forget(before)
-        above.plans[plan.number] = Plan(plan)
-        if len(above.plans) > PLANS_KEPT:
-            self._forget(above.plans.popitem(last=False)[1])
+        upstream.plans[plan.number] = Plan(plan)
+        if len(upstream.plans) > PLANS_KEPT:
+            self._forget(upstream.plans.popitem(last=False)[1])
         return self._take()
 
-    def forget(self, now: float, upstream: Upstream, forget: ForgetPlan) -> list[Effect]:
+    def forget(self, now: float, upstream_key: UpstreamKey, forget: ForgetPlan) -> list[Effect]:
         """No more casts name that plan."""
-        above = self._above.get(upstream)
-        plan = above.plans.pop(forget.number, None) if above is not None else None
+        upstream = self._above.get(upstream_key)
+        plan = upstream.plans.pop(forget.number, None) if upstream is not None else None
         if plan is not None:
             self._forget(plan)
         return self._take()
 
     def cast(
-        self, now: float, upstream: Upstream, cast: Cast, body: Buffer, buffers: Sequence[Buffer] = ()
+        self, now: float, upstream_key: UpstreamKey, cast: Cast, body: Buffer, buffers: Sequence[Buffer] = ()
     ) -> list[Effect]:
         """A cast came down: it is delivered here and passed on."""
-        above = self._upstream(upstream)
-        above.is_agent = above.is_agent or cast.number > 0
-        plan = above.plans.get(cast.plan)
+        upstream = self._upstream(upstream_key)
+        upstream.is_agent = upstream.is_agent or cast.number > 0
+        plan = upstream.plans.get(cast.plan)
         if plan is None:
-            self._effects.append(Up(upstream, PlanUnknown(cast), body, buffers))
-        elif not self._gather(above, plan, cast, body, buffers):
-            self._distribute(above, plan, cast, body, buffers)
+            self._effects.append(Up(upstream_key, PlanUnknown(cast), body, buffers))
+        elif not self._gather(upstream, plan, cast, body, buffers):
+            self._distribute(upstream, plan, cast, body, buffers)
         return self._take()
 
-    def unwanted(self, now: float, upstream: Upstream, unwanted: Unwanted) -> list[Effect]:
+    def unwanted(self, now: float, upstream_key: UpstreamKey, unwanted: CancelGather) -> list[Effect]:
         """Nobody waits for a gathering's answers any more; those that come still are dropped by the caller's process."""
         gathering = self._gatherings.get((unwanted.back, unwanted.port))
         if gathering is not None:
-            gathering.aboves = [above for above in gathering.aboves if above.key != upstream]
-            if not gathering.aboves:
+            gathering.upstreams = [upstream for upstream in gathering.upstreams if upstream.key != upstream_key]
+            if not gathering.upstreams:
                 self._abandon(gathering)
         return self._take()
 
-    def upstream_gone(self, now: float, upstream: Upstream) -> list[Effect]:
+    def upstream_gone(self, now: float, upstream_key: UpstreamKey) -> list[Effect]:
         """The connection of a process of this host is lost, and with it whoever waits for answers there."""
-        self._upstream_gone(now, upstream)
+        self._upstream_gone(now, upstream_key)
         return self._take()
 
     # --- events: from processes of this host
@@ -280,15 +290,15 @@ class Casts:
         gathering = self._gatherings.get((answers.back, answers.port))
         if gathering is None:
             return []
-        known = [branch for branch in gathering.branches.values() if branch.part.host == host]
+        known = [in_flight for in_flight in gathering.in_flight.values() if in_flight.part.host == host]
         if not known:
             return []
-        pending = known[0].pending if len(known) == 1 else set().union(*(branch.pending for branch in known))
+        pending = known[0].pending if len(known) == 1 else set().union(*(in_flight.pending for in_flight in known))
         if gathering.root and len(answers.ranks) >= MANY and pending.issuperset(answers.ranks):
             # As they came: to look at each would be the most work of all, for whoever stands at the end of every way up.
             pending.difference_update(answers.ranks)
             as_they_came = msgspec.structs.replace(answers, gone=[]) if answers.gone else answers
-            self._effects += [Up(above.key, as_they_came, body, buffers) for above in gathering.aboves]
+            self._effects += [Up(upstream.key, as_they_came, body, buffers) for upstream in gathering.upstreams]
         else:
             for record in _records(answers, body, buffers):
                 if record.rank in pending:
@@ -298,11 +308,11 @@ class Casts:
             if rank in pending:
                 pending.remove(rank)
                 gathering.gone.append(rank)
-        for branch in known:
-            branch.pending &= pending
-            if not branch.pending:
-                del gathering.branches[branch.part]
-                self._children[host].release(branch)
+        for in_flight in known:
+            in_flight.pending &= pending
+            if not in_flight.pending:
+                del gathering.in_flight[in_flight.part]
+                self._children[host].release(in_flight)
         self._settle(gathering)
         return self._take()
 
@@ -311,15 +321,15 @@ class Casts:
         child = self._children.get(host)
         if child is not None:
             while child.loose and next(iter(child.loose)) <= delivered.number:
-                branch = next(iter(child.loose.values()))
-                child.release(branch)
-                self._left(branch)
+                in_flight = next(iter(child.loose.values()))
+                child.release(in_flight)
+                self._left(in_flight)
             for what, gap in list(child.given_up.items()):
                 if gap.confirmed(delivered.number):
                     del child.given_up[what]
                     gap.close()
-                if gap.above is not None:
-                    self._progress(gap.above)
+                if gap.upstream is not None:
+                    self._progress(gap.upstream)
         return self._take()
 
     def plan_unknown(
@@ -327,13 +337,13 @@ class Casts:
     ) -> list[Effect]:
         """A child lacks the plan of a cast, which it sent back: it is registered, and the cast sent once more."""
         child = self._children.get(host)
-        branch = child.kept.get(unknown.cast.number) if child is not None else None
-        if child is not None and branch is not None:
-            child.release(branch)
-            if child.registered.get(branch.part) == unknown.cast.plan:
-                del child.registered[branch.part]
-            self._pass(branch.owner, branch.part, branch.cast, body, buffers, branch.pending)
-            self._left(branch)
+        in_flight = child.kept.get(unknown.cast.number) if child is not None else None
+        if child is not None and in_flight is not None:
+            child.release(in_flight)
+            if child.registered.get(in_flight.part) == unknown.cast.plan:
+                del child.registered[in_flight.part]
+            self._pass(in_flight.owner, in_flight.part, in_flight.cast, body, buffers, in_flight.pending)
+            self._left(in_flight)
         return self._take()
 
     def host_ended(self, now: float, host: str) -> list[Effect]:
@@ -347,35 +357,35 @@ class Casts:
             self._ended[host] = None
             if len(self._ended) > ENDED:
                 self._ended.popitem(last=False)
-            for above in self._above.values():  # before its ranks are said to be gone: perhaps they can reach it
-                if above.is_agent:
-                    self._effects.append(Up(above.key, Unreached(host)))
+            for upstream in self._above.values():  # before its ranks are said to be gone: perhaps they can reach it
+                if upstream.is_agent:
+                    self._effects.append(Up(upstream.key, HostUnreachable(host)))
             skips = []
             for what, gap in child.given_up.items():
-                passing = Passing(None, 0)
+                passing = UnacknowledgedCast(None, 0)
                 passing.gap = gap
                 skips.append((what, passing))
-            for branch in list(child.kept.values()):
-                lost = self._adopt(child, branch)
+            for in_flight in list(child.kept.values()):
+                lost = self._adopt(child, in_flight)
                 if lost is not None:
-                    skips.append((branch.gap, lost))
+                    skips.append((in_flight.gap, lost))
             for what, passing in skips:  # last: receivers handle what is sent to them again before they skip anything
                 self._skip(*what, passing)
         return self._take()
 
-    def unreached(self, now: float, host: str, unreached: Unreached) -> list[Effect]:
+    def unreached(self, now: float, host: str, unreached: HostUnreachable) -> list[Effect]:
         """A child cannot reach a host below it: from now on we serve that ourselves, if we can."""
         child, lost = self._children.get(host), unreached.host
         if child is None or lost == host:
             return []
         if any(lost in part.names for part in child.registered):
             self._apart.setdefault(host, set()).add(lost)
-        for branch in list(child.kept.values()):
-            if lost in branch.part.names:
-                self._go_round(child, branch, lost)
+        for in_flight in list(child.kept.values()):
+            if lost in in_flight.part.names:
+                self._go_round(child, in_flight, lost)
         for (sender, to, part), _gap in list(child.given_up.items()):
             if lost in part.names:
-                self._skip_alone(sender, to, part.solo(lost), host, Passing(None, 0))
+                self._skip_alone(sender, to, part.solo(lost), host, UnacknowledgedCast(None, 0))
         return self._take()
 
     # --- timers
@@ -389,27 +399,27 @@ class Casts:
                 gathering.armed = False
                 self._flush(gathering)
         elif key[0] == "confirm":
-            above = self._above.get(key[1])
-            if above is not None:
-                self._confirm(above)
+            upstream = self._above.get(key[1])
+            if upstream is not None:
+                self._confirm(upstream)
         else:
             self._give_up_orphans(now)
         return self._take()
 
     # --- down: a cast
 
-    def _gather(self, above: Above, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> bool:
+    def _gather(self, upstream: Upstream, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> bool:
         """False when its answers do not come up the tree."""
         if cast.gather < 0 or cast.skip or not cast.port:
             return False
         key = cast.back or cast.source, cast.port
-        if self._is_repeat(above, plan, key, cast):
+        if self._is_repeat(upstream, plan, key, cast):
             return True
         if len(self._gatherings) >= GATHERINGS:
             ranks = [rank for _, rank in plan.here] + [rank for part in plan.parts for rank in sorted(part.ranks)]
-            self._send(above, key, [_too_many(rank, cast.method) for rank in ranks], ())
+            self._send(upstream, key, [_too_many(rank, cast.method) for rank in ranks], ())
             return False
-        gathering = self._gatherings[key] = Gathering(above, key, cast)
+        gathering = self._gatherings[key] = Gathering(upstream, key, cast)
         self._deliver(plan, cast, body, buffers)
         if cast.again and self._memory.may_have_answered(key):
             # Those who answered then drop the call, which is a repeat, and say nothing.
@@ -423,7 +433,7 @@ class Casts:
         self._settle(gathering)
         return True
 
-    def _is_repeat(self, above: Above, plan: Plan, key: Key, cast: Cast) -> bool:
+    def _is_repeat(self, upstream: Upstream, plan: Plan, key: Key, cast: Cast) -> bool:
         """Whether the cast is known here. Whoever sent it has taken another's place, and is given what that one was."""
         gathering = self._gatherings.get(key)
         given = gathering.given if gathering is not None else self._memory.done.get(key)
@@ -436,22 +446,22 @@ class Casts:
             return False
         if gathering is None:
             self._memory.used(given)
-        elif above not in gathering.aboves:
-            gathering.aboves.append(above)
+        elif upstream not in gathering.upstreams:
+            gathering.upstreams.append(upstream)
         for host in [host for part in plan.parts for host in part.names if host in self._ended]:
-            self._effects.append(Up(above.key, Unreached(host)))
+            self._effects.append(Up(upstream.key, HostUnreachable(host)))
         failed = [_lost(rank, cast.again) for rank in given.lost]
-        self._send(above, key, [*given.records, *failed], given.gone)
+        self._send(upstream, key, [*given.records, *failed], given.gone)
         return True
 
-    def _distribute(self, above: Above, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    def _distribute(self, upstream: Upstream, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
         """A cast without a gathering."""
         if cast.gather >= 0:
             cast = msgspec.structs.replace(cast, gather=-1.0)
         if cast.number:
-            above.last = cast.number
-            above.open[cast.number] = None
-        passing = Passing(above, cast.number)
+            upstream.last = cast.number
+            upstream.open[cast.number] = None
+        passing = UnacknowledgedCast(upstream, cast.number)
         self._deliver(plan, cast, body, buffers)
         for part in plan.parts:
             self._pass_part(passing, part, _cut_cast(cast, part), body, buffers, set())
@@ -461,10 +471,12 @@ class Casts:
         count = len(plan.here)
         seqs = expand(cut(cast.seqs, 0, count), count)
         incarnations = expand(cut(cast.incarnations, 0, count), count)
-        meant = expand(cut(cast.meant, 0, count), count)
+        target_incarnation = expand(cut(cast.target_incarnation, 0, count), count)
         back = cast.back or cast.source
         message: Call | Skip
-        for (name, rank), seq, incarnation, process in zip(plan.here, seqs, incarnations, meant, strict=True):
+        for (name, rank), seq, incarnation, process in zip(
+            plan.here, seqs, incarnations, target_incarnation, strict=True
+        ):
             if cast.skip:
                 message = Skip(cast.to, cast.sender)
             else:
@@ -475,7 +487,7 @@ class Casts:
 
     def _pass_part(
         self,
-        owner: Gathering | Passing,
+        owner: Gathering | UnacknowledgedCast,
         part: Part,
         cast: Cast,
         body: Buffer,
@@ -494,7 +506,7 @@ class Casts:
 
     def _pass(
         self,
-        owner: Gathering | Passing,
+        owner: Gathering | UnacknowledgedCast,
         part: Part,
         cast: Cast,
         body: Buffer,
@@ -504,70 +516,70 @@ class Casts:
         """To a child, which may be new. `cast` has the numbers of the part's positions."""
         child = self._children.get(part.host)
         if child is None:
-            child = self._children[part.host] = Child(part.host)
+            child = self._children[part.host] = Downstream(part.host)
             self._ended.pop(part.host, None)
         number = self._register(child, part)
         child.last += 1
         cast = msgspec.structs.replace(cast, plan=number, number=child.last)
-        branch = Branch(owner, part, cast, body, buffers, pending)
-        if isinstance(owner, Passing):
-            owner.branches += 1
+        in_flight = InFlight(owner, part, cast, body, buffers, pending)
+        if isinstance(owner, UnacknowledgedCast):
+            owner.in_flight += 1
         else:
-            owner.branches[part] = branch
+            owner.in_flight[part] = in_flight
         self._effects.append(Pass(part.host, cast, body, buffers))
         if part.plan.forgotten:
             self._unregister(part)
-        child.keep(branch)
+        child.keep(in_flight)
         while len(child.loose) - child.skips > KEPT_CASTS:
             self._give_up(child, next(old for old in child.loose.values() if not old.cast.skip))
         while child.size > KEPT_BYTES:
             self._give_up(child, next(iter(child.bodies.values())))
 
-    def _give_up(self, child: Child, branch: Branch) -> None:
-        if isinstance(branch.owner, Passing):
-            child.give_up(branch, branch.owner)
-            self._left(branch)
+    def _give_up(self, child: Downstream, in_flight: InFlight) -> None:
+        if isinstance(in_flight.owner, UnacknowledgedCast):
+            child.give_up(in_flight, in_flight.owner)
+            self._left(in_flight)
         else:
-            child.drop_body(branch)
+            child.drop_body(in_flight)
 
-    def _left(self, branch: Branch) -> None:
+    def _left(self, in_flight: InFlight) -> None:
         """A branch is through, was given up, or others took its place."""
-        if isinstance(branch.owner, Passing):
-            self._passed(branch.owner)
+        if isinstance(in_flight.owner, UnacknowledgedCast):
+            self._passed(in_flight.owner)
 
-    def _passed(self, passing: Passing) -> None:
-        passing.branches -= 1
-        if passing.branches:
+    def _passed(self, passing: UnacknowledgedCast) -> None:
+        passing.in_flight -= 1
+        if passing.in_flight:
             return
         if passing.lost is not None:
             self._lose(*passing.lost)
-        gap, above = passing.gap, passing.above
+        gap, upstream = passing.gap, passing.upstream
         if gap is not None:
             gap.close()
-            above = gap.above
-        if passing.number and above is not None:
-            del above.open[passing.number]
-        if above is not None:
-            self._progress(above)
+            upstream = gap.upstream
+        if passing.number and upstream is not None:
+            del upstream.open[passing.number]
+        if upstream is not None:
+            self._progress(upstream)
 
-    def _progress(self, above: Above) -> None:
+    def _progress(self, upstream: Upstream) -> None:
         """More of its casts may be through."""
-        done = above.through() - above.confirmed if above.there else 0
+        done = upstream.through() - upstream.confirmed if upstream.there else 0
         if done >= CONFIRM_CASTS:
-            self._confirm(above)
-        elif done > 0 and ("confirm", above.key) not in self._armed:
-            self._arm(("confirm", above.key), CONFIRM_DELAY)
+            self._confirm(upstream)
+        elif done > 0 and ("confirm", upstream.key) not in self._armed:
+            self._arm(("confirm", upstream.key), CONFIRM_DELAY)
 
-    def _confirm(self, above: Above) -> None:
-        self._disarm(("confirm", above.key))
-        through = above.through()
-        if through > above.confirmed:
-            above.confirmed = through
-            self._effects.append(Up(above.key, Delivered(through)))
+    def _confirm(self, upstream: Upstream) -> None:
+        self._disarm(("confirm", upstream.key))
+        through = upstream.through()
+        if through > upstream.confirmed:
+            upstream.confirmed = through
+            self._effects.append(Up(upstream.key, Delivered(through)))
 
     # --- down: plans
 
-    def _register(self, child: Child, part: Part) -> int:
+    def _register(self, child: Downstream, part: Part) -> int:
         number = child.registered.get(part)
         if number is not None:
             child.registered.move_to_end(part)
@@ -608,7 +620,7 @@ class Casts:
 
     def _settle(self, gathering: Gathering) -> None:
         """After answers came, or ends of those who would have answered."""
-        if not gathering.mine and not gathering.branches and not gathering.skips:
+        if not gathering.mine and not gathering.in_flight and not gathering.skips:
             if gathering.merging is None or not self._merge(gathering, gathering.merging):
                 self._finish(gathering)
         elif not gathering.armed and gathering.merging is None and (gathering.held or gathering.gone):
@@ -648,28 +660,28 @@ class Casts:
             self._give(gathering, records, gone)
 
     def _give(self, gathering: Gathering, records: list[Record], gone: list[int]) -> None:
-        for above in gathering.aboves:
-            self._send(above, gathering.key, records, () if gathering.root else gone)
+        for upstream in gathering.upstreams:
+            self._send(upstream, gathering.key, records, () if gathering.root else gone)
         if not gathering.root:
             self._memory.add(gathering.given, records, gone)
 
-    def _send(self, above: Above, key: Key, records: Sequence[Record], gone: Sequence[int]) -> None:
+    def _send(self, upstream: Upstream, key: Key, records: Sequence[Record], gone: Sequence[int]) -> None:
         """As few messages as may be."""
         together: list[Record] = []
         size = 0
         for record in records:
             if record.alone:
-                self._send_together(above, key, [record])
+                self._send_together(upstream, key, [record])
                 continue
             if size > HELD_BYTES:
-                self._send_together(above, key, together)
+                self._send_together(upstream, key, together)
                 together, size = [], 0
             together.append(record)
             size += len(record.body)
         if together or gone:
-            self._send_together(above, key, together, gone)
+            self._send_together(upstream, key, together, gone)
 
-    def _send_together(self, above: Above, key: Key, records: Sequence[Record], gone: Sequence[int] = ()) -> None:
+    def _send_together(self, upstream: Upstream, key: Key, records: Sequence[Record], gone: Sequence[int] = ()) -> None:
         ranks: list[int] = []
         kinds: list[int] = []
         sizes: list[int] = []
@@ -679,7 +691,7 @@ class Casts:
             sizes += [len(record.body), *[0] * (record.span - 1)]
         answers = Answers(*key, ranks, kinds, sizes, list(gone))
         body = records[0].body if len(records) == 1 else b"".join(record.body for record in records)
-        self._effects.append(Up(above.key, answers, body, records[0].buffers if len(records) == 1 else ()))
+        self._effects.append(Up(upstream.key, answers, body, records[0].buffers if len(records) == 1 else ()))
 
     def _fail(self, gathering: Gathering, ranks: Iterable[int], host: str) -> None:
         for rank in ranks:
@@ -695,78 +707,79 @@ class Casts:
         """Its answers are not wanted any more, here and below."""
         self._end(gathering)
         self._memory.forget(gathering.given)
-        for part, branch in gathering.branches.items():
-            self._children[part.host].release(branch)
-        for host in {part.host: None for part in gathering.branches}:
-            self._effects.append(Pass(host, Unwanted(*gathering.key)))
+        for part, in_flight in gathering.in_flight.items():
+            self._children[part.host].release(in_flight)
+        for host in {part.host: None for part in gathering.in_flight}:
+            self._effects.append(Pass(host, CancelGather(*gathering.key)))
 
-    def _adopt(self, child: Child, branch: Branch) -> Passing | None:
+    def _adopt(self, child: Downstream, in_flight: InFlight) -> UnacknowledgedCast | None:
         """The host of the branch's child has ended: its own children are ours now. When the cast is lost to them, that of
         the message that they are to skip it."""
-        owner, part = branch.owner, branch.part
-        again = msgspec.structs.replace(branch.cast, again=child.host)
-        if isinstance(owner, Passing):
+        owner, part = in_flight.owner, in_flight.part
+        again = msgspec.structs.replace(in_flight.cast, again=child.host)
+        if isinstance(owner, UnacknowledgedCast):
             for below in part.below():
-                self._pass_part(owner, below, _cut_cast(again, below), branch.body, branch.buffers, set())
-            self._left(branch)
+                self._pass_part(owner, below, _cut_cast(again, below), in_flight.body, in_flight.buffers, set())
+            self._left(in_flight)
             return None
-        del owner.branches[part]
-        gone = branch.pending.intersection(part.hosts[0].indices)
+        del owner.in_flight[part]
+        gone = in_flight.pending.intersection(part.hosts[0].indices)
         owner.gone += sorted(gone)
-        branch.pending -= gone
-        lost = None if branch.whole else self._fail_branch(owner, branch)
+        in_flight.pending -= gone
+        lost = None if in_flight.whole else self._fail_branch(owner, in_flight)
         for below in part.below():
-            pending = branch.pending & below.ranks
+            pending = in_flight.pending & below.ranks
             if pending:
-                self._pass(owner, below, _cut_cast(again, below), branch.body, branch.buffers, pending)
+                self._pass(owner, below, _cut_cast(again, below), in_flight.body, in_flight.buffers, pending)
         self._settle(owner)
         return lost
 
-    def _go_round(self, child: Child, branch: Branch, lost: str) -> None:
+    def _go_round(self, child: Downstream, in_flight: InFlight, lost: str) -> None:
         """A host below a child is served without it."""
-        owner, solo = branch.owner, branch.part.solo(lost)
-        cast = _cut_cast(msgspec.structs.replace(branch.cast, again=child.host), solo)
-        if isinstance(owner, Passing):
-            self._pass(owner, solo, cast, branch.body, branch.buffers, set())
+        owner, solo = in_flight.owner, in_flight.part.solo(lost)
+        cast = _cut_cast(msgspec.structs.replace(in_flight.cast, again=child.host), solo)
+        if isinstance(owner, UnacknowledgedCast):
+            self._pass(owner, solo, cast, in_flight.body, in_flight.buffers, set())
             return
-        pending = branch.pending & solo.ranks
-        branch.pending -= pending
-        if pending and branch.whole:
-            self._pass(owner, solo, cast, branch.body, branch.buffers, pending)
+        pending = in_flight.pending & solo.ranks
+        in_flight.pending -= pending
+        if pending and in_flight.whole:
+            self._pass(owner, solo, cast, in_flight.body, in_flight.buffers, pending)
         elif pending:
-            lost_call = self._losing(owner, branch, pending)
-            self._skip_alone(branch.cast.sender, branch.cast.to, solo, child.host, lost_call)
-        if not branch.pending:
-            del owner.branches[branch.part]
-            child.release(branch)
+            lost_call = self._losing(owner, in_flight, pending)
+            self._skip_alone(in_flight.cast.sender, in_flight.cast.to, solo, child.host, lost_call)
+        if not in_flight.pending:
+            del owner.in_flight[in_flight.part]
+            child.release(in_flight)
         self._settle(owner)
 
-    def _skip_alone(self, sender: str, to: str, solo: Part, around: str, passing: Passing) -> None:
+    def _skip_alone(self, sender: str, to: str, solo: Part, around: str, passing: UnacknowledgedCast) -> None:
         """Tells the receivers on one host of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=around)
         self._pass(passing, solo, skip, b"", (), set())
         self._passed(passing)
 
-    def _fail_branch(self, gathering: Gathering, branch: Branch) -> Passing:
+    def _fail_branch(self, gathering: Gathering, in_flight: InFlight) -> UnacknowledgedCast:
         """It cannot be sent again: whoever below has not had it never will. They are told to skip it before it fails, for
         should we end meanwhile, the one above us has to do all this again."""
-        pending, branch.pending = branch.pending, set()
-        for below in branch.part.below():
+        pending, in_flight.pending = in_flight.pending, set()
+        for below in in_flight.part.below():
             if pending & below.ranks:
-                self._effects.append(Pass(below.host, Unwanted(*gathering.key)))
-        return self._losing(gathering, branch, pending)
+                self._effects.append(Pass(below.host, CancelGather(*gathering.key)))
+        return self._losing(gathering, in_flight, pending)
 
-    def _losing(self, gathering: Gathering, branch: Branch, pending: set[int]) -> Passing:
+    def _losing(self, gathering: Gathering, in_flight: InFlight, pending: set[int]) -> UnacknowledgedCast:
         """Of those who are to skip a call that cannot be sent again, and for whom it fails then."""
         body = encode(
             Failure(
-                f"the call of {branch.cast.method}() was lost on its way through host {branch.part.host}, which cannot pass "
-                f"it on any more; its arguments were not kept to be sent again (limits: {in_flight.BODY_KEPT} bytes a call, "
+                f"the call of {in_flight.cast.method}() was lost on its way through host {in_flight.part.host}, which "
+                f"cannot pass it on any more; its arguments were not kept to be sent again (limits: "
+                f"{relay_state.BODY_KEPT} bytes a call, "
                 f"{KEPT_BYTES} a host). It may have run or not: call again if that does no harm"
             )
         )
         gathering.skips += 1
-        passing = Passing(None, 0)
+        passing = UnacknowledgedCast(None, 0)
         passing.lost = gathering, [Record(rank, FAILED, body, ()) for rank in sorted(pending)]
         return passing
 
@@ -777,32 +790,32 @@ class Casts:
                 self._hold(gathering, record)
             self._settle(gathering)
 
-    def _skip(self, sender: str, to: str, part: Part, passing: Passing) -> None:
+    def _skip(self, sender: str, to: str, part: Part, passing: UnacknowledgedCast) -> None:
         """Tells the receivers below a host that has ended of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
         for below in part.below():
             self._pass_part(passing, below, skip, b"", (), set())
         self._passed(passing)
 
-    def _upstream_gone(self, now: float, upstream: Upstream) -> None:
-        above = self._above.pop(upstream, None)
-        if above is None:
+    def _upstream_gone(self, now: float, upstream_key: UpstreamKey) -> None:
+        upstream = self._above.pop(upstream_key, None)
+        if upstream is None:
             return
-        above.there = False
-        self._disarm(("confirm", upstream))
-        for plan in above.plans.values():
+        upstream.there = False
+        self._disarm(("confirm", upstream_key))
+        for plan in upstream.plans.values():
             self._forget(plan)
-        for gathering in [known for known in self._gatherings.values() if above in known.aboves]:
-            gathering.aboves.remove(above)
+        for gathering in [known for known in self._gatherings.values() if upstream in known.upstreams]:
+            gathering.upstreams.remove(upstream)
             if gathering.root:
                 self._abandon(gathering)
-            elif not gathering.aboves:
+            elif not gathering.upstreams:
                 gathering.orphaned = now
                 self._arm(("orphans",), self._patience)
 
     def _give_up_orphans(self, now: float) -> None:
         """Nobody has taken the parent's place: it was all the way up that hosts ended, or the caller itself."""
-        orphans = [known for known in self._gatherings.values() if not known.aboves]
+        orphans = [known for known in self._gatherings.values() if not known.upstreams]
         for gathering in orphans:
             if now - gathering.orphaned >= self._patience:
                 self._abandon(gathering)
@@ -812,11 +825,11 @@ class Casts:
 
     # --- parts
 
-    def _upstream(self, key: Upstream) -> Above:
-        above = self._above.get(key)
-        if above is None:
-            above = self._above[key] = Above(key)
-        return above
+    def _upstream(self, key: UpstreamKey) -> Upstream:
+        upstream = self._above.get(key)
+        if upstream is None:
+            upstream = self._above[key] = Upstream(key)
+        return upstream
 
     def _arm(self, key: tuple[Any, ...], delay: float) -> None:
         if key not in self._armed:
@@ -835,13 +848,13 @@ class Casts:
 
 def _cut_cast(cast: Cast, part: Part) -> Cast:
     """The cast with the numbers of the part's positions."""
-    if type(cast.seqs) is int and type(cast.incarnations) is int and type(cast.meant) is int:
+    if type(cast.seqs) is int and type(cast.incarnations) is int and type(cast.target_incarnation) is int:
         return cast
     return msgspec.structs.replace(
         cast,
         seqs=cut(cast.seqs, part.start, part.stop),
         incarnations=cut(cast.incarnations, part.start, part.stop),
-        meant=cut(cast.meant, part.start, part.stop),
+        target_incarnation=cut(cast.target_incarnation, part.start, part.stop),
     )
 
 

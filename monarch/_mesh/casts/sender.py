@@ -17,7 +17,7 @@ from monarch._runtime.ordering import compress
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
-from monarch._wire.message import Cast, CastPlan, ForgetPlan, PlanUnknown, Stamp, Unwanted
+from monarch._wire.message import CancelGather, Cast, CastPlan, ForgetPlan, PlanUnknown, Stamp
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -44,7 +44,7 @@ class Casting:
         cast: Cast,
         body: bytes,
         buffers: Sequence[memoryview],
-        lazy: float,
+        coalesce_within: float,
         wanted: Any = None,
     ) -> None:
         """Sends a Call to every receiver of the far part; `cast` lacks the plan's number. `wanted` is the Gather or Queue
@@ -52,19 +52,19 @@ class Casting:
         proc = self._proc
         with self._lock:  # a plan is registered before the first cast that names it
             cast.plan = self._number(parted)
-            cast.meant = self._meant(parted)
+            cast.target_incarnation = self._meant(parted)
             self._note(cast.sender, cast.plan, parted)
             if wanted is not None:
                 wanted.unwanted = lambda: self._unwanted(cast.port)
-        proc.post(self._agent, cast, body, buffers, lazy)
+        proc.post(self._agent, cast, body, buffers, coalesce_within)
 
     def _meant(self, parted: Parted) -> Stamp:
         """Which processes are meant, as far as known; looked up when something was learned since."""
-        changes = self._proc.far_changes
+        changes = self._proc.remote_changes
         known = self._meanings.get(parted)
         if known is None or known[0] != changes:
-            meant = compress([self._proc.meant_at(address) for _, _, address in parted.far])
-            known = self._meanings[parted] = changes, meant
+            target_incarnation = compress([self._proc.known_incarnation_at(address) for _, _, address in parted.remote])
+            known = self._meanings[parted] = changes, target_incarnation
         return known[1]
 
     def _number(self, parted: Parted) -> int:
@@ -114,7 +114,7 @@ class Casting:
 
     def _unwanted(self, port: int) -> None:
         try:
-            self._proc.post(self._agent, Unwanted(self._proc.address, port))
+            self._proc.post(self._agent, CancelGather(self._proc.address, port))
         except (PeerEnded, RuntimeError):  # it is all over
             pass
 
@@ -133,7 +133,7 @@ def stamps(numbering: Any, key: str, parted: Parted, restarts: Any) -> tuple[Any
     """The numbers of one cast, and the incarnations that are meant, as they travel."""
     if restarts is None:
         return numbering.next_many(key, parted.ranks), 0
-    incarnations = [restarts.of(key, rank, address) for _, rank, address in parted.far]
+    incarnations = [restarts.of(key, rank, address) for _, rank, address in parted.remote]
     receivers = [
         (rank, incarnation) if incarnation else rank
         for rank, incarnation in zip(parted.ranks, incarnations, strict=True)

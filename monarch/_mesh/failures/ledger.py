@@ -330,7 +330,7 @@ def stale_failure(display: str, key: str, mesh_name: str, rank: int) -> Failure:
         f"the actor {display} was restarted after this message was sent: it was meant for the one before, which has ended, "
         f"and was not handled. Call again to reach the new one"
     )
-    return Failure(text, key, mesh_name, [rank], text, stopped=True, passing=True)
+    return Failure(text, key, mesh_name, [rank], text, stopped=True, will_restart=True)
 
 
 def stopped_failure(display: str, reason: str, key: str = "", mesh_name: str = "", rank: int | None = None) -> Failure:

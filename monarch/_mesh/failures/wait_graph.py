@@ -19,7 +19,7 @@ from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Entry, Raw
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
-from monarch._wire.message import VALUE, Answer, AskWaits, Census
+from monarch._wire.message import VALUE, Answer, AskWaits, ListProcs
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport.base import Connection
 
@@ -127,7 +127,7 @@ class _Survey(Entry):
         heard = _Heard(lambda raw: self._on_census(agent, raw))
         self.on_ready(heard.close)
         try:
-            self._proc.post(agent, Census(self._proc.ports.add(heard)))
+            self._proc.post(agent, ListProcs(self._proc.ports.add(heard)))
         except PeerEnded:
             heard.close()
             self._done(agent)

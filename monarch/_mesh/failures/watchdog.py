@@ -51,7 +51,7 @@ class Sweep:
         self._detector = Detector(proc.address, self._describe)
         self._timer: Timer | None = None
         self._lock = threading.Lock()  # of the timer
-        self._told: set[Delivery] = set()  # messages that run still and were logged
+        self._logged: set[Delivery] = set()  # messages that run still and were logged
         proc.ports.watch = self._watch
         proc.waits.actor_started = self._on_actor_started
         proc.receivers[Chase] = self._on_chase
@@ -155,10 +155,10 @@ class Sweep:
         limit = self._proc.loop.now() - after
         jobs = Jobs(self._proc)
         slow = [job for job in jobs.all if job.delivery.started <= limit]
-        self._told.intersection_update(job.delivery for job in slow)
-        fresh = [job for job in slow if job.delivery not in self._told][:_REPORTED]
+        self._logged.intersection_update(job.delivery for job in slow)
+        fresh = [job for job in slow if job.delivery not in self._logged][:_REPORTED]
         if fresh:
-            self._told.update(job.delivery for job in fresh)
+            self._logged.update(job.delivery for job in fresh)
             frames, waits = stacks.frames(), self._proc.waits.standing()
             reports = [(self._report(job, jobs, waits, frames), lines_of_job(job, frames)) for job in fresh]
             start_thread(_log, "monarch-slow-handler", reports)  # handlers of logs are user code, and files are read

@@ -24,7 +24,7 @@ from monarch._shape.slice import NDSlice
 from monarch._wire import host_address
 from monarch._wire.address import agent_at, agent_of, host_of
 from monarch._wire.auth import Secret
-from monarch._wire.message import Attach, AttachedHost, Failure, ProcEnded, Shutdown, Trust
+from monarch._wire.message import Attach, AttachedHost, Failure, ProcEnded, SetCredentials, Shutdown
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -153,7 +153,7 @@ class AttachedHosts:
             proc = self._proc
             self._living = HostAcks(hosts)
             proc.ports.add(self._living)
-            trust = Trust(hosts, msgspec.msgpack.encode(settings.snapshot()))
+            trust = SetCredentials(hosts, msgspec.msgpack.encode(settings.snapshot()))
             proc.post(agent_of(proc.address), trust, msgspec.msgpack.encode(self._credentials))
             attaching = Attaching(proc, hosts)
             attaching.ask(self._env)

@@ -169,7 +169,7 @@ class HostMesh(MeshTrait):
             launch = launch_spec(spec.name, env or {}, self._executable, gated=gated, afar=afar)
             launch.binds = binds
             own = commands[index * count : (index + 1) * count]
-            launch.commands = [_told(command, afar) for command in own] if own else None
+            launch.commands = [_command_for(command, afar) for command in own] if own else None
             launches.append(msgspec.msgpack.encode(launch))
         owned = layer.spawn_procs(spec, launches, count)
         if self._session is not None:
@@ -307,7 +307,7 @@ def _commands(
     return commands
 
 
-def _told(command: BootstrapCommand, afar: bool) -> Command:
+def _command_for(command: BootstrapCommand, afar: bool) -> Command:
     """As it goes to the agent; that of another host knows the environment there."""
     args = list(command.args)
     if afar:

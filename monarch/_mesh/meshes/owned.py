@@ -106,7 +106,7 @@ class HostAcks(Acks):
         self.waits_for(bytes(raw[2]).decode())
 
 
-class Making:
+class ConstructorArgs:
     """How the actors of a mesh are constructed: the encoded (class, args, kwargs, proc mesh, creator).
 
     Kept by the owner for restarts up to `restart_argument_bytes`, beyond that `body` is None once they were sent; so it
@@ -133,7 +133,7 @@ class OwnedActors:
     """An actor mesh that an actor of this process owns. `group` restarts its ranks when they fail."""
 
     def __init__(
-        self, layer: MeshLayer, spec: ActorSpec, owner: str, making: Making, setup: bool, group: Group | None
+        self, layer: MeshLayer, spec: ActorSpec, owner: str, making: ConstructorArgs, setup: bool, group: Group | None
     ) -> None:
         self.layer = layer
         self.spec = spec
@@ -145,9 +145,9 @@ class OwnedActors:
         self.replaced: dict[int, Failure] = {}  # why those before them ended
         self.spawned = Slot()  # every rank's first spawn was sent: what takes their place must not overtake them
         self._making = making
-        self._remade: dict[int, Making] = {}  # ranks that were restarted with other arguments
+        self._remade: dict[int, ConstructorArgs] = {}  # ranks that were restarted with other arguments
 
-    def making(self, rank: int) -> Making:
+    def making(self, rank: int) -> ConstructorArgs:
         return self._remade.get(rank, self._making)
 
     def too_large(self, ranks: Sequence[int]) -> str:
@@ -165,7 +165,7 @@ class OwnedActors:
                 )
         return ""
 
-    def remake(self, ranks: Sequence[int], making: Making) -> None:
+    def remake(self, ranks: Sequence[int], making: ConstructorArgs) -> None:
         """From now on these ranks are constructed otherwise."""
         for rank in ranks:
             self._remade[rank] = making

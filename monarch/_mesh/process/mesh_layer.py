@@ -20,7 +20,7 @@ from monarch._mesh.failures.ledger import Gone, Ledger, MeshFailure, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.watchdog import Sweep
 from monarch._mesh.meshes.actor_mesh import ActorMesh, ActorSpec
-from monarch._mesh.meshes.owned import Acks, Making, OwnedActors, OwnedProcs
+from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, OwnedProcs
 from monarch._mesh.process.context import context
 from monarch._mesh.process.restarter import Restarter
 from monarch._runtime.context import current, root, root_of
@@ -223,16 +223,16 @@ class MeshLayer:
         except PeerEnded:
             pass
 
-    def make(self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any) -> Making:
+    def make(self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any) -> ConstructorArgs:
         """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
         value = (spec.cls, args, kwargs, spec.proc_mesh, creator)
         try:
             body, buffers = codec.encode(value)
         except ReceiversUnknown:
             receivers = Receivers(spec.key, f"{spec.name}.__init__", spec.addresses)
-            return Making(*encode_for(receivers, value), once=True)
+            return ConstructorArgs(*encode_for(receivers, value), once=True)
         self.proc.check_size(body, buffers)
-        return Making(body, buffers)
+        return ConstructorArgs(body, buffers)
 
     def post_spawn(
         self,
@@ -297,7 +297,7 @@ class MeshLayer:
             owner_proc=spawn.owner_proc,
             incarnation=incarnation,
             replaced=spawn.failure,
-            passing=spawn.restarts,
+            will_restart=spawn.restarts,
         )
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
@@ -441,7 +441,7 @@ class MeshLayer:
     def _on_stop_actor(self, connection: Connection, stop: StopActor, frame: Frame) -> None:
         instance = self.proc.actors.get(stop.key)
         back = connection.remote
-        meant = stop.incarnation or first_in(self.proc.incarnation)
+        target_incarnation = stop.incarnation or first_in(self.proc.incarnation)
 
         def answer() -> None:
             self.proc.answer(back, Answer(stop.port, stop.rank, VALUE), b"", ())
@@ -450,14 +450,16 @@ class MeshLayer:
             if stop.replaced:  # its spawn may have been lost with a connection, and be sent again behind this
                 shown = f"{stop.key} (not constructed yet)"
                 end = ledger.stopped_failure(shown, stop.reason, stop.key)
-                end.incarnation, end.passing = meant, True
+                end.incarnation, end.will_restart = target_incarnation, True
                 self.proc.never_comes(stop.key, end)
             answer()
             return
-        if stop.replaced and meant < instance.incarnation:  # a repeat: the one it was for made room for this one
+        if (
+            stop.replaced and target_incarnation < instance.incarnation
+        ):  # a repeat: the one it was for made room for this one
             answer()
             return
-        instance.making_room = stop.replaced
+        instance.being_replaced = stop.replaced
         self.stop_instance(instance, stop.reason).on_ready(once(answer))
 
     def stop_instance(self, instance: Instance, reason: str) -> Source:

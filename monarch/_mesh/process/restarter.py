@@ -16,7 +16,7 @@ from monarch._errors import SupervisionError
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.restart_policy import Children, Group, Round
-from monarch._mesh.meshes.owned import Acks, Making, OwnedActors
+from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors
 from monarch._runtime.context import Current, current
 from monarch._runtime.future import All, Slot, Source, once
 from monarch._runtime.incarnations import process_of
@@ -167,13 +167,13 @@ class Restarter:
 
     # --- by hand
 
-    def restart(self, owned: OwnedActors, ranks: Sequence[int], making: Making | None) -> Source:
+    def restart(self, owned: OwnedActors, ranks: Sequence[int], making: ConstructorArgs | None) -> Source:
         """Restarts ranks of an owned mesh; ready when their constructors and `__restarted__` are done."""
         slot = Slot()
         start_thread(self._by_hand, "monarch-restart", owned, list(ranks), making, slot)
         return slot
 
-    def _by_hand(self, owned: OwnedActors, ranks: list[int], making: Making | None, slot: Slot) -> None:
+    def _by_hand(self, owned: OwnedActors, ranks: list[int], making: ConstructorArgs | None, slot: Slot) -> None:
         try:
             with self._turn(owned):
                 answered = self._again(owned, ranks, making)
@@ -185,7 +185,7 @@ class Restarter:
         else:
             slot.set()
 
-    def _again(self, owned: OwnedActors, ranks: list[int], making: Making | None) -> list[Source]:
+    def _again(self, owned: OwnedActors, ranks: list[int], making: ConstructorArgs | None) -> list[Source]:
         """Stops them, sends the spawns; what it returns is ready when the new actors are."""
         layer, key = self._layer, owned.spec.key
         for rank in ranks:

@@ -44,7 +44,7 @@ class AgentOptions(msgspec.Struct):
     credentials: Credentials = Credentials()
 
 
-class Listening(msgspec.Struct):
+class AgentStarted(msgspec.Struct):
     """The agent's answer when it was to listen: the prefix of its address, or why it cannot."""
 
     prefix: str = ""
@@ -61,11 +61,11 @@ def read_options(sock: socket.socket) -> AgentOptions:
     return msgspec.msgpack.decode(_read(sock), type=AgentOptions)
 
 
-def read_listening(sock: socket.socket) -> Listening:
+def read_started(sock: socket.socket) -> AgentStarted:
     """Waits for the agent's answer. TimeoutError, ConnectionError when none comes."""
     sock.settimeout(_ANSWER)
     try:
-        return msgspec.msgpack.decode(_read(sock), type=Listening)
+        return msgspec.msgpack.decode(_read(sock), type=AgentStarted)
     finally:
         sock.settimeout(None)
 
@@ -114,9 +114,9 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
     if not options.listen:
         return agent, ours, ""
     try:
-        said = read_listening(ours)
+        said = read_started(ours)
     except OSError as exc:
-        said = Listening(error=f"its host agent did not start: {exc}")
+        said = AgentStarted(error=f"its host agent did not start: {exc}")
     if said.error:
         ours.close()
         agent.wait()

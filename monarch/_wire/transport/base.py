@@ -62,7 +62,8 @@ class Connection(Protocol):
     """An ordered stream of frames to one other process.
 
     `send` may be called from any thread and never waits unless `wait` is given: then it returns when the pieces have left
-    the caller's memory. `lazy` seconds: when the last frame was sent less than that ago this is a flood, and frames are
+    the caller's memory. `coalesce_within` seconds: when the last frame was sent less than that ago this is a flood, and
+    frames are
     written together a little later, at the latest before the next frame that is not lazy. It raises ConnectionLost once
     the connection is gone. `owned`: nobody changes the pieces from now on, so none has to be copied. `queued` counts bytes
     not yet taken by the transport; `wait_room` blocks until it is below the limit.
@@ -80,7 +81,9 @@ class Connection(Protocol):
         """Writes one small frame at once. False when that cannot be done just now (`send` takes it then)."""
         ...
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None: ...
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None: ...
     def wait_room(self, timeout: float) -> bool: ...
     def close(self, reason: str) -> None: ...
     def finish(self, reason: str) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from monarch._wire.auth import Dialler, Failure, Secret
 from monarch._wire.host_address import HostAddress, Ipc, Tcp, is_address
 from monarch._wire.transport.base import DialFailed, Reactor, StreamSocket, Timer
-from monarch._wire.transport.greeting import Greeting
-from monarch._wire.transport.places import TLS_MISSING, name_of, tls_over, tune
+from monarch._wire.transport.handshake import Greeting
+from monarch._wire.transport.listeners import TLS_MISSING, name_of, tls_over, tune
 from monarch._wire.transport.unix import same_user
 
 if TYPE_CHECKING:

@@ -86,7 +86,9 @@ class StreamConnection:
             if self._deferred:
                 self._loop.call_soon(self._flush_deferred)
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None:
         if self._loop.in_loop():
             if not self._lock.acquire(False):
                 self._deferred.append(pieces if owned else [bytes(piece) for piece in pieces])
@@ -97,7 +99,7 @@ class StreamConnection:
         try:
             if self._deferred:
                 self._take_deferred()
-            if lazy and not self._lost and self._follows_within(lazy):
+            if coalesce_within and not self._lost and self._follows_within(coalesce_within):
                 self._enqueue(pieces, owned)
                 self._lazy = True
             else:

@@ -18,8 +18,8 @@ from monarch._wire.auth import Acceptor, Failure, Secret
 from monarch._wire.host_address import HostAddress
 from monarch._wire.transport.base import Reactor, StreamSocket, Timer
 from monarch._wire.transport.dialling import Dial, dial
-from monarch._wire.transport.greeting import Greeting
-from monarch._wire.transport.places import (
+from monarch._wire.transport.handshake import Greeting
+from monarch._wire.transport.listeners import (
     TLS_MISSING,
     listen,
     name_of,

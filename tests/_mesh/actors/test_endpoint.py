@@ -141,7 +141,9 @@ class FakeProc:
     def wait_room(self, address: str, key: str) -> None:
         raise BackpressureTimeout(address)
 
-    def post(self, address: str, call: Call, body: bytes, buffers: Any, lazy: float, placement: Any = None) -> None:
+    def post(
+        self, address: str, call: Call, body: bytes, buffers: Any, coalesce_within: float, placement: Any = None
+    ) -> None:
         self.sent.append((address, call))
 
 

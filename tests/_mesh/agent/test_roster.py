@@ -37,13 +37,13 @@ from monarch._mesh.agent.roster import Roster
 from monarch._wire.message import (
     VERSION,
     Answer,
-    Census,
-    Heard,
     Hello,
+    IncarnationAck,
     LaunchSpec,
-    Listening,
+    ListProcs,
     Ping,
     ProcEnded,
+    ProcReachable,
     ProcsRefused,
     ProcsStopped,
     ProcStarted,
@@ -138,7 +138,7 @@ class Player:
 
     def message(self, message: Any, body: bytes) -> str:
         match message:
-            case Listening(address, incarnation):
+            case ProcReachable(address, incarnation):
                 return f"listening {name_of(address, incarnation)}"
             case ProcEnded():
                 how = f"ended {name_of(message.address, message.incarnation)} code {message.code}"
@@ -226,13 +226,13 @@ class Player:
         self.do(self.roster.watch(self.now, connection, Watch(*address_of(name))))
 
     def heard(self, connection: str, name: str) -> None:
-        self.do(self.roster.heard(self.now, connection, Heard(*address_of(name))))
+        self.do(self.roster.heard(self.now, connection, IncarnationAck(*address_of(name))))
 
     def lost(self, connection: str) -> None:
         self.do(self.roster.connection_lost(self.now, connection))
 
     def census(self) -> None:
-        self.do(self.roster.census(self.now, "C", Census(3)))
+        self.do(self.roster.census(self.now, "C", ListProcs(3)))
 
     def owner_ended(self) -> None:
         self.do(self.roster.owner_ended(self.now, FAR))
@@ -1520,7 +1520,7 @@ class AnyEvents(RuleBasedStateMachine):
                     assert not self.running
 
     def sent(self, connection: str, message: Any) -> None:
-        if isinstance(message, Listening):
+        if isinstance(message, ProcReachable):
             self.tell(connection, message.address, message.incarnation, "listening")
         elif isinstance(message, ProcEnded) and "never started" not in message.detail:
             self.tell(connection, message.address, message.incarnation, "ended")
@@ -1648,7 +1648,7 @@ class AnyEvents(RuleBasedStateMachine):
     @rule(data=st.data())
     def heard(self, data: st.DataObject) -> None:
         connection, address = data.draw(st.sampled_from(sorted(self.told)))
-        self.do(self.roster.heard(self.now, connection, Heard(address, self.known(connection, address))))
+        self.do(self.roster.heard(self.now, connection, IncarnationAck(address, self.known(connection, address))))
 
     @rule(connection=st.sampled_from(["V", "W"]))
     def lost(self, connection: str) -> None:

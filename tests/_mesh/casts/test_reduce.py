@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from monarch._mesh.casts import reduce
 from monarch._mesh.casts.answer_cache import Record
-from monarch._mesh.casts.in_flight import Merging
 from monarch._mesh.casts.relay import Casts, Merge, Pass, Up
+from monarch._mesh.casts.relay_state import Merging
 from monarch._wire.message import ERROR, MERGED, VALUE, Answer, Answers, Cast, CastPlan, Combined, PlanHost
 
 CALLER, PORT = "root/client", 7

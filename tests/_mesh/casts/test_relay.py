@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from monarch._mesh.agent.effects import Arm, Disarm
 from monarch._mesh.casts import answer_cache as kept
-from monarch._mesh.casts import in_flight
 from monarch._mesh.casts import relay as machine
+from monarch._mesh.casts import relay_state
 from monarch._mesh.casts.relay import Casts, Deliver, Pass, Straight, Up
 from monarch._mesh.casts.tree import arrange, split
 from monarch._runtime.ordering import Numbering, Reorder, compress
@@ -30,16 +30,16 @@ from monarch._wire.message import (
     Answer,
     Answers,
     Call,
+    CancelGather,
     Cast,
     CastPlan,
     Delivered,
     Failure,
     ForgetPlan,
+    HostUnreachable,
     PlanHost,
     PlanUnknown,
     Skip,
-    Unreached,
-    Unwanted,
 )
 
 CALLER = "root/client"
@@ -58,10 +58,10 @@ def cast(number: int = 1, gather: float = -1.0, plan: int = 1, seqs: Any = 1, **
     return Cast(plan, number, CALLER, "actors", "sender", "work", port, "", b"", 0, seqs, 0, gather, **fields)
 
 
-def one(letters: str, above: Any = "P", width: int = 2, patience: float = 100.0) -> Casts:
+def one(letters: str, upstream: Any = "P", width: int = 2, patience: float = 100.0) -> Casts:
     """The agent of the first host, with the plan of all registered."""
     casts = Casts(patience)
-    assert casts.plan(0.0, above, plan(letters, width=width)) == []
+    assert casts.plan(0.0, upstream, plan(letters, width=width)) == []
     return casts
 
 
@@ -158,9 +158,9 @@ def test_plans_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_plans_at_a_child_are_bounded_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "PLANS_KEPT", 2)
     casts = Casts()
-    for number, above in enumerate("PQR", 1):
-        casts.plan(0.0, above, plan("HA"))
-        effects = casts.cast(0.0, above, cast(1), b"")
+    for number, upstream in enumerate("PQR", 1):
+        casts.plan(0.0, upstream, plan("HA"))
+        effects = casts.cast(0.0, upstream, cast(1), b"")
         assert passed(effects, CastPlan) == ["A"]
         assert passed(effects, ForgetPlan) == ([] if number < 3 else ["A"])
     assert passed(casts.cast(0.0, "P", cast(2), b""), CastPlan) == ["A"]
@@ -191,7 +191,7 @@ def test_many_confirmations_do_not_wait() -> None:
 
 
 def test_a_sender_is_told_of_nothing() -> None:
-    casts = one("H", above="connection")
+    casts = one("H", upstream="connection")
     assert [type(effect) for effect in casts.cast(0.0, "connection", cast(0), b"")] == [Deliver]
 
 
@@ -274,27 +274,27 @@ def test_a_process_that_ended_is_done_and_the_caller_is_told_by_others() -> None
     assert casts.process_ended(0.0, "H/m.0") == [Arm(HOLD, 0.01)]
     assert casts.process_ended(0.0, "H/m.0") == []
     assert casts.answers(0.0, "A", *answers(1))[0] == Up("P", answers(1, gone=[0])[0], b"1")
-    root = one("H", above="connection")
+    root = one("H", upstream="connection")
     root.cast(0.0, "connection", cast(0, gather=0.01), b"")
     assert root.process_ended(0.0, "H/m.0") == []
     assert root.counts().gatherings == root.counts().finished == 0  # the root remembers nothing: nobody asks it again
 
 
 def test_a_caller_that_is_gone_is_told_nothing_and_those_below_forget_its_call() -> None:
-    casts = one("HAB", above="connection")
+    casts = one("HAB", upstream="connection")
     casts.cast(0.0, "connection", cast(0, gather=0.01), b"")
     casts.answers(0.0, "A", *answers(1))
     effects = casts.upstream_gone(0.0, "connection")
-    assert effects == [Pass("A", ForgetPlan(1)), Pass("B", ForgetPlan(1)), Disarm(HOLD), Pass("B", Unwanted(*KEY))]
+    assert effects == [Pass("A", ForgetPlan(1)), Pass("B", ForgetPlan(1)), Disarm(HOLD), Pass("B", CancelGather(*KEY))]
     assert casts.counts() == (0,) * 9
 
 
 def test_what_is_not_wanted_is_dropped_all_the_way_down() -> None:
     casts = one("HA")
     casts.cast(0.0, "P", cast(gather=0.01), b"")
-    assert casts.unwanted(0.0, "Q", Unwanted(*KEY)) == []  # not from there
-    assert casts.unwanted(0.0, "P", Unwanted(*KEY)) == [Pass("A", Unwanted(*KEY))]
-    assert casts.unwanted(0.0, "P", Unwanted(*KEY)) == []
+    assert casts.unwanted(0.0, "Q", CancelGather(*KEY)) == []  # not from there
+    assert casts.unwanted(0.0, "P", CancelGather(*KEY)) == [Pass("A", CancelGather(*KEY))]
+    assert casts.unwanted(0.0, "P", CancelGather(*KEY)) == []
     assert casts.counts()[2:] == (0,) * 7
 
 
@@ -338,7 +338,7 @@ def test_what_was_adopted_is_confirmed_by_those_who_have_it_now() -> None:
     assert passed(casts.host_ended(0.0, "A")) == ["B"]
     assert casts.forget(0.0, "P", ForgetPlan(1)) == [Pass("B", ForgetPlan(1))]
     assert casts.host_ended(0.0, "B") == [
-        Up("P", Unreached("B")),
+        Up("P", HostUnreachable("B")),
         Pass("C", CastPlan(1, 1, True, [PlanHost("C", ["m.3"], [3])])),
         Pass("C", cast(1, again="B")),
         Pass("C", ForgetPlan(1)),  # those above have forgotten it meanwhile
@@ -352,7 +352,7 @@ def test_a_leaf_that_ended_is_done() -> None:
     casts.cast(0.0, "P", cast(1), b"")
     casts.cast(0.0, "P", cast(2, gather=0.01), b"")
     assert casts.host_ended(0.0, "A") == [
-        Up("P", Unreached("A")),
+        Up("P", HostUnreachable("A")),
         Arm(("confirm", "P"), machine.CONFIRM_DELAY),
         Arm(HOLD, 0.01),
     ]
@@ -366,7 +366,7 @@ def test_who_hears_that_a_child_cannot_reach_a_host_serves_it_itself() -> None:
     casts = one("HABC", width=1)  # a chain
     casts.cast(0.0, "P", cast(1), b"broadcast")
     casts.cast(0.0, "P", cast(2, gather=0.01), b"call")
-    effects = casts.unreached(0.0, "A", Unreached("C"))
+    effects = casts.unreached(0.0, "A", HostUnreachable("C"))
     assert [
         (effect.host, effect.message.again, bytes(effect.body)) for effect in effects if type(effect.message) is Cast
     ] == [
@@ -387,10 +387,10 @@ def test_who_hears_that_a_child_cannot_reach_a_host_serves_it_itself() -> None:
 def test_a_call_that_is_not_kept_fails_for_those_behind_the_child_that_cannot_reach_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(in_flight, "BODY_KEPT", 3)
+    monkeypatch.setattr(relay_state, "BODY_KEPT", 3)
     casts = one("HAB", width=1)
     casts.cast(0.0, "P", cast(1, gather=0.01), b"large")
-    effects = casts.unreached(0.0, "A", Unreached("B"))
+    effects = casts.unreached(0.0, "A", HostUnreachable("B"))
     assert [
         (effect.host, effect.message.skip)
         for effect in effects
@@ -404,10 +404,10 @@ def test_a_parent_that_is_new_hears_whom_this_host_cannot_reach() -> None:
     casts = one("HAB")
     call = cast(4, gather=0.01)
     casts.cast(0.0, "P", call, b"")
-    assert ("P", Unreached("A")) in upward(casts.host_ended(0.0, "A"))
+    assert ("P", HostUnreachable("A")) in upward(casts.host_ended(0.0, "A"))
     casts.plan(0.0, "Q", plan("HAB"))
     ups = upward(casts.cast(0.0, "Q", msgspec.structs.replace(call, again="P"), b""))
-    assert ups[0] == ("Q", Unreached("A"))
+    assert ups[0] == ("Q", HostUnreachable("A"))
 
 
 # --- ends of hosts: the one above
@@ -444,8 +444,8 @@ def test_a_new_parent_may_come_before_the_old_one_is_known_to_have_ended() -> No
     assert casts.cast(0.0, "P", call, b"") == []  # late, of one that counts as ended
     casts.answers(0.0, "A", *answers(1))
     assert upward(casts.fired(0.0, HOLD)) == [("P", answers(1)[0]), ("G", answers(1)[0])]
-    assert casts.unwanted(0.0, "P", Unwanted(*KEY)) == []  # somebody wants it still
-    assert passed(casts.host_ended(0.0, "P"), Unwanted) == []
+    assert casts.unwanted(0.0, "P", CancelGather(*KEY)) == []  # somebody wants it still
+    assert passed(casts.host_ended(0.0, "P"), CancelGather) == []
     assert upward(casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")) == [("G", answers(0)[0])]
 
 
@@ -472,8 +472,8 @@ def test_an_orphan_waits_for_a_new_parent_only_so_long() -> None:
     casts.plan(2.0, "Q", plan("HA"))
     casts.cast(2.0, "Q", msgspec.structs.replace(cast(1, gather=0.01), port=8), b"")
     casts.host_ended(3.0, "Q")
-    assert casts.fired(6.0, ("orphans",)) == [Pass("A", Unwanted(*KEY)), Arm(("orphans",), 2.0)]
-    assert casts.fired(8.0, ("orphans",)) == [Pass("A", Unwanted(CALLER, 8))]
+    assert casts.fired(6.0, ("orphans",)) == [Pass("A", CancelGather(*KEY)), Arm(("orphans",), 2.0)]
+    assert casts.fired(8.0, ("orphans",)) == [Pass("A", CancelGather(CALLER, 8))]
     assert casts.counts() == (0,) * 9
 
 
@@ -497,10 +497,10 @@ def lost_ranks(effects: Iterable[Any], text: str) -> list[int]:
 
 def test_a_call_whose_arguments_are_not_kept_fails_with_the_host_it_went_through() -> None:
     casts = one("HAB", width=1)
-    casts.cast(0.0, "P", cast(1, gather=0.01), b"x" * (in_flight.BODY_KEPT + 1))
+    casts.cast(0.0, "P", cast(1, gather=0.01), b"x" * (relay_state.BODY_KEPT + 1))
     assert casts.counts().kept_bytes == 0
     effects = casts.host_ended(0.0, "A")
-    assert passed(effects, Unwanted) == ["B"]
+    assert passed(effects, CancelGather) == ["B"]
     assert [p.message.skip for p in effects if isinstance(p, Pass) and type(p.message) is Cast] == [True]
     assert upward(casts.answer(0.0, CALLER, Answer(PORT, 0, VALUE), b"0")) == []
     effects = casts.delivered(0.0, "B", Delivered(1))  # they skip it: now it may fail
@@ -555,7 +555,7 @@ def test_what_is_confirmed_leaves_no_gap() -> None:
 
 def test_what_is_given_up_is_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "KEPT_CASTS", 0)
-    monkeypatch.setattr(in_flight, "GIVEN_UP", 2)
+    monkeypatch.setattr(relay_state, "GIVEN_UP", 2)
     casts = one("HA")
     for number, sender in enumerate("abc", 1):
         casts.cast(0.0, "P", msgspec.structs.replace(cast(number), sender=sender), b"")
@@ -747,7 +747,7 @@ class World:
             case Cast():
                 effects = agent.cast(now, origin, msg, body, buffers)
                 self.most = max(self.most, *Counter(passed(effects)).values(), len(passed(effects)), 0)
-            case Unwanted():
+            case CancelGather():
                 effects = agent.unwanted(now, origin, msg)
             case Answer():
                 effects = agent.answer(now, msg.sender, msg, body, buffers)
@@ -757,7 +757,7 @@ class World:
                 effects = agent.delivered(now, origin, msg)
             case PlanUnknown():
                 effects = agent.plan_unknown(now, origin, msg, body, buffers)
-            case Unreached():
+            case HostUnreachable():
                 effects = agent.unreached(now, origin, msg)
             case _:
                 raise AssertionError(f"nobody sends {msg!r} to an agent")
@@ -998,7 +998,7 @@ def test_where_little_is_kept_nothing_waits_for_what_is_lost(world: dict[str, in
             patch.setattr(machine, bound, limit)
         patch.setattr(kept, "GIVEN_GATHERINGS", 1)
         patch.setattr(kept, "GIVEN_BYTES", 10)
-        patch.setattr(in_flight, "BODY_KEPT", 12)
+        patch.setattr(relay_state, "BODY_KEPT", 12)
         tree = World(**world, views=1)
         tree.run(casts, ends)
         for caller in tree.callers.values():

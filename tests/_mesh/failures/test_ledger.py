@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._mesh.failures import ledger
+from monarch._mesh.failures import ledger as ledgers
 from monarch._mesh.failures.ledger import Gone, Ledger, MeshFailure, Notify
 from monarch._runtime.incarnations import first_in
 from monarch._wire.message import Failure, ProcEnded
@@ -277,17 +277,17 @@ def test_a_thousand_restarts_take_no_more_room_than_one() -> None:
 
 
 def test_a_failure_its_policy_does_not_restart_any_more_says_so() -> None:
-    failure = ledger.escalated(MeshFailure(failed(2, 3)), "it failed too often")
+    failure = ledgers.escalated(MeshFailure(failed(2, 3)), "it failed too often")
     assert (failure.mesh_name, failure.crashed_ranks) == ("workers", [2, 3])
     assert failure.report() == "it raised\n    it failed too often"
     assert failure.event == "event (it failed too often)"
 
 
 def test_a_message_for_the_one_before_says_that_it_was_not_handled() -> None:
-    stale = ledger.stale_failure("<root>.<W w>", "k1", "workers", 2)
+    stale = ledgers.stale_failure("<root>.<W w>", "k1", "workers", 2)
     assert "<root>.<W w> was restarted after this message was sent" in stale.report
     assert "was not handled" in stale.report
-    assert stale.stopped and stale.passing and stale.ranks == [2]
+    assert stale.stopped and stale.will_restart and stale.ranks == [2]
 
 
 # --- for any events
@@ -489,12 +489,12 @@ def test_the_first_reason_to_stop_counts() -> None:
     ],
 )
 def test_how_a_process_ended(end: ProcEnded, text: str) -> None:
-    assert ledger.describe_exit(end) == text
+    assert ledgers.describe_exit(end) == text
 
 
 def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_words() -> None:
     end = ended("unix:/h/m.0", -9, tail=tuple(f"line {n}" for n in range(30)), hostname="node3")
-    failure = ledger.process_failure(Mesh(), end, [0, 1])
+    failure = ledgers.process_failure(Mesh(), end, [0, 1])
     report = failure.report
     for part in (
         "{'gpus': 0/4}",
@@ -513,34 +513,34 @@ def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_word
         [0, 1],
         False,
     )
-    simulated = ledger.process_failure(Mesh(), ended("inproc:n/m.0"), [0]).report
+    simulated = ledgers.process_failure(Mesh(), ended("inproc:n/m.0"), [0]).report
     assert "last lines" not in simulated and "pid 4711, at inproc:n/m.0" in simulated
     never = ProcEnded("unix:/h/m.0", 0, 1, False, [], "was never started on this host", hostname="node3")
     where = "of workers, on node3, at unix:/h/m.0"
-    assert where in ledger.process_failure(Mesh(), never, [0]).report
+    assert where in ledgers.process_failure(Mesh(), never, [0]).report
 
 
 def test_an_ordinary_end_is_not_called_a_failure() -> None:
-    clean = ledger.process_failure(Mesh(), ended("p1", 0), [2])
-    assert clean.stopped and ledger.EXIT_CLEAN in clean.report and "failed" not in clean.report
-    asked = ledger.process_failure(Mesh(), ended("p1", -15, stopped=True), [2])
+    clean = ledgers.process_failure(Mesh(), ended("p1", 0), [2])
+    assert clean.stopped and ledgers.EXIT_CLEAN in clean.report and "failed" not in clean.report
+    asked = ledgers.process_failure(Mesh(), ended("p1", -15, stopped=True), [2])
     assert asked.stopped and "stopped: the process was stopped" in asked.report
 
 
 def test_the_report_of_an_actor_keeps_the_whole_cause() -> None:
-    failure = ledger.actor_failure("<root>.<A a>", "Traceback\n  File x\nValueError: bad\n", "k1", "workers", 3)
+    failure = ledgers.actor_failure("<root>.<A a>", "Traceback\n  File x\nValueError: bad\n", "k1", "workers", 3)
     assert failure.report.splitlines()[1:] == ["    Traceback", "      File x", "    ValueError: bad"]
     assert failure.event == "Supervision event: actor <root>.<A a> failed: ValueError: bad"
     assert failure.ranks == [3]
-    assert ledger.actor_failure("a", "", "k", "m", 0).event.endswith("failed: ")
+    assert ledgers.actor_failure("a", "", "k", "m", 0).event.endswith("failed: ")
 
 
 def test_the_report_of_an_owner_contains_its_childs() -> None:
     child = MeshFailure(failed(2))
-    plain = ledger.unhandled_child("<root>.<P p>", child, "k2", "parents", 0)
+    plain = ledgers.unhandled_child("<root>.<P p>", child, "k2", "parents", 0)
     assert plain.report == "it raised"
     assert "did not handle a supervision event from its child. event" in plain.event
-    during = ledger.unhandled_child("<root>.<P p>", child, "k2", "parents", 0, handling="Traceback\nKeyError: 1\n")
+    during = ledgers.unhandled_child("<root>.<P p>", child, "k2", "parents", 0, handling="Traceback\nKeyError: 1\n")
     assert "KeyError: 1\nThis error occurred while handling another failure:\n    it raised" in during.report
 
 
@@ -584,7 +584,7 @@ def test_the_first_end_of_a_rank_is_what_counts(happened: list[tuple[str, str, i
             continue
         effects: list[Notify | Gone] = []
         if kind == "dies":
-            ends = {(key, int(subject[1])): ledger.describe_exit(ended(subject, number)) for key in ("m1", "m2")}
+            ends = {(key, int(subject[1])): ledgers.describe_exit(ended(subject, number)) for key in ("m1", "m2")}
             effects += ledger.process_ended(ended(subject, number))
         else:
             ends = {(subject, number): f"{subject}[{number}] {kind}"}

@@ -36,7 +36,7 @@ from monarch._wire.link import (
     Effect,
     Link,
     LinkLimits,
-    Meant,
+    LinkTarget,
     Refuse,
     Send,
     Suspect,
@@ -104,7 +104,7 @@ class LinkConnection:
         rng: random.Random,
         reached: str = "",
         dial: Dialler | None = None,
-        meant: Meant = NOBODY,
+        target_incarnation: LinkTarget = NOBODY,
     ) -> None:
         if bool(reached) != (dial is not None):
             raise ValueError(f"`reached` and `dial` go together: got {reached!r} and {dial!r}")
@@ -119,7 +119,9 @@ class LinkConnection:
         self._loop = loop
         self._handler = handler
         self._dial = dial
-        self._link = Link(uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached, meant=meant)
+        self._link = Link(
+            uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached, target_incarnation=target_incarnation
+        )
         self._copies = Copies(limits.queue, _IDLE, loop)
         self._lock = threading.Lock()  # for what `_link` keeps, and so for its events
         self._carrier: Any = None  # takes data: the link's connection once it is up
@@ -189,7 +191,9 @@ class LinkConnection:
         finally:
             self._lock.release()
 
-    def send(self, pieces: Sequence[Buffer], wait: bool = False, lazy: float = 0.0, owned: bool = False) -> None:
+    def send(
+        self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
+    ) -> None:
         """Returns at once also while there is no connection. `owned`: nobody changes the pieces from now on; else those
         that are not `bytes` are copied, which is why `wait` means nothing here. ConnectionLost once the link is dead."""
         if len(pieces) == 1 and type(pieces[0]) is bytes:
@@ -206,7 +210,7 @@ class LinkConnection:
             carrier = self._carrier
             if carrier is not None:
                 try:
-                    carrier.send(pieces, False, lazy, owned=True)
+                    carrier.send(pieces, False, coalesce_within, owned=True)
                 except ConnectionLost as exc:
                     self._drop_carrier(exc)
 

@@ -14,7 +14,7 @@ from monarch._runtime.loop import Loop
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.frame import Frame
-from monarch._wire.linked import LinkConnection, LinkLimits, limits_from
+from monarch._wire.link_connection import LinkConnection, LinkLimits, limits_from
 from monarch._wire.message import VERSION, Beat, Bye, HostEnded, LinkHello
 from monarch._wire.transport.base import ConnectionLost, DialFailed
 from monarch._wire.transport.stream import StreamConnection

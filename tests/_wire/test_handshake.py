@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from monarch._runtime.loop import Loop
 from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Challenge, Dialler, Failure, Secret
-from monarch._wire.transport.greeting import DEADLINE, Greeting
+from monarch._wire.transport.handshake import DEADLINE, Greeting
 from monarch.testing.clock import VirtualClock
 
 TIMEOUT = 20.0

@@ -14,7 +14,7 @@ from monarch._wire.message import VALUE, Cast, CastPlan, PlanHost
 BODY_KEPT = 1024 * 1024  # bytes of the largest kept of a call
 GIVEN_UP = 1000  # (sender, mesh, part) a child
 
-Upstream: TypeAlias = Any  # a key; only whoever carries out effects knows more
+UpstreamKey: TypeAlias = Any  # a key; only whoever carries out effects knows more
 
 
 class Plan:
@@ -84,12 +84,12 @@ def parts(plan: Plan, hosts: Sequence[PlanHost], start: int) -> list[Part]:
     return parts
 
 
-class Above:
+class Upstream:
     """An upstream: its plans, and which of its casts are not through yet."""
 
     __slots__ = ("confirmed", "gaps", "is_agent", "key", "last", "open", "plans", "there")
 
-    def __init__(self, key: Upstream) -> None:
+    def __init__(self, key: UpstreamKey) -> None:
         self.key = key
         self.is_agent = False
         self.there = True
@@ -113,10 +113,10 @@ class Gap:
     given up since are `later`, or a flood of them would never end.
     """
 
-    __slots__ = ("above", "first", "last", "later")
+    __slots__ = ("first", "last", "later", "upstream")
 
-    def __init__(self, above: Above | None, first: int, last: int) -> None:
-        self.above = above
+    def __init__(self, upstream: Upstream | None, first: int, last: int) -> None:
+        self.upstream = upstream
         self.first = first
         self.last = last
         self.later: tuple[int, int] | None = None
@@ -132,22 +132,22 @@ class Gap:
         return self.last <= number
 
     def close(self) -> None:
-        if self.above is not None:
-            self.above.gaps.pop(self, None)
+        if self.upstream is not None:
+            self.upstream.gaps.pop(self, None)
 
 
-class Passing:
+class UnacknowledgedCast:
     """A cast without a gathering: through once no branch is left.
 
     Of one that tells receivers to skip: `gap` is what is through then, or `lost` the answers that the callers get then.
     """
 
-    __slots__ = ("above", "branches", "gap", "lost", "number")
+    __slots__ = ("gap", "in_flight", "lost", "number", "upstream")
 
-    def __init__(self, above: Above | None, number: int) -> None:
-        self.above = above
+    def __init__(self, upstream: Upstream | None, number: int) -> None:
+        self.upstream = upstream
         self.number = number
-        self.branches = 1  # until it has left here
+        self.in_flight = 1  # until it has left here
         self.gap: Gap | None = None
         self.lost: tuple[Gathering, list[Record]] | None = None
 
@@ -156,33 +156,33 @@ class Gathering:
     """A cast whose answers come up the tree: who has not answered, and what is held."""
 
     __slots__ = (
-        "aboves",
         "armed",
-        "branches",
         "combine",
         "given",
         "gone",
         "held",
         "held_size",
         "hold",
+        "in_flight",
         "key",
         "merging",
         "mine",
         "orphaned",
         "root",
         "skips",
+        "upstreams",
     )
 
-    def __init__(self, above: Above, key: Key, cast: Cast) -> None:
+    def __init__(self, upstream: Upstream, key: Key, cast: Cast) -> None:
         # Who wants the answers. More than one only while hosts end: a cast of one that has ended may come after that of
         # whoever took its place, and looks the same.
-        self.aboves = [above]
+        self.upstreams = [upstream]
         self.key = key
         self.hold = cast.gather
         self.root = cast.number == 0
         self.given = Given(key, cast)
         self.mine: dict[int, str] = {}  # rank -> process name
-        self.branches: dict[Part, Branch] = {}
+        self.in_flight: dict[Part, InFlight] = {}
         self.combine = b"" if self.root else cast.combine  # the root has no processes that are receivers
         self.merging: Merging | None = None
         self.skips = 0  # that must be through before the call fails for those who are to skip it
@@ -245,14 +245,14 @@ class Merging:
         return sorted([*self.others, *(record for group in self.groups for record in group)])
 
 
-class Branch:
+class InFlight:
     """A cast as it went to a child, kept until that has answered or confirmed it."""
 
     __slots__ = ("body", "buffers", "cast", "owner", "part", "pending", "size", "whole")
 
     def __init__(
         self,
-        owner: Gathering | Passing,
+        owner: Gathering | UnacknowledgedCast,
         part: Part,
         cast: Cast,
         body: Buffer,
@@ -277,7 +277,7 @@ class Branch:
         self.whole, self.size, self.body, self.buffers = False, 0, b"", ()
 
 
-class Child:
+class Downstream:
     """An agent we pass on to, and what is kept for it."""
 
     __slots__ = ("bodies", "given_up", "host", "kept", "last", "last_plan", "loose", "registered", "size", "skips")
@@ -287,50 +287,50 @@ class Child:
         self.last = 0
         self.last_plan = 0
         self.registered: OrderedDict[Part, int] = OrderedDict()
-        self.kept: dict[int, Branch] = {}
-        self.loose: dict[int, Branch] = {}  # those without a gathering
-        self.bodies: dict[int, Branch] = {}  # those whose body takes memory
+        self.kept: dict[int, InFlight] = {}
+        self.loose: dict[int, InFlight] = {}  # those without a gathering
+        self.bodies: dict[int, InFlight] = {}  # those whose body takes memory
         self.size = 0
         self.skips = 0  # of those
         self.given_up: OrderedDict[tuple[str, str, Part], Gap] = OrderedDict()  # (sender, mesh, part)
 
-    def keep(self, branch: Branch) -> None:
-        number = branch.cast.number
-        self.kept[number] = branch
-        if isinstance(branch.owner, Passing):
-            self.loose[number] = branch
-            self.skips += branch.cast.skip
-        elif branch.size > BODY_KEPT:
-            branch.drop_body()
-        if branch.size:
-            self.bodies[number] = branch
-            self.size += branch.size
+    def keep(self, in_flight: InFlight) -> None:
+        number = in_flight.cast.number
+        self.kept[number] = in_flight
+        if isinstance(in_flight.owner, UnacknowledgedCast):
+            self.loose[number] = in_flight
+            self.skips += in_flight.cast.skip
+        elif in_flight.size > BODY_KEPT:
+            in_flight.drop_body()
+        if in_flight.size:
+            self.bodies[number] = in_flight
+            self.size += in_flight.size
 
-    def release(self, branch: Branch) -> None:
-        number = branch.cast.number
+    def release(self, in_flight: InFlight) -> None:
+        number = in_flight.cast.number
         if self.kept.pop(number, None) is not None:
             if self.loose.pop(number, None) is not None:
-                self.skips -= branch.cast.skip
+                self.skips -= in_flight.cast.skip
             if self.bodies.pop(number, None) is not None:
-                self.size -= branch.size
+                self.size -= in_flight.size
 
-    def give_up(self, branch: Branch, passing: Passing) -> None:
+    def give_up(self, in_flight: InFlight, passing: UnacknowledgedCast) -> None:
         """Over a bound: should this child's host end, the receivers below it are told of a gap."""
-        self.release(branch)
-        above = passing.above if passing.number else None
-        gap = self.given_up.get(branch.gap)
+        self.release(in_flight)
+        upstream = passing.upstream if passing.number else None
+        gap = self.given_up.get(in_flight.gap)
         if gap is not None:
-            gap.add(passing.number, branch.cast.number)
-            self.given_up.move_to_end(branch.gap)
+            gap.add(passing.number, in_flight.cast.number)
+            self.given_up.move_to_end(in_flight.gap)
             return
-        gap = self.given_up[branch.gap] = Gap(above, passing.number, branch.cast.number)
-        if above is not None:
-            above.gaps[gap] = None
+        gap = self.given_up[in_flight.gap] = Gap(upstream, passing.number, in_flight.cast.number)
+        if upstream is not None:
+            upstream.gaps[gap] = None
         if len(self.given_up) > GIVEN_UP:
             self.given_up.popitem(last=False)[1].close()
 
-    def drop_body(self, branch: Branch) -> None:
+    def drop_body(self, in_flight: InFlight) -> None:
         """Over a bound: should this child's host end, the call fails."""
-        del self.bodies[branch.cast.number]
-        self.size -= branch.size
-        branch.drop_body()
+        del self.bodies[in_flight.cast.number]
+        self.size -= in_flight.size
+        in_flight.drop_body()
