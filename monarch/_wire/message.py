@@ -690,12 +690,13 @@ class Combined(_Message, tag=71):
 
 
 Message = (
-    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced | SenderEnded
-    | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck | Pong | ListProcs | Shutdown
-    | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused | ProcEnded | ProcsStopped | Suspected | Output
-    | Flushed | StopProc | Ping | Envelope | LinkHello | Beat | HostEnded | SetCredentials | Attach | AskDirect
-    | MayDial | Barrier | CastPlan | ForgetPlan | Cast | PlanUnknown | Answers | Delivered | CancelGather | Skip | TreeCall
-    | TreeAnswer | Combine | Combined | HostUnreachable | SharedPayload | SegmentsGone
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced
+    | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
+    | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
+    | ProcEnded | ProcsStopped | Suspected | Output | Flushed | StopProc | Ping | Envelope | LinkHello | Beat
+    | HostEnded | SetCredentials | Attach | AskDirect | MayDial | Barrier | CastPlan | ForgetPlan | Cast
+    | PlanUnknown | Answers | Delivered | CancelGather | Skip | TreeCall | TreeAnswer | Combine | Combined
+    | HostUnreachable | SharedPayload | SegmentsGone
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
