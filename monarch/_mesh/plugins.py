@@ -20,6 +20,19 @@ def client_started(client: Any) -> None:
         fn(client)
 
 
+_end_client: list[Callable[[float], Any]] = []
+
+
+def end_client_with(fn: Callable[[float], Any]) -> None:
+    """`fn(timeout)` ends the client of this process, if it has one; returns when it has ended, or cannot be ended in time."""
+    _end_client[:] = [fn]
+
+
+def end_client(timeout: float) -> None:
+    for fn in _end_client:
+        fn(timeout)
+
+
 def branch(name: str) -> Any:
     """A module of an outer layer, loaded when something of it is first used. ImportError names what is not installed."""
     try:

@@ -23,11 +23,9 @@ from monarch._errors import (
     WorkspaceError,
 )
 from monarch._mesh.actors.actor import Actor
-from monarch._mesh.actors.behaviour import UndeliverableMessageEnvelope
 from monarch._mesh.actors.endpoint import (
     Endpoint,
     EndpointProperty,
-    NotAnEndpoint,
     concurrent_endpoint,
     endpoint,
     send,
@@ -35,8 +33,9 @@ from monarch._mesh.actors.endpoint import (
 from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.restart_policy import RestartPolicy
+from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.wait_graph import WaitGraph, wait_graph
-from monarch._mesh.meshes.actor_mesh import Accumulator, ActorMesh, as_endpoint
+from monarch._mesh.meshes.actor_mesh import Accumulator, ActorMesh, NotAnEndpoint, as_endpoint
 from monarch._mesh.meshes.host_mesh import BootstrapCommand, HostMesh, default_bootstrap_cmd, this_host, this_proc
 from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
 from monarch._mesh.meshes.proc_mesh import (

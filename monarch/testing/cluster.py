@@ -181,7 +181,7 @@ class InProcessCluster:
             self.network.calm()
             self._reach.heal()
             proc.mesh.closing("the cluster is closing")
-            own = [proc.mesh.stop_instance(actor, "the cluster is closing") for actor in list(proc.actors.values())]
+            own = [proc.mesh.residents.stop(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
             grace = settings.get("process_exit_timeout")
             for host in self._workers:  # also those that no message reaches

@@ -97,7 +97,7 @@ class SimulatedProc(Proc):
         if self._stopping or self.killed is not None:
             return
         self._stopping = True
-        ends = [self.mesh.stop_instance(actor, reason) for actor in list(self.actors.values())]
+        ends = [self.mesh.residents.stop(actor, reason) for actor in list(self.actors.values())]
         patience = settings.get("stop_actor_timeout") + settings.get("cleanup_timeout")
         late = self.loop.call_later(patience, self._exit)
 
@@ -264,7 +264,7 @@ class SimulatedAgent(BaseHostAgent):
             proc.client = start.spec.client
             proc.mesh.name = start.spec.name
             if start.spec.gated:
-                proc.mesh.close_gate()
+                proc.mesh.residents.close_gate()
             proc.on_exit = lambda code, pid=proc.pid: self._exited(pid, code)  # type: ignore[misc]
             self.procs.append(proc)
             self.living[start.address] = self._by_pid[proc.pid] = proc

@@ -508,9 +508,9 @@ class _Runner:
             "actors of the client": proc.actors,
             "ports of the client": [_shown_port(entry) for entry in ports],
             "messages for unknown actors": proc._unknown,
-            "meshes in the ledger": layer.ledger._entries,
-            "actor meshes": layer.actors,
-            "proc meshes": layer.procs,
+            "meshes in the ledger": layer.owned.ledger._entries,
+            "actor meshes": layer.owned.actors,
+            "proc meshes": layer.owned.procs,
             "meshes that the client owns": cluster._root.owned,
             "processes": [address for address in cluster.statistics() if address not in ("network", proc.address)],
         }

@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._shape.view import MeshTrait
-
-if TYPE_CHECKING:
-    from monarch._mesh.actors.behaviour import UndeliverableMessageEnvelope
 
 
 class Actor(MeshTrait):

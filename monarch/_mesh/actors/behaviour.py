@@ -17,6 +17,7 @@ from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import KEEP, EndpointProperty
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._runtime import instrument
 from monarch._runtime.context import Current, current
 from monarch._runtime.driver import CleanupTooLong
@@ -27,30 +28,6 @@ from monarch._wire import codec
 from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure
 
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
-
-
-class UndeliverableMessageEnvelope:
-    """A message that could not be delivered, for `_handle_undeliverable_message`."""
-
-    def __init__(self, bounced: Bounced) -> None:
-        self._bounced = bounced
-
-    def sender(self) -> str:
-        return self._bounced.sender
-
-    def dest(self) -> str:
-        return self._bounced.dest
-
-    def error_msg(self) -> str:
-        return self._bounced.error
-
-    def report(self) -> str:
-        b = self._bounced
-        to = "for" if b.what != b.dest else "to"
-        return f"undeliverable message {to} {b.what}\n  sender: {b.sender}\n  dest: {b.dest}\n  error: {b.error}"
-
-    def __repr__(self) -> str:
-        return f"<undeliverable {self._bounced.what} to {self._bounced.dest}>"
 
 
 class Method:

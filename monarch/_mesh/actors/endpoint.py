@@ -11,18 +11,19 @@ import inspect
 import random
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from monarch._mesh import plugins
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
-from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD
+from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
 from monarch._mesh.casts.sender import stamps
-from monarch._mesh.failures.ledger import process_failure
+from monarch._mesh.failures.ledger import MeshFacts, process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import Receiver
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
+from monarch._shape.region import Shape
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
 from monarch._wire.message import FAILED, Answer, Call, Cast, encode
@@ -30,8 +31,6 @@ from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
 if TYPE_CHECKING:
-    from monarch._mesh.casts.plan import Parted
-    from monarch._mesh.meshes.actor_mesh import ActorMesh
     from monarch._runtime.instance import Instance
     from monarch._shape.value_mesh import ValueMesh
 
@@ -48,6 +47,31 @@ CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
 
 # Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
 _HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
+
+
+class MeshSpec(MeshFacts, Protocol):
+    """What all views of an actor mesh share, as far as endpoints need it."""
+
+    name: str
+    proc_mesh: Any
+
+
+class EndpointMesh(Protocol):
+    """What an endpoint needs of the mesh of actors that it was found on."""
+
+    _plan: Plan
+    _shape: Shape
+
+    @property
+    def _spec(self) -> MeshSpec: ...
+    def __len__(self) -> int: ...
+    def _target(self, method: str) -> Target:
+        """Who answers, for errors to name."""
+        ...
+
+    def _gathered(self, values: list[Any]) -> Any:
+        """The answers of all ranks as one value."""
+        ...
 
 
 class EndpointProperty(Generic[P, R]):
@@ -144,23 +168,6 @@ def concurrent_endpoint(
     return decorate if method is None else decorate(method)
 
 
-class NotAnEndpoint:
-    """A method of an actor class that is no endpoint, seen on its mesh. `as_endpoint` makes one of it."""
-
-    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
-        self._mesh = mesh
-        self._name = name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(
-            f"{self._mesh._class.__name__}.{self._name} is not annotated as an endpoint: decorate it with @endpoint, "
-            f"or call it as as_endpoint(mesh.{self._name}).call(...)"
-        )
-
-    def __repr__(self) -> str:
-        return f"<{self._mesh._class.__name__}.{self._name}, not an endpoint>"
-
-
 class _Arity:
     """Checks arguments against a signature; the common case (positional only) without binding."""
 
@@ -214,7 +221,7 @@ class Endpoint(Generic[P, R]):
 
     __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
 
-    def __init__(self, mesh: ActorMesh[Any], name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
+    def __init__(self, mesh: EndpointMesh, name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
         self._mesh = mesh
         self._name = name
         self._property = prop
@@ -418,7 +425,11 @@ class Endpoint(Generic[P, R]):
         restarts = proc.incarnations if proc.incarnations else None
         incarnation = 0
         if parted is not None:
-            self._cast_far(parted, entry, number, back, adverb, sender, body, buffers, may_wait, combine)
+            gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
+            cast = Cast(
+                0, 0, proc.address, key, unique, method, number, back, view, adverb, 0, 0, gather, combine=combine
+            )
+            self._cast_remote(parted, cast, sender, entry, body, buffers, may_wait)
         placement = None
         if size >= SMALL and len(receivers) > 1:
             placement = proc.place([address for _, _, address in receivers], body, buffers, size)
@@ -453,21 +464,18 @@ class Endpoint(Generic[P, R]):
             if placement is not None:
                 placement.close()
 
-    def _cast_far(
+    def _cast_remote(
         self,
         parted: Parted,
-        entry: Entry | None,
-        number: int,
-        back: str,
-        adverb: int,
+        cast: Cast,
         sender: Instance,
+        entry: Entry | None,
         body: bytes,
         buffers: Sequence[memoryview],
         may_wait: bool,
-        combine: bytes,
     ) -> None:
-        """One message for all receivers on other hosts."""
-        proc, spec, plan = sender.proc, self._mesh._spec, self._mesh._plan
+        """One message for all receivers on other hosts. `cast` lacks what the sender numbers it with."""
+        proc, spec = sender.proc, self._mesh._spec
         if may_wait and sender.key != spec.key:
             try:
                 proc.wait_room_for_all(parted.addresses, spec.key)
@@ -475,15 +483,9 @@ class Endpoint(Generic[P, R]):
                 if entry is not None:
                     entry.close()
                 raise
-        gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
-        restarts = proc.incarnations if proc.incarnations else None
-        seqs, incarnations = stamps(sender.numbering, spec.key, parted, restarts)
-        cast = Cast(
-            0, 0, proc.address, spec.key, sender.unique, self._name, number, back, plan.view, adverb, seqs, incarnations,
-            gather, combine=combine,
-        )  # fmt: skip
+        cast.seqs, cast.incarnations = stamps(sender.numbering, spec.key, parted, proc.incarnations or None)
         proc.mesh.casting.cast(
-            parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if gather >= 0 else None
+            parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if cast.gather >= 0 else None
         )
         if proc.ended_remote and not proc.ended_remote.isdisjoint(parted.addresses):
             for index, rank, address in parted.remote:
@@ -493,8 +495,9 @@ class Endpoint(Generic[P, R]):
                 failure = process_failure(spec, ended, [rank])
                 if entry is not None:
                     entry.fail(failure)
-                elif number:
-                    proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+                elif cast.port:
+                    back = cast.back or proc.address
+                    proc.answer(back, Answer(cast.port, index, FAILED), encode(failure), ())
 
 
 def _few(adverb: int) -> int:

@@ -15,8 +15,6 @@ from typing import Any
 import msgspec
 
 from monarch._mesh.agent.effects import (
-    Arm,
-    Disarm,
     Done,
     Effect,
     Ended,
@@ -31,6 +29,7 @@ from monarch._mesh.agent.effects import (
 )
 from monarch._mesh.agent.roster import Roster
 from monarch._mesh.agent.routes import Link, Routes
+from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeAlias
 
+from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._wire.message import LaunchSpec, ProcEnded
 
 Connection: TypeAlias = Any  # a key; only whoever carries out effects knows more
@@ -77,17 +78,6 @@ class MeshEnded(NamedTuple):
     """No process of the mesh is left."""
 
     mesh: str
-
-
-class Arm(NamedTuple):
-    """Call `fired(key)` in `delay` seconds; takes the place of a timer with that key."""
-
-    key: tuple[Any, ...]
-    delay: float
-
-
-class Disarm(NamedTuple):
-    key: tuple[Any, ...]
 
 
 class Done(NamedTuple):

@@ -69,7 +69,7 @@ class Prepared:
 
 
 class HostAgent(BaseHostAgent):
-    """`sock` leads to the process that started us (see AgentOptions); `first` to the first zygote."""
+    """`sock` leads to the process that started us (see AgentOptions); `first` to the first fork server."""
 
     def __init__(
         self, options: AgentOptions, loop: Loop, listening: HostListener, sock: socket.socket, first: socket.socket
@@ -405,7 +405,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    first, _pid = _first_zygote(descriptor)
+    first, _pid = _first_forkserver(descriptor)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sock = socket.socket(fileno=descriptor)
@@ -422,7 +422,7 @@ def main() -> None:
     HostAgent(options, loop, listening, sock, first).run()
 
 
-def _first_zygote(descriptor: int) -> tuple[socket.socket, int]:
+def _first_forkserver(descriptor: int) -> tuple[socket.socket, int]:
     """Forked before anything is open here; must not keep the client's socket, whose end we wait for."""
     os.set_inheritable(descriptor, False)
     return forkserver.start([], close=[descriptor])

@@ -22,11 +22,8 @@ from typing import Any
 import msgspec
 
 from monarch._mesh.agent.effects import (
-    Arm,
     Connection,
-    Disarm,
     Done,
-    Effect,
     Ended,
     Launch,
     Limits,
@@ -38,6 +35,7 @@ from monarch._mesh.agent.effects import (
     Start,
 )
 from monarch._mesh.agent.liveness import NEVER, Life
+from monarch._mesh.casts.machine import Machine, event
 from monarch._wire.address import CLIENT, host_of, name_of, proc_address
 from monarch._wire.message import (
     VALUE,
@@ -64,7 +62,7 @@ ENDED_KEPT = 10_000  # ends of processes remembered for those who ask late
 EARLY_KEPT = 1024  # exits of processes whose pid was not known yet
 ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when their owner is gone
 TERM_TO_KILL = 1.0  # seconds between SIGTERM and SIGKILL
-PRELOAD_PATIENCE = 120.0  # seconds more until a process must be up when its zygote imports modules first
+PRELOAD_PATIENCE = 120.0  # seconds more until a process must be up when its fork server imports modules first
 # Seconds that a watcher gets to say that it knows of a new process. Until all have, a restart is not over: somebody might
 # still mean the old process. One that says nothing must not hold it up for longer.
 HEARD_PATIENCE = 1.0
@@ -116,11 +114,12 @@ class _Process:
         return kind, self.start.address, self.start.incarnation
 
 
-class Roster:
+class Roster(Machine):
     """See the module. `host` is the address prefix; `patience`: seconds until an address nobody has asked a process for
     counts as never started."""
 
     def __init__(self, host: str, patience: float) -> None:
+        super().__init__()
         self._host = host
         self._patience = patience
         self._meshes: dict[str, _Mesh] = {}
@@ -134,11 +133,8 @@ class Roster:
         self._early: OrderedDict[int, tuple[int, int, str]] = OrderedDict()  # pid -> (code, stop signal, why)
         self._closing = False
         self._done = False
-        self._armed: set[tuple[Any, ...]] = set()
         self._beat_at: float | None = None
         self._pings = 0
-        self._now = 0.0
-        self._effects: list[Effect] = []
 
     def __len__(self) -> int:
         return len(self._processes)
@@ -150,14 +146,12 @@ class Roster:
 
     # --- events: starting
 
-    def spawn(
-        self, now: float, connection: Connection, ask: SpawnProcs, spec: LaunchSpec, limits: Limits
-    ) -> list[Effect]:
+    @event
+    def spawn(self, connection: Connection, ask: SpawnProcs, spec: LaunchSpec, limits: Limits) -> None:
         """Its owner asks for a mesh. All of its processes start, or none."""
-        self._now = now
         if ask.mesh in self._meshes:
             self._send(connection, ProcsRefused(ask.mesh, f"the mesh {ask.mesh} runs on this host already"))
-            return self._take()
+            return
         mesh = _Mesh(ask.mesh, ask.owner, connection)
         mesh.stopping = self._gone(ask.owner, connection)
         starts = [self._start(ask, rank, 0, spec, limits) for rank in range(ask.first, ask.first + ask.count)]
@@ -169,13 +163,10 @@ class Roster:
         self._meshes[mesh.uid] = mesh
         self._begin(mesh, starts)
         self._end_if_empty(mesh)
-        return self._take()
 
-    def restart(
-        self, now: float, connection: Connection, ask: RestartProcs, spec: LaunchSpec, limits: Limits
-    ) -> list[Effect]:
+    @event
+    def restart(self, connection: Connection, ask: RestartProcs, spec: LaunchSpec, limits: Limits) -> None:
         """Its owner asks for new processes in the place of some; those that live are being stopped for that."""
-        self._now = now
         mesh = self._meshes.get(ask.mesh)
         if mesh is None:  # all of its processes have ended
             mesh = self._meshes[ask.mesh] = _Mesh(ask.mesh, ask.owner, connection)
@@ -194,7 +185,6 @@ class Roster:
                 starts.append(start)
         self._begin(mesh, starts)
         self._end_if_empty(mesh)
-        return self._take()
 
     def _start(
         self, ask: SpawnProcs | RestartProcs, rank: int, incarnation: int, spec: LaunchSpec, limits: Limits
@@ -233,9 +223,9 @@ class Roster:
         if starts and not why:
             self._effects.append(Prepare(tuple(starts)))
 
-    def prepared(self, now: float, starts: Iterable[Start]) -> list[Effect]:
+    @event
+    def prepared(self, starts: Iterable[Start]) -> None:
         """Prepare was done: whoever sends to them now will reach them."""
-        self._now = now
         launch = []
         for start in starts:
             process = self._find(start.key)
@@ -252,7 +242,6 @@ class Roster:
             launch.append(start)
         if launch:
             self._effects.append(Launch(tuple(launch)))
-        return self._take()
 
     def _tell_listening(self, process: _Process) -> None:
         """Those who waited for it; of a later incarnation, everybody who may mean the one before."""
@@ -269,19 +258,18 @@ class Roster:
         for watcher in told:
             self._send(watcher, listening)
 
-    def refused(self, now: float, starts: Sequence[Start], why: str) -> list[Effect]:
+    @event
+    def refused(self, starts: Sequence[Start], why: str) -> None:
         """Prepare could not be done: none of these starts."""
-        self._now = now
         processes = [process for process in map(self._find, (start.key for start in starts)) if process is not None]
         for mesh in {process.mesh.uid: process.mesh for process in processes if not process.start.incarnation}.values():
             self._send(mesh.connection, ProcsRefused(mesh.uid, why))
         for process in processes:
             self._end(process, 1, f"could not be started: {why}")
-        return self._take()
 
-    def pid_known(self, now: float, address: str, incarnation: int, pid: int) -> list[Effect]:
+    @event
+    def pid_known(self, address: str, incarnation: int, pid: int) -> None:
         """A process that was launched has that pid."""
-        self._now = now
         self._unborn.discard((address, incarnation))
         early = self._early.pop(pid, None)
         process = self._find((address, incarnation))
@@ -293,7 +281,6 @@ class Roster:
             self._effects.append(Signal(pid, signal.SIGKILL))
         if not self._unborn:
             self._early.clear()
-        return self._take()
 
     def _born(self, process: _Process, early: tuple[int, int, str] | None) -> None:
         if early is None:
@@ -304,32 +291,31 @@ class Roster:
         else:
             self._exited(process, early[0], early[2])
 
-    def not_started(self, now: float, address: str, incarnation: int, why: str) -> list[Effect]:
+    @event
+    def not_started(self, address: str, incarnation: int, why: str) -> None:
         """A process that was launched could not be started."""
-        self._now = now
         self._unborn.discard((address, incarnation))
         process = self._find((address, incarnation))
         if process is not None:
             self._end(process, 1, why)
-        return self._take()
 
-    def hello(self, now: float, connection: Connection, hello: Hello) -> list[Effect]:
+    @event
+    def hello(self, connection: Connection, hello: Hello) -> None:
         """The process at the other end of the connection has said who it is."""
-        self._now = now
         process, known = self._processes.get(hello.address), self._ended.get(hello.address)
         if process is None:
             if known is not None and hello.incarnation <= known[0].incarnation:
                 self._effects.append(Refuse(connection, "this process counts as ended"))
-            return self._take()
+            return
         if hello.incarnation != process.start.incarnation:
             why = f"incarnation {hello.incarnation} of this process is not the present one, {process.start.incarnation}"
             self._effects.append(Refuse(connection, why))
-            return self._take()
+            return
         if process.connection is not None:
             self._by_connection.pop(process.connection, None)
         process.connection = connection
         process.said_pid = hello.pid
-        process.life.seen(now)
+        process.life.seen(self._now)
         self._by_connection[connection] = process
         process.lost = False
         self._disarm(process.timer("lost"))
@@ -340,16 +326,14 @@ class Roster:
         if process.stopping and not process.told:
             self._stop(process, process.stopping, ABANDONED_GRACE, False)
         self._beat_by(process.life.due())
-        return self._take()
 
-    def heard(self, now: float, connection: Connection, heard: IncarnationAck) -> list[Effect]:
+    @event
+    def heard(self, connection: Connection, heard: IncarnationAck) -> None:
         """A watcher knows of a new process."""
-        self._now = now
         process = self._find((heard.address, heard.incarnation))
         if process is not None:
             process.unheard.discard(connection)
             self._announce(process)
-        return self._take()
 
     def _announce(self, process: _Process) -> None:
         """To its owner, once it runs and nobody means the one before it any more."""
@@ -362,15 +346,14 @@ class Roster:
 
     # --- events: ending
 
-    def exited(self, now: float, pid: int, code: int, why: str = "") -> list[Effect]:
+    @event
+    def exited(self, pid: int, code: int, why: str = "") -> None:
         """A child of the host has ended; `why`: what else is known, such as that the kernel killed it for memory."""
-        self._now = now
         process = self._by_pid.get(pid)
         if process is not None:
             self._exited(process, code, why)
         else:
             self._keep_early(pid, (code, 0, why))
-        return self._take()
 
     def _exited(self, process: _Process, code: int, why: str) -> None:
         if process.lost and process.killed and code == -signal.SIGKILL and not process.stopping:
@@ -384,9 +367,9 @@ class Roster:
             if len(self._early) > EARLY_KEPT:
                 self._early.popitem(last=False)
 
-    def stop(self, now: float, connection: Connection, stop: StopProcs) -> list[Effect]:
+    @event
+    def stop(self, connection: Connection, stop: StopProcs) -> None:
         """Its owner stops a mesh, and has told each process."""
-        self._now = now
         mesh = self._meshes.get(stop.mesh)
         if mesh is None:
             self._forget_watchers(stop.mesh)
@@ -394,17 +377,15 @@ class Roster:
         else:
             mesh.stop_waiters.append((connection, stop.port))
             self._stop_mesh(mesh, stop.reason, stop.grace, connection)
-        return self._take()
 
-    def shutdown(self, now: float, grace: float) -> list[Effect]:
+    @event
+    def shutdown(self, grace: float) -> None:
         """Everything is to end."""
-        self._now = now
         if not self._closing:
             self._closing = True
             for mesh in list(self._meshes.values()):
                 self._stop_mesh(mesh, "the client has ended", grace)
             self._check_done()
-        return self._take()
 
     def _stop_mesh(self, mesh: _Mesh, reason: str, grace: float, teller: Connection | None = None) -> None:
         """`teller`: its owner, which has told each process that it knows of."""
@@ -471,18 +452,16 @@ class Roster:
         for owned in [other for other in self._meshes.values() if other.owner == owner]:
             self._stop_mesh(owned, "the process that spawned it has ended", ABANDONED_GRACE)
 
-    def owner_ended(self, now: float, address: str) -> list[Effect]:
+    @event
+    def owner_ended(self, address: str) -> None:
         """A process of another host has ended: what it spawned here ends too."""
-        self._now = now
         self._orphan(address)
-        return self._take()
 
-    def host_ended(self, now: float, host: str, why: str) -> list[Effect]:
+    @event
+    def host_ended(self, host: str, why: str) -> None:
         """Another host cannot be reached any more: what its processes spawned here ends, nobody would."""
-        self._now = now
         for owned in [other for other in self._meshes.values() if host_of(other.owner) == host]:
             self._stop_mesh(owned, f"the host of the process that spawned it is gone: {why}", ABANDONED_GRACE)
-        return self._take()
 
     def awaited(self, address: str) -> bool:
         """Whether a process is to come to that address that has not said hello yet."""
@@ -521,9 +500,9 @@ class Roster:
 
     # --- events: watching
 
-    def watch(self, now: float, connection: Connection, watch: Watch) -> list[Effect]:
+    @event
+    def watch(self, connection: Connection, watch: Watch) -> None:
         """Somebody wants to know how it is with the process at an address, and to be told what becomes of it."""
-        self._now = now
         address = watch.address
         process, known = self._processes.get(address), self._ended.get(address)
         if known is not None and known[0].incarnation < watch.incarnation:
@@ -538,7 +517,6 @@ class Roster:
             self._send(connection, ProcReachable(address))
         else:
             self._wait(address, connection, watch.incarnation)
-        return self._take()
 
     def _watch_living(
         self, process: _Process, connection: Connection, incarnation: int, known: tuple[ProcEnded, bool] | None
@@ -599,9 +577,9 @@ class Roster:
                 if address in self._ended:
                     self._ended[address] = (self._ended[address][0], True)
 
-    def connection_lost(self, now: float, connection: Connection) -> list[Effect]:
+    @event
+    def connection_lost(self, connection: Connection) -> None:
         """Nothing can be sent there any more."""
-        self._now = now
         for address in [address for address, there in self._watchers.items() if connection in there]:
             del self._watchers[address][connection]
             if not self._watchers[address]:
@@ -623,54 +601,48 @@ class Roster:
             self._arm(lost.timer("lost"), LOST_PATIENCE)
             if not self._by_connection:
                 self._no_beat()
-        return self._take()
 
-    def census(self, now: float, connection: Connection, census: ListProcs) -> list[Effect]:
+    @event
+    def census(self, connection: Connection, census: ListProcs) -> None:
         """Which processes run."""
-        self._now = now
         running = [process.start.address for process in self._processes.values() if process.connection is not None]
         self._effects.append(Send(connection, Answer(census.port, 0, VALUE), msgspec.msgpack.encode(running)))
-        return self._take()
 
     # --- events: signs of life, and none
 
-    def alive(self, now: float, connection: Connection) -> list[Effect]:
+    @event
+    def alive(self, connection: Connection) -> None:
         """A frame came: the process at the other end runs."""
         process = self._by_connection.get(connection)
         if process is None:
-            return []
-        self._now = now
-        if process.life.seen(now):
+            return
+        if process.life.seen(self._now):
             self._trust(process)
-        return self._take()
 
-    def pong(self, now: float, connection: Connection, token: int) -> list[Effect]:
+    @event
+    def pong(self, connection: Connection, token: int) -> None:
         """The process at the other end has answered that Ping."""
-        self._now = now
         process = self._by_connection.get(connection)
         if process is not None and process.asking and token >= process.asked:
             self._answer_asking(process)
-        return self._take()
 
-    def stopped(self, now: float, pid: int, number: int) -> list[Effect]:
+    @event
+    def stopped(self, pid: int, number: int) -> None:
         """The kernel has stopped that child, as with SIGSTOP."""
-        self._now = now
         process = self._by_pid.get(pid)
         if process is not None:
             self._job_stopped(process, number)
         else:
             self._keep_early(pid, (0, number, ""))
-        return self._take()
 
-    def continued(self, now: float, pid: int) -> list[Effect]:
+    @event
+    def continued(self, pid: int) -> None:
         """It runs again."""
-        self._now = now
         process = self._by_pid.get(pid)
         if process is None:
             self._early.pop(pid, None)
-        elif process.life.continued(now):
+        elif process.life.continued(self._now):
             self._trust(process)
-        return self._take()
 
     def _job_stopped(self, process: _Process, number: int) -> None:
         process.life.stopped(number)
@@ -727,9 +699,9 @@ class Roster:
 
     # --- timers
 
-    def fired(self, now: float, key: tuple[Any, ...]) -> list[Effect]:
+    @event
+    def fired(self, key: tuple[Any, ...]) -> None:
         """A timer that was armed has run out."""
-        self._now = now
         self._armed.discard(key)
         if key == _BEAT:
             self._beat()
@@ -739,7 +711,6 @@ class Roster:
             process = self._find(key[1:])
             if process is not None:
                 self._out_of_time(key[0], process)
-        return self._take()
 
     def _out_of_time(self, kind: str, process: _Process) -> None:
         if kind == "stop":
@@ -759,19 +730,6 @@ class Roster:
             ready = process.start.limits.ready
             self._kill(process, f"was not ready within {ready:g} s (setting host_spawn_ready_timeout)", 1)
 
-    def _arm(self, key: tuple[Any, ...], delay: float) -> None:
-        self._armed.add(key)
-        self._effects.append(Arm(key, delay))
-
-    def _arm_once(self, key: tuple[Any, ...], delay: float) -> None:
-        if key not in self._armed:
-            self._arm(key, delay)
-
-    def _disarm(self, key: tuple[Any, ...]) -> None:
-        if key in self._armed:
-            self._armed.discard(key)
-            self._effects.append(Disarm(key))
-
     # --- parts
 
     def _find(self, key: tuple[str, int]) -> _Process | None:
@@ -780,7 +738,3 @@ class Roster:
 
     def _send(self, connection: Connection, message: Any) -> None:
         self._effects.append(Send(connection, message))
-
-    def _take(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects

@@ -42,10 +42,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from monarch._mesh.agent.effects import Arm, Disarm
 from monarch._mesh.casts import answer_cache as kept
 from monarch._mesh.casts import relay_state
 from monarch._mesh.casts.answer_cache import Key, Memory, Record
+from monarch._mesh.casts.machine import Arm, Disarm, Machine, event
 from monarch._mesh.casts.relay_state import (
     Downstream,
     Gathering,
@@ -156,10 +156,11 @@ class Counts(NamedTuple):
     finished: int  # gatherings whose answers are remembered
 
 
-class Casts:
+class Casts(Machine):
     """See the module. `patience`: longer than it takes any two agents to agree that a host has ended."""
 
     def __init__(self, patience: float = PATIENCE) -> None:
+        super().__init__()
         self._patience = patience
         self._above: dict[UpstreamKey, Upstream] = {}
         self._children: dict[str, Downstream] = {}  # one a host, until that ends: its numbers go on
@@ -167,8 +168,6 @@ class Casts:
         self._ended: OrderedDict[str, None] = OrderedDict()  # children that count as ended
         self._gatherings: dict[Key, Gathering] = {}
         self._memory = Memory()
-        self._armed: set[tuple[Any, ...]] = set()
-        self._effects: list[Effect] = []
 
     def counts(self) -> Counts:
         children = self._children.values()
@@ -186,7 +185,8 @@ class Casts:
 
     # --- events: from above
 
-    def plan(self, now: float, upstream_key: UpstreamKey, plan: CastPlan) -> list[Effect]:
+    @event
+    def plan(self, upstream_key: UpstreamKey, plan: CastPlan) -> None:
         """A plan was registered; in place of one with its number."""
         upstream = self._upstream(upstream_key)
         before = upstream.plans.pop(plan.number, None)
@@ -195,19 +195,17 @@ class Casts:
         upstream.plans[plan.number] = Plan(plan)
         if len(upstream.plans) > PLANS_KEPT:
             self._forget(upstream.plans.popitem(last=False)[1])
-        return self._take()
 
-    def forget(self, now: float, upstream_key: UpstreamKey, forget: ForgetPlan) -> list[Effect]:
+    @event
+    def forget(self, upstream_key: UpstreamKey, forget: ForgetPlan) -> None:
         """No more casts name that plan."""
         upstream = self._above.get(upstream_key)
         plan = upstream.plans.pop(forget.number, None) if upstream is not None else None
         if plan is not None:
             self._forget(plan)
-        return self._take()
 
-    def cast(
-        self, now: float, upstream_key: UpstreamKey, cast: Cast, body: Buffer, buffers: Sequence[Buffer] = ()
-    ) -> list[Effect]:
+    @event
+    def cast(self, upstream_key: UpstreamKey, cast: Cast, body: Buffer, buffers: Sequence[Buffer] = ()) -> None:
         """A cast came down: it is delivered here and passed on."""
         upstream = self._upstream(upstream_key)
         upstream.is_agent = upstream.is_agent or cast.number > 0
@@ -216,21 +214,20 @@ class Casts:
             self._effects.append(Up(upstream_key, PlanUnknown(cast), body, buffers))
         elif not self._gather(upstream, plan, cast, body, buffers):
             self._distribute(upstream, plan, cast, body, buffers)
-        return self._take()
 
-    def unwanted(self, now: float, upstream_key: UpstreamKey, unwanted: CancelGather) -> list[Effect]:
+    @event
+    def unwanted(self, upstream_key: UpstreamKey, unwanted: CancelGather) -> None:
         """Nobody waits for a gathering's answers any more; those that come still are dropped by the caller's process."""
         gathering = self._gatherings.get((unwanted.back, unwanted.port))
         if gathering is not None:
             gathering.upstreams = [upstream for upstream in gathering.upstreams if upstream.key != upstream_key]
             if not gathering.upstreams:
                 self._abandon(gathering)
-        return self._take()
 
-    def upstream_gone(self, now: float, upstream_key: UpstreamKey) -> list[Effect]:
+    @event
+    def upstream_gone(self, upstream_key: UpstreamKey) -> None:
         """The connection of a process of this host is lost, and with it whoever waits for answers there."""
-        self._upstream_gone(now, upstream_key)
-        return self._take()
+        self._upstream_gone(self._now, upstream_key)
 
     # --- events: from processes of this host
 
@@ -238,9 +235,8 @@ class Casts:
         """Whether answers to that port of the process at `back` go up the tree."""
         return (back, port) in self._gatherings
 
-    def answer(
-        self, now: float, back: str, answer: Answer, body: Buffer, buffers: Sequence[Buffer] = ()
-    ) -> list[Effect]:
+    @event
+    def answer(self, back: str, answer: Answer, body: Buffer, buffers: Sequence[Buffer] = ()) -> None:
         """A process of this host has answered, to a port of the process at `back`. A gathering takes one answer a rank."""
         key = back, answer.port
         gathering = self._gatherings.get(key)
@@ -250,9 +246,9 @@ class Casts:
         elif gathering.mine.pop(answer.rank, None) is not None:
             self._hold(gathering, Record(answer.rank, answer.kind, body, buffers))
             self._settle(gathering)
-        return self._take()
 
-    def process_ended(self, now: float, address: str) -> list[Effect]:
+    @event
+    def process_ended(self, address: str) -> None:
         """A process of this host has ended; what it has not answered it never will."""
         name = name_of(address)
         for gathering in list(self._gatherings.values()):
@@ -266,33 +262,29 @@ class Casts:
                 gathering.held = gathering.merging.unfolded()
                 gathering.merging.groups = []
                 self._settle(gathering)
-        return self._take()
 
-    def combined(
-        self, now: float, address: str, combined: Combined, body: Buffer, buffers: Sequence[Buffer] = ()
-    ) -> list[Effect]:
+    @event
+    def combined(self, address: str, combined: Combined, body: Buffer, buffers: Sequence[Buffer] = ()) -> None:
         """A process of this host has folded a group of answers."""
         gathering = self._gatherings.get((combined.back, combined.port))
         merging = gathering.merging if gathering is not None else None
         if gathering is None or merging is None or not merging.groups or merging.helpers[0] != address:
-            return []
+            return
         if merging.take(combined.group, combined.kind, body, buffers):
             gathering.held = merging.result()
             self._finish(gathering)
-        return self._take()
 
     # --- events: from below
 
-    def answers(
-        self, now: float, host: str, answers: Answers, body: Buffer, buffers: Sequence[Buffer] = ()
-    ) -> list[Effect]:
+    @event
+    def answers(self, host: str, answers: Answers, body: Buffer, buffers: Sequence[Buffer] = ()) -> None:
         """Answers came up from a child."""
         gathering = self._gatherings.get((answers.back, answers.port))
         if gathering is None:
-            return []
+            return
         known = [in_flight for in_flight in gathering.in_flight.values() if in_flight.part.host == host]
         if not known:
-            return []
+            return
         pending = known[0].pending if len(known) == 1 else set().union(*(in_flight.pending for in_flight in known))
         if gathering.root and len(answers.ranks) >= MANY and pending.issuperset(answers.ranks):
             # As they came: to look at each would be the most work of all, for whoever stands at the end of every way up.
@@ -314,9 +306,9 @@ class Casts:
                 del gathering.in_flight[in_flight.part]
                 self._children[host].release(in_flight)
         self._settle(gathering)
-        return self._take()
 
-    def delivered(self, now: float, host: str, delivered: Delivered) -> list[Effect]:
+    @event
+    def delivered(self, host: str, delivered: Delivered) -> None:
         """A child confirms what is through to all below it."""
         child = self._children.get(host)
         if child is not None:
@@ -330,11 +322,9 @@ class Casts:
                     gap.close()
                 if gap.upstream is not None:
                     self._progress(gap.upstream)
-        return self._take()
 
-    def plan_unknown(
-        self, now: float, host: str, unknown: PlanUnknown, body: Buffer, buffers: Sequence[Buffer] = ()
-    ) -> list[Effect]:
+    @event
+    def plan_unknown(self, host: str, unknown: PlanUnknown, body: Buffer, buffers: Sequence[Buffer] = ()) -> None:
         """A child lacks the plan of a cast, which it sent back: it is registered, and the cast sent once more."""
         child = self._children.get(host)
         in_flight = child.kept.get(unknown.cast.number) if child is not None else None
@@ -344,11 +334,11 @@ class Casts:
                 del child.registered[in_flight.part]
             self._pass(in_flight.owner, in_flight.part, in_flight.cast, body, buffers, in_flight.pending)
             self._left(in_flight)
-        return self._take()
 
-    def host_ended(self, now: float, host: str) -> list[Effect]:
+    @event
+    def host_ended(self, host: str) -> None:
         """That host has ended, or cannot be reached any more, which is the same. Harmless when it is told again."""
-        self._upstream_gone(now, host)
+        self._upstream_gone(self._now, host)
         child = self._children.pop(host, None)
         self._apart.pop(host, None)
         for hosts in self._apart.values():
@@ -371,13 +361,13 @@ class Casts:
                     skips.append((in_flight.gap, lost))
             for what, passing in skips:  # last: receivers handle what is sent to them again before they skip anything
                 self._skip(*what, passing)
-        return self._take()
 
-    def unreached(self, now: float, host: str, unreached: HostUnreachable) -> list[Effect]:
+    @event
+    def unreached(self, host: str, unreached: HostUnreachable) -> None:
         """A child cannot reach a host below it: from now on we serve that ourselves, if we can."""
         child, lost = self._children.get(host), unreached.host
         if child is None or lost == host:
-            return []
+            return
         if any(lost in part.names for part in child.registered):
             self._apart.setdefault(host, set()).add(lost)
         for in_flight in list(child.kept.values()):
@@ -386,11 +376,11 @@ class Casts:
         for (sender, to, part), _gap in list(child.given_up.items()):
             if lost in part.names:
                 self._skip_alone(sender, to, part.solo(lost), host, UnacknowledgedCast(None, 0))
-        return self._take()
 
     # --- timers
 
-    def fired(self, now: float, key: tuple[Any, ...]) -> list[Effect]:
+    @event
+    def fired(self, key: tuple[Any, ...]) -> None:
         """A timer that was armed has run out."""
         self._armed.discard(key)
         if key[0] == "hold":
@@ -403,8 +393,7 @@ class Casts:
             if upstream is not None:
                 self._confirm(upstream)
         else:
-            self._give_up_orphans(now)
-        return self._take()
+            self._give_up_orphans(self._now)
 
     # --- down: a cast
 
@@ -568,7 +557,7 @@ class Casts:
         if done >= CONFIRM_CASTS:
             self._confirm(upstream)
         elif done > 0 and ("confirm", upstream.key) not in self._armed:
-            self._arm(("confirm", upstream.key), CONFIRM_DELAY)
+            self._arm_once(("confirm", upstream.key), CONFIRM_DELAY)
 
     def _confirm(self, upstream: Upstream) -> None:
         self._disarm(("confirm", upstream.key))
@@ -625,7 +614,7 @@ class Casts:
                 self._finish(gathering)
         elif not gathering.armed and gathering.merging is None and (gathering.held or gathering.gone):
             gathering.armed = True
-            self._arm(gathering.timer, gathering.hold)
+            self._arm_once(gathering.timer, gathering.hold)
 
     def _merge(self, gathering: Gathering, merging: Merging) -> bool:
         """All have answered: neighbours are folded into one. False when there is nothing to fold, or nobody to do it."""
@@ -811,7 +800,7 @@ class Casts:
                 self._abandon(gathering)
             elif not gathering.upstreams:
                 gathering.orphaned = now
-                self._arm(("orphans",), self._patience)
+                self._arm_once(("orphans",), self._patience)
 
     def _give_up_orphans(self, now: float) -> None:
         """Nobody has taken the parent's place: it was all the way up that hosts ended, or the caller itself."""
@@ -821,7 +810,7 @@ class Casts:
                 self._abandon(gathering)
         left = [known.orphaned for known in orphans if known.key in self._gatherings]
         if left:
-            self._arm(("orphans",), max(0.0, min(left) + self._patience - now))
+            self._arm_once(("orphans",), max(0.0, min(left) + self._patience - now))
 
     # --- parts
 
@@ -830,20 +819,6 @@ class Casts:
         if upstream is None:
             upstream = self._above[key] = Upstream(key)
         return upstream
-
-    def _arm(self, key: tuple[Any, ...], delay: float) -> None:
-        if key not in self._armed:
-            self._armed.add(key)
-            self._effects.append(Arm(key, delay))
-
-    def _disarm(self, key: tuple[Any, ...]) -> None:
-        if key in self._armed:
-            self._armed.remove(key)
-            self._effects.append(Disarm(key))
-
-    def _take(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
 
 
 def _cut_cast(cast: Cast, part: Part) -> Cast:

@@ -5,68 +5,24 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, NotAnEndpoint, check_arguments
+from monarch._mesh.actors.actor import Actor, endpoints_of
+from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, check_arguments
 from monarch._mesh.casts.plan import Plan
 from monarch._mesh.casts.reduce import combiner
-from monarch._mesh.failures.ledger import process_failure
+from monarch._mesh.meshes.specs import ActorSpec
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
 from monarch._runtime.replies import Gather, Target
 from monarch._shape import value_mesh
-from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._shape.view import MeshTrait
-from monarch._wire.message import Failure, Probe, ProcEnded
+from monarch._wire.message import Probe
 from monarch._wire.peer import PeerEnded
 
-if TYPE_CHECKING:
-    from monarch._mesh.meshes.proc_mesh import ProcMesh
-
 A = TypeVar("A")
-
-
-class ActorSpec:
-    """What every view of one actor mesh shares. `addresses[r]` is the process of the actor with rank r."""
-
-    __slots__ = ("addresses", "cls", "creator", "endpoint_restart", "key", "name", "proc_mesh")
-
-    def __init__(self, key: str, name: str, cls: type, proc_mesh: ProcMesh, creator: str) -> None:
-        self.key = key
-        self.name = name
-        self.cls = cls
-        self.proc_mesh = proc_mesh
-        self.creator = creator
-        self.addresses: Sequence[str] = proc_mesh._addresses()
-        # Programs from elsewhere may have an endpoint of this name: theirs counts, and ActorMesh.restart(mesh) is ours.
-        restart = inspect.getattr_static(cls, "restart", None)
-        self.endpoint_restart = restart if isinstance(restart, EndpointProperty) else None
-
-    def display(self, rank: int) -> str:
-        """`<root>.<module.Class name{'gpus': 1/2}>`, as reports name an actor."""
-        return display_name(self.creator, self.cls, self.name, Point(rank, self.extent))
-
-    @property
-    def mesh_name(self) -> str:
-        """Unique: the name given to `spawn`, and the mesh's key."""
-        return f"{self.name}-{self.key}"
-
-    @property
-    def extent(self) -> Extent:
-        return self.proc_mesh.extent
-
-    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
-        ranks = [rank for rank, there in enumerate(self.addresses) if there == address]
-        return process_failure(self, ended, ranks)
-
-
-def display_name(creator: str, cls: type, name: str, point: Point) -> str:
-    shown = f"{cls.__module__}.{cls.__qualname__} {name}"
-    if len(point):
-        shown += repr(point)
-    return f"{creator}.<{shown}>"
 
 
 class ActorMesh(MeshTrait, Generic[A]):
@@ -106,7 +62,7 @@ class ActorMesh(MeshTrait, Generic[A]):
         return self._spec.cls
 
     @property
-    def _proc_mesh(self) -> ProcMesh:
+    def _proc_mesh(self) -> Any:
         return self._spec.proc_mesh
 
     @property
@@ -175,7 +131,7 @@ class ActorMesh(MeshTrait, Generic[A]):
                 "references; stop the object that spawn() returned"
             )
         if self._stopping is None:
-            self._stopping = here().mesh.stop_actors(self._spec, reason)
+            self._stopping = here().mesh.spawning.stop_actors(self._spec, reason)
         return make_future(Then(self._stopping, _nothing))
 
     def restart(
@@ -205,18 +161,17 @@ class ActorMesh(MeshTrait, Generic[A]):
                 "returned; restart(gpus=1) selects a part"
             )
         layer = here().mesh
-        owned = layer.actors.get(self._spec.key)
+        owned = layer.owned.actors.get(self._spec.key)
         if owned is None or self._stopping is not None:
             raise RuntimeError(f"the mesh {self._spec.mesh_name} was stopped: spawn it anew")
         ranks = list(self.slice(**selection)._shape.ndslice)
         if failed:
-            with layer.lock:
-                ended = set(layer.ledger.ended_ranks(self._spec.key))
+            ended = layer.owned.ended_ranks(self._spec.key)
             ranks = [rank for rank in ranks if rank in ended]
         making = None
         if args is not None or kwargs is not None:
             check_arguments(self._spec.cls, args or (), kwargs or {})
-            making = layer.make(self._spec, tuple(args or ()), kwargs or {}, owned.creator)
+            making = layer.spawning.constructor_args(self._spec, tuple(args or ()), kwargs or {}, owned.creator)
         elif owned.too_large(ranks):
             raise RuntimeError(owned.too_large(ranks))
         return make_future(layer.restarter.restart(owned, ranks, making))
@@ -241,12 +196,50 @@ class ActorMesh(MeshTrait, Generic[A]):
         return _rebuild, (spec.key, spec.name, spec.cls, spec.proc_mesh, spec.creator, self._shape)
 
 
+_RESERVED = ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "stop", "initialized")
+_PRIVATE = frozenset(
+    ["_spec", "_shape", "_plan", "_owned", "_stopping", "_ndslice", "_labels", "_new_with_shape", "_class", "_proc_mesh",
+     "_mesh_name", "_name", "_target", "_gathered", "_at"]
+)  # fmt: skip
+
+
+def check_class(cls: Any) -> None:
+    """Raises what `spawn` promises for a class that cannot be an actor."""
+    if not isinstance(cls, type) or not issubclass(cls, Actor):
+        shown = cls.__qualname__ if isinstance(cls, type) else repr(cls)
+        raise ValueError(f"{shown} must subclass monarch.actor.Actor to be spawned")
+    names = endpoints_of(cls)
+    taken = [name for name in names if name in _RESERVED or name in _PRIVATE]
+    if taken:
+        raise ValueError(
+            f"ActorMesh has an attribute that collides with an endpoint name: {', '.join(sorted(taken))}; rename the "
+            f"endpoint of {cls.__qualname__}"
+        )
+
+
 def _rebuild(key: str, name: str, cls: type, proc_mesh: Any, creator: str, shape: Shape) -> ActorMesh[Any]:
     return ActorMesh(ActorSpec(key, name, cls, proc_mesh, creator), shape)
 
 
 def _nothing(_value: Any) -> None:
     return None
+
+
+class NotAnEndpoint:
+    """A method of an actor class that is no endpoint, seen on its mesh. `as_endpoint` makes one of it."""
+
+    def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
+        self._mesh = mesh
+        self._name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{self._mesh._class.__name__}.{self._name} is not annotated as an endpoint: decorate it with @endpoint, "
+            f"or call it as as_endpoint(mesh.{self._name}).call(...)"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{self._mesh._class.__name__}.{self._name}, not an endpoint>"
 
 
 def as_endpoint(

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from monarch._mesh import plugins
 from monarch._mesh.meshes.host_mesh import HostMesh
 from monarch._mesh.meshes.owned import HostAcks, OwnedProcs
 from monarch._mesh.start import transports
@@ -294,12 +295,7 @@ _started: list[Any] = []  # agents of `hosts_from_config`, and the sockets that 
 
 def _end_started() -> None:
     """At exit: after the client, whose processes would seem to be lost with them."""
-    from monarch._mesh.process.client import shutdown_context  # it imports nothing of this
-
-    try:
-        shutdown_context(_PATIENCE).get(2 * _PATIENCE)
-    except (TimeoutError, RuntimeError):
-        pass
+    plugins.end_client(_PATIENCE)
     while _started:
         agent, sock = _started.pop()
         sock.close()

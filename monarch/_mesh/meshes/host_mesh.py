@@ -9,10 +9,12 @@ from typing import Any, Protocol
 
 import msgspec
 
+from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
 from monarch._mesh.meshes.owned import OwnedProcs
-from monarch._mesh.meshes.proc_mesh import ProcMesh, ProcSpec, announce
-from monarch._mesh.setup import SetupActor
+from monarch._mesh.meshes.proc_mesh import ProcMesh, announce
+from monarch._mesh.meshes.specs import ProcSpec
+from monarch._mesh.meshes.system_actors import SetupActor
 from monarch._mesh.start.preload import preloads
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
@@ -171,7 +173,7 @@ class HostMesh(MeshTrait):
             own = commands[index * count : (index + 1) * count]
             launch.commands = [_command_for(command, afar) for command in own] if own else None
             launches.append(msgspec.msgpack.encode(launch))
-        owned = layer.spawn_procs(spec, launches, count)
+        owned = layer.spawning.spawn_procs(spec, launches, count)
         if self._session is not None:
             self._session.spawned(owned)
         shape = Shape(labels, NDSlice.new_row_major(whole))
@@ -191,11 +193,11 @@ class HostMesh(MeshTrait):
         owned: OwnedProcs,
     ) -> Source:
         layer = here().mesh
-        actors = layer.spawn_actors(mesh, "setup", SetupActor, (bootstrap, replaced), {}, True)
+        actors = layer.spawning.spawn_actors(mesh, "setup", SetupActor, (bootstrap, replaced), {}, True)
         done = actors.setup.call()
 
         def prepare(rank: int) -> Source:
-            return layer.restarter.prepare(layer.actors[actors._spec.key], actors, rank)  # type: ignore[no-any-return]
+            return layer.restarter.prepare(layer.owned.actors[actors._spec.key], actors, rank)  # type: ignore[no-any-return]
 
         owned.prepare = prepare
         return All([owned.started, detach(done)])
@@ -271,9 +273,7 @@ class HostMesh(MeshTrait):
                 "cannot call sync_workspace on a sliced host mesh or one that was sent over an actor endpoint; this host "
                 "shares its files with its processes anyway"
             )
-        from monarch._mesh.workspace.sync import sync_hosts  # asyncio
-
-        await sync_hosts(self, workspace, conda, auto_reload)
+        await plugins.branch("_mesh.workspace.sync").sync_hosts(self, workspace, conda, auto_reload)
 
     def __reduce__(self) -> Any:
         return HostMesh, (self._hosts, self._shape, self._executable)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._mesh.failures import ledger
+from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
 from monarch._mesh.start.preload import refreshed
 from monarch._runtime.future import All, Done, Slot, Source
+from monarch._runtime.instance import Instance
+from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Entry, Raw
 from monarch._wire import message
 from monarch._wire.address import agent_at
 from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
-
-if TYPE_CHECKING:
-    from monarch._mesh.failures.restart_policy import Group
-    from monarch._mesh.meshes.actor_mesh import ActorSpec
-    from monarch._mesh.meshes.proc_mesh import ProcSpec
-    from monarch._mesh.process.mesh_layer import MeshLayer
-    from monarch._runtime.instance import Instance
 
 
 class Acks(Entry):
@@ -94,6 +91,29 @@ class Acks(Entry):
         return None
 
 
+class Timeout(Entry):
+    """Ready when `end()` is called, or the process is closed. Never fails."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def end(self) -> None:
+        if not self.ready:
+            self.close()
+            self.settle()
+
+    def receive(self, raw: Raw) -> None:
+        """Nobody answers."""
+
+    def give_up(self, error: BaseException) -> None:
+        self.end()
+
+    def value(self) -> None:
+        return None
+
+
 class HostAcks(Acks):
     """Ready when the agents of all these hosts have answered, or are gone. An answer says in its body whose it is."""
 
@@ -130,12 +150,17 @@ class ConstructorArgs:
 
 
 class OwnedActors:
-    """An actor mesh that an actor of this process owns. `group` restarts its ranks when they fail."""
+    """An actor mesh that an actor of this process owns. `stop(reason)` stops it; `group` restarts ranks that fail."""
 
     def __init__(
-        self, layer: MeshLayer, spec: ActorSpec, owner: str, making: ConstructorArgs, setup: bool, group: Group | None
+        self,
+        spec: ActorSpec,
+        owner: str,
+        args: ConstructorArgs,
+        setup: bool,
+        group: Group | None,
+        stop: Callable[[str], Source],
     ) -> None:
-        self.layer = layer
         self.spec = spec
         self.owner = owner
         self.setup = setup
@@ -144,43 +169,51 @@ class OwnedActors:
         self.incarnations: dict[int, int] = {}  # of ranks that are not the first
         self.replaced: dict[int, Failure] = {}  # why those before them ended
         self.spawned = Slot()  # every rank's first spawn was sent: what takes their place must not overtake them
-        self._making = making
-        self._remade: dict[int, ConstructorArgs] = {}  # ranks that were restarted with other arguments
+        self.stop = stop
+        self._args = args
+        self._other_args: dict[int, ConstructorArgs] = {}  # of ranks that were restarted with others
 
-    def making(self, rank: int) -> ConstructorArgs:
-        return self._remade.get(rank, self._making)
+    def args(self, rank: int) -> ConstructorArgs:
+        """What the actor of that rank is constructed with."""
+        return self._other_args.get(rank, self._args)
 
     def too_large(self, ranks: Sequence[int]) -> str:
         """Why these ranks cannot be constructed with the arguments they had; "" when they can."""
-        for making in map(self.making, ranks):
-            if making.body is None and making.once:
+        for args in map(self.args, ranks):
+            if args.body is None and args.once:
                 return (
                     f"the constructor arguments of {self.spec.mesh_name} hold distributed tensors, which are given to actors "
                     f"once: give them again, as restart(args=(...))"
                 )
-            if making.body is None:
+            if args.body is None:
                 return (
-                    f"the constructor arguments of {self.spec.mesh_name} ({making.size} bytes) were not kept for restarts: "
+                    f"the constructor arguments of {self.spec.mesh_name} ({args.size} bytes) were not kept for restarts: "
                     f"they are larger than the setting restart_argument_bytes; give them again, as restart(args=(...))"
                 )
         return ""
 
-    def remake(self, ranks: Sequence[int], making: ConstructorArgs) -> None:
-        """From now on these ranks are constructed otherwise."""
+    def change_args(self, ranks: Sequence[int], args: ConstructorArgs) -> None:
+        """From now on these ranks are constructed with other arguments."""
         for rank in ranks:
-            self._remade[rank] = making
-
-    def stop(self, reason: str) -> Source:
-        return self.layer.stop_actors(self.spec, reason)
+            self._other_args[rank] = args
 
 
 class OwnedProcs:
-    """A proc mesh that an actor of this process owns, while its processes start, run, stop and start again."""
+    """A proc mesh that an actor of this process owns, while its processes start, run, stop and start again.
+
+    `on_gone()` is called when they have been stopped and are gone."""
 
     def __init__(
-        self, layer: MeshLayer, spec: ProcSpec, owner: Instance, launches: Sequence[bytes], per_host: int
+        self,
+        proc: Proc,
+        spec: ProcSpec,
+        owner: Instance,
+        launches: Sequence[bytes],
+        per_host: int,
+        on_gone: Callable[[], None],
     ) -> None:
-        self.layer = layer
+        self._proc = proc
+        self._on_gone = on_gone
         self.spec = spec
         self.owner = owner
         self.started = Slot()
@@ -292,7 +325,7 @@ class OwnedProcs:
             living = [rank for ranks in asked.values() for rank in ranks if rank not in self._ended]
             self._running.difference_update(living)
             incarnations = dict(self._incarnations)
-        proc = self.layer.proc
+        proc = self._proc
         for host, wanted in asked.items():  # before they are told, so that their agent knows why they end
             self._ask(host, wanted, [incarnations[rank] for rank in wanted])
         for rank in living:
@@ -305,7 +338,7 @@ class OwnedProcs:
         return All(slots)
 
     def _ask(self, host: int, ranks: list[int], incarnations: list[int]) -> None:
-        spec, proc = self.spec, self.layer.proc
+        spec, proc = self.spec, self._proc
         ask = message.RestartProcs(
             spec.uid,
             spec.name,
@@ -336,16 +369,16 @@ class OwnedProcs:
             restarting, self._restarting = self._restarting, {}
         for slot in restarting.values():
             slot.fail(RuntimeError(f"the mesh {self.spec.name!r} was stopped while it was being restarted: {reason}"))
-        number = self.layer.proc.ports.add(acks)
+        number = self._proc.ports.add(acks)
         for rank in self._order_stop(reason, number):
             acks.done(rank)
         self.owner.owned.pop(self.spec.uid, None)
-        acks.on_ready(lambda: self.layer.procs.pop(self.spec.uid, None))
+        acks.on_ready(self._on_gone)
         return acks
 
     def _order_stop(self, reason: str, port: int) -> list[int]:
         """Tells the processes and their agents. Returns the agents that have ended."""
-        proc, spec, gone = self.layer.proc, self.spec, []
+        proc, spec, gone = self._proc, self.spec, []
         for address in spec.addresses:
             try:
                 proc.post(address, StopProc(reason))

@@ -9,46 +9,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from monarch._mesh import plugins
 from monarch._mesh.failures import restart_policy
-from monarch._mesh.loglevel import LogLevel
 from monarch._mesh.meshes import replacements
+from monarch._mesh.meshes.specs import ProcSpec
+from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._shape.view import MeshTrait
-from monarch._wire.address import host_of, name_of, proc_address
+from monarch._wire.address import agent_at, host_of, name_of
+from monarch._wire.message import LogOption
 
 if TYPE_CHECKING:
-    from monarch._mesh.meshes.host_mesh import HostMesh
     from monarch._mesh.meshes.owned import OwnedProcs
 
 T = TypeVar("T")
-
-
-class ProcSpec:
-    """What every view of one proc mesh shares. Process r is the r % n-th of host r // n, n being processes a host."""
-
-    __slots__ = ("addresses", "executable", "hosts", "labels", "name", "sizes", "stopped", "uid")
-
-    def __init__(
-        self,
-        uid: str,
-        name: str,
-        hosts: Sequence[str],
-        labels: Sequence[str],
-        sizes: Sequence[int],
-        executable: str = "",
-    ) -> None:
-        self.uid = uid
-        self.name = name
-        self.hosts = tuple(hosts)
-        self.labels = tuple(labels)
-        self.sizes = tuple(sizes)
-        self.executable = executable
-        self.stopped = False
-        count = len(NDSlice.new_row_major(self.sizes))
-        per_host = count // len(self.hosts)
-        self.addresses = [proc_address(self.hosts[rank // per_host], uid, rank) for rank in range(count)]
 
 
 class ProcMesh(MeshTrait):
@@ -102,15 +77,13 @@ class ProcMesh(MeshTrait):
         return f"<ProcMesh {self._spec.name!r} {self._shape} ({kind}{state})>"
 
     @property
-    def host_mesh(self) -> HostMesh:
-        """The host of a mesh of one process. NotImplementedError for larger meshes."""
-        from monarch._mesh.meshes.host_mesh import host_mesh_of  # hosts spawn procs
-
+    def host_mesh(self) -> Any:
+        """The HostMesh of a mesh of one process. NotImplementedError for larger meshes."""
         if len(self) != 1:
             raise NotImplementedError(
                 f"host_mesh is known for a mesh of one process, and this one has {len(self)}: slice it"
             )
-        return host_mesh_of(host_of(self._addresses()[0]), self._spec.executable)
+        return here().mesh.host_of(self._addresses()[0], self._spec.executable)
 
     # --- actors
 
@@ -124,7 +97,7 @@ class ProcMesh(MeshTrait):
         do not fit `__init__`, RuntimeError when the mesh was stopped, and whatever pickling raises.
         """
         self._check_alive()
-        return here().mesh.spawn_actors(  # type: ignore[no-any-return]
+        return here().mesh.spawning.spawn_actors(  # type: ignore[no-any-return]
             self, name, replacements.replace(Class), args, kwargs, group=restart_policy.active()
         )
 
@@ -219,10 +192,10 @@ class ProcMesh(MeshTrait):
                 stacklevel=2,
             )
             stream_to_client = False
-        await here().mesh.set_logging(self, stream_to_client, aggregate_window_sec or 0.0, level)
-
-    async def _set_level(self, level: int) -> None:
-        mesh = here().mesh.spawn_actors(self, "log-level", LogLevel, (level,), {})
+        spec = self._spec
+        for host in spec.hosts:  # the agents' part of it
+            here().post(agent_at(host), LogOption(spec.uid, stream_to_client, aggregate_window_sec or 0.0))
+        mesh = here().mesh.spawning.spawn_actors(self, "log-level", LogLevel, (level,), {})
         await mesh.apply.call()
         await mesh.stop()
 

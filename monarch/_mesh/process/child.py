@@ -23,7 +23,7 @@ import msgspec
 
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
-from monarch._mesh.start import forkserver
+from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
 from monarch._mesh.start.launch import apply_affinity
 from monarch._runtime import async_driver  # noqa: F401
 from monarch._runtime.context import set_home
@@ -60,7 +60,7 @@ class Served:
         layer.executable = spec.executable
         layer.name = spec.name
         if spec.gated:
-            layer.close_gate()
+            layer.residents.close_gate()
         proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         proc.agent_lost = _agent_lost
         set_home(proc)
@@ -85,7 +85,7 @@ class Served:
         self._stop.acquire()
         proc = self.proc
         actors = list(proc.actors.values())
-        ends = [proc.mesh.stop_instance(actor, self._reason) for actor in actors]
+        ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
         All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -101,7 +101,7 @@ def _agent_lost(reason: str) -> None:
     os._exit(_AGENT_GONE)
 
 
-def run_forked(child: forkserver.ForkedProc, agent: int) -> None:
+def run_forked(child: ForkedProc, agent: int) -> None:
     """Runs a proc in a process that was just forked; ends the process."""
     spec = msgspec.msgpack.decode(child.spec, type=LaunchSpec)
     os.setpgid(0, 0)
@@ -114,7 +114,7 @@ def run_forked(child: forkserver.ForkedProc, agent: int) -> None:
     listening = _take_descriptors(child.fds, child.address)
     _settle_in(spec, child.bind)
     served = Served(child.address, child.incarnation, spec, listening)
-    forkserver.wait_orphaned(gate, agent)
+    wait_orphaned(gate, agent)
     served.serve()
     sys.exit(0)
 
@@ -180,9 +180,5 @@ def main() -> None:
         sys.path.insert(0, spec.cwd)
     _settle_in(spec, bind)
     if os.getppid() == int(agent):  # not so behind a wrapper; the connection to the agent tells then
-        forkserver.die_with(int(agent))
+        die_with(int(agent))
     Served(address, int(incarnation), spec, listening).serve()
-
-
-if __name__ == "__main__":
-    main()

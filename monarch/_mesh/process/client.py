@@ -10,8 +10,6 @@ import atexit
 import os
 import sys
 import threading
-from collections import deque
-from collections.abc import Callable
 
 import msgspec
 
@@ -20,6 +18,7 @@ from monarch._mesh import plugins
 from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.meshes.host_mesh import launch_spec
 from monarch._mesh.output import log_prefix
+from monarch._mesh.output.printer import Printer
 from monarch._mesh.process import named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import agent_process, transports
@@ -32,7 +31,7 @@ from monarch._runtime.instance import Instance
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_at, agent_of, host_of
-from monarch._wire.message import Failure, Flush, Flushed, Output, Preload, Shutdown, encode_extent
+from monarch._wire.message import Failure, Preload, Shutdown, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
 from monarch.config import settings
@@ -40,7 +39,6 @@ from monarch.config import settings
 ROOT = "root"
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
 _AGENT_ENDS = 0.5  # seconds until the end of an agent that has closed its connection is known
-_OUTPUT_KEPT = 100_000  # pieces of forwarded output waiting to be printed; at the bound the oldest go, and it is said
 
 _lock = threading.Lock()
 _client: Client | None = None
@@ -72,16 +70,7 @@ class Client:
         named_actors.serve(proc)
         set_root(root)
         proc.agent_lost = self._on_agent_lost
-        self._output: deque[tuple[int, str]] = deque()
-        self._output_ready = threading.Condition()
-        self._printer: threading.Thread | None = None
-        self._printing = False
-        self._dropped = 0
-        self.show: Callable[[int, str], None] = show
-        self._flushes: dict[int, Slot] = {}
-        self._flush_count = 0
-        proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
-        proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(flushed.token, Slot()).set()
+        self.printer = Printer(proc)
         transport.listen(listening)
         connection = transport.connect(ours, agent_at(host))
         proc.use_agent(connection)
@@ -95,58 +84,6 @@ class Client:
             spec = launch_spec("", {}, "", gated=False)
             self.proc.post(agent_of(self.proc.address), Preload(), msgspec.msgpack.encode(spec))
 
-    # --- output of the processes
-
-    def _on_output(self, output: Output) -> None:
-        with self._output_ready:
-            if len(self._output) >= _OUTPUT_KEPT:
-                self._output.popleft()
-                self._dropped += 1
-            self._output.append((output.stream, output.text))
-            if self._printer is None:
-                self._printer = start_thread(self._print, "monarch-output")
-            self._output_ready.notify_all()
-
-    def _print(self) -> None:
-        """Prints in a thread of its own: `sys.stdout` may be anything a program put there, and may block."""
-        while True:
-            with self._output_ready:
-                self._printing = False
-                self._output_ready.notify_all()
-                self._output_ready.wait_for(lambda: bool(self._output))
-                pieces = list(self._output)
-                self._output.clear()
-                dropped, self._dropped = self._dropped, 0
-                self._printing = True
-            if dropped:
-                pieces.append(
-                    (
-                        2,
-                        f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n",
-                    )
-                )
-            for number, text in pieces:
-                try:
-                    self.show(number, text)
-                except Exception:  # closed, or None under pythonw; what a program put there may raise anything
-                    continue
-
-    def flush_output(self, timeout: float) -> None:
-        """Waits until what the processes wrote before now is printed here, at most `timeout` seconds."""
-        slot = Slot()
-        self._flush_count += 1
-        self._flushes[self._flush_count] = slot
-        try:
-            self.proc.post(agent_of(self.proc.address), Flush(self._flush_count))
-        except PeerEnded:
-            return
-        slot.wait(timeout)
-        self._wait_printed(timeout)
-
-    def _wait_printed(self, timeout: float) -> None:
-        with self._output_ready:
-            self._output_ready.wait_for(lambda: not self._output and not self._printing, timeout)
-
     # --- failures
 
     def _on_agent_lost(self, reason: str) -> None:
@@ -157,7 +94,7 @@ class Client:
         detail = f"the host agent (pid {self.agent.pid}) {self._how_agent_ended()}, and its processes with it"
         error = ClientClosedError(f"{detail}; this client cannot go on")
         hosts = {host_of(address) for address, _ in proc.known_processes()} | {proc.host}
-        for mesh in list(self.layer.procs.values()):
+        for mesh in list(self.layer.owned.procs.values()):
             hosts.update(mesh.spec.hosts)
         for host in sorted(hosts):  # the others cannot be reached without it
             proc.host_ended(host, detail)
@@ -184,12 +121,12 @@ class Client:
         faults.drain(1.0)
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):
-            proc.mesh.stop_instance(actor, "the client is shutting down")
+            proc.mesh.residents.stop(actor, "the client is shutting down")
         for actor in list(proc.actors.values()):
             actor.ended.wait(min(timeout, settings.get("cleanup_timeout")))
         try:
-            if self._printer is not None:
-                self.flush_output(1.0)
+            if self.printer.used:
+                self.printer.flush(1.0)
             proc.post(agent_of(proc.address), Shutdown(timeout))
         except (PeerEnded, OSError, RuntimeError):
             pass
@@ -202,7 +139,7 @@ class Client:
             self.agent.wait()
         if proc.closed is None:  # the last words of the processes are read and printed
             heard_all.wait(1.0)
-            self._wait_printed(1.0)
+            self.printer.wait_printed(1.0)
         proc.close(
             ClientClosedError(
                 "shutdown_context() ran in this process: the client is closed and cannot be started again"
@@ -210,13 +147,6 @@ class Client:
         )
         faults.stop(1.0)
         remove_directory(self.directory)
-
-
-def show(number: int, text: str) -> None:
-    """Prints output of a process: on sys.stdout (1) or sys.stderr (2) as they are now."""
-    stream = sys.stdout if number == 1 else sys.stderr
-    stream.write(text)
-    stream.flush()
 
 
 def _options(directory: str) -> AgentOptions:
@@ -256,10 +186,20 @@ def _attach_notebook(client: Client) -> None:
     if "IPython" in sys.modules:
         from monarch._mesh.process import notebook
 
-        notebook.attach(client)
+        notebook.attach(client.printer, lambda: client.proc.closed is not None)
 
 
 plugins.when_client_starts(_attach_notebook)
+
+
+def _end(timeout: float) -> None:
+    try:
+        shutdown_context(timeout).get(2 * timeout)
+    except (TimeoutError, RuntimeError):
+        pass
+
+
+plugins.end_client_with(_end)
 
 
 def client() -> Client | None:

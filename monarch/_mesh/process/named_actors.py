@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from monarch._mesh.actors.actor import Actor, needs_loop
 from monarch._mesh.actors.endpoint import concurrent_endpoint
 from monarch._mesh.failures.ledger import MeshFailure
-from monarch._mesh.meshes.actor_mesh import ActorMesh
+from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
 from monarch._mesh.meshes.proc_mesh import proc_mesh_of
-from monarch._mesh.process.mesh_layer import check_class
 from monarch._runtime.context import Current, current, here, root_of
 from monarch._runtime.future import Future
 from monarch._runtime.proc import Proc
@@ -71,7 +70,7 @@ def _controllers() -> Any:
             if proc.address == client:
                 known = _spawn(proc)
             else:
-                known = proc.mesh.reference(proc_mesh_of(client), KEY, Controllers)
+                known = proc.mesh.spawning.reference(proc_mesh_of(client), KEY, Controllers)
             _made[proc.address] = known
     return known
 
@@ -81,7 +80,7 @@ def _spawn(proc: Proc) -> Any:
     assert owner is not None
     token = current.set(Current(owner, 0, owner.view))
     try:
-        return proc.mesh.spawn_actors(proc.mesh.this_proc(), KEY, Controllers, (), {}, key=KEY)
+        return proc.mesh.spawning.spawn_actors(proc.mesh.this_proc(), KEY, Controllers, (), {}, key=KEY)
     finally:
         current.reset(token)
 
@@ -117,7 +116,7 @@ def process_service(name: str, Class: type[T], *args: Any) -> T:
             known = proc.services.get(key)
             if known is None:
                 _make_service(proc, mesh, key, Class, args)
-                known = proc.services[key] = proc.mesh.reference(mesh, key, Class)
+                known = proc.services[key] = proc.mesh.spawning.reference(mesh, key, Class)
     return known  # type: ignore[no-any-return]
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._errors import UnhandledFaultError
 from monarch._mesh.failures.main_thread import current_task, faults, inside
-from monarch._mesh.process.client import Client
+from monarch._mesh.output.printer import Printer
 from monarch._runtime.future import Future, let_block, running_loop
 
 if TYPE_CHECKING:
@@ -33,22 +33,23 @@ if TYPE_CHECKING:
 _FLUSH = 1.0  # seconds a cell's end may be held up by output; what is late comes out under the next cell
 
 
-def attach(client: Client) -> None:
-    """Follows the cells of the interactive shell of this process, if it has one."""
+def attach(printer: Printer, closed: Callable[[], bool]) -> None:
+    """Follows the cells of the interactive shell of this process, if it has one. `closed()`: whether the client has ended."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = get_ipython() if get_ipython is not None else None
     if shell is not None:
-        faults.front = Cells(client, shell)
+        faults.front = Cells(printer, closed, shell)
 
 
 class Cells:
     """Does what is to be done around each cell, and brings faults into them."""
 
-    def __init__(self, client: Client, shell: Any) -> None:
-        self._client = client
+    def __init__(self, printer: Printer, closed: Callable[[], bool], shell: Any) -> None:
+        self._printer = printer
+        self._closed = closed
         self._shell = shell
-        self._print = client.show
-        client.show = self.show
+        self._print = printer.show
+        printer.show = self.show
         self.cell: CodeType = shell.run_code.__code__
         self.kinds: tuple[type[BaseException], ...] = ()
         self._task: asyncio.Task[Any] | None = None
@@ -71,8 +72,8 @@ class Cells:
 
     def _on_end(self, result: Any) -> None:
         self._show_unshown(result)
-        if self._client.proc.closed is None:
-            self._client.flush_output(_FLUSH)
+        if not self._closed():
+            self._printer.flush(_FLUSH)
 
     def show(self, number: int, text: str) -> None:
         self._context.run(self._print, number, text)

@@ -1,7 +1,7 @@
 """Restarts actors in place: asked for by the program, or by the policy they were spawned under.
 
 A restart runs on a thread of its own, because it waits: for a living actor to end, for processes to start, for constructors.
-What it does to whom is decided elsewhere (`restarts.Group`, `supervision.Ledger`).
+What it does to whom is decided elsewhere (`restart_policy.Group`, `ledger.Ledger`).
 """
 
 from __future__ import annotations
@@ -9,33 +9,27 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from monarch._errors import SupervisionError
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.restart_policy import Children, Group, Round
-from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors
+from monarch._mesh.meshes.actor_mesh import ActorMesh
+from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, Timeout
+from monarch._mesh.process.owned_meshes import OwnedMeshes
+from monarch._mesh.process.spawning import Spawning
 from monarch._runtime.context import Current, current
-from monarch._runtime.future import All, Slot, Source, once
+from monarch._runtime.future import All, Slot, Source
 from monarch._runtime.incarnations import process_of
-from monarch._runtime.instance import Instance
 from monarch._runtime.loop import start_thread
+from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Gather, Target
-from monarch._wire import codec
 from monarch._wire.address import name_of, split_proc_name
-from monarch._wire.message import VALUE, Answer, Failure, ProcEnded, Spawn, StopActor
+from monarch._wire.message import Failure, ProcEnded, StopActor
 from monarch._wire.peer import PeerEnded
 
-if TYPE_CHECKING:
-    from monarch._mesh.meshes.actor_mesh import ActorMesh
-    from monarch._mesh.process.mesh_layer import MeshLayer
-
 logger = logging.getLogger("monarch")
-
-_NOTICE = 1.0  # seconds given to processes to take note of a restart: a silent one must not hold it up
-
 
 Meshes = dict[str, tuple[OwnedActors, list[int]]]  # key -> the mesh, and its ranks that are restarted
 
@@ -49,15 +43,30 @@ class Hopeless(CannotRestart):
 
 
 class Restarter:
-    """The restarts of one process's mesh layer."""
+    """The restarts of what one process owns.
 
-    def __init__(self, layer: MeshLayer) -> None:
-        self._layer = layer
+    `tell_owner(owner, failure)` takes what is not restarted any more; `lost_process(key, ranks, ended)` the end of a process
+    that was found while a rank in it was restarted.
+    """
+
+    def __init__(
+        self,
+        proc: Proc,
+        owned: OwnedMeshes,
+        spawning: Spawning,
+        tell_owner: Callable[[str, MeshFailure], None],
+        lost_process: Callable[[str, Sequence[int], ProcEnded], None],
+    ) -> None:
+        self._proc = proc
+        self._owned = owned
+        self._spawning = spawning
+        self._tell_owner = tell_owner
+        self._lost_process = lost_process
         self._turns: weakref.WeakKeyDictionary[Group | OwnedActors, threading.Lock] = weakref.WeakKeyDictionary()
 
     def _turn(self, owned: OwnedActors) -> threading.Lock:
         """To be held while it is restarted: one restart of a mesh, or of the meshes of a group, at a time."""
-        with self._layer.lock:
+        with self._owned.lock:
             return self._turns.setdefault(owned if owned.group is None else owned.group, threading.Lock())
 
     # --- by policy
@@ -65,7 +74,7 @@ class Restarter:
     def take(self, owned: OwnedActors, failure: MeshFailure) -> bool:
         """A rank of a mesh under a policy failed. False when its owner is to be told after all."""
         assert owned.group is not None
-        group, loop = owned.group, self._layer.proc.loop
+        group, loop = owned.group, self._proc.loop
         round = self._next_round(owned, failure)
         if round is None:
             return False
@@ -86,31 +95,32 @@ class Restarter:
 
     def _next_round(self, owned: OwnedActors, failure: MeshFailure) -> Round | None:
         assert owned.group is not None
-        with self._layer.lock:
-            return owned.group.failed(owned.spec.key, failure.crashed_ranks, self._layer.proc.loop.now())
+        with self._owned.lock:
+            return owned.group.failed(owned.spec.key, failure.crashed_ranks, self._proc.loop.now())
 
     def _begin(self, children: Children) -> Meshes:
         """What becomes of these from now on is told to nobody, until they are restarted. Those being stopped are left
         out."""
-        layer = self._layer
         meshes = {}
-        with layer.lock:
+        with self._owned.lock:
             for key, ranks in children.items():
-                owned = layer.actors.get(key)
-                if owned is not None and layer.ledger.restarting(key, ranks) is not None:
+                owned = self._owned.actors.get(key)
+                if owned is not None and self._owned.ledger.restarting(key, ranks) is not None:
                     meshes[key] = owned, ranks
         return meshes
 
     def _rounds(self, first: OwnedActors, children: Children, failure: MeshFailure) -> None:
         """Restarts until it succeeds or the policy has enough."""
-        layer, why = self._layer, ""
+        why = ""
         with self._turn(first):
             meshes = self._begin(children)
-            if self._is_down(first, failure.crashed_ranks):  # else it was stopped, or restarted by somebody else
+            if self._owned.is_any_down(
+                first, failure.crashed_ranks
+            ):  # else it was stopped, or restarted by somebody else
                 meshes, why = self._try(first, meshes, failure)
             self._abandon(meshes)
-        if why and layer.proc.closed is None and not self.is_stopped(first):
-            layer.tell_owner(first.owner, ledger.escalated(failure, f"it was not restarted: {why}"))
+        if why and self._proc.closed is None and not self._owned.is_stopped(first):
+            self._tell_owner(first.owner, ledger.escalated(failure, f"it was not restarted: {why}"))
 
     def _try(self, first: OwnedActors, meshes: Meshes, failure: MeshFailure) -> tuple[Meshes, str]:
         """What could not be restarted, and why; "" when nothing is left to do."""
@@ -121,7 +131,7 @@ class Restarter:
             except Exception as exc:
                 why = str(exc)
                 round = None if isinstance(exc, Hopeless) else self._next_round(first, failure)
-            if round is None or self._layer.proc.closed is not None:
+            if round is None or self._proc.closed is not None:
                 return meshes, why
             logger.warning("restarting %s did not succeed and is tried again: %s", _shown(meshes), why)
             self._pause(round.delay)
@@ -140,43 +150,30 @@ class Restarter:
 
     def _pause(self, seconds: float) -> None:
         """Until the time is over, or this process is closed."""
-        proc, over = self._layer.proc, Acks([""])
-        proc.ports.add(over)
-        proc.loop.call_later(seconds, lambda: over.done(0))
-        if proc.closed is not None:  # just now, so that nobody will give it up
-            over.done(0)
+        over = Timeout()
+        self._proc.ports.add(over)
+        self._proc.loop.call_later(seconds, over.end)
+        if self._proc.closed is not None:  # just now, so that nobody will give it up
+            over.end()
         over.wait(None)
 
     def _abandon(self, meshes: Meshes) -> None:
-        with self._layer.lock:
+        with self._owned.lock:
             for key, (_owned, ranks) in meshes.items():
-                self._layer.ledger.not_restarted(key, ranks)
-
-    def _is_down(self, owned: OwnedActors, ranks: Sequence[int]) -> bool:
-        """Whether any of these ranks has ended, and its mesh is there yet."""
-        key = owned.spec.key
-        with self._layer.lock:
-            ended = self._layer.ledger.ended_ranks(key)
-            return self._layer.ledger.check(key, []) is None and not set(ranks).isdisjoint(ended)
-
-    def is_stopped(self, owned: OwnedActors) -> bool:
-        """Whether its owner has stopped the mesh, or is stopping it."""
-        layer, key = self._layer, owned.spec.key
-        with layer.lock:
-            return layer.actors.get(key) is not owned or layer.ledger.check(key, []) is not None
+                self._owned.ledger.not_restarted(key, ranks)
 
     # --- by hand
 
-    def restart(self, owned: OwnedActors, ranks: Sequence[int], making: ConstructorArgs | None) -> Source:
+    def restart(self, owned: OwnedActors, ranks: Sequence[int], args: ConstructorArgs | None) -> Source:
         """Restarts ranks of an owned mesh; ready when their constructors and `__restarted__` are done."""
         slot = Slot()
-        start_thread(self._by_hand, "monarch-restart", owned, list(ranks), making, slot)
+        start_thread(self._by_hand, "monarch-restart", owned, list(ranks), args, slot)
         return slot
 
-    def _by_hand(self, owned: OwnedActors, ranks: list[int], making: ConstructorArgs | None, slot: Slot) -> None:
+    def _by_hand(self, owned: OwnedActors, ranks: list[int], args: ConstructorArgs | None, slot: Slot) -> None:
         try:
             with self._turn(owned):
-                answered = self._again(owned, ranks, making)
+                answered = self._again(owned, ranks, args)
             for answer in answered:
                 answer.wait(None)
                 answer.value()
@@ -185,21 +182,21 @@ class Restarter:
         else:
             slot.set()
 
-    def _again(self, owned: OwnedActors, ranks: list[int], making: ConstructorArgs | None) -> list[Source]:
+    def _again(self, owned: OwnedActors, ranks: list[int], args: ConstructorArgs | None) -> list[Source]:
         """Stops them, sends the spawns; what it returns is ready when the new actors are."""
-        layer, key = self._layer, owned.spec.key
+        key = owned.spec.key
         for rank in ranks:
-            ended = layer.proc.end_of_process(owned.spec.addresses[rank])
+            ended = self._proc.end_of_process(owned.spec.addresses[rank])
             if ended is not None:
                 raise _no_process(owned, rank, ended)
-        with layer.lock:
-            whys = {rank: layer.ledger.check(key, [rank]) for rank in ranks}
-            if layer.ledger.restarting(key, ranks) is None:
+        with self._owned.lock:
+            whys = {rank: self._owned.ledger.check(key, [rank]) for rank in ranks}
+            if self._owned.ledger.restarting(key, ranks) is None:
                 raise _was_stopped(owned)
         meshes = {key: (owned, ranks)}
         try:
-            if making is not None:
-                owned.remake(ranks, making)
+            if args is not None:
+                owned.change_args(ranks, args)
             self._stop_living(meshes)
             return [self._construct(owned, [rank], whys[rank] or _asked(owned, rank)) for rank in ranks]
         except BaseException:
@@ -209,7 +206,7 @@ class Restarter:
     def prepare(self, setup: OwnedActors, actors: ActorMesh[Any], rank: int) -> Source:
         """Runs the bootstrap function of a proc mesh in the new process of one rank; ready when it has returned."""
         slot = Slot()
-        owner = self._layer.actor(setup.owner)
+        owner = self._spawning.owner_of(setup)
 
         def run() -> None:
             if owner is not None:
@@ -229,9 +226,7 @@ class Restarter:
 
     def _stop_living(self, meshes: Meshes) -> None:
         """Stops those that have not ended; returns when their cleanup has run."""
-        layer = self._layer
-        with layer.lock:
-            ended = {key: set(layer.ledger.ended_ranks(key)) for key in meshes}
+        ended = {key: self._owned.ended_ranks(key) for key in meshes}
         living = [(owned, r) for key, (owned, ranks) in meshes.items() for r in ranks if r not in ended[key]]
         if not living:
             return
@@ -239,41 +234,40 @@ class Restarter:
         def ask(port: int, index: int) -> None:
             owned, rank = living[index]
             stop = StopActor(owned.spec.key, _ASKED, port, index, True, owned.incarnations.get(rank, 0))
-            layer.proc.post(owned.spec.addresses[rank], stop)
+            self._proc.post(owned.spec.addresses[rank], stop)
 
         acks = Acks([owned.spec.addresses[rank] for owned, rank in living], ask)
-        layer.proc.ports.add(acks)
+        self._proc.ports.add(acks)
         acks.ask(range(len(living)))
         acks.wait(None)
-        with layer.lock:
+        with self._owned.lock:
             for owned, rank in living:  # should nobody take their place after all
-                layer.ledger.actor_ended(_asked(owned, rank))
+                self._owned.ledger.actor_ended(_asked(owned, rank))
 
     def _start_processes(self, owned: OwnedActors, ranks: Sequence[int]) -> None:
         """New processes in the place of those that have ended."""
-        layer = self._layer
         gone: dict[str, list[int]] = {}
         for rank in ranks:
             address = owned.spec.addresses[rank]
-            if layer.proc.end_of_process(address) is not None:
+            if self._proc.end_of_process(address) is not None:
                 split = split_proc_name(name_of(address))
-                if split is None or split[0] not in layer.procs:
+                if split is None or split[0] not in self._owned.procs:
                     raise Hopeless(
                         f"its process {address} has ended, and is not this owner's: whoever spawned the processes can "
                         f"restart them, with procs.restart(failed=True)"
                     )
                 gone.setdefault(split[0], []).append(split[1])
         for mesh, proc_ranks in gone.items():
-            started = layer.procs[mesh].restart(sorted(set(proc_ranks)))
+            started = self._owned.procs[mesh].restart(sorted(set(proc_ranks)))
             started.wait(None)
             started.value()
 
     def _construct(self, owned: OwnedActors, ranks: Sequence[int], failure: Failure) -> Source:
         """Sends the spawns; ready when the new actors are."""
-        layer, spec = self._layer, owned.spec
+        spec = owned.spec
         target = Target(f"{spec.name}.__init__", [spec.addresses[rank] for rank in ranks], spec.failure_of)
         entry = Gather(target, len(ranks), _nothing)
-        number = layer.proc.ports.add(entry)
+        number = self._proc.ports.add(entry)
         for index, rank in enumerate(ranks):
             try:
                 self._construct_one(owned, rank, failure, number, index)
@@ -283,27 +277,27 @@ class Restarter:
         return entry
 
     def _construct_one(self, owned: OwnedActors, rank: int, failure: Failure, number: int, index: int) -> None:
-        layer, spec = self._layer, owned.spec
-        proc, address = layer.proc, spec.addresses[rank]
+        proc, spec = self._proc, owned.spec
+        address = spec.addresses[rank]
         incarnation = self._next_incarnation(owned, rank)
-        with layer.lock:  # before it can fail
-            goes_on = layer.ledger.restarted(spec.key, rank, incarnation)
+        with self._owned.lock:  # before it can fail
+            goes_on = self._owned.ledger.restarted(spec.key, rank, incarnation)
         if not goes_on:
             raise _was_stopped(owned)
         owned.incarnations[rank] = incarnation
         owned.replaced[rank] = failure
         try:
-            layer.post_spawn(owned, rank, incarnation, number, index, failure)
+            self._spawning.post_spawn(owned, rank, incarnation, number, index, failure)
         except PeerEnded as exc:
-            layer.lost_process(spec.key, [rank], exc.why)
+            self._lost_process(spec.key, [rank], exc.why)
             raise _no_process(owned, rank, exc.why) from None
         if process_of(proc.incarnations.of(spec.key, rank, address)) > process_of(incarnation):
             # The process was replaced just now, and the new one refuses this spawn.
             ended = ProcEnded(address, 0, 0, True, [], incarnation=process_of(incarnation), replaced=True)
-            layer.lost_process(spec.key, [rank], ended)
+            self._lost_process(spec.key, [rank], ended)
             raise _no_process(owned, rank, ended)
         proc.incarnations.actor_restarted(spec.key, rank, incarnation)  # not before: calls must not overtake the spawn
-        if self.is_stopped(owned):  # meanwhile: this one came behind the order to stop
+        if self._owned.is_stopped(owned):  # meanwhile: this one came behind the order to stop
             try:
                 proc.post(address, StopActor(spec.key, "its mesh was stopped", 0, rank))
             except PeerEnded:
@@ -312,34 +306,9 @@ class Restarter:
 
     def _next_incarnation(self, owned: OwnedActors, rank: int) -> int:
         spec = owned.spec
-        least = self._layer.proc.incarnations.of(spec.key, rank, spec.addresses[rank])
+        least = self._proc.incarnations.of(spec.key, rank, spec.addresses[rank])
         last = owned.incarnations.get(rank, 0)
         return least if process_of(least) > process_of(last) else max(least, last) + 1
-
-    # --- in the process of the new actor
-
-    def announce(self, instance: Instance, spawn: Spawn, back: str) -> None:
-        """Tells every process that has sent to the one before, then, once this one is ready, its owner."""
-        proc = self._layer.proc
-        notes: list[Acks] = []
-        for remote in proc.senders_to(instance.key):
-            note = Acks([remote])
-            notes.append(note)
-            proc.tell_restarted(remote, instance, proc.ports.add(note))
-        if notes:
-            proc.loop.call_later(_NOTICE, lambda: _give_up(notes))
-        waiting = (back, spawn.port, spawn.index)
-        instance.open_ports.add(waiting)  # answered with its failure, should it end before it is ready
-
-        def answer() -> None:
-            proc.answer(back, Answer(spawn.port, spawn.index, VALUE), _NONE, ())
-
-        def ready() -> None:
-            if waiting in instance.open_ports:
-                instance.open_ports.discard(waiting)
-                All(list[Source](notes)).on_ready(once(answer))
-
-        instance.ready.on_ready(once(ready))
 
 
 _ASKED = "restarted by its owner"
@@ -368,14 +337,6 @@ def _was_stopped(owned: OwnedActors) -> CannotRestart:
 
 def _shown(meshes: Meshes) -> str:
     return ", ".join(f"{owned.spec.name}{ranks}" for owned, ranks in meshes.values())
-
-
-def _give_up(notes: Sequence[Acks]) -> None:
-    for note in notes:
-        note.give_up(SupervisionError("it did not answer"))
-
-
-_NONE = codec.encode_value(None)[0]
 
 
 def _nothing(_values: Any) -> None:

@@ -1,6 +1,6 @@
-"""The agent's zygotes: which one serves a launch, what was asked of it, what became of that.
+"""The agent's fork servers: which one serves a launch, what was asked of it, what became of that.
 
-Never waits for a zygote: one that is busy importing torch gets its packets when it reads again.
+Never waits for a fork server: one that is busy importing torch gets its packets when it reads again.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import socket
 from collections import OrderedDict, deque
 from typing import Any, Protocol
 
-from monarch._mesh.start import forkserver
+from monarch._mesh.start.forkserver_protocol import load_time_env, receive_packet, send_packet
 from monarch._runtime.loop import Loop
 from monarch._wire.message import LaunchSpec
 
-KEPT = 4  # zygotes beside the first; the longest unused goes
+KEPT = 4  # fork servers beside the first; the longest unused goes
 
 
 class Launched(Protocol):
@@ -25,7 +25,7 @@ class Launched(Protocol):
 
 
 class ForkServer:
-    """The agent's end of one zygote. `pending`: (address, incarnation) asked for and not answered yet."""
+    """The agent's end of one fork server. `pending`: (address, incarnation) asked for and not answered yet."""
 
     def __init__(self, sock: socket.socket, loop: Loop, launched: Launched) -> None:
         sock.setblocking(False)
@@ -56,7 +56,7 @@ class ForkServer:
         while self._out:
             packet, fds = self._out[0]
             try:
-                forkserver.send_packet(self._sock, packet, fds)
+                send_packet(self._sock, packet, fds)
             except BlockingIOError:
                 self._loop.want_write(self._sock.fileno(), True)
                 return
@@ -70,7 +70,7 @@ class ForkServer:
     def _on_event(self, _mask: int) -> None:
         while self.alive:
             try:
-                received = forkserver.receive_packet(self._sock)
+                received = receive_packet(self._sock)
             except BlockingIOError:
                 break
             except OSError:
@@ -88,7 +88,7 @@ class ForkServer:
             self._flush()
 
     def close(self) -> None:
-        """The zygote ends when it has served what it was sent; what it was not sent fails."""
+        """The fork server ends when it has served what it was sent; what it was not sent fails."""
         if not self.alive:
             return
         self.alive = False
@@ -106,7 +106,7 @@ class ForkServer:
 
 
 class ForkServers:
-    """`first` is the socket of the bare zygote, off which the others are forked."""
+    """`first` is the socket of the bare fork server, off which the others are forked."""
 
     def __init__(self, first: socket.socket, loop: Loop, launched: Launched) -> None:
         self._loop = loop
@@ -120,9 +120,9 @@ class ForkServers:
         return self._first.alive
 
     def serving(self, spec: LaunchSpec) -> ForkServer:
-        """The zygote that fits the spec's preloads and load-time environment, started if need be."""
-        sensitive = forkserver.load_time_env(spec.env)
-        if not spec.preload and sensitive == forkserver.load_time_env(dict(os.environ)):
+        """The fork server that fits the spec's preloads and load-time environment, started if need be."""
+        sensitive = load_time_env(spec.env)
+        if not spec.preload and sensitive == load_time_env(dict(os.environ)):
             return self._first
         key = (tuple(spec.preload), tuple(sorted(sensitive.items())))
         server = self._others.get(key)
@@ -131,8 +131,8 @@ class ForkServers:
             return server
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Only what is read at load time differs; each process gets its whole environment when it is forked.
-        env = {key: value for key, value in os.environ.items() if not forkserver.load_time_env({key: value})}
-        self._first.send(("zygote", spec.preload, {**env, **sensitive}), [theirs.detach()])
+        env = {key: value for key, value in os.environ.items() if not load_time_env({key: value})}
+        self._first.send(("forkserver", spec.preload, {**env, **sensitive}), [theirs.detach()])
         server = self._others[key] = ForkServer(ours, self._loop, self._launched)
         if len(self._others) > KEPT:
             idle = next((key for key, other in self._others.items() if not other.pending), None)

@@ -15,7 +15,6 @@ from monarch._errors import BackpressureTimeout
 from monarch._mesh.actors.endpoint import (
     Endpoint,
     EndpointProperty,
-    NotAnEndpoint,
     ValueStream,
     _Arity,
     concurrent_endpoint,
@@ -23,6 +22,7 @@ from monarch._mesh.actors.endpoint import (
     send,
 )
 from monarch._mesh.casts.plan import Plan
+from monarch._mesh.meshes.actor_mesh import NotAnEndpoint
 from monarch._runtime.context import Current, current
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.replies import Ports, Queue, Target

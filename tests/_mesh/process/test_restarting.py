@@ -227,9 +227,9 @@ def sizes(cluster: InProcessCluster) -> dict[str, Any]:
     proc = cluster._proc
     return {
         "ports": len(proc.ports),
-        "ledger": proc.mesh.ledger.statistics(),
-        "troubled": len(proc.mesh.ledger.troubled),
-        "meshes": len(proc.mesh.actors),
+        "ledger": proc.mesh.owned.ledger.statistics(),
+        "troubled": len(proc.mesh.owned.ledger.troubled),
+        "meshes": len(proc.mesh.owned.actors),
         "numbering": {key: len(counts) for key, counts in cluster._root.numbering._counts.items()},
         "incarnations": {key: len(ranks) for key, ranks in proc.incarnations._actors.items()},
         "peers": len(proc._peers),
@@ -828,7 +828,7 @@ def test_nor_is_the_spawn_of_an_earlier_restart(
 ) -> None:
     network, layer, mesh = cluster.network, cluster._proc.mesh, spawn(diary, procs=this_host().spawn_procs())
     here, there = cluster.address_of("client"), cluster.address_of(mesh)
-    post_spawn, holds = layer.post_spawn, []
+    post_spawn, holds = layer.spawning.post_spawn, []
     spawned = threading.Event()
 
     def holding(*args: Any, **kwargs: Any) -> None:
@@ -837,7 +837,7 @@ def test_nor_is_the_spawn_of_an_earlier_restart(
         post_spawn(*args, **kwargs)
         spawned.set()
 
-    monkeypatch.setattr(layer, "post_spawn", holding)
+    monkeypatch.setattr(layer.spawning, "post_spawn", holding)
     first = mesh.restart()
     assert spawned.wait(TIMEOUT)
     second = mesh.restart()
@@ -1366,7 +1366,7 @@ def test_an_actor_that_fails_faster_than_its_restart_goes_on(
     """Word of its failure is here before the thread that sent the spawn does anything else."""
     mesh = spawn_under(RestartPolicy(max_restarts=3), diary)
     layer = cluster._proc.mesh
-    post_spawn = layer.post_spawn
+    post_spawn = layer.spawning.post_spawn
 
     def slow(*args: Any) -> None:
         ended = cluster.expect("ActorEnded")
@@ -1382,7 +1382,7 @@ def test_an_actor_that_fails_faster_than_its_restart_goes_on(
 
     tries: list[Worker] = []
     diary.hooks["init"] = broken
-    monkeypatch.setattr(layer, "post_spawn", slow)
+    monkeypatch.setattr(layer.spawning, "post_spawn", slow)
     mesh.slice(gpus=1).fail.broadcast()
     assert "no room" in cluster.next_failure().report()  # all three tries failed
     assert len(tries) == 3
@@ -1395,7 +1395,7 @@ def test_a_restart_does_not_overtake_the_first_spawn(
 ) -> None:
     """The first rank fails, and all are to be restarted, before the last one was spawned at all."""
     layer = cluster._proc.mesh
-    post_spawn = layer.post_spawn
+    post_spawn = layer.spawning.post_spawn
     tries = iter([True])
 
     def slow(owned: Any, rank: int, incarnation: int, *rest: Any) -> None:
@@ -1411,7 +1411,7 @@ def test_a_restart_does_not_overtake_the_first_spawn(
     diary.hooks["init"] = broken
     procs = this_host().spawn_procs({"gpus": 2})
     procs.initialized.get(TIMEOUT)
-    monkeypatch.setattr(layer, "post_spawn", slow)
+    monkeypatch.setattr(layer.spawning, "post_spawn", slow)
     with RestartPolicy("all_for_one"):
         mesh = procs.spawn("w", Worker, Local(diary))
     until_restarted(cluster, diary, 0, 1)

@@ -1,9 +1,9 @@
-"""The actor that prepares the processes of a mesh and runs its bootstrap function, before any other actor there is
-constructed."""
+"""The runtime's own actors in the processes of a mesh: one prepares them, one sets the log level."""
 
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +14,8 @@ from monarch._runtime.context import here
 
 
 class SetupActor(Actor):
-    """What the function spawns belongs to this actor."""
+    """Runs the bootstrap function of a mesh in its process, before any other actor there is constructed. What the function
+    spawns belongs to this actor."""
 
     _is_system_actor = True
 
@@ -32,9 +33,9 @@ class SetupActor(Actor):
             elif self._function is not None:
                 self.run_plain(self._function)
         except BaseException as exc:
-            here().mesh.open_gate(exc)
+            here().mesh.residents.open_gate(exc)
             raise
-        here().mesh.open_gate(None)
+        here().mesh.residents.open_gate(None)
 
     def run_plain(self, function: Callable[[], Any]) -> None:
         import asyncio  # loaded already: this actor has a loop
@@ -43,3 +44,16 @@ class SetupActor(Actor):
 
         with hidden_loop(asyncio.get_running_loop()):
             function()
+
+
+class LogLevel(Actor):
+    """Sets the level of the root logger in its process."""
+
+    _is_system_actor = True
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    @endpoint
+    def apply(self) -> None:
+        logging.getLogger().setLevel(self._level)

@@ -1,0 +1,90 @@
+"""What all views of one mesh share: of processes a ProcSpec, of actors an ActorSpec."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from monarch._mesh.actors.endpoint import EndpointProperty
+from monarch._mesh.failures.ledger import process_failure
+from monarch._shape.extent import Extent, Point
+from monarch._shape.slice import NDSlice
+from monarch._wire.address import proc_address
+from monarch._wire.message import Failure, ProcEnded
+
+
+class ProcSpec:
+    """What every view of one proc mesh shares. Process r is the r % n-th of host r // n, n being processes a host."""
+
+    __slots__ = ("addresses", "executable", "hosts", "labels", "name", "sizes", "stopped", "uid")
+
+    def __init__(
+        self,
+        uid: str,
+        name: str,
+        hosts: Sequence[str],
+        labels: Sequence[str],
+        sizes: Sequence[int],
+        executable: str = "",
+    ) -> None:
+        self.uid = uid
+        self.name = name
+        self.hosts = tuple(hosts)
+        self.labels = tuple(labels)
+        self.sizes = tuple(sizes)
+        self.executable = executable
+        self.stopped = False
+        count = len(NDSlice.new_row_major(self.sizes))
+        per_host = count // len(self.hosts)
+        self.addresses = [proc_address(self.hosts[rank // per_host], uid, rank) for rank in range(count)]
+
+
+class Processes(Protocol):
+    """The mesh of processes that actors were spawned on."""
+
+    @property
+    def extent(self) -> Extent: ...
+    def _addresses(self) -> list[str]: ...
+
+
+class ActorSpec:
+    """What every view of one actor mesh shares. `addresses[r]` is the process of the actor with rank r."""
+
+    __slots__ = ("addresses", "cls", "creator", "endpoint_restart", "key", "name", "proc_mesh")
+
+    def __init__(self, key: str, name: str, cls: type, proc_mesh: Processes, creator: str) -> None:
+        self.key = key
+        self.name = name
+        self.cls = cls
+        self.proc_mesh: Any = proc_mesh  # a ProcMesh
+        self.creator = creator
+        self.addresses: Sequence[str] = proc_mesh._addresses()
+        # Programs from elsewhere may have an endpoint of this name: theirs counts, and ActorMesh.restart(mesh) is ours.
+        restart = inspect.getattr_static(cls, "restart", None)
+        self.endpoint_restart = restart if isinstance(restart, EndpointProperty) else None
+
+    def display(self, rank: int) -> str:
+        """`<root>.<module.Class name{'gpus': 1/2}>`, as reports name an actor."""
+        return display_name(self.creator, self.cls, self.name, Point(rank, self.extent))
+
+    @property
+    def mesh_name(self) -> str:
+        """Unique: the name given to `spawn`, and the mesh's key."""
+        return f"{self.name}-{self.key}"
+
+    @property
+    def extent(self) -> Extent:
+        extent: Extent = self.proc_mesh.extent
+        return extent
+
+    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
+        ranks = [rank for rank, there in enumerate(self.addresses) if there == address]
+        return process_failure(self, ended, ranks)
+
+
+def display_name(creator: str, cls: type, name: str, point: Point) -> str:
+    shown = f"{cls.__module__}.{cls.__qualname__} {name}"
+    if len(point):
+        shown += repr(point)
+    return f"{creator}.<{shown}>"

@@ -1,0 +1,55 @@
+"""The meshes that actors of this process own: what its spawning, its restarts and its failures all work on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from monarch._mesh.failures.ledger import Ledger
+from monarch._mesh.meshes.owned import OwnedActors, OwnedProcs
+from monarch._wire.address import host_of
+from monarch._wire.message import Failure
+
+
+class OwnedMeshes:
+    """One a process. `lock` guards the ledger and the restart groups; whoever calls a method must not hold it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.ledger = Ledger()
+        self.procs: dict[str, OwnedProcs] = {}  # by the uid of the mesh
+        self.actors: dict[str, OwnedActors] = {}  # by the key of the mesh
+
+    def check(self, key: str, receivers: Sequence[tuple[int, int, str]]) -> Failure | None:
+        """Why a call to these receivers cannot succeed, as far as this process knows."""
+        if key not in self.ledger.troubled:
+            return None
+        return self.why_ended(key, [rank for _, rank, _ in receivers])
+
+    def why_ended(self, key: str, ranks: Sequence[int]) -> Failure | None:
+        """Why one of these ranks has ended, or the whole mesh is being stopped; None when neither is so."""
+        with self.lock:
+            return self.ledger.check(key, ranks)
+
+    def ended_ranks(self, key: str) -> set[int]:
+        with self.lock:
+            return set(self.ledger.ended_ranks(key))
+
+    def is_stopped(self, owned: OwnedActors) -> bool:
+        """Whether its owner has stopped the mesh, or is stopping it."""
+        with self.lock:
+            key = owned.spec.key
+            return self.actors.get(key) is not owned or self.ledger.check(key, []) is not None
+
+    def is_any_down(self, owned: OwnedActors, ranks: Iterable[int]) -> bool:
+        """Whether any of these ranks has ended, in a mesh that is not being stopped."""
+        key = owned.spec.key
+        with self.lock:
+            return self.ledger.check(key, []) is None and not set(ranks).isdisjoint(self.ledger.ended_ranks(key))
+
+    def addresses_on(self, host: str) -> list[str]:
+        """The processes of that host with meshes that are owned here."""
+        with self.lock:
+            meshes = [owned.spec.addresses for owned in self.procs.values()]
+            meshes += [list(owned.spec.addresses) for owned in self.actors.values()]
+        return [address for addresses in meshes for address in addresses if host_of(address) == host]

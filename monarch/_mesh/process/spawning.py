@@ -1,0 +1,255 @@
+"""The owner's side of spawning and stopping: what actors of this process spawn elsewhere, and stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch._mesh.actors.actor import needs_loop
+from monarch._mesh.actors.endpoint import check_arguments
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
+from monarch._mesh.failures.ledger import Gone, Notify
+from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
+from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, OwnedProcs
+from monarch._mesh.meshes.proc_mesh import ProcMesh
+from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
+from monarch._mesh.process.context import context
+from monarch._mesh.process.owned_meshes import OwnedMeshes
+from monarch._mesh.process.residents import Residents
+from monarch._runtime.context import current, root
+from monarch._runtime.future import Source, once
+from monarch._runtime.instance import Instance
+from monarch._runtime.proc import Proc
+from monarch._shape.region import Shape
+from monarch._shape.slice import NDSlice
+from monarch._wire import codec
+from monarch._wire.address import agent_at
+from monarch._wire.ids import new_id
+from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor, encode_extent
+from monarch._wire.peer import PeerEnded
+
+
+class Spawning:
+    """One a process. `tell(effects)` carries out what the ledger says of a spawn that cannot succeed."""
+
+    def __init__(
+        self,
+        proc: Proc,
+        owned: OwnedMeshes,
+        residents: Residents,
+        tell: Callable[[Sequence[Notify | Gone]], None],
+    ) -> None:
+        self._proc = proc
+        self._owned = owned
+        self._residents = residents
+        self._tell = tell
+
+    # --- actors
+
+    def spawn_actors(
+        self,
+        proc_mesh: ProcMesh,
+        name: str,
+        cls: type,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        setup: bool = False,
+        key: str = "",
+        group: Group | None = None,
+    ) -> ActorMesh[Any]:
+        """Checks, encodes, and sends one Spawn to each process. Does not wait for any of them. `group` restarts its ranks
+        when they fail."""
+        check_class(cls)
+        check_arguments(cls, args, kwargs)
+        owner = self._owner()
+        known, creator = self._proc.incarnations, context().actor_instance
+        extent = proc_mesh.extent
+        spec = ActorSpec(key or new_id(), name, cls, proc_mesh, repr(creator))
+        constructor = self.constructor_args(spec, args, kwargs, creator.as_creator())
+        owned = OwnedActors(
+            spec, owner.unique, constructor, setup, group, lambda reason: self.stop_actors(spec, reason)
+        )
+        owned.creator = creator.as_creator()
+        with self._owned.lock:
+            self._owned.ledger.add(spec, owner.unique, internal=getattr(cls, "_is_system_actor", False))
+            self._owned.actors[spec.key] = owned
+            if group is not None:
+                group.add(spec.key, len(spec.addresses))
+            for rank, address in enumerate(spec.addresses if known else ()):
+                if incarnation := known.of(spec.key, rank, address):
+                    self._expect(owned, rank, incarnation)
+        owner.owned[spec.key] = owned
+        effects: list[Notify | Gone] = []
+        try:
+            for rank in range(len(spec.addresses)):
+                effects += self._spawn_first(owned, rank)
+        finally:
+            constructor.keep()
+            owned.spawned.set()
+        self._tell(effects)
+        if owner.end is not None:  # meanwhile, in another thread
+            owned.stop("its owner ended")
+        return ActorMesh(spec, Shape(extent.labels, NDSlice.new_row_major(extent.sizes)), owned=True)
+
+    def _owner(self) -> Instance:
+        """The running actor. Raises RuntimeError when it stops its meshes, or has: nobody would stop another one."""
+        running = current.get()
+        owner = root() if running is None else running.instance
+        if self._proc.closed is not None:
+            raise self._proc.closed
+        if owner.end is not None:
+            raise RuntimeError(
+                f"actor {owner.name!r} has ended and cannot spawn any more (in its __cleanup__ and in its threads neither): "
+                f"what it owns was stopped, and nobody would stop this. {owner.end.report}"
+            )
+        return owner
+
+    def owner_of(self, owned: OwnedActors) -> Instance | None:
+        """The actor that owns the mesh, if it lives."""
+        return self._residents.actor(owned.owner)
+
+    def constructor_args(
+        self, spec: ActorSpec, args: tuple[Any, ...], kwargs: dict[str, Any], creator: Any
+    ) -> ConstructorArgs:
+        """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
+        value = (spec.cls, args, kwargs, spec.proc_mesh, creator)
+        try:
+            body, buffers = codec.encode(value)
+        except ReceiversUnknown:
+            receivers = Receivers(spec.key, f"{spec.name}.__init__", spec.addresses)
+            return ConstructorArgs(*encode_for(receivers, value), once=True)
+        self._proc.check_size(body, buffers)
+        return ConstructorArgs(body, buffers)
+
+    def _spawn_first(self, owned: OwnedActors, rank: int) -> list[Notify | Gone]:
+        """The first spawn of a rank; what is to be told when its process has ended.
+
+        Sent again when the process was replaced meanwhile: where the first went is not known, and repeats do no harm.
+        """
+        spec, known = owned.spec, self._proc.incarnations
+        while True:
+            incarnation = owned.incarnations.get(rank, 0)
+            try:
+                self.post_spawn(owned, rank, incarnation)
+            except PeerEnded as exc:
+                with self._owned.lock:
+                    return self._owned.ledger.process_ended(exc.why)
+            latest = known.of(spec.key, rank, spec.addresses[rank])
+            if latest == incarnation:
+                return []
+            with self._owned.lock:
+                self._expect(owned, rank, latest)
+
+    def _expect(self, owned: OwnedActors, rank: int, incarnation: int) -> None:
+        """The next actor of that rank is of that incarnation."""
+        owned.incarnations[rank] = incarnation
+        self._owned.ledger.restarted(owned.spec.key, rank, incarnation)
+
+    def connection_broke(self, address: str) -> None:
+        """Spawns may have been lost with it. Repeats do no harm."""
+        for owned in list(self._owned.actors.values()):
+            for rank, there in enumerate(owned.spec.addresses):
+                if there == address:
+                    self._spawn_again(owned, rank)
+
+    def _spawn_again(self, owned: OwnedActors, rank: int) -> None:
+        key, incarnation = owned.spec.key, owned.incarnations.get(rank, 0)
+        if self._owned.why_ended(key, [rank]) is not None:
+            return  # it has ended, or is being stopped
+        try:
+            if owned.args(rank).body is not None:  # else it was too large to be kept
+                self.post_spawn(owned, rank, incarnation, failure=owned.replaced.get(rank))
+            if self._owned.is_stopped(owned):  # meanwhile: this one may have come behind the order to stop
+                self._proc.post(owned.spec.addresses[rank], StopActor(key, "its mesh was stopped", 0, rank))
+        except PeerEnded:
+            pass
+
+    def post_spawn(
+        self,
+        owned: OwnedActors,
+        rank: int,
+        incarnation: int,
+        port: int = 0,
+        index: int = 0,
+        failure: Failure | None = None,
+    ) -> None:
+        """Sends one Spawn. With `failure` it takes the place of one that ended so. Raises PeerEnded."""
+        spec, args = owned.spec, owned.args(rank)
+        if args.body is None:
+            raise RuntimeError(owned.too_large([rank]))
+        cls, extent = spec.cls, spec.extent
+        spawn = Spawn(
+            spec.key,
+            spec.name,
+            rank,
+            encode_extent(tuple(extent.labels), tuple(extent.sizes)),
+            owned.owner,
+            self._proc.address,
+            spec.creator,
+            f"{cls.__module__}.{cls.__qualname__}",
+            needs_loop(cls),
+            owned.setup,
+            incarnation,
+            port,
+            index,
+            failure,
+            owned.group is not None,
+        )
+        self._proc.post(spec.addresses[rank], spawn, args.body, args.buffers)
+
+    def reference(self, proc_mesh: ProcMesh, name: str, cls: type) -> ActorMesh[Any]:
+        """A reference to the actor whose key is its name (a named actor), wherever it lives."""
+        return ActorMesh(ActorSpec(name, name, cls, proc_mesh, "<root>"), Shape.unity())
+
+    def stop_actors(self, spec: ActorSpec, reason: str) -> Source:
+        """Begins to stop an owned mesh; ready when every actor's cleanup has run or its process is gone."""
+        with self._owned.lock:
+            self._owned.ledger.mesh_stopped(spec.key, reason)
+
+        def ask(port: int, rank: int) -> None:
+            self._proc.post(spec.addresses[rank], StopActor(spec.key, reason, port, rank))
+
+        acks = Acks(spec.addresses, ask)
+        self._proc.ports.add(acks)
+        acks.ask(range(len(spec.addresses)))
+        acks.on_ready(once(lambda: self._stopped(spec.key)))
+        return acks
+
+    def _stopped(self, key: str) -> None:
+        """The mesh is gone; late callers learn so from its processes."""
+        with self._owned.lock:
+            owner = self._owned.ledger.remove(key)
+        self.forget(owner, key)
+
+    def forget(self, owner: str, key: str) -> None:
+        """That mesh is gone, and the ledger knows it no more."""
+        owned = self._owned.actors.pop(key, None)
+        if owned is not None and owned.group is not None:
+            with self._owned.lock:
+                owned.group.remove(key)
+        self._proc.incarnations.forget_actors(key)
+        instance = self._residents.actor(owner)
+        if instance is not None:
+            instance.owned.pop(key, None)
+            instance.numbering.forget(key)
+
+    # --- processes
+
+    def spawn_procs(self, spec: ProcSpec, launches: Sequence[bytes], per_host: int) -> OwnedProcs:
+        """Asks the agent of each host to start its processes; `launches[i]` is host i's LaunchSpec."""
+        owner, procs = self._owner(), self._owned.procs
+
+        def on_gone() -> None:
+            procs.pop(spec.uid, None)
+
+        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone)
+        procs[spec.uid] = owned
+        owner.owned[spec.uid] = owned
+        view = encode_extent(tuple(spec.labels), tuple(spec.sizes))
+        for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
+            ask = SpawnProcs(spec.uid, spec.name, index * per_host, per_host, view, self._proc.address, host)
+            self._proc.post(agent_at(host), ask, launch)
+        if owner.end is not None:  # meanwhile, in another thread
+            owned.stop("its owner ended")
+        return owned

@@ -1,0 +1,73 @@
+"""What a host agent and its fork servers say to each other, and what a forked process is told.
+
+They talk over a sequenced-packet socket; packets are msgpack and carry descriptors.
+
+    agent -> fork server    ("batch", n) + spec        then n times ("proc", address, incarnation, ...) + its descriptors
+                            ("forkserver", preload, env) + socket of the new one
+    fork server -> agent    ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any
+
+import msgspec
+
+_PACKET = 64 * 1024
+_FDS = 8
+
+# A library reads these when it is loaded: a fork server that loaded it under other values cannot serve.
+_READ_AT_LOAD = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "VECLIB_", "TORCH", "PYTORCH_", "ATEN_", "LD_",
+    "PYTHON", "MALLOC_", "GLIBC_TUNABLES", "CUDA_MODULE_", "CUDA_DEVICE_ORDER", "HSA_", "KINETO_",
+)  # fmt: skip
+
+
+class ForkedProc:
+    """In a new proc: what it was forked for, and its descriptors by name."""
+
+    def __init__(self, address: str, incarnation: int, spec: bytes, fds: dict[str, int], bind: dict[str, str]):
+        self.address = address
+        self.incarnation = incarnation
+        self.spec = spec
+        self.fds = fds
+        self.bind = bind
+
+
+def load_time_env(env: dict[str, str]) -> dict[str, str]:
+    """The part of an environment that a fork server must have been started with."""
+    return {key: value for key, value in env.items() if key.startswith(_READ_AT_LOAD)}
+
+
+def send_packet(sock: socket.socket, packet: Any, fds: list[int]) -> None:
+    socket.send_fds(sock, [msgspec.msgpack.encode(packet)], fds)
+
+
+def receive_packet(sock: socket.socket) -> tuple[Any, list[int]] | None:
+    """(packet, descriptors); None when the other end is gone."""
+    data, fds, _flags, _address = socket.recv_fds(sock, _PACKET, _FDS)
+    return (msgspec.msgpack.decode(data), fds) if data else None
+
+
+def wait_orphaned(gate: int, agent: int) -> None:
+    """Waits until the intermediate is gone and the agent is the parent, then asks to die with the agent."""
+    os.read(gate, 1)
+    os.close(gate)
+    for _ in range(100_000):
+        if os.getppid() == agent:
+            break
+        os.sched_yield()
+    die_with(agent)
+
+
+def die_with(parent: int) -> None:
+    """SIGKILL for this process when its parent process `parent` ends; at once if it already has."""
+    import ctypes
+
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
