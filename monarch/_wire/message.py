@@ -6,6 +6,8 @@ and nothing here is ever unpickled. Structs are arrays on the wire; fields are o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 VERSION = 1
@@ -241,6 +243,17 @@ class RestartProcs(_Message, tag=27):
     host: str = ""
 
 
+class EnvChange(msgspec.Struct):
+    """What a process's environment has instead of another one: values, None removes. Without `inherit` it has these alone."""
+
+    values: dict[str, str | None]
+    inherit: bool = True
+
+    def over(self, env: Mapping[str, str]) -> dict[str, str]:
+        changed = {**env, **self.values} if self.inherit else self.values
+        return {name: value for name, value in changed.items() if value is not None}
+
+
 class LaunchSpec(msgspec.Struct):
     """What a new process needs to know before it imports anything."""
 
@@ -257,8 +270,8 @@ class LaunchSpec(msgspec.Struct):
     commands: list[Command | None] | None = None  # a rank: exec this instead of forking
     binds: list[dict[str, str]] | None = None  # a rank: numactl / taskset arguments
     client: str = ""  # address of the root client
-    afar: bool = False  # of another host: `env` holds changes only, `cwd` and `path` count where they exist
-    removed: list[str] = []  # afar: environment variables to remove
+    # For another host: what `env` is made of there; `cwd` and `path` count where they exist.
+    change: EnvChange | None = None
     folder: str = ""  # of the host's sockets; known to its agent
 
 
@@ -267,8 +280,7 @@ class Command(msgspec.Struct):
     arg0: str | None
     args: list[str]
     env: dict[str, str]
-    inherit: bool = False  # afar: `env` holds changes only
-    removed: list[str] = []
+    change: EnvChange | None = None  # for another host: what `env` is made of there
 
 
 class StopProcs(_Message, tag=21):
@@ -475,7 +487,6 @@ class AttachedHost(msgspec.Struct):
     hostname: str
     pid: int
     python: str
-    workspace: bool  # whether WORKSPACE_DIR says where its files go
 
 
 class HostEnded(_Message, tag=53):

@@ -36,7 +36,7 @@ from monarch._mesh.failures.restart_policy import RestartPolicy
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.wait_graph import WaitGraph, wait_graph
 from monarch._mesh.meshes.actor_mesh import Accumulator, ActorMesh, NotAnEndpoint, as_endpoint
-from monarch._mesh.meshes.host_mesh import BootstrapCommand, HostMesh, default_bootstrap_cmd, this_host, this_proc
+from monarch._mesh.meshes.host_mesh import HostMesh, this_host, this_proc
 from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
 from monarch._mesh.meshes.proc_mesh import (
     ProcMesh,
@@ -56,6 +56,7 @@ from monarch._mesh.process.context import (
     current_size,
 )
 from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
+from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
 from monarch._mesh.start.transports import attach, enable_transport
 from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, when_ready
 from monarch._runtime.instrument import get_meter, span, traced

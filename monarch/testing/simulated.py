@@ -240,7 +240,7 @@ class SimulatedAgent(BaseHostAgent):
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """The settings are those of this interpreter anyway, and the environment is not simulated."""
-        facts = AttachedHost(self.host, os.getpid(), platform.python_version(), False)
+        facts = AttachedHost(self.host, os.getpid(), platform.python_version())
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
 
     def leave(self, reason: str) -> None:

@@ -15,6 +15,7 @@ from monarch._wire.message import (
     Answer,
     Call,
     Command,
+    EnvChange,
     Failure,
     Hello,
     LaunchSpec,
@@ -114,7 +115,7 @@ def test_default_lists_are_not_shared() -> None:
 
 
 def test_a_launch_spec_survives() -> None:
-    command = Command("python", None, ["-m", "x"], {"A": "1"})
+    command = Command("python", None, ["-m", "x"], {"A": "1"}, EnvChange({"A": "1", "B": None}, inherit=False))
     spec = LaunchSpec(
         "procs", {"A": "b"}, "/", ["/x"], "", b"cfg", True, False, ["torch"], True,
         [None, command], [{}, {"cpus": "0-3"}],

@@ -153,7 +153,7 @@ class HostAgent(BaseHostAgent):
         """A client will use this host: processes that other hosts ask for get this environment."""
         self.pushed = dict(attach.env)
         settings.restore(msgspec.msgpack.decode(attach.config))
-        facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0], bool(os.environ.get("WORKSPACE_DIR")))
+        facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0])
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
 
     def _on_ask_direct(self, connection: Connection, ask: AskDirect) -> None:
@@ -198,7 +198,7 @@ class HostAgent(BaseHostAgent):
 
     def settle(self, spec: LaunchSpec) -> None:
         spec.folder = self.directory
-        if spec.afar:
+        if spec.change is not None:
             launch.settle_here(spec, {**os.environ, **self.pushed})
 
     def launch(self, starts: Sequence[Start]) -> None:

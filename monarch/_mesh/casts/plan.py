@@ -42,9 +42,6 @@ class Plan:
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def processes(self) -> int:
-        return len(set(self.addresses))
-
     def parted(self, host: str) -> Parted | None:
         """Its part on other hosts than `host`, the sender's; None when that is one receiver, or none."""
         if self._parted_for != host:

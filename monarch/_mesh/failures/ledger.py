@@ -235,12 +235,6 @@ class Ledger:
                     return entry.ended[rank]
         return entry.whole
 
-    def statistics(self) -> dict[str, int]:
-        return {
-            "meshes": len(self._entries),
-            "ended_ranks": sum(len(e.ended) for e in self._entries.values()),
-        }
-
 
 REPORT_LIMIT = 100_000  # characters of a report; the middle of a longer one is left out
 

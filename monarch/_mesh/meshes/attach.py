@@ -169,10 +169,6 @@ class AttachedHosts:
         except BaseException as exc:
             self._attached.fail(exc)
 
-    def facts(self) -> list[AttachedHost]:
-        """What the hosts said of themselves; once they are attached."""
-        return self._attached.value()  # type: ignore[no-any-return]
-
     # --- the end
 
     def check(self) -> None:

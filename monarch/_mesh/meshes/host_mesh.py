@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +14,7 @@ from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, announce
 from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import SetupActor
-from monarch._mesh.start.preload import preloads
+from monarch._mesh.start.launch_spec import BootstrapCommand, commands_for, launch_spec
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
 from monarch._shape.extent import Extent, Point
@@ -23,53 +22,12 @@ from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
 from monarch._shape.view import MeshTrait
 from monarch._wire.ids import new_id
-from monarch._wire.message import Command, LaunchSpec
 from monarch.config import settings
 
 _REFERENCE = (
     "`HostMesh` that is a reference instead of owned: this host, slices and meshes that were sent belong to others"
 )
 _BINDINGS = ("cpunodebind", "membind", "physcpubind", "cpus")
-
-
-class BootstrapCommand:
-    """How a process of ours is started: `program args...`, shown as `arg0`, with `env` over the inherited environment.
-
-    `env` values of None remove a variable; without `inherit_env` the process gets `env` alone. The program must end up in
-    `python -m monarch._mesh.bootstrap` with its descriptors and environment kept (a wrapper does, through exec).
-    """
-
-    def __init__(
-        self,
-        program: str,
-        arg0: str | None,
-        args: Sequence[str],
-        env: Mapping[str, str | None],
-        inherit_env: bool = True,
-    ) -> None:
-        self.program = program
-        self.arg0 = arg0
-        self.args = list(args)
-        self.env = dict(env)
-        self.inherit_env = inherit_env
-
-    def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
-        """A copy with `env` over its own."""
-        return BootstrapCommand(self.program, self.arg0, self.args, {**self.env, **env}, self.inherit_env)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BootstrapCommand) and vars(self) == vars(other)
-
-    def __hash__(self) -> int:
-        return hash(self.program)
-
-    def __repr__(self) -> str:
-        return f"BootstrapCommand(program={self.program!r}, args={self.args!r}, env={sorted(self.env)!r})"
-
-
-def default_bootstrap_cmd() -> BootstrapCommand:
-    """The command that starts a process with this interpreter."""
-    return BootstrapCommand(sys.executable, None, ["-m", "monarch._mesh.bootstrap"], {})
 
 
 class HostMesh(MeshTrait):
@@ -162,16 +120,20 @@ class HostMesh(MeshTrait):
         hosts = [self._hosts[rank] for rank in self._shape.ndslice]
         spec = ProcSpec(new_id(), name or "anon", hosts, labels, whole, self._executable)
         layer = here().mesh
-        commands = _commands(bootstrap_command, Extent(labels, whole), len(spec.addresses))
+        commands = commands_for(bootstrap_command, Extent(labels, whole), len(spec.addresses))
         replaced = replacements.active()
         gated = bootstrap is not None or bool(replaced)
         launches = []
         for index, host in enumerate(hosts):
-            afar = host != here().host
-            launch = launch_spec(spec.name, env or {}, self._executable, gated=gated, afar=afar)
-            launch.binds = binds
-            own = commands[index * count : (index + 1) * count]
-            launch.commands = [_command_for(command, afar) for command in own] if own else None
+            launch = launch_spec(
+                spec.name,
+                env or {},
+                self._executable,
+                gated=gated,
+                remote=host != here().host,
+                commands=commands[index * count : (index + 1) * count],
+                binds=binds,
+            )
             launches.append(msgspec.msgpack.encode(launch))
         owned = layer.spawning.spawn_procs(spec, launches, count)
         if self._session is not None:
@@ -292,75 +254,6 @@ class Session(Protocol):
     def spawned(self, owned: OwnedProcs) -> None: ...
     def stop(self) -> Source: ...
     def shutdown(self) -> Source: ...
-
-
-def _commands(
-    given: BootstrapCommand | Callable[[Point], BootstrapCommand] | None, extent: Extent, count: int
-) -> list[BootstrapCommand]:
-    """One for each rank, or none."""
-    if given is None:
-        return []
-    commands = [given if isinstance(given, BootstrapCommand) else given(Point(rank, extent)) for rank in range(count)]
-    for command in commands:
-        if not isinstance(command, BootstrapCommand):
-            raise TypeError(f"bootstrap_command must give a BootstrapCommand, got {type(command).__name__}")
-    return commands
-
-
-def _command_for(command: BootstrapCommand, afar: bool) -> Command:
-    """As it goes to the agent; that of another host knows the environment there."""
-    args = list(command.args)
-    if afar:
-        return Command(command.program, command.arg0, args, *_changes(command.env)[:1], command.inherit_env,
-                       _changes(command.env)[1])  # fmt: skip
-    base = dict(os.environ) if command.inherit_env else {}
-    return Command(command.program, command.arg0, args, changed(base, command.env))
-
-
-def _changes(env: Mapping[str, str | None]) -> tuple[dict[str, str], list[str]]:
-    """(what is set, what is removed)."""
-    given = {key: str(value) for key, value in env.items() if value is not None}
-    return given, [key for key, value in env.items() if value is None]
-
-
-def changed(env: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """`env` with `changes` over it; None removes."""
-    result = dict(env)
-    for key, value in changes.items():
-        if value is None:
-            result.pop(key, None)
-        else:
-            result[key] = str(value)
-    return result
-
-
-def launch_spec(
-    name: str, env: Mapping[str, str | None], executable: str, *, gated: bool, afar: bool = False
-) -> LaunchSpec:
-    """What processes spawned from here and now inherit; those of another host (`afar`) its environment and not ours."""
-    try:
-        cwd = os.getcwd()
-    except FileNotFoundError:
-        cwd = "/"
-    paths = [os.path.abspath(entry) if entry else cwd for entry in sys.path]
-    if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
-        paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
-    given, removed = _changes(env)
-    return LaunchSpec(
-        name=name,
-        env=given if afar else changed(os.environ, env),
-        cwd=cwd,
-        path=[cwd, *(path for path in paths if path != cwd)],
-        executable=executable,
-        config=msgspec.msgpack.encode(settings.snapshot()),
-        forward_logs=bool(settings.get("enable_log_forwarding")),
-        prefix_with_rank=settings.get("prefix_with_rank"),
-        preload=preloads(),
-        gated=gated,
-        client=here().client,
-        afar=afar,
-        removed=removed if afar else [],
-    )
 
 
 def host_mesh_of(host: str, executable: str = "") -> HostMesh:

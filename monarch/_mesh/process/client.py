@@ -16,13 +16,13 @@ import msgspec
 from monarch._errors import ClientClosedError
 from monarch._mesh import plugins
 from monarch._mesh.failures.main_thread import faults
-from monarch._mesh.meshes.host_mesh import launch_spec
 from monarch._mesh.output import log_prefix
 from monarch._mesh.output.printer import Printer
 from monarch._mesh.process import named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import agent_process, transports
 from monarch._mesh.start.agent_process import AgentOptions
+from monarch._mesh.start.launch_spec import launch_spec
 from monarch._mesh.start.preload import preloads
 from monarch._mesh.start.run_directory import make_directory, remove_directory
 from monarch._runtime.context import home, set_home, set_root, start_client_with

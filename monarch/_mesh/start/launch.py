@@ -6,7 +6,7 @@ import os
 import resource
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from monarch._wire.message import Command, LaunchSpec
 
@@ -47,19 +47,16 @@ def start_env(env: Mapping[str, str]) -> dict[str, str]:
 def settle_here(spec: LaunchSpec, environ: Mapping[str, str]) -> None:
     """Makes a spec that another host has sent one of this host: our environment with its changes, and of its folders
     those that exist here too."""
-    spec.env = _changed(environ, spec.env, spec.removed)
+    if spec.change is not None:
+        spec.env = spec.change.over(environ)
     for command in spec.commands or ():
-        if command is not None and command.inherit:
-            command.env = _changed(spec.env, command.env, command.removed)
+        if command is not None and command.change is not None:
+            command.env = command.change.over(spec.env)
     if not os.path.isdir(spec.cwd):
         spec.cwd = os.getcwd()
     own = [entry for entry in sys.path if entry]
     theirs = [entry for entry in spec.path if entry not in own and os.path.exists(entry)]
     spec.path = [spec.cwd, *(entry for entry in [*own, *theirs] if entry != spec.cwd)]
-
-
-def _changed(environ: Mapping[str, str], changes: Mapping[str, str], removed: Sequence[str]) -> dict[str, str]:
-    return {name: value for name, value in {**environ, **changes}.items() if name not in removed}
 
 
 def find_program(program: str, env: Mapping[str, str]) -> str:

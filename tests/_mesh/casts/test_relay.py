@@ -19,8 +19,9 @@ from monarch._mesh.agent.effects import Arm, Disarm
 from monarch._mesh.casts import answer_cache as kept
 from monarch._mesh.casts import relay as machine
 from monarch._mesh.casts import relay_state
+from monarch._mesh.casts.plan import Parted
 from monarch._mesh.casts.relay import Casts, Deliver, Pass, Straight, Up
-from monarch._mesh.casts.tree import arrange, split
+from monarch._mesh.casts.tree import split
 from monarch._runtime.ordering import Numbering, Reorder, compress
 from monarch._wire import message
 from monarch._wire.address import host_of
@@ -823,7 +824,8 @@ class World:
 
     def register(self, caller: Caller, number: int) -> None:
         addresses = [self.addresses[rank] for rank in caller.plans[number]]
-        hosts = arrange(caller.host, addresses)
+        receivers = tuple((index, index, address) for index, address in enumerate(addresses))
+        hosts = sorted(Parted(receivers, "").hosts, key=lambda there: there.host != caller.host)  # its own first
         caller.indices[number] = [index for host in hosts for index in host.indices]
         serve = bool(hosts) and hosts[0].host == caller.host
         self.put(caller.address, caller.host, CastPlan(number, self.width, serve, hosts))

@@ -14,7 +14,7 @@ from monarch._mesh.meshes.attach import Attaching, Workers
 from monarch._mesh.start import agent_process, launch
 from monarch._runtime.future import Done, Future, Slot, make_future
 from monarch._wire.address import agent_at
-from monarch._wire.message import AttachedHost, Command, LaunchSpec, ProcEnded
+from monarch._wire.message import AttachedHost, Command, EnvChange, LaunchSpec, ProcEnded
 from monarch.config import configure
 
 A, B = "tcp://a:1", "ipc:///tmp/b"
@@ -99,7 +99,7 @@ def asked() -> tuple[Attaching, FakeProc]:
 
 
 def answer(attaching: Attaching, rank: int) -> AttachedHost:
-    facts = AttachedHost(f"host{rank}", 7, "3.11", False)
+    facts = AttachedHost(f"host{rank}", 7, "3.11")
     attaching.receive((rank, 0, msgspec.msgpack.encode(facts), ()))
     return facts
 
@@ -138,7 +138,7 @@ def test_hosts_that_say_nothing_are_named() -> None:
         attaching.value()
 
 
-# --- a spec from afar
+# --- a spec from another host
 
 
 def spec(**changes: Any) -> LaunchSpec:
@@ -149,9 +149,10 @@ def spec(**changes: Any) -> LaunchSpec:
 
 
 def test_the_environment_is_the_hosts_with_changes() -> None:
-    command = Command("python", None, [], {"B": "command"}, True, ["C"])
-    alone = Command("python", None, [], {"B": "alone"}, False)
-    made = spec(env={"B": "spawn", "D": "new"}, removed=["A", "unknown"], commands=[command, None, alone])
+    command = Command("python", None, [], {}, EnvChange({"B": "command", "C": None}))
+    alone = Command("python", None, [], {}, EnvChange({"B": "alone"}, inherit=False))
+    change = EnvChange({"B": "spawn", "D": "new", "A": None, "unknown": None})
+    made = spec(change=change, commands=[command, None, alone])
     launch.settle_here(made, {"A": "host", "B": "host", "C": "host"})
     assert made.env == {"B": "spawn", "C": "host", "D": "new"}
     assert command.env == {"B": "command", "D": "new"}

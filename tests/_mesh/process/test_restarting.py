@@ -227,7 +227,7 @@ def sizes(cluster: InProcessCluster) -> dict[str, Any]:
     proc = cluster._proc
     return {
         "ports": len(proc.ports),
-        "ledger": proc.mesh.owned.ledger.statistics(),
+        "ledger": {key: proc.mesh.owned.ledger.ended_ranks(key) for key in proc.mesh.owned.ledger._entries},
         "troubled": len(proc.mesh.owned.ledger.troubled),
         "meshes": len(proc.mesh.owned.actors),
         "numbering": {key: len(counts) for key, counts in cluster._root.numbering._counts.items()},
