@@ -210,8 +210,6 @@ class InProcessCluster:
             local.forget_sent()
         forget_root(self._proc)
         contexts._clients.pop(id(self._root), None)
-        for proc in (self._proc, *self._all_procs()):
-            named_actors._made.pop(proc.address, None)
 
     # --- what tests use
 

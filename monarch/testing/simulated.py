@@ -18,7 +18,6 @@ import msgspec
 from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Effect, Start
 from monarch._mesh.agent.routes import Entrance, Link
-from monarch._mesh.process import named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._runtime.future import All
 from monarch._runtime.instance import Delivery, Instance, Leave
@@ -310,7 +309,6 @@ class SimulatedAgent(BaseHostAgent):
         proc = self._by_pid.pop(ended.pid, None)
         if proc is not None:
             del self.living[ended.address]
-            named_actors._made.pop(ended.address, None)  # what a new process there does not know
             self._thaw(ended.address)
 
     def mesh_ended(self, mesh: str) -> None:
@@ -340,7 +338,6 @@ class SimulatedAgent(BaseHostAgent):
         for proc in self.living.values():
             why = "was killed with its host agent" if power else "its machine has lost power"
             proc.kill(ProcEnded(proc.address, proc.pid, -SIGKILL, False, [], why, proc.incarnation))
-            named_actors._made.pop(proc.address, None)
             self._thaw(proc.address)
         self.living.clear()
         self._by_pid.clear()

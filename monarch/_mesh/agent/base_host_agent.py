@@ -149,7 +149,7 @@ class BaseHostAgent:
         """After a shutdown, when no process is left."""
         raise NotImplementedError
 
-    def settle(self, spec: LaunchSpec) -> None:
+    def adapt_spec(self, spec: LaunchSpec) -> None:
         """Fits what a process is to start with to this host."""
 
     def begin_link(self, host: str) -> Link:
@@ -382,7 +382,7 @@ class BaseHostAgent:
     def decode_spec(self, frame: Frame) -> LaunchSpec:
         """What the message's body says of the processes to start."""
         spec = msgspec.msgpack.decode(frame.body, type=LaunchSpec)
-        self.settle(spec)
+        self.adapt_spec(spec)
         return spec
 
     def _launch(self, frame: Frame) -> tuple[LaunchSpec, Limits]:

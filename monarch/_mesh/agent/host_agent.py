@@ -196,10 +196,10 @@ class HostAgent(BaseHostAgent):
     def _path_of(self, address: str) -> str:
         return os.path.join(self.directory, name_of(address))
 
-    def settle(self, spec: LaunchSpec) -> None:
+    def adapt_spec(self, spec: LaunchSpec) -> None:
         spec.folder = self.directory
         if spec.change is not None:
-            launch.settle_here(spec, {**os.environ, **self.pushed})
+            launch.adapt_spec(spec, {**os.environ, **self.pushed})
 
     def launch(self, starts: Sequence[Start]) -> None:
         """All of one mesh, with one spec."""

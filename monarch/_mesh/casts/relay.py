@@ -245,7 +245,7 @@ class Casts(Machine):
                 self._effects.append(Straight(back, answer, body, buffers))
         elif gathering.mine.pop(answer.rank, None) is not None:
             self._hold(gathering, Record(answer.rank, answer.kind, body, buffers))
-            self._settle(gathering)
+            self._finish_if_answered(gathering)
 
     @event
     def process_ended(self, address: str) -> None:
@@ -257,11 +257,11 @@ class Casts(Machine):
                 del gathering.mine[rank]
             if ranks:
                 gathering.gone += ranks
-                self._settle(gathering)
+                self._finish_if_answered(gathering)
             if gathering.merging is not None and gathering.merging.ended(address):
                 gathering.held = gathering.merging.unfolded()
                 gathering.merging.groups = []
-                self._settle(gathering)
+                self._finish_if_answered(gathering)
 
     @event
     def combined(self, address: str, combined: Combined, body: Buffer, buffers: Sequence[Buffer] = ()) -> None:
@@ -305,7 +305,7 @@ class Casts(Machine):
             if not in_flight.pending:
                 del gathering.in_flight[in_flight.part]
                 self._children[host].release(in_flight)
-        self._settle(gathering)
+        self._finish_if_answered(gathering)
 
     @event
     def delivered(self, host: str, delivered: Delivered) -> None:
@@ -419,7 +419,7 @@ class Casts(Machine):
             gathering.merging = Merging([f"{plan.prefix}/{name}" for name, _ in plan.here])
         for part in plan.parts:
             self._pass_part(gathering, part, _cut_cast(cast, part), body, buffers, set(part.ranks))
-        self._settle(gathering)
+        self._finish_if_answered(gathering)
         return True
 
     def _is_repeat(self, upstream: Upstream, plan: Plan, key: Key, cast: Cast) -> bool:
@@ -607,7 +607,7 @@ class Casts(Machine):
         if gathering.held_size > HELD_BYTES:
             self._flush(gathering)
 
-    def _settle(self, gathering: Gathering) -> None:
+    def _finish_if_answered(self, gathering: Gathering) -> None:
         """After answers came, or ends of those who would have answered."""
         if not gathering.mine and not gathering.in_flight and not gathering.skips:
             if gathering.merging is None or not self._merge(gathering, gathering.merging):
@@ -720,7 +720,7 @@ class Casts(Machine):
             pending = in_flight.pending & below.ranks
             if pending:
                 self._pass(owner, below, _cut_cast(again, below), in_flight.body, in_flight.buffers, pending)
-        self._settle(owner)
+        self._finish_if_answered(owner)
         return lost
 
     def _go_round(self, child: Downstream, in_flight: InFlight, lost: str) -> None:
@@ -740,7 +740,7 @@ class Casts(Machine):
         if not in_flight.pending:
             del owner.in_flight[in_flight.part]
             child.release(in_flight)
-        self._settle(owner)
+        self._finish_if_answered(owner)
 
     def _skip_alone(self, sender: str, to: str, solo: Part, around: str, passing: UnacknowledgedCast) -> None:
         """Tells the receivers on one host of a gap."""
@@ -777,7 +777,7 @@ class Casts(Machine):
         if self._gatherings.get(gathering.key) is gathering:
             for record in records:
                 self._hold(gathering, record)
-            self._settle(gathering)
+            self._finish_if_answered(gathering)
 
     def _skip(self, sender: str, to: str, part: Part, passing: UnacknowledgedCast) -> None:
         """Tells the receivers below a host that has ended of a gap."""

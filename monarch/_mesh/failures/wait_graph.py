@@ -118,7 +118,7 @@ class _Survey(Entry):
     def start(self) -> None:
         proc = self._proc
         proc.ports.add(self)
-        self.timer = proc.loop.call_later(self._timeout, self._settle)
+        self.timer = proc.loop.call_later(self._timeout, self._finish_if_complete)
         self._ask([proc.address, proc.client, *proc.connected()])
         for agent in self._agents:
             self._ask_census(agent)
@@ -169,15 +169,15 @@ class _Survey(Entry):
             self._left.discard(address)
             last = not self._left
         if last:
-            self._settle()
+            self._finish_if_complete()
 
-    def _settle(self) -> None:
+    def _finish_if_complete(self) -> None:
         if not self.ready:
             self.close()
             self.settle()
 
     def give_up(self, error: BaseException) -> None:
-        self._settle()
+        self._finish_if_complete()
 
     def abandon(self) -> None:
         self.close()

@@ -112,7 +112,7 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
     _reseed()
     listening = _take_descriptors(child.fds, child.address)
-    _settle_in(spec, child.bind)
+    _take_over(spec, child.bind)
     served = Served(child.address, child.incarnation, spec, listening)
     wait_orphaned(gate, agent)
     served.serve()
@@ -127,7 +127,7 @@ def _take_descriptors(fds: dict[str, int], address: str) -> socket.socket:
     return socket.socket(fileno=fds["listen"])
 
 
-def _settle_in(spec: LaunchSpec, bind: dict[str, str]) -> None:
+def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
     try:
         os.chdir(spec.cwd)
     except OSError as exc:
@@ -178,7 +178,7 @@ def main() -> None:
     listening.set_inheritable(False)
     if spec.cwd not in sys.path:
         sys.path.insert(0, spec.cwd)
-    _settle_in(spec, bind)
+    _take_over(spec, bind)
     if os.getppid() == int(agent):  # not so behind a wrapper; the connection to the agent tells then
         die_with(int(agent))
     Served(address, int(incarnation), spec, listening).serve()

@@ -16,6 +16,7 @@ from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
+from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
 from monarch._mesh.process.owned_meshes import OwnedMeshes
@@ -53,6 +54,7 @@ class MeshLayer:
         self.check = self.owned.check  # asked before every call
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
+        self.controllers: ActorMesh[Any] | None = None  # see `named_actors`
         self.replacements: list[tuple[type, type]] = []  # see `replacements`
         self.fault: Callable[[MeshFailure], None] = _no_fault
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()

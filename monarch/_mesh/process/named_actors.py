@@ -56,7 +56,6 @@ def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any
     return _controllers().get_or_spawn.call_one(name, Class, args, kwargs)  # type: ignore[no-any-return]
 
 
-_made: dict[str, ActorMesh[Any]] = {}
 _making = threading.Lock()
 
 
@@ -64,14 +63,14 @@ def _controllers() -> Any:
     """A reference to the Controllers actor of the root client: its key is fixed, so that any process can name it."""
     proc = here()
     with _making:
-        known = _made.get(proc.address)
+        known: ActorMesh[Any] | None = proc.mesh.controllers
         if known is None:
             client = proc.client
             if proc.address == client:
                 known = _spawn(proc)
             else:
                 known = proc.mesh.spawning.reference(proc_mesh_of(client), KEY, Controllers)
-            _made[proc.address] = known
+            proc.mesh.controllers = known
     return known
 
 
@@ -90,8 +89,8 @@ def serve(proc: Proc) -> None:
 
     def make() -> None:
         with _making:
-            if proc.address not in _made and proc.closed is None:
-                _made[proc.address] = _spawn(proc)
+            if proc.mesh.controllers is None and proc.closed is None:
+                proc.mesh.controllers = _spawn(proc)
 
     proc.absent[KEY] = make
 

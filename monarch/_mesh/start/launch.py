@@ -44,7 +44,7 @@ def start_env(env: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in env.items() if key.startswith(_READ_AT_START)}
 
 
-def settle_here(spec: LaunchSpec, environ: Mapping[str, str]) -> None:
+def adapt_spec(spec: LaunchSpec, environ: Mapping[str, str]) -> None:
     """Makes a spec that another host has sent one of this host: our environment with its changes, and of its folders
     those that exist here too."""
     if spec.change is not None:

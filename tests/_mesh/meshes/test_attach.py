@@ -153,7 +153,7 @@ def test_the_environment_is_the_hosts_with_changes() -> None:
     alone = Command("python", None, [], {}, EnvChange({"B": "alone"}, inherit=False))
     change = EnvChange({"B": "spawn", "D": "new", "A": None, "unknown": None})
     made = spec(change=change, commands=[command, None, alone])
-    launch.settle_here(made, {"A": "host", "B": "host", "C": "host"})
+    launch.adapt_spec(made, {"A": "host", "B": "host", "C": "host"})
     assert made.env == {"B": "spawn", "C": "host", "D": "new"}
     assert command.env == {"B": "command", "D": "new"}
     assert alone.env == {"B": "alone"}
@@ -162,12 +162,12 @@ def test_the_environment_is_the_hosts_with_changes() -> None:
 def test_folders_that_are_not_on_this_host_are_left_out(tmp_path: Path) -> None:
     here, gone = str(tmp_path), str(tmp_path / "gone")
     made = spec(cwd=here, path=[here, gone])
-    launch.settle_here(made, {})
+    launch.adapt_spec(made, {})
     assert made.cwd == made.path[0] == here
     assert gone not in made.path and made.path.count(here) == 1
     assert set(filter(None, sys.path)) <= set(made.path)
     made = spec(cwd=gone, path=[gone, here])
-    launch.settle_here(made, {})
+    launch.adapt_spec(made, {})
     assert made.cwd == made.path[0] == os.getcwd() and made.path[-1] == here
 
 
