@@ -371,6 +371,23 @@ def test_a_silent_process_is_suspected_until_it_speaks() -> None:
         assert suspicions(cluster, procs) == ""
 
 
+def test_a_process_that_its_agent_does_not_read_from_is_not_suspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    with InProcessCluster(clock=clock) as cluster:
+        procs = this_host().spawn_procs()
+        procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
+        (connection,) = cluster._agent.roster._by_connection
+        cluster.network.hold(cluster.address_of(procs), cluster.address_of("agent"))
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster._agent.routes, "held", lambda: [connection])
+            clock.advance(30.0)
+            cluster.settle()
+            assert suspicions(cluster, procs) == ""
+        clock.advance(15.0)
+        cluster.settle()
+        assert suspicions(cluster, procs).startswith("its I/O thread has not answered")
+
+
 def test_stopping_what_is_not_alive_is_an_error(cluster: InProcessCluster) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     procs.initialized.get(TIMEOUT)

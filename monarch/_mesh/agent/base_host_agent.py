@@ -27,7 +27,7 @@ from monarch._mesh.agent.effects import (
     Signal,
     Start,
 )
-from monarch._mesh.agent.roster import Roster
+from monarch._mesh.agent.roster import BEAT, Roster
 from monarch._mesh.agent.routes import Link, Routes
 from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
@@ -403,4 +403,7 @@ class BaseHostAgent:
 
     def _fired(self, key: tuple[Any, ...]) -> None:
         del self._timers[key]
+        if key == BEAT:  # signs of life may wait in what is not read
+            for connection in self.routes.held():
+                self.act(self.roster.alive(self.loop.now(), connection))
         self.act(self.roster.fired(self.loop.now(), key))

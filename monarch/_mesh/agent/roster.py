@@ -72,7 +72,7 @@ ASKED_PATIENCE = 1.0
 # Seconds between the end of a process's connection to us and its own. One that takes longer has closed its descriptors and
 # runs on, where nobody can reach it: it is killed.
 LOST_PATIENCE = 2.0
-_BEAT = ("beat",)
+BEAT = ("beat",)
 
 
 class _Mesh:
@@ -691,11 +691,11 @@ class Roster(Machine):
         """The timer fires at `when` at the latest."""
         if when < NEVER and (self._beat_at is None or when < self._beat_at):
             self._beat_at = when
-            self._arm(_BEAT, when - self._now)
+            self._arm(BEAT, when - self._now)
 
     def _no_beat(self) -> None:
         self._beat_at = None
-        self._disarm(_BEAT)
+        self._disarm(BEAT)
 
     # --- timers
 
@@ -703,7 +703,7 @@ class Roster(Machine):
     def fired(self, key: tuple[Any, ...]) -> None:
         """A timer that was armed has run out."""
         self._armed.discard(key)
-        if key == _BEAT:
+        if key == BEAT:
             self._beat()
         elif key[0] == "unknown":
             self._give_up(*key[1:])

@@ -252,9 +252,9 @@ class Routes:
         if self._held:
             self._look_later()
 
-    def is_held(self, connection: Any) -> bool:
-        """Whether it is not read from, so that its silence says nothing."""
-        return any(origin is connection for origin, _ in self._held)
+    def held(self) -> list[Any]:
+        """The connections that are not read from, so that their silence says nothing."""
+        return [origin for origin, _ in self._held]
 
     # --- links
 

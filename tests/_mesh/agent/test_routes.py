@@ -245,7 +245,7 @@ def test_what_waits_for_a_process_that_never_comes_is_given_up() -> None:
     link = agent.take(THEM)
     agent.to_come.add(f"{US}/m.0")
     agent.give(f"{US}/m.0", f"{THEM}/m.0", link, LIMIT + 1)
-    assert link.paused and agent.routes.is_held(link)
+    assert link.paused and link in agent.routes.held()
     agent.routes.gone("m.0")
     agent.loop.wait(1)
     assert not link.paused
@@ -269,7 +269,7 @@ def test_who_sends_to_one_that_does_not_take_it_is_held(far: bool) -> None:
     assert origin.paused
     target.queued = LIMIT // 2
     agent.loop.wait(1)
-    assert not origin.paused and not agent.routes.is_held(origin)
+    assert not origin.paused and origin not in agent.routes.held()
     assert agent.loop.timers == []
 
 
