@@ -2,6 +2,8 @@
 
 Grouped by who receives it. Heads only: user payloads travel beside them in the frame (see `frame`), encoded by `codec`,
 and nothing here is ever unpickled. Structs are arrays on the wire; fields are only ever added at the end.
+
+Over 600 lines because the whole dialogue is read in one place, and it is only declarations.
 """
 
 from __future__ import annotations
@@ -125,7 +127,7 @@ class Probe(_Message, tag=5):
 
 
 class AskWaits(_Message, tag=14):
-    """Who waits for whom in this process? Answered on `port` from the I/O thread; payload: a `waits.Report`, msgpack."""
+    """Who waits for whom in this process? Answered on `port` from the I/O thread; payload: a `wait_graph.Report`, msgpack."""
 
     port: int
     rank: int

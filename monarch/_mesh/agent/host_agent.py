@@ -377,7 +377,7 @@ def _kill_group(pid: int) -> None:
 
 
 def _kill_descendants() -> None:
-    """Zygotes, and orphans that left their process groups: as subreaper we are the parent of them all."""
+    """Fork servers, and orphans that left their process groups: as subreaper we are the parent of them all."""
     me = os.getpid()
     for _ in range(100):
         try:

@@ -8,8 +8,7 @@ Each method is an event and takes the time as `now`, in seconds; it returns what
 are opaque keys. There is one process at an address at a time: a restart waits for the end of the one before it, and whoever
 watches the address is told that end before it is told of the new one.
 
-Bounds: 10,000 ends are remembered with whoever watches those addresses, and the oldest go; 1024 exits of processes whose
-pid is not known yet.
+Over 600 lines because it is one state machine, drawn above: every event can meet a process in every state.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ from monarch._wire.message import (
     Watch,
 )
 
-ENDED_KEPT = 10_000  # ends of processes remembered for those who ask late
+ENDED_KEPT = 10_000  # ends of processes remembered, with whoever watches them, for those who ask late; the oldest go
 EARLY_KEPT = 1024  # exits of processes whose pid was not known yet
 ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when their owner is gone
 TERM_TO_KILL = 1.0  # seconds between SIGTERM and SIGKILL

@@ -1,4 +1,4 @@
-"""The answers that gatherings have given, kept within bounds for whoever asks again. Pure; see `casts`."""
+"""The answers that gatherings have given, kept within bounds for whoever asks again. Pure; see `relay`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from monarch._wire.frame import Buffer
 from monarch._wire.message import Cast
 
 ALONE = 64 * 1024  # bytes of an answer's body from which it travels alone, at once
-ANSWER_KEPT = 1024 * 1024  # bytes of the largest
-GIVEN_GATHERINGS = 1000  # finished ones
-GIVEN_BYTES = 16 * 1024 * 1024  # in all
-EVICTED = 10_000  # processes whose last port that is not kept is remembered
+# What is kept of finished gatherings: so many, so many bytes in all, no answer above so many bytes. Who asks for one that is
+# not kept gets a Failure.
+GIVEN_GATHERINGS = 1000
+GIVEN_BYTES = 16 * 1024 * 1024
+ANSWER_KEPT = 1024 * 1024
+# Processes whose last port that is not kept is remembered, to know what was; beyond them, whoever asks again for what is not
+# known gets a Failure too.
+EVICTED = 10_000
 
 Key: TypeAlias = tuple[str, int]  # of a gathering: address of the process that holds the port, port
 

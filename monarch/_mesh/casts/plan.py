@@ -1,7 +1,7 @@
 """Planning a cast: which process gets which message of a view. Pure, and made once a view.
 
 Receivers on the sender's own host are sent to one by one, which is the fastest way there; those on others, where they are not
-few, share one message that goes down a tree of agents (see `casts`).
+few, share one message that goes down a tree of agents (see `relay`).
 """
 
 from __future__ import annotations

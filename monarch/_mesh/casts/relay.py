@@ -14,23 +14,14 @@ Rules:
 3. When the host of a child ends, its part without it is adopted: cut as the child had cut it, and what it had not answered
    or confirmed is sent to the grandchildren, marked `again`. Who knows the gathering gives its answers once more, to the new
    parent; receivers drop what they have had by its number (`ordering.Reorder`).
-4. A child that cannot reach a host below it says so to the one above (Unreached), which serves that host itself if it can:
-   two hosts may be parted that both live.
+4. A child that cannot reach a host below it says so to the one above (HostUnreachable), which serves that host itself if it
+   can: two hosts may be parted that both live.
 5. Casts without a gathering are confirmed by each child once they are through to all below it, and kept until then.
 6. Answers of a cast with `combine` are all waited for; a process of this host then folds those of neighbouring ranks into one
    (Merge), at every agent but the root.
 7. Whose process or host has ended counts as done (`gone`); the caller is told of such ends by others.
 
-Bounds, and what happens beyond: an upstream's plans, and ours at a child: 4,096, the least recently used is forgotten
-and registered anew when needed. Gatherings: 65,536, further calls are delivered but answered with a Failure. Answers
-held to travel together: 1 MiB a gathering, then they go (of a reduction: all of its part). Kept for a child: 1,000
-casts without a gathering, 16 MiB of bodies and none above 1 MiB with a gathering. Without its body a call fails when
-the child's host ends; a cast that is given up leaves a gap then, of which the receivers are told (Skip). The last 1,000
-(sender, mesh, part) with such casts are remembered a child; Skips, as many at most for each end, are always kept.
-Answers that were given: 1,000 finished gatherings and 16 MiB in all, none above 1 MiB; who asks for one that is not
-kept gets a Failure. The last ports of 10,000 processes are remembered to know that; beyond them, whoever asks again for
-what is not known gets one too. An agent whose parent's host has ended waits `patience` seconds for whoever takes its
-place.
+Over 600 lines because it is one state machine: each rule above reaches from what comes down to what goes up.
 """
 
 from __future__ import annotations
@@ -80,16 +71,23 @@ from monarch._wire.message import (
     encode,
 )
 
-PLANS_KEPT = 4096  # of one upstream; at one child
-GATHERINGS = 65_536
-HELD_BYTES = 1024 * 1024  # of one gathering
-MANY = 8  # answers that came together, from which on the root does not look at each
-KEPT_CASTS = 1000  # for one child, without a gathering
-KEPT_BYTES = 16 * 1024 * 1024  # for one child
+# Bounds, and what happens beyond them.
+# Plans of one upstream, and ours at one child: the least recently used is forgotten, and registered anew when it is needed.
+PLANS_KEPT = 4096
+GATHERINGS = 65_536  # further calls are delivered, and answered with a Failure
+HELD_BYTES = (
+    1024 * 1024
+)  # of one gathering's answers, held to travel together: then they go (of a reduction: all of its part)
+# Casts without a gathering, and bytes of bodies, kept for one child until it has confirmed them. Of what is given up then the
+# receivers are told when the child's host ends (Skip), and a call without its body fails.
+KEPT_CASTS = 1000
+KEPT_BYTES = 16 * 1024 * 1024
 ENDED = 1000  # children remembered that count as ended
+PATIENCE = 300.0  # seconds that an agent waits for whoever takes the place of its parent whose host has ended
+
+MANY = 8  # answers that came together, from which on the root does not look at each
 CONFIRM_CASTS = 64  # confirmed together at the latest
-CONFIRM_DELAY = 0.05
-PATIENCE = 300.0
+CONFIRM_DELAY = 0.05  # seconds
 
 
 class Deliver(NamedTuple):

@@ -1,4 +1,4 @@
-"""What an agent knows of casts: their plans, who sent them, which children have them. What to do `casts` decides."""
+"""What an agent knows of casts: their plans, who sent them, which children have them. What to do `relay` decides."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from monarch._mesh.casts.answer_cache import Given, Key, Record, size_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import VALUE, Cast, CastPlan, PlanHost
 
-BODY_KEPT = 1024 * 1024  # bytes of the largest kept of a call
-GIVEN_UP = 1000  # (sender, mesh, part) a child
+BODY_KEPT = 1024 * 1024  # bytes: a larger body of a call is not kept, and it fails when the child's host ends
+# (sender, mesh, part) with casts that were given up, remembered for each child; Skips are always kept.
+GIVEN_UP = 1000
 
 UpstreamKey: TypeAlias = Any  # a key; only whoever carries out effects knows more
 

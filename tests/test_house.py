@@ -1,0 +1,89 @@
+"""What the documentation says of the code is so, and files stay short enough to be read."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "monarch"
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md", "docs/internals.md")
+
+MOST_LINES = 600
+REASON = f"Over {MOST_LINES} lines because"
+
+# `_mesh/actors/endpoint.py: Endpoint.call` or `_mesh/actors/endpoint.py`, as the pages name code.
+REFERENCE = re.compile(r"`((?:\w+/)*\w+\.py)(?:: ([\w., ]+))?`")
+FOLDER = re.compile(r"`((?:_?[a-z]\w*/)+)`")
+
+
+def references(page: Path) -> list[tuple[str, str]]:
+    """(file, name in it or "") of each piece of code that the page names."""
+    found = []
+    for file, names in REFERENCE.findall(page.read_text()):
+        found += [(file, name.strip()) for name in (names or "").split(",")]
+    return found
+
+
+def located(file: str) -> Path | None:
+    """Where a file lies that pages name by its path in the package, or in the project."""
+    return next((base / file for base in (PACKAGE, ROOT) if (base / file).is_file()), None)
+
+
+def defined(path: Path) -> set[str]:
+    """The functions, classes, methods and constants of a module, `Class.method` for what is in a class."""
+    names: set[str] = set()
+
+    def take(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            match node:
+                case ast.ClassDef(name=name):
+                    names.add(prefix + name)
+                    take(node.body, f"{prefix}{name}.")
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    names.add(prefix + name)
+                case ast.Assign(targets=targets):
+                    names.update(prefix + target.id for target in targets if isinstance(target, ast.Name))
+                case ast.AnnAssign(target=ast.Name(id=name)):
+                    names.add(prefix + name)
+
+    take(ast.parse(path.read_text()).body, "")
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_exists(page: str) -> None:
+    wrong = []
+    for file, name in references(ROOT / page):
+        path = located(file)
+        if path is None:
+            wrong.append(f"{file}: no such file")
+        elif name and name not in defined(path):
+            wrong.append(f"{file}: {name} is not defined there")
+    for folder in FOLDER.findall((ROOT / page).read_text()):
+        if not any((base / folder).is_dir() for base in (PACKAGE, ROOT)):
+            wrong.append(f"{folder}: no such folder")
+    assert wrong == []
+
+
+def test_the_pages_name_code() -> None:
+    assert len(references(ROOT / "docs/architecture.md")) > 40
+
+
+def test_every_room_is_on_the_page() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    rooms = [folder.parent for part in ("_mesh", "tensor") for folder in (PACKAGE / part).glob("*/__init__.py")]
+    assert [room.name for room in rooms if f"{room.name}/" not in page] == []
+
+
+def test_a_long_file_says_why() -> None:
+    long = [path for path in PACKAGE.rglob("*.py") if len(path.read_text().splitlines()) > MOST_LINES]
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in long
+        if REASON not in (ast.get_docstring(ast.parse(path.read_text())) or "")
+    ]
+    assert silent == []
