@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import MeshTrait
+from monarch._shape.view import ShapedMesh
 
 T = TypeVar("T")
 
 
-class ValueMesh(MeshTrait, Generic[T]):
+class ValueMesh(ShapedMesh, Generic[T]):
     """The values of a `call`, in rank order, under the labels of the mesh that was called.
 
     Iterating yields `(Point, value)` pairs; Points are dense within this mesh. Every rank's value is an object of its own.
@@ -37,14 +37,6 @@ class ValueMesh(MeshTrait, Generic[T]):
         if missing or len(found) > count:
             raise ValueError(f"expected {count} ranks, but contains {len(found)} (missing: {missing[:16]})")
         return cls(shape, [found[rank] for rank in range(count)])
-
-    @property
-    def _ndslice(self) -> NDSlice:
-        return self._shape.ndslice
-
-    @property
-    def _labels(self) -> tuple[str, ...]:
-        return tuple(self._shape.labels)
 
     def _new_with_shape(self, shape: Shape) -> ValueMesh[T]:
         position = {rank: index for index, rank in enumerate(self._shape.ndslice)}

@@ -137,6 +137,20 @@ class MeshTrait(ABC):
         return len(self._ndslice)
 
 
+class ShapedMesh(MeshTrait):
+    """A mesh that keeps its shape as `_shape`."""
+
+    _shape: Shape
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._shape.labels)
+
+
 def _shape_of(mesh: MeshTrait) -> Shape:
     return Shape(mesh._labels, mesh._ndslice)
 

@@ -18,14 +18,14 @@ from monarch._runtime.replies import Gather, Target
 from monarch._shape import value_mesh
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import MeshTrait
+from monarch._shape.view import ShapedMesh
 from monarch._wire.message import Probe
 from monarch._wire.peer import PeerEnded
 
 A = TypeVar("A")
 
 
-class ActorMesh(MeshTrait, Generic[A]):
+class ActorMesh(ShapedMesh, Generic[A]):
     """A mesh of actors, or a view of one. Endpoints of the class are attributes here, each with the adverbs.
 
     The object that `spawn` returned owns the mesh and may `stop()` it; slices and copies that were sent elsewhere are
@@ -43,14 +43,6 @@ class ActorMesh(MeshTrait, Generic[A]):
             self.__dict__["restart"] = Endpoint(self, "restart", spec.endpoint_restart)
 
     # --- shape
-
-    @property
-    def _ndslice(self) -> NDSlice:
-        return self._shape.ndslice
-
-    @property
-    def _labels(self) -> tuple[str, ...]:
-        return tuple(self._shape.labels)
 
     def _new_with_shape(self, shape: Shape) -> ActorMesh[A]:
         return ActorMesh(self._spec, shape)

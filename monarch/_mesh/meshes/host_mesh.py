@@ -20,7 +20,7 @@ from monarch._runtime.future import All, Done, Future, Source, Then, detach, mak
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import MeshTrait
+from monarch._shape.view import ShapedMesh
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
@@ -30,7 +30,7 @@ _REFERENCE = (
 _BINDINGS = ("cpunodebind", "membind", "physcpubind", "cpus")
 
 
-class HostMesh(MeshTrait):
+class HostMesh(ShapedMesh):
     """A mesh of hosts, or a view of one. `this_host()` is the mesh of this machine."""
 
     stream_logs = False
@@ -49,14 +49,6 @@ class HostMesh(MeshTrait):
         return tuple(self._given)
 
     # --- shape
-
-    @property
-    def _ndslice(self) -> NDSlice:
-        return self._shape.ndslice
-
-    @property
-    def _labels(self) -> tuple[str, ...]:
-        return tuple(self._shape.labels)
 
     @property
     def region(self) -> Region:

@@ -16,7 +16,7 @@ from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import MeshTrait
+from monarch._shape.view import ShapedMesh
 from monarch._wire.address import agent_at, host_of, name_of
 from monarch._wire.message import LogOption
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ProcMesh(MeshTrait):
+class ProcMesh(ShapedMesh):
     """A mesh of processes, or a view of one.
 
     The object that `spawn_procs` returned owns the processes and may `stop()` them; slices and copies that were sent are
@@ -43,14 +43,6 @@ class ProcMesh(MeshTrait):
         self._entered = False
 
     # --- shape
-
-    @property
-    def _ndslice(self) -> NDSlice:
-        return self._shape.ndslice
-
-    @property
-    def _labels(self) -> tuple[str, ...]:
-        return tuple(self._shape.labels)
 
     def _new_with_shape(self, shape: Shape) -> ProcMesh:
         return self if shape == self._shape else ProcMesh(self._spec, shape, ready=self._ready)
