@@ -424,9 +424,9 @@ class Endpoint(Generic[P, R]):
             placement = proc.place([address for _, _, address in receivers], body, buffers, size)
         try:
             for index, rank, address in receivers:
-                if may_wait and proc.must_wait(address, key) and sender.key != key:
+                if may_wait and proc.backpressure.must_wait(address, key) and sender.key != key:
                     try:
-                        proc.wait_room(address, key)
+                        proc.backpressure.wait_room(address, key)
                     except BaseException:  # nobody will observe this call: its late answers find no port
                         if entry is not None:
                             entry.close()
@@ -470,7 +470,7 @@ class Endpoint(Generic[P, R]):
         proc, spec, plan = sender.proc, self._mesh._spec, self._mesh._plan
         if may_wait and sender.key != spec.key:
             try:
-                proc.wait_room_for_all(parted.addresses, spec.key)
+                proc.backpressure.wait_room_for_all(parted.addresses, spec.key)
             except BaseException:
                 if entry is not None:
                     entry.close()
@@ -485,9 +485,9 @@ class Endpoint(Generic[P, R]):
         proc.mesh.casting.cast(
             parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if gather >= 0 else None
         )
-        if proc.ended_remote and not proc.ended_remote.isdisjoint(parted.addresses):
+        if proc.processes.ended_remote and not proc.processes.ended_remote.isdisjoint(parted.addresses):
             for index, rank, address in parted.remote:
-                ended = proc.end_of_process(address)
+                ended = proc.processes.end_of(address)
                 if ended is None:
                     continue
                 failure = process_failure(spec, ended, [rank])

@@ -26,6 +26,7 @@ from monarch._mesh.process.restarter import Restarter
 from monarch._runtime.context import current, root, root_of
 from monarch._runtime.driver import Supervise, abandon, run
 from monarch._runtime.future import Source, once
+from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import first_in
 from monarch._runtime.instance import Instance, Leave
 from monarch._runtime.loop import start_thread
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("monarch")
 
 
-class MeshLayer:
+class MeshLayer(Hooks):
     """One a Proc, as `proc.mesh`. Its receivers run on the I/O thread."""
 
     def __init__(self, proc: Proc) -> None:
@@ -84,13 +85,8 @@ class MeshLayer:
         self._this_proc: ProcMesh | None = None
         self._gated: list[tuple[Instance, Callable[[], None]]] | None = None
         self._gate_failure: bytes = b""
-        proc.mesh = self
-        proc.process_ended = self._on_process_ended
-        proc.process_suspected = self._on_suspected
-        proc.actor_failed = self._on_actor_failed
-        proc.bounced = self._on_bounced
-        proc.connection_broke = self._on_connection_broke
-        proc.addresses_on = self._addresses_on
+        self.when_agent_lost: Callable[[str], None] = lambda reason: None
+        proc.hooks = self
         receivers: dict[type, Any] = {
             Spawn: self._on_spawn,
             StopActor: self._on_stop_actor,
@@ -203,7 +199,7 @@ class MeshLayer:
         owned.incarnations[rank] = incarnation
         self.ledger.restarted(owned.spec.key, rank, incarnation)
 
-    def _on_connection_broke(self, address: str) -> None:
+    def connection_broke(self, address: str) -> None:
         """Spawns may have been lost with it. Repeats do no harm."""
         for owned in list(self.actors.values()):
             for rank, there in enumerate(owned.spec.addresses):
@@ -337,7 +333,7 @@ class MeshLayer:
         come again.)"""
         if spawn.key == spawn.name:
             return False
-        there, end = self.proc.actors.get(spawn.key), self.proc.end_of(spawn.key)
+        there, end = self.proc.actors.get(spawn.key), self.proc.table.end_of(spawn.key)
         last = there.incarnation if there is not None else -1 if end is None else end.incarnation
         if last < incarnation:
             return False
@@ -451,7 +447,7 @@ class MeshLayer:
                 shown = f"{stop.key} (not constructed yet)"
                 end = ledger.stopped_failure(shown, stop.reason, stop.key)
                 end.incarnation, end.will_restart = target_incarnation, True
-                self.proc.never_comes(stop.key, end)
+                self.proc.table.never_comes(stop.key, end)
             answer()
             return
         if (
@@ -477,7 +473,7 @@ class MeshLayer:
 
     def _on_probe(self, connection: Connection, probe: Probe, frame: Frame) -> None:
         instance = self.proc.actors.get(probe.key)
-        failure = self.proc.end_of(probe.key)
+        failure = self.proc.table.end_of(probe.key)
         answer = Answer(probe.port, probe.rank, VALUE)
         body = _NONE
         if instance is None and failure is not None and failure.error:
@@ -517,7 +513,13 @@ class MeshLayer:
 
     # --- failures
 
-    def _on_process_ended(self, ended: ProcEnded) -> None:
+    def agent_lost(self, reason: str) -> None:
+        self.when_agent_lost(reason)
+
+    def cast_to(self, sender: str) -> list[str]:
+        return self.casting.cast_to(sender)
+
+    def process_ended(self, ended: ProcEnded) -> None:
         name = name_of(ended.address)
         if name == AGENT:
             for procs in list(self.procs.values()):
@@ -536,7 +538,7 @@ class MeshLayer:
             if instance.owner_proc == ended.address:
                 self.stop_instance(instance, "the process of its owner has ended")
 
-    def _addresses_on(self, host: str) -> list[str]:
+    def addresses_on(self, host: str) -> list[str]:
         """Processes of that host with meshes that are owned here."""
         with self.lock:
             meshes = [*(owned.spec.addresses for owned in self.procs.values())]
@@ -550,7 +552,7 @@ class MeshLayer:
             effects = self.ledger.process_ended(ended)
         self._tell(effects)
 
-    def _on_actor_failed(self, event: ActorEnded) -> None:
+    def actor_failed(self, event: ActorEnded) -> None:
         with self.lock:
             effects = self.ledger.actor_ended(event.failure)
         self._tell(effects)
@@ -577,7 +579,7 @@ class MeshLayer:
         if instance is not None and not instance.stopping:
             instance.mailbox.put_control(Supervise(failure))
 
-    def _on_suspected(self, suspected: Suspected) -> None:
+    def process_suspected(self, suspected: Suspected) -> None:
         """Said once here, by the owner of the process: nothing has failed yet."""
         split = split_proc_name(name_of(suspected.address))
         owned = self.procs.get(split[0]) if split is not None else None
@@ -592,7 +594,7 @@ class MeshLayer:
         else:
             logger.warning("%s is suspected: %s", who, suspected.why)
 
-    def _on_bounced(self, bounced: Bounced) -> None:
+    def bounced(self, bounced: Bounced) -> None:
         if bounced.sender == self.proc.root_name:
             if not bounced.hook:
                 self.fault(MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>")))

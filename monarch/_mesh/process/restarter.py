@@ -189,7 +189,7 @@ class Restarter:
         """Stops them, sends the spawns; what it returns is ready when the new actors are."""
         layer, key = self._layer, owned.spec.key
         for rank in ranks:
-            ended = layer.proc.end_of_process(owned.spec.addresses[rank])
+            ended = layer.proc.processes.end_of(owned.spec.addresses[rank])
             if ended is not None:
                 raise _no_process(owned, rank, ended)
         with layer.lock:
@@ -255,7 +255,7 @@ class Restarter:
         gone: dict[str, list[int]] = {}
         for rank in ranks:
             address = owned.spec.addresses[rank]
-            if layer.proc.end_of_process(address) is not None:
+            if layer.proc.processes.end_of(address) is not None:
                 split = split_proc_name(name_of(address))
                 if split is None or split[0] not in layer.procs:
                     raise Hopeless(
@@ -322,7 +322,7 @@ class Restarter:
         """Tells every process that has sent to the one before, then, once this one is ready, its owner."""
         proc = self._layer.proc
         notes: list[Acks] = []
-        for remote in proc.senders_to(instance.key):
+        for remote in proc.table.senders_to(instance.key):
             note = Acks([remote])
             notes.append(note)
             proc.tell_restarted(remote, instance, proc.ports.add(note))
