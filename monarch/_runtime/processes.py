@@ -30,8 +30,8 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-class ThisProcess(Protocol):
-    """What Processes needs of the process they are known to."""
+class ProcForProcesses(Protocol):
+    """What Processes needs of Proc."""
 
     address: str
     host: str
@@ -62,7 +62,7 @@ class Processes:
     """Any thread asks and dials; what agents and processes say is taken on the I/O thread. The lock guards the making of
     peers and the lists of connections; a Peer has its own."""
 
-    def __init__(self, us: ThisProcess, incarnations: Incarnations) -> None:
+    def __init__(self, us: ProcForProcesses, incarnations: Incarnations) -> None:
         self.peers: dict[str, Peer] = {}
         # By address: its connection, its incarnation, and what it has sent.
         self.newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}

@@ -18,7 +18,7 @@ from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_f
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD
 from monarch._mesh.casts.sender import stamps
 from monarch._mesh.failures.ledger import process_failure
-from monarch._runtime.context import current, root
+from monarch._runtime.context import current, proc_of, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import Receiver
 from monarch._runtime.port import Port
@@ -384,7 +384,7 @@ class Endpoint(Generic[P, R]):
             raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance
-        proc = sender.proc
+        proc = proc_of(sender)
         if proc.closed is not None:
             raise proc.closed
         size = proc.check_size(body, buffers)
@@ -467,7 +467,7 @@ class Endpoint(Generic[P, R]):
         combine: bytes,
     ) -> None:
         """One message for all receivers on other hosts."""
-        proc, spec, plan = sender.proc, self._mesh._spec, self._mesh._plan
+        proc, spec, plan = proc_of(sender), self._mesh._spec, self._mesh._plan
         if may_wait and sender.key != spec.key:
             try:
                 proc.backpressure.wait_room_for_all(parted.addresses, spec.key)

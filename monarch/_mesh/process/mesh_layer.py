@@ -24,11 +24,12 @@ from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, Owned
 from monarch._mesh.process.context import context
 from monarch._mesh.process.restarter import Restarter
 from monarch._runtime.context import current, root, root_of
-from monarch._runtime.driver import Supervise, abandon, run
+from monarch._runtime.driver import run
+from monarch._runtime.ending import abandon
 from monarch._runtime.future import Source, once
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import first_in
-from monarch._runtime.instance import Instance, Leave
+from monarch._runtime.instance import Instance, Leave, Supervise
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._shape.extent import Extent, Point
