@@ -119,6 +119,27 @@ def test_monarch_imports_only_from_the_left() -> None:
     assert violations(PACKAGE) == []
 
 
+@pytest.mark.parametrize("part", ["_wire", "_runtime"])
+def test_inside_these_parts_no_files_import_each_other_in_a_ring(part: str) -> None:
+    files = {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
+        for path in PACKAGE.glob(f"{part}/**/*.py")
+    }
+    imported = {
+        name: {
+            target
+            for node in ast.walk(ast.parse(path.read_text()))
+            for module in modules(node, tuple(name.split(".")))
+            for target in (module, module.rpartition(".")[0])
+            if target in files
+        }
+        for name, path in files.items()
+    }
+    while free := {name for name, targets in imported.items() if not targets & imported.keys()}:
+        imported = {name: targets for name, targets in imported.items() if name not in free}
+    assert sorted(imported) == []  # these are in a ring, or import one that is
+
+
 def test_every_part_of_the_trunk_is_there() -> None:
     missing = [part for part in TRUNK if not list(PACKAGE.glob(f"{part}*"))]
     assert missing == []

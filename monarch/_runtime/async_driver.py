@@ -15,16 +15,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from monarch._runtime.context import Current, current
-from monarch._runtime.driver import (
+from monarch._runtime.ending import (
     CleanupTooLong,
-    Supervise,
     abandon,
     aborted_meanwhile,
     cleanup_failed,
     stop_owned,
 )
 from monarch._runtime.future import make_future
-from monarch._runtime.instance import Instance, Leave
+from monarch._runtime.instance import Instance, Leave, Supervise
 from monarch._runtime.loop import Timer
 from monarch._runtime.mailbox import WAKE
 from monarch._wire.message import Bounced

@@ -1,38 +1,29 @@
-"""Who is running: the actor and the message that the current code works for.
-
-Kept in a context variable, so asyncio tasks and `contextvars.copy_context()` inherit it. A plain thread does not.
-"""
+"""In which process the current code runs, and as which actor: `here`, `root`, and `current` of the module of that name."""
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch._runtime.current import Current, current
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
     from monarch._runtime.proc import Proc
-    from monarch._wire.message import Call
 
-
-class Current:
-    """What `context()` is built from: the running actor and the rank the message was addressed to.
-
-    `rank` and `view` stay as they came off the wire; a Point is made only when asked for. `public` keeps the Context
-    object once it was asked for, so that it is one object for one message: `call`, None outside of any.
-    """
-
-    __slots__ = ("call", "instance", "public", "rank", "view")
-
-    def __init__(self, instance: Instance, rank: int, view: bytes, call: Call | None = None) -> None:
-        self.instance = instance
-        self.rank = rank
-        self.view = view
-        self.call = call
-        self.public: Any = None
-
-
-current: contextvars.ContextVar[Current | None] = contextvars.ContextVar("monarch_context", default=None)
+__all__ = [
+    "Current",
+    "current",
+    "forget_root",
+    "here",
+    "home",
+    "proc_of",
+    "root",
+    "root_of",
+    "set_home",
+    "set_root",
+    "start_client_with",
+]
 
 _home: Proc | None = None
 _start_client: Callable[[], Proc] | None = None
@@ -54,11 +45,16 @@ def start_client_with(start: Callable[[], Proc]) -> None:
     _start_client = start
 
 
+def proc_of(instance: Instance) -> Proc:
+    """The Proc that an actor runs in, with all it has."""
+    return instance.proc  # type: ignore[return-value]  # Instance names only what it needs of it
+
+
 def here() -> Proc:
     """The Proc that the current code runs in: the running actor's, else this process's; starts a client if need be."""
     running = current.get()
     if running is not None:
-        return running.instance.proc
+        return proc_of(running.instance)
     if _home is not None:
         return _home
     if _start_client is None:

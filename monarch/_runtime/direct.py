@@ -6,7 +6,7 @@
 When A has sent B so many messages (setting direct_after), A asks the agent of its host how to dial (AskDirect, MayDial)
 and connects to the port of B's host, as an agent does. The first frame names B; B's agent, who has checked that the
 connection may speak, hands its descriptor to B. So a host has one open port, and a connection that breaks is made again in
-the same way: both ends are `linked.LinkConnection`s, so nothing is lost, repeated or reordered by that.
+the same way: both ends are `link_connection.LinkConnection`s, so nothing is lost, repeated or reordered by that.
 
 Order across the change: once the link is up, A sends everything new over it, and behind what still goes through the agents a
 Barrier. B takes nothing from the link before the Barrier has come. B then does the same towards A. A link that dies is as any
@@ -25,12 +25,11 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from monarch._runtime.loop import start_thread
-from monarch._wire import frame as frames
+from monarch._runtime.loop import Loop, start_thread
 from monarch._wire import host_address, message
 from monarch._wire.address import agent_of, host_of, name_of
 from monarch._wire.auth import Secret
@@ -38,21 +37,38 @@ from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.link import LinkTarget
 from monarch._wire.link_connection import LinkConnection, limits_from
-from monarch._wire.message import AskDirect, Barrier, Bye, LinkHello, MayDial, ProcEnded
-from monarch._wire.peer import PeerEnded
+from monarch._wire.message import AskDirect, Barrier, LinkHello, MayDial, ProcEnded
+from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay
 from monarch._wire.transport import tcp
 from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed, StreamSocket, Timer
-from monarch._wire.transport.stream import StreamConnection
+from monarch._wire.transport.stream import StreamConnection, refuse
 from monarch.config import settings
 
 if TYPE_CHECKING:
-    from monarch._runtime.proc import Proc
+    from monarch._runtime.streams import Streams
 
 MOST = 64  # links of one process; the pairs beyond stay with the agents
 _ATTACH = 10.0  # seconds to make a link; nobody waits for it
 _LONGEST = 2**31 - 1  # milliseconds that the kernel takes
 LAST_WORDS = 1.0  # seconds without a byte after which a process that has ended has nothing more to say
+
+
+class ProcForDirects(Protocol):
+    """What Directs needs of Proc."""
+
+    address: str
+    incarnation: int
+    loop: Loop
+    closed: BaseException | None
+
+    def limits(self) -> tuple[int, int]: ...
+    def known_peer(self, address: str) -> Peer | None: ...
+    def post(self, address: str, msg: message.Message) -> Any: ...
+    def streams(self) -> Streams: ...
+    def connection_received(self, connection: Connection, received: list[Frame]) -> None: ...
+    def connection_lost(self, connection: Connection, reason: str) -> None: ...
+    def on_process_ended(self, ended: ProcEnded) -> None: ...
 
 
 class Pair:
@@ -80,7 +96,7 @@ class Pair:
 class Directs:
     """The links of one process. On its I/O thread but for `busy` and `close`. Bound: MOST; a further one is refused."""
 
-    def __init__(self, proc: Proc) -> None:
+    def __init__(self, proc: ProcForDirects) -> None:
         self._proc = proc
         self._loop = proc.loop
         self._id = new_id()
@@ -194,7 +210,7 @@ class Directs:
         pair = self._pairs.get(hello.link)
         why = self._unwanted(hello) if pair is None else "that link has ended here" if pair.gone else ""
         if why:
-            _refuse(sock, why)
+            refuse(sock, why)
             return
         if pair is None:
             pair = Pair(hello.host, hello.incarnation, dialled=False)
@@ -368,12 +384,3 @@ def _last_word(relay: Relay, link: str) -> None:
         relay.last_word(message.encode(Barrier(link)))
     except ConnectionLost:  # the agent has ended, and this process with it
         pass
-
-
-def _refuse(sock: socket.socket, why: str) -> None:
-    with sock:
-        try:
-            sock.setblocking(False)
-            sock.send(frames.encode_small(message.encode(Bye(why)), b""))
-        except OSError:
-            pass

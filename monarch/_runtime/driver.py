@@ -6,41 +6,23 @@ handle..., leave. Leaving is: refuse what waits, stop the meshes the actor owns,
 
 from __future__ import annotations
 
-import logging
 import threading
 from typing import Any
 
-from monarch._runtime.context import Current, current
-from monarch._runtime.future import All
-from monarch._runtime.instance import Delivery, Instance, Leave
+from monarch._runtime.context import Current, current, proc_of
+from monarch._runtime.ending import aborted_meanwhile, cleanup_failed, stop_owned
+from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
 from monarch._wire.message import Bounced
 from monarch.config import settings
-
-logger = logging.getLogger("monarch")
-
-
-class Supervise:
-    """Control item: a mesh that the actor owns has failed."""
-
-    __slots__ = ("failure",)
-
-    def __init__(self, failure: Any) -> None:
-        self.failure = failure
-
-
-class CleanupTooLong(TimeoutError):
-    """An async `__cleanup__` was cancelled after `cleanup_timeout`."""
 
 
 def run(instance: Instance) -> None:
     """The whole life of an actor, on the thread that calls it."""
     assert instance.behaviour is not None
     instance.thread_ident = threading.get_ident()
-    instance.proc.waits.actor_started()
+    proc_of(instance).waits.actor_started()
     if instance.behaviour.is_async:
-        from monarch._runtime.async_driver import (
-            AsyncDriver,
-        )  # asyncio: loaded by the first actor that needs it
+        from monarch._runtime.async_driver import AsyncDriver  # asyncio: loaded by the first actor that needs it
 
         AsyncDriver(instance).run()
     else:
@@ -107,37 +89,6 @@ def _leave_sync(instance: Instance, leave: Leave, constructed: bool) -> None:
         late.cancel()
     if not instance.ended.ready:
         instance.finish(leave)
-
-
-def stop_owned(instance: Instance, leave: Leave) -> All:
-    """Begins to stop every mesh the actor owns."""
-    sources = [owned.stop(f"its owner ended: {leave.reason}") for owned in list(instance.owned.values())]
-    return All(sources)
-
-
-def cleanup_failed(instance: Instance, leave: Leave, exc: BaseException) -> Leave:
-    """A raising `__cleanup__` is a failure of its own, unless the actor failed already."""
-    assert instance.behaviour is not None
-    logger.warning("__cleanup__ of actor %s did not succeed", instance.name, exc_info=exc)
-    if leave.failure is not None:
-        return leave
-    return Leave(leave.reason, instance.behaviour.describe_failure(exc, "cleanup error"), None)
-
-
-def aborted_meanwhile(instance: Instance, leave: Leave) -> Leave:
-    """An `abort` within `__cleanup__` makes a failure of an ordinary stop."""
-    asked = instance.leaving
-    return asked if leave.failure is None and asked is not None and asked.failure is not None else leave
-
-
-def abandon(instance: Instance, leave: Leave) -> None:
-    """Any thread: an actor that hangs is given up on. Whoever waits for it is told, and what it owns is stopped."""
-    if instance.ended.ready:
-        return
-    assert instance.behaviour is not None
-    instance.close(leave.failure or instance.behaviour.describe_stop(leave.reason))
-    stop_owned(instance, leave)
-    instance.finish(leave)
 
 
 def _obey(leave: Any) -> None:

@@ -13,11 +13,11 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator
+from contextvars import ContextVar
 from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch._runtime.context import Current, current
 from monarch._runtime.loop import io_threads, wake
 
 if TYPE_CHECKING:
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# On behalf of which message code runs: a `current.Current`, or None. Defined here because waits are noted with it.
+running: ContextVar[Any] = ContextVar("monarch_context", default=None)
+
 # Who waits: thread, asyncio task, since when (time.monotonic), whether with a time limit, on behalf of which message.
-Note = tuple[int, Any, float, bool, Current | None]
+Note = tuple[int, Any, float, bool, Any]
 
 _MADE = object()
 _PENDING = object()
@@ -114,7 +117,7 @@ class Source:
             raise WouldBlockRuntime("a blocking wait on the runtime's own I/O thread, which brings what it waits for")
         lock = threading.Lock()
         lock.acquire()
-        now = (ident, None, monotonic(), timeout is not None, current.get())
+        now = (ident, None, monotonic(), timeout is not None, running.get())
 
         def wake(note: Note = now) -> None:
             try:
@@ -134,7 +137,7 @@ class Source:
             return
         waiter = loop.create_future()
         task = sys.modules["asyncio"].current_task
-        now = (get_ident(), task(loop), monotonic(), False, current.get())
+        now = (get_ident(), task(loop), monotonic(), False, running.get())
 
         def wake(note: Note = now) -> None:
             try:

@@ -7,7 +7,7 @@ sender's; everything else of an actor happens on its own thread (see `driver`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._runtime.future import Slot
@@ -19,7 +19,7 @@ from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
 
 if TYPE_CHECKING:
     from monarch._runtime.future import Source
-    from monarch._runtime.proc import Proc
+    from monarch._runtime.loop import Loop
 
 
 class Delivery:
@@ -57,6 +57,15 @@ class Leave(Exception):
         self.cause = cause
 
 
+class Supervise:
+    """Control item: a mesh that the actor owns has failed."""
+
+    __slots__ = ("failure",)
+
+    def __init__(self, failure: Any) -> None:
+        self.failure = failure
+
+
 class Owned(Protocol):
     """A mesh that an actor owns. `stop` begins to stop it and says when it has."""
 
@@ -81,9 +90,23 @@ class Behaviour(Protocol):
     def describe_stale(self) -> Failure: ...
 
 
-def _unaware(sender: str) -> str:
-    """The stream of messages of a sender that has not heard of any restart; beside the one it begins when it has."""
-    return f"{sender} "
+class ProcForInstance(Protocol):
+    """What an actor's life needs of Proc; `context.proc_of` gives the whole of it."""
+
+    address: str
+    loop: Loop
+    mailbox_messages: int
+
+    def answer(self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview]) -> None: ...
+    def refuse(self, delivery: Delivery, failure: Failure) -> None: ...
+    def pause_sender(self, address: str, key: str, on: bool) -> None: ...
+    def tell_restarted(self, address: str, instance: Instance) -> None: ...
+    def actor_ended(self, instance: Instance, failure: Failure | None) -> None: ...
+
+
+def _unaware(sender: str) -> Hashable:
+    """Names the stream of messages of a sender that has not heard of any restart; the one it begins then has its name."""
+    return sender, "unaware"
 
 
 class Instance:
@@ -92,7 +115,7 @@ class Instance:
 
     def __init__(
         self,
-        proc: Proc,
+        proc: ProcForInstance,
         *,
         key: str,
         name: str,
@@ -147,7 +170,7 @@ class Instance:
         """Puts a message into the mailbox once all before it are there."""
         call = delivery.call
         mailbox = self.mailbox
-        stream = call.sender
+        stream: Hashable = call.sender
         if call.incarnation != self.incarnation:
             stream = _unaware(call.sender)
             if not self._is_meant(call, stream):
@@ -171,7 +194,7 @@ class Instance:
             if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
                 self._resume_senders()
 
-    def _is_meant(self, call: Call, stream: str) -> bool:
+    def _is_meant(self, call: Call, stream: Hashable) -> bool:
         """Whether a message for another incarnation is for this one: its sender knows of none and began with this one."""
         return call.incarnation == 0 and (call.seq == 1 or self._reorder.knows(stream))
 
@@ -212,7 +235,7 @@ class Instance:
         """No more messages come from that actor."""
         self._release(self._reorder.forget, sender)
 
-    def _release(self, give_up: Callable[[str], list[Delivery]], sender: str) -> None:
+    def _release(self, give_up: Callable[[Hashable], list[Delivery]], sender: str) -> None:
         with self._lock:
             for stream in (_unaware(sender), sender) if self.incarnation else (sender,):
                 for delivery in give_up(stream):

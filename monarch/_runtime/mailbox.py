@@ -1,7 +1,7 @@
 """What waits for one actor. Putting never blocks; taking waits on a lock, which costs less than any queue class.
 
 Control items (stop, a failure to supervise) go before messages. A taker is either the actor's thread (`take`) or its event
-loop's selector (`wait`, then `take_nowait`).
+loop's selector (`wait`, then what is in `control` and `messages`).
 """
 
 from __future__ import annotations
@@ -47,17 +47,6 @@ class Mailbox:
         except IndexError:
             return
         wake(waker)
-
-    def take_nowait(self) -> Any:
-        """The next item; None when there is none."""
-        if self.control:
-            return self.control.popleft()
-        if self.messages:
-            try:
-                return self.messages.popleft()
-            except IndexError:  # drained just now
-                pass
-        return None
 
     def take(self) -> Any:
         """The next item; waits for it."""

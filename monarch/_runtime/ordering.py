@@ -152,11 +152,11 @@ class Reorder(Generic[T]):
     __slots__ = ("_expected", "_held", "held")
 
     def __init__(self) -> None:
-        self._expected: dict[str, int] = {}
-        self._held: dict[str, dict[int, T]] = {}
+        self._expected: dict[Hashable, int] = {}
+        self._held: dict[Hashable, dict[int, T]] = {}
         self.held = 0
 
-    def accept(self, sender: str, number: int, item: T) -> Sequence[T]:
+    def accept(self, sender: Hashable, number: int, item: T) -> Sequence[T]:
         expected = self._expected.get(sender, 1)
         if number == expected or 0 < -expected <= number:
             self._expected[sender] = number + 1
@@ -170,7 +170,7 @@ class Reorder(Generic[T]):
                 self.held += 1
         return ()
 
-    def _release(self, sender: str, number: int, ready: list[T]) -> list[T]:
+    def _release(self, sender: Hashable, number: int, ready: list[T]) -> list[T]:
         waiting = self._held[sender]
         while number in waiting:
             ready.append(waiting.pop(number))
@@ -188,15 +188,15 @@ class Reorder(Generic[T]):
         self.held = 0
         return drained
 
-    def knows(self, sender: str) -> bool:
+    def knows(self, sender: Hashable) -> bool:
         return sender in self._expected
 
-    def gap(self, sender: str) -> tuple[int, int] | None:
+    def gap(self, sender: Hashable) -> tuple[int, int] | None:
         """(number awaited, lowest number held) when messages of `sender` are held; None when nothing is."""
         waiting = self._held.get(sender)
         return (self._expected.get(sender, 1), min(waiting)) if waiting else None
 
-    def lost(self, sender: str) -> list[T]:
+    def lost(self, sender: Hashable) -> list[T]:
         """The path to `sender` broke: what it had sent and we lack will not come.
 
         Returns what was held, in order, and takes the next number as it comes.
@@ -207,11 +207,11 @@ class Reorder(Generic[T]):
             self._expected[sender] = -max(abs(self._expected.get(sender, 1)), *(number + 1 for number in waiting), 1)
         return [waiting[number] for number in sorted(waiting)]
 
-    def skip(self, sender: str) -> None:
+    def skip(self, sender: Hashable) -> None:
         """The first messages of `sender` will not come: takes the next number as it comes. For a sender not known yet."""
         self._expected[sender] = -1
 
-    def forget(self, sender: str) -> list[T]:
+    def forget(self, sender: Hashable) -> list[T]:
         """`sender` has ended; its state is dropped. Returns what was held."""
         waiting = self._held.pop(sender, {})
         self.held -= len(waiting)

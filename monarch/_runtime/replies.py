@@ -10,7 +10,7 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -23,7 +23,7 @@ from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Failure,
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
-    from monarch._runtime.proc import Proc
+    from monarch._runtime.loop import Loop
     from monarch._wire.transport.base import Connection
 
 # (rank, kind, body, buffers) as they came; decoded by whoever observes them.
@@ -89,6 +89,13 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
     if kind == RAISED:
         raise codec.decode(body, buffers)
     raise failure_error(_decode_failure(body), label)
+
+
+class ProcForReplies(Protocol):
+    """What waiting with a time limit needs of Proc."""
+
+    loop: Loop
+    suspected: dict[str, str]
 
 
 class Ports:
@@ -239,7 +246,7 @@ class Entry(Source):
         if self.timer is not None:
             self.timer.cancel()
 
-    def expire_after(self, proc: Proc, seconds: float) -> None:
+    def expire_after(self, proc: ProcForReplies, seconds: float) -> None:
         """Ends the wait with TimeoutError, naming who has not answered."""
 
         def expire() -> None:

@@ -17,25 +17,23 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
 from monarch._errors import NoStreamError
-from monarch._runtime.loop import start_thread
+from monarch._runtime.loop import Loop, start_thread
 from monarch._wire import frame as frames
 from monarch._wire import host_address, message
 from monarch._wire.address import agent_of, host_of, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
 from monarch._wire.message import VERSION, AskDirect, Bye, LinkHello, MayDial
-from monarch._wire.peer import PeerEnded
+from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.transport import tcp
 from monarch._wire.transport.base import DialFailed, StreamSocket
+from monarch._wire.transport.stream import refuse
 from monarch._wire.transport.unix import UnixTransport
-
-if TYPE_CHECKING:
-    from monarch._runtime.proc import Proc
 
 MOST = 256
 _ANSWER_BYTES = 64 * 1024  # of an answer's head; a longer one is not ours
@@ -50,17 +48,31 @@ logger = logging.getLogger("monarch")
 Handler = Callable[[socket.socket], None]
 
 
+class ProcForStreams(Protocol):
+    """What Streams needs of Proc."""
+
+    address: str
+    host: str
+    incarnation: int
+    loop: Loop
+    closed: BaseException | None
+
+    @property
+    def transport(self) -> object: ...
+    def known_peer(self, address: str) -> Peer | None: ...
+    def post(self, address: str, msg: message.Message) -> Any: ...
+
+
 class Streams:
     """The streams of one process. `serve`, `open` and `obstacle` are for any thread but the I/O thread's."""
 
-    def __init__(self, proc: Proc) -> None:
+    def __init__(self, proc: ProcForStreams) -> None:
         self._proc = proc
         self._handlers: dict[str, Handler] = {}
         self._lock = threading.Lock()
         self._waiting: dict[str, list[_Waiter[MayDial]]] = {}  # by address
-        self._hosts: dict[
-            str, str
-        ] = {}  # that the agent was asked for, and why there is no way to them, for good, or ""
+        # Hosts that the agent was asked for, and why there is no way to them, for good, or "".
+        self._hosts: dict[str, str] = {}
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._served = 0
         self._id = new_id()
@@ -88,7 +100,7 @@ class Streams:
                 with self._lock:
                     self._served -= 1
                 why = f"it cannot start a thread: {exc}"
-        _refuse(sock, why)
+        refuse(sock, why)
 
     def _unwanted(self, hello: LinkHello) -> str:
         proc = self._proc
@@ -226,7 +238,7 @@ class Streams:
         if type(answer) is Bye:
             raise NoStreamError(f"the process {address} takes no stream: {answer.reason}")
         if type(answer) is not LinkHello or answer.purpose != purpose:
-            raise NoStreamError(f"the process {address} gave an answer that is none")
+            raise NoStreamError(f"the process {address} did not answer with a LinkHello")
         sock.settimeout(None)
 
     # --- what the agent says
@@ -330,12 +342,3 @@ def _read(sock: socket.socket, count: int, deadline: float) -> bytes:
 def _close(outcome: StreamSocket | DialFailed) -> None:
     if not isinstance(outcome, DialFailed):
         outcome.close()
-
-
-def _refuse(sock: socket.socket, why: str) -> None:
-    with sock:
-        try:
-            sock.setblocking(False)
-            sock.send(frames.encode_small(message.encode(Bye(why)), b""))
-        except OSError:
-            pass

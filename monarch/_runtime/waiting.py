@@ -16,7 +16,7 @@ from monarch._runtime.loop import Loop
 from monarch._runtime.replies import Entry, Ports
 
 if TYPE_CHECKING:
-    from monarch._runtime.context import Current
+    from monarch._runtime.current import Current
     from monarch._runtime.instance import Instance
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 AGENT = "agent"
 CLIENT = "client"
-SCHEMES = ("unix", "inproc")
 
 
 def host_of(address: str) -> str:
@@ -50,11 +49,3 @@ def split_proc_name(name: str) -> tuple[str, int] | None:
 def is_dialable(host: str) -> bool:
     """Whether others can connect to the host of that prefix; a client's own machine usually has no address."""
     return "." in host if host.startswith("inproc:") else not host.startswith("unix:")
-
-
-def parse(address: str) -> tuple[str, str]:
-    """(scheme, rest). ValueError naming the known schemes when the scheme is none of them."""
-    scheme, colon, rest = address.partition(":")
-    if not colon or scheme not in SCHEMES:
-        raise ValueError(f"unknown address scheme in {address!r} (known schemes: {', '.join(SCHEMES)})")
-    return scheme, rest

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
         run_worker_loop_until_shutdown,
         start_worker_loop_forever,
     )
-    from monarch._mesh.streams import open_stream, serve_streams, stream_obstacle
+    from monarch._runtime.open_stream import open_stream, serve_streams, stream_obstacle
 
 __all__ = [
     "Accumulator",
@@ -178,9 +178,9 @@ __all__ = [
 
 # Loaded on first touch: programs of one host do not need them.
 _LATER = {
-    "open_stream": "monarch._mesh.streams",
-    "serve_streams": "monarch._mesh.streams",
-    "stream_obstacle": "monarch._mesh.streams",
+    "open_stream": "monarch._runtime.open_stream",
+    "serve_streams": "monarch._runtime.open_stream",
+    "stream_obstacle": "monarch._runtime.open_stream",
     "attach_to_workers": "monarch._mesh.meshes.attach",
     "hosts_from_config": "monarch._mesh.meshes.attach",
     "run_worker_loop_forever": "monarch._mesh.start.worker",

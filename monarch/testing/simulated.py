@@ -42,7 +42,7 @@ from monarch._wire.message import (
     ProcEnded,
     StopProc,
 )
-from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.peer import PeerEnded
 from monarch._wire.transport.base import Connection
 from monarch.config import settings
 from monarch.testing.hosts import Reach, SimulatedLinks
@@ -74,16 +74,16 @@ class SimulatedProc(Proc):
         self.inproc.listen()
         agent = self.inproc.dial(agent_of(address))
         agent.send(frames.encode(message.encode(Hello(VERSION, address, pid, incarnation))))
-        self.use_agent(agent)
+        self.processes.use_agent(agent)
 
     def add_actor(self, instance: Instance) -> None:
         self.instances.append(instance)
         super().add_actor(instance)
 
-    def peer(self, address: str) -> Peer:
+    def check_open(self, address: str) -> None:
         if self.killed is not None:
             raise PeerEnded(address, self.killed)
-        return super().peer(address)
+        super().check_open(address)
 
     # --- ordinary ends
 
@@ -138,9 +138,7 @@ class SimulatedProc(Proc):
                 _abandon(instance)
         for entry in list(self.ports._entries.values()):
             entry.give_up(self.closed)
-        with self._resumed:  # senders that wait for room
-            self._paused.clear()
-            self._resumed.notify_all()
+        self.backpressure.release_all()
 
 
 def _abandon(instance: Instance) -> None:

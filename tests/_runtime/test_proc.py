@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from monarch._errors import BackpressureTimeout, ForkedClientError, MessageTooLargeError
-from monarch._runtime import proc as procs
+from monarch._runtime import actor_table
+from monarch._runtime.hooks import Hooks
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
@@ -20,13 +21,12 @@ from monarch._wire import codec, frame, message
 from monarch._wire.message import (
     VALUE,
     VERSION,
-    ActorEnded,
     Answer,
-    Bounced,
     Call,
     Failure,
     Flushed,
     Hello,
+    Pause,
     ProcEnded,
     ProcReachable,
 )
@@ -44,6 +44,21 @@ class Behaviour:
 
     def describe_stale(self) -> Failure:
         return Failure("it was restarted", "key", "worker", [0], stopped=True)
+
+
+class Heard(Hooks):
+    """What the layer above is told, in order."""
+
+    def __init__(self, proc: Proc) -> None:
+        self.events: list[Any] = []
+        self.come = threading.Event()
+        proc.hooks = self
+
+    def _hear(self, event: Any) -> None:
+        self.events.append(event)
+        self.come.set()
+
+    bounced = actor_failed = process_ended = _hear
 
 
 class Machine:
@@ -122,7 +137,7 @@ def test_a_call_and_its_answer(machine: Machine) -> None:
     assert codec.decode(delivery.body, delivery.buffers) == ((bytearray(300_000), "x"), {})
     worker.answer(delivery.back, Answer(port, 0, VALUE), *codec.encode_value("done"))
     assert entry.wait(TIMEOUT) and entry.value() == "done"
-    assert [len(proc.known_processes()) for proc in (client, worker)] == [1, 1]
+    assert [len(proc.processes.known()) for proc in (client, worker)] == [1, 1]
     assert "1 actors" in repr(worker) and worker.statistics()["actors"] == 1
 
 
@@ -135,7 +150,7 @@ def test_a_message_to_oneself_takes_no_socket_and_a_copy_of_the_memory(machine: 
     client.post(client.address, call(1), body, buffers)
     memory[:] = bytes(9000)
     ((arrived,), _) = codec.decode(take(instance).body, [bytearray(b"a" * 9000)] * len(buffers))
-    assert arrived == b"a" * 9000 and client.known_processes() == []
+    assert arrived == b"a" * 9000 and client.processes.known() == []
 
 
 def test_messages_for_an_actor_that_is_not_there_yet_wait_for_it(machine: Machine) -> None:
@@ -162,19 +177,17 @@ def test_who_calls_an_actor_that_ended_is_told_why(machine: Machine, port_given:
     worker.add_actor(instance)
     worker.actor_ended(instance, Failure("it raised", mesh_name="worker"))
     entry, port = wait_reply(client, worker)
-    bounced: list[Bounced] = []
-    come = threading.Event()
-    client.bounced = lambda one: (bounced.append(one), come.set())  # type: ignore[func-returns-value,assignment]
+    heard = Heard(client)
     client.post(worker.address, call(1, port=port if port_given else 0))
     if port_given:
         assert entry.wait(TIMEOUT)
         with pytest.raises(RuntimeError, match=r"Endpoint call worker\.step\(\) failed, it raised"):
             entry.value()
     else:
-        assert come.wait(TIMEOUT)
-        assert (bounced[0].sender, bounced[0].error) == ("client.0", "it raised")
-    end = worker.end_of("key")
-    assert end is not None and end.report == "it raised" and worker.end_of("never here") is None
+        assert heard.come.wait(TIMEOUT)
+        assert (heard.events[0].sender, heard.events[0].error) == ("client.0", "it raised")
+    end = worker.table.end_of("key")
+    assert end is not None and end.report == "it raised" and worker.table.end_of("never here") is None
 
 
 def test_too_many_messages_for_unknown_actors_are_refused(machine: Machine) -> None:
@@ -229,20 +242,20 @@ def test_who_was_refused_is_told_of_those_that_come_later(machine: Machine) -> N
     client, worker = machine.start("client"), machine.start("m.0")
     worker.add_actor(instance := actor(worker))
     worker.actor_ended(instance, Failure("it raised"))
-    assert worker.senders_to("key") == []
+    assert worker.table.senders_to("key") == []
     refuse(client, worker, 4)
-    assert worker.senders_to("key") == [client.address] and worker.senders_to("other") == []
+    assert worker.table.senders_to("key") == [client.address] and worker.table.senders_to("other") == []
 
 
 def test_actors_that_never_came_are_remembered_up_to_a_bound(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(procs, "_MISSED", 3)
+    monkeypatch.setattr(actor_table, "_MISSED", 3)
     client, worker = machine.start("client"), machine.start("m.0")
     settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "undelivered_messages": 0})
     for number in range(5):
         entry, port = wait_reply(client, worker)
         client.post(worker.address, call(1, key=f"key{number}", port=port))
         assert entry.wait(TIMEOUT)
-    assert list(worker._missed) == ["key2", "key3", "key4"]
+    assert list(worker.table._missed) == ["key2", "key3", "key4"]
 
 
 def test_the_owner_of_a_failed_actor_is_told(machine: Machine) -> None:
@@ -250,23 +263,20 @@ def test_the_owner_of_a_failed_actor_is_told(machine: Machine) -> None:
     instance = actor(worker)
     instance.owner_proc = client.address
     worker.add_actor(instance)
-    told: list[ActorEnded] = []
-    come = threading.Event()
-    client.actor_failed = lambda event: (told.append(event), come.set())  # type: ignore[func-returns-value,assignment]
+    heard = Heard(client)
     worker.actor_ended(instance, Failure("it raised"))
-    assert come.wait(TIMEOUT)
-    assert (told[0].owner, told[0].failure.report) == ("client.0", "it raised")
+    assert heard.come.wait(TIMEOUT)
+    assert (heard.events[0].owner, heard.events[0].failure.report) == ("client.0", "it raised")
 
 
 def test_the_end_of_a_process_is_told_once_to_everybody(machine: Machine) -> None:
     client, worker = machine.start("client"), machine.start("m.0")
     entry, port = wait_reply(client, worker)
     client.post(worker.address, call(1, port=port))
-    ends: list[ProcEnded] = []
-    client.process_ended = ends.append
+    heard = Heard(client)
     ended = ProcEnded(worker.address, 1, -9, False, [])
     in_loop(client, lambda: [client.on_process_ended(ended), client.on_process_ended(ended)])
-    assert ends == [ended]
+    assert heard.events == [ended]
     assert entry.wait(TIMEOUT)
     with pytest.raises(RuntimeError, match="is gone"):
         entry.value()
@@ -298,20 +308,22 @@ def test_a_full_mailbox_makes_remote_senders_wait_until_half_of_it_is_handled(ma
     instance.high_water = 10
     worker.add_actor(instance)
     paused = threading.Event()
-    on_pause = client._on_pause
-    client._on_pause = lambda address, pause: (on_pause(address, pause), paused.set())  # type: ignore[method-assign,func-returns-value,assignment]
+    set_pause = client.receivers[Pause]
+    client.receivers[Pause] = lambda *pause: (set_pause(*pause), paused.set())  # type: ignore[func-returns-value,assignment]
     for number in range(1, 12):
         client.post(worker.address, call(number))
     assert paused.wait(TIMEOUT)
-    assert client.must_wait(worker.address, "key") and not client.must_wait(worker.address, "another")
+    assert client.backpressure.must_wait(worker.address, "key") and not client.backpressure.must_wait(
+        worker.address, "another"
+    )
     settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "message_delivery_timeout": 0.001})
     with pytest.raises(BackpressureTimeout, match=r"actor key at unix:.* mailbox_messages.* within 0\.001 s"):
-        client.wait_room(worker.address, "key")
+        client.backpressure.wait_room(worker.address, "key")
     settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "message_delivery_timeout": TIMEOUT})
     instance.mailbox.drain()
     instance.resume_senders()
-    client.wait_room(worker.address, "key")
-    assert not client.must_wait(worker.address, "key")
+    client.backpressure.wait_room(worker.address, "key")
+    assert not client.backpressure.must_wait(worker.address, "key")
 
 
 def test_senders_are_not_left_waiting_for_an_actor_that_was_faster_than_its_pause(machine: Machine) -> None:
@@ -365,7 +377,7 @@ def test_another_version_is_refused_with_the_reason(machine: Machine) -> None:
         assert isinstance(bye, message.Bye)
         assert f"version {VERSION + 1} meets version {VERSION}" in bye.reason
         assert sock.recv(1) == b""
-    assert worker.known_processes() == []
+    assert worker.processes.known() == []
 
 
 def test_who_does_not_say_hello_is_let_go(machine: Machine) -> None:

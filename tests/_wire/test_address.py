@@ -25,15 +25,3 @@ def test_the_agent_is_its_own_agent() -> None:
 @pytest.mark.parametrize("name", ["client", "agent", "mesh.", ".", "", "mesh.x1", "mesh.-1"])
 def test_names_that_belong_to_no_mesh(name: str) -> None:
     assert address.split_proc_name(name) is None
-
-
-@pytest.mark.parametrize(("text", "parts"), [(UNIX, ("unix", UNIX[5:])), ("inproc:a/b", ("inproc", "a/b"))])
-def test_scheme_and_rest(text: str, parts: tuple[str, str]) -> None:
-    assert address.parse(text) == parts
-
-
-@pytest.mark.parametrize("text", ["", "unix", "smoke:signals", "/a/b", ":x"])
-def test_an_unknown_scheme_is_refused_with_the_known_ones(text: str) -> None:
-    with pytest.raises(ValueError, match="known schemes: unix, inproc") as caught:
-        address.parse(text)
-    assert repr(text) in str(caught.value)

@@ -507,7 +507,7 @@ class _Runner:
         left = {
             "actors of the client": proc.actors,
             "ports of the client": [_shown_port(entry) for entry in ports],
-            "messages for unknown actors": proc._unknown,
+            "messages for unknown actors": proc.table._unknown,
             "meshes in the ledger": layer.owned.ledger._entries,
             "actor meshes": layer.owned.actors,
             "proc meshes": layer.owned.procs,

@@ -19,8 +19,8 @@ from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._runtime import instrument
-from monarch._runtime.context import Current, current
-from monarch._runtime.driver import CleanupTooLong
+from monarch._runtime.context import Current, current, proc_of
+from monarch._runtime.ending import CleanupTooLong
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.replies import encode_error
@@ -124,9 +124,9 @@ class ActorBehaviour:
     def _response_port(self, delivery: Delivery) -> Port[Any]:
         call, instance = delivery.call, self.instance
         if not call.port:
-            return SinkPort(instance.proc, "", 0)
+            return SinkPort(proc_of(instance), "", 0)
         once = call.adverb == 0
-        port: Port[Any] = Port(instance.proc, delivery.back, call.port, rank=call.rank, once=once)
+        port: Port[Any] = Port(proc_of(instance), delivery.back, call.port, rank=call.rank, once=once)
         port.return_undeliverable = False
         waiting = (delivery.back, call.port, call.rank)
         instance.open_ports.add(waiting)
@@ -139,26 +139,26 @@ class ActorBehaviour:
             result = None
         try:
             body, buffers = codec.encode_value(result)
-            self.instance.proc.check_size(body, buffers)
+            proc_of(self.instance).check_size(body, buffers)
         except Exception as exc:
             self._reply_error(delivery, exc)
             return
         instance = self.instance
         # With more messages waiting, answers are written a few at a time.
         coalesce_within = _FLOOD if instance.mailbox.messages else 0.0
-        instance.proc.reply(delivery, VALUE, body, buffers, coalesce_within)
+        proc_of(instance).reply(delivery, VALUE, body, buffers, coalesce_within)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
         if call.adverb == KEEP:
             _keep(delivery, None, exc)
         if getattr(exc, "_as_it_is", False):
-            self.instance.proc.reply(delivery, RAISED, *codec.encode(exc))
+            proc_of(self.instance).reply(delivery, RAISED, *codec.encode(exc))
             return
         where = f"Actor call {self.instance.name}.{call.method} failed."
         formatted = format_remote(exc)
         body, buffers = encode_error(exc, where, formatted)
-        proc = self.instance.proc
+        proc = proc_of(self.instance)
         try:
             proc.check_size(body, buffers)
         except MessageTooLargeError:

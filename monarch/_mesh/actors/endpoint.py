@@ -18,7 +18,7 @@ from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_f
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
 from monarch._mesh.casts.sender import stamps
 from monarch._mesh.failures.ledger import MeshFacts, process_failure
-from monarch._runtime.context import current, root
+from monarch._runtime.context import current, proc_of, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import Receiver
 from monarch._runtime.port import Port
@@ -391,7 +391,7 @@ class Endpoint(Generic[P, R]):
             raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance
-        proc = sender.proc
+        proc = proc_of(sender)
         if proc.closed is not None:
             raise proc.closed
         size = proc.check_size(body, buffers)
@@ -435,9 +435,9 @@ class Endpoint(Generic[P, R]):
             placement = proc.place([address for _, _, address in receivers], body, buffers, size)
         try:
             for index, rank, address in receivers:
-                if may_wait and proc.must_wait(address, key) and sender.key != key:
+                if may_wait and proc.backpressure.must_wait(address, key) and sender.key != key:
                     try:
-                        proc.wait_room(address, key)
+                        proc.backpressure.wait_room(address, key)
                     except BaseException:  # nobody will observe this call: its late answers find no port
                         if entry is not None:
                             entry.close()
@@ -475,10 +475,10 @@ class Endpoint(Generic[P, R]):
         may_wait: bool,
     ) -> None:
         """One message for all receivers on other hosts. `cast` lacks what the sender numbers it with."""
-        proc, spec = sender.proc, self._mesh._spec
+        proc, spec = proc_of(sender), self._mesh._spec
         if may_wait and sender.key != spec.key:
             try:
-                proc.wait_room_for_all(parted.addresses, spec.key)
+                proc.backpressure.wait_room_for_all(parted.addresses, spec.key)
             except BaseException:
                 if entry is not None:
                     entry.close()
@@ -487,9 +487,9 @@ class Endpoint(Generic[P, R]):
         proc.mesh.casting.cast(
             parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if cast.gather >= 0 else None
         )
-        if proc.ended_remote and not proc.ended_remote.isdisjoint(parted.addresses):
+        if proc.processes.ended_remote and not proc.processes.ended_remote.isdisjoint(parted.addresses):
             for index, rank, address in parted.remote:
-                ended = proc.end_of_process(address)
+                ended = proc.processes.end_of(address)
                 if ended is None:
                     continue
                 failure = process_failure(spec, ended, [rank])

@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop, start_thread
-from monarch._wire import frame as frames
 from monarch._wire import host_address, message
 from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
 from monarch._wire.link import REFUSALS, REFUSED_FOR
 from monarch._wire.link_connection import LinkConnection, limits_from
-from monarch._wire.message import Bye, LinkHello, MayDial
+from monarch._wire.message import LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
 from monarch._wire.transport.base import DialFailed
-from monarch._wire.transport.stream import StreamConnection
+from monarch._wire.transport.stream import StreamConnection, refuse
 from monarch.config import settings
 
 if TYPE_CHECKING:
@@ -168,7 +167,7 @@ class HostLinks:
             try:
                 unix.hand_over(self._folder, name_of(hello.to), sock, message.encode(hello))
             except (OSError, ValueError) as exc:
-                _say_bye(sock, f"it could not be handed to the process {name_of(hello.to)}: {exc}")
+                refuse(sock, f"it could not be handed to the process {name_of(hello.to)}: {exc}")
         return ""
 
     def _connection(self, sock: Any, handler: Any, queue: int) -> StreamConnection:
@@ -176,13 +175,6 @@ class HostLinks:
 
     def close(self) -> None:
         self._listening.close()
-
-
-def _say_bye(sock: Any, why: str) -> None:
-    try:
-        sock.send(frames.encode_small(message.encode(Bye(why)), b""))
-    except OSError:
-        pass
 
 
 def _secret(given: Credentials) -> Secret | None:

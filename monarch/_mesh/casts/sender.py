@@ -35,7 +35,6 @@ class Casting:
         self._last = 0
         self._lock = threading.Lock()
         self._cast: OrderedDict[str, _Casts] = OrderedDict()  # by actor
-        proc.cast_to = self.cast_to
         proc.receivers[PlanUnknown] = lambda connection, unknown, frame: self._on_unknown(unknown, frame)
 
     def cast(
@@ -60,10 +59,11 @@ class Casting:
 
     def _meant(self, parted: Parted) -> Stamp:
         """Which processes are meant, as far as known; looked up when something was learned since."""
-        changes = self._proc.remote_changes
+        processes = self._proc.processes
+        changes = processes.remote_changes
         known = self._meanings.get(parted)
         if known is None or known[0] != changes:
-            target_incarnation = compress([self._proc.known_incarnation_at(address) for _, _, address in parted.remote])
+            target_incarnation = compress([processes.incarnation_at(address) for _, _, address in parted.remote])
             known = self._meanings[parted] = changes, target_incarnation
         return known[1]
 
@@ -76,7 +76,7 @@ class Casting:
         number = self._numbers[parted] = self._last
         width = int(settings.get("max_cast_fanout"))
         for address in parted.addresses:
-            self._proc.watch(address)
+            self._proc.processes.watch(address)
         self._proc.post(self._agent, CastPlan(number, width, False, parted.hosts))
         if len(self._numbers) > SENDER_PLANS:
             self._proc.post(self._agent, ForgetPlan(self._numbers.popitem(last=False)[1]))

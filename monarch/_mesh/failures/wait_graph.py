@@ -110,7 +110,7 @@ class _Survey(Entry):
         self._timeout = timeout
         self._lock = threading.Lock()
         self._asked: list[str] = []
-        known = [address for address, peer in proc.known_processes() if peer.ended is None]
+        known = [address for address, peer in proc.processes.known() if peer.ended is None]
         self._agents = sorted({agent_of(address) for address in (proc.address, proc.client, *known)})
         self._left: set[str] = set(self._agents)
         self._reports: list[Report] = []
@@ -119,7 +119,7 @@ class _Survey(Entry):
         proc = self._proc
         proc.ports.add(self)
         self.timer = proc.loop.call_later(self._timeout, self._finish_if_complete)
-        self._ask([proc.address, proc.client, *proc.connected()])
+        self._ask([proc.address, proc.client, *proc.processes.connected()])
         for agent in self._agents:
             self._ask_census(agent)
 

@@ -62,7 +62,7 @@ def replace(cls: type) -> type:
 
 def _pairs() -> list[Pair]:
     running = current.get()
-    return _own if running is None else running.instance.proc.mesh.replacements
+    return _own if running is None else here().mesh.replacements
 
 
 class Replacement:

@@ -62,13 +62,13 @@ class Served:
         if spec.gated:
             layer.residents.close_gate()
         proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
-        proc.agent_lost = _agent_lost
+        layer.when_agent_lost = _agent_lost
         set_home(proc)
         transport.listen(listening)
         agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
         agent.start()
-        proc.use_agent(agent)
+        proc.processes.use_agent(agent)
         loop.start()
 
     def _on_stop(self, stop: StopProc) -> None:
@@ -92,7 +92,7 @@ class Served:
                 stream.flush()
             except (OSError, ValueError):
                 pass
-        proc.agent_lost = lambda reason: None
+        proc.mesh.when_agent_lost = lambda reason: None
         proc.close(RuntimeError(f"this process is ending: {self._reason}"))
 
 

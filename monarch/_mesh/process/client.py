@@ -69,11 +69,11 @@ class Client:
         proc.root_name = root.unique
         named_actors.serve(proc)
         set_root(root)
-        proc.agent_lost = self._on_agent_lost
+        self.layer.when_agent_lost = self._on_agent_lost
         self.printer = Printer(proc)
         transport.listen(listening)
         connection = transport.connect(ours, agent_at(host))
-        proc.use_agent(connection)
+        proc.processes.use_agent(connection)
         connection.start()
         loop.start()
         faults.start()
@@ -93,7 +93,7 @@ class Client:
             return
         detail = f"the host agent (pid {self.agent.pid}) {self._how_agent_ended()}, and its processes with it"
         error = ClientClosedError(f"{detail}; this client cannot go on")
-        hosts = {host_of(address) for address, _ in proc.known_processes()} | {proc.host}
+        hosts = {host_of(address) for address, _ in proc.processes.known()} | {proc.host}
         for mesh in list(self.layer.owned.procs.values()):
             hosts.update(mesh.spec.hosts)
         for host in sorted(hosts):  # the others cannot be reached without it
@@ -117,7 +117,7 @@ class Client:
         """Ends every process, the agent and the I/O thread."""
         proc = self.proc
         heard_all = Slot()
-        proc.agent_lost = lambda reason: heard_all.set()
+        self.layer.when_agent_lost = lambda reason: heard_all.set()
         faults.drain(1.0)
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):

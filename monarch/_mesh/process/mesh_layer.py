@@ -23,7 +23,8 @@ from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.restarter import Restarter
 from monarch._mesh.process.spawning import Spawning
-from monarch._runtime.driver import Supervise
+from monarch._runtime.hooks import Hooks
+from monarch._runtime.instance import Supervise
 from monarch._runtime.proc import Proc
 from monarch._wire.address import AGENT, host_of, name_of, split_proc_name
 from monarch._wire.message import (
@@ -41,7 +42,7 @@ from monarch._wire.message import (
 logger = logging.getLogger("monarch")
 
 
-class MeshLayer:
+class MeshLayer(Hooks):
     """One a Proc, as `proc.mesh`. Its receivers run on the I/O thread."""
 
     def __init__(self, proc: Proc) -> None:
@@ -59,13 +60,8 @@ class MeshLayer:
         self.fault: Callable[[MeshFailure], None] = _no_fault
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()
         self._this_proc: ProcMesh | None = None
-        proc.mesh = self
-        proc.process_ended = self._on_process_ended
-        proc.process_suspected = self._on_suspected
-        proc.actor_failed = self._on_actor_failed
-        proc.bounced = self._on_bounced
-        proc.connection_broke = self.spawning.connection_broke
-        proc.addresses_on = self.owned.addresses_on
+        self.when_agent_lost: Callable[[str], None] = lambda reason: None
+        proc.hooks = self
         receivers: dict[type, Any] = {
             ProcStarted: lambda c, started, f: self._on_started(started),
             ProcsRefused: lambda c, refused, f: self._on_refused(refused),
@@ -100,6 +96,20 @@ class MeshLayer:
         with self.owned.lock:
             self.owned.ledger.all_stopped(reason)
 
+    # --- hooks of the process
+
+    def connection_broke(self, address: str) -> None:
+        self.spawning.connection_broke(address)
+
+    def agent_lost(self, reason: str) -> None:
+        self.when_agent_lost(reason)
+
+    def cast_to(self, sender: str) -> list[str]:
+        return self.casting.cast_to(sender)
+
+    def addresses_on(self, host: str) -> list[str]:
+        return self.owned.addresses_on(host)
+
     # --- processes that start and end
 
     def _procs_of(self, address: str) -> tuple[Any, int]:
@@ -117,7 +127,7 @@ class MeshLayer:
         if procs is not None:
             procs.started.fail(SpawnError(refused.error))
 
-    def _on_process_ended(self, ended: ProcEnded) -> None:
+    def process_ended(self, ended: ProcEnded) -> None:
         if name_of(ended.address) == AGENT:
             for mesh in list(self.owned.procs.values()):
                 mesh.host_lost(host_of(ended.address), ended.detail)
@@ -140,7 +150,7 @@ class MeshLayer:
             effects = self.owned.ledger.process_ended(ended)
         self._tell(effects)
 
-    def _on_suspected(self, suspected: Suspected) -> None:
+    def process_suspected(self, suspected: Suspected) -> None:
         """Said once here, by the owner of the process: nothing has failed yet."""
         procs, rank = self._procs_of(suspected.address)
         if procs is None:
@@ -156,7 +166,7 @@ class MeshLayer:
 
     # --- who is told of a failure
 
-    def _on_actor_failed(self, event: ActorEnded) -> None:
+    def actor_failed(self, event: ActorEnded) -> None:
         with self.owned.lock:
             effects = self.owned.ledger.actor_ended(event.failure)
         self._tell(effects)
@@ -183,7 +193,7 @@ class MeshLayer:
         if instance is not None and not instance.stopping:
             instance.mailbox.put_control(Supervise(failure))
 
-    def _on_bounced(self, bounced: Bounced) -> None:
+    def bounced(self, bounced: Bounced) -> None:
         if bounced.sender == self.proc.root_name:
             if not bounced.hook:
                 self.fault(MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>")))

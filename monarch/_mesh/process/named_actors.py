@@ -35,7 +35,7 @@ class Controllers(Actor):
     async def get_or_spawn(self, name: str, Class: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = self._meshes.get(name)
         if known is not None:
-            end = here().end_of(known._spec.key)
+            end = here().table.end_of(known._spec.key)
             if end is not None and not end.stopped:
                 raise RuntimeError(f"Failure on {name}: {end.report}")
         if known is None:
@@ -92,7 +92,7 @@ def serve(proc: Proc) -> None:
             if proc.mesh.controllers is None and proc.closed is None:
                 proc.mesh.controllers = _spawn(proc)
 
-    proc.absent[KEY] = make
+    proc.table.absent[KEY] = make
 
 
 # --- one a process

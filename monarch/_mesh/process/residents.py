@@ -9,7 +9,8 @@ from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
 from monarch._mesh.meshes.owned import Acks
 from monarch._runtime.context import root_of
-from monarch._runtime.driver import abandon, run
+from monarch._runtime.driver import run
+from monarch._runtime.ending import abandon
 from monarch._runtime.future import All, Source, once
 from monarch._runtime.incarnations import first_in
 from monarch._runtime.instance import Instance, Leave
@@ -105,7 +106,7 @@ class Residents:
         come again.)"""
         if spawn.key == spawn.name:
             return False
-        there, end = self._proc.actors.get(spawn.key), self._proc.end_of(spawn.key)
+        there, end = self._proc.actors.get(spawn.key), self._proc.table.end_of(spawn.key)
         last = there.incarnation if there is not None else -1 if end is None else end.incarnation
         if last < incarnation:
             return False
@@ -126,7 +127,7 @@ class Residents:
         owner."""
         proc = self._proc
         notes: list[Acks] = []
-        for remote in proc.senders_to(instance.key):
+        for remote in proc.table.senders_to(instance.key):
             note = Acks([remote])
             notes.append(note)
             proc.tell_restarted(remote, instance, proc.ports.add(note))
@@ -210,7 +211,7 @@ class Residents:
                 shown = f"{stop.key} (not constructed yet)"
                 end = ledger.stopped_failure(shown, stop.reason, stop.key)
                 end.incarnation, end.will_restart = incarnation, True
-                proc.never_comes(stop.key, end)
+                proc.table.never_comes(stop.key, end)
             answer()
         elif stop.replaced and incarnation < instance.incarnation:
             answer()  # a repeat: the one it was for made room for this one
@@ -220,7 +221,7 @@ class Residents:
 
     def _on_probe(self, connection: Connection, probe: Probe, frame: Frame) -> None:
         instance = self._proc.actors.get(probe.key)
-        failure = self._proc.end_of(probe.key)
+        failure = self._proc.table.end_of(probe.key)
         answer = Answer(probe.port, probe.rank, VALUE)
         body = _NONE
         if instance is None and failure is not None and failure.error:

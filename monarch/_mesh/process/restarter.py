@@ -186,7 +186,7 @@ class Restarter:
         """Stops them, sends the spawns; what it returns is ready when the new actors are."""
         key = owned.spec.key
         for rank in ranks:
-            ended = self._proc.end_of_process(owned.spec.addresses[rank])
+            ended = self._proc.processes.end_of(owned.spec.addresses[rank])
             if ended is not None:
                 raise _no_process(owned, rank, ended)
         with self._owned.lock:
@@ -249,7 +249,7 @@ class Restarter:
         gone: dict[str, list[int]] = {}
         for rank in ranks:
             address = owned.spec.addresses[rank]
-            if self._proc.end_of_process(address) is not None:
+            if self._proc.processes.end_of(address) is not None:
                 split = split_proc_name(name_of(address))
                 if split is None or split[0] not in self._owned.procs:
                     raise Hopeless(

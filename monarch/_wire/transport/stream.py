@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from time import perf_counter
 
-from monarch._wire.frame import Buffer, Decoder, FrameError
+from monarch._wire import message
+from monarch._wire.frame import Buffer, Decoder, FrameError, encode_small
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket
 
 READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
@@ -360,3 +361,13 @@ def _after(pieces: Sequence[Buffer], sent: int) -> Sequence[Buffer]:
             return [rest, *pieces[index + 1 :]]
         sent -= size
     return ()
+
+
+def refuse(sock: socket.socket, why: str) -> None:
+    """Closes a connected socket; the other side reads a Bye with the reason, if the socket takes it at once."""
+    with sock:
+        try:
+            sock.setblocking(False)
+            sock.send(encode_small(message.encode(message.Bye(why)), b""))
+        except OSError:
+            pass

@@ -131,6 +131,7 @@ class FakeProc:
         self.mesh = SimpleNamespace(check=lambda key, receivers: None)
         self.sent: list[tuple[str, Call]] = []
         self.full = ""
+        self.backpressure = self
 
     def check_size(self, body: Any, buffers: Any) -> int:
         return 0

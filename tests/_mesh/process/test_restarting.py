@@ -1085,10 +1085,10 @@ def test_a_thousand_restarts_leave_what_one_leaves(cluster: InProcessCluster, di
         return (
             sizes(cluster),
             [
-                (len(p.ports), len(p.actors), len(p._tombstones), len(p._unknown), len(p._missed))
+                (len(p.ports), len(p.actors), len(p.table._tombstones), len(p.table._unknown), len(p.table._missed))
                 for p in (target, source)
             ],
-            {remote: sorted(senders) for remote, senders in target._senders.items()},
+            {remote: sorted(senders) for remote, senders in target.table._senders.items()},
             {key: len(counts) for key, counts in asker.numbering._counts.items()},
             source.incarnations._actors.keys(),
             {actor.key: len(actor._reorder._expected) for actor in target.actors.values()},
@@ -1948,13 +1948,15 @@ def test_hundreds_of_restarts_of_a_process_leave_what_one_leaves(cluster: InProc
         mesh.restart(failed=True).get(TIMEOUT)
         do(sender, lambda actor, mesh: values(mesh, "add", 1), mesh)
 
+    known = source.processes
+
     def everything() -> Any:
         cluster.settle()
         return (
             sizes(cluster),
             sorted(len(proc.ports) for proc in (source, cluster._proc)),
             {key: len(counts) for key, counts in asker.numbering._counts.items()},
-            (len(source._peers), len(source._connections), len(source._senders), len(source._newcomers)),
+            (len(known.peers), len(known._connections), len(source.table._senders), len(known.newcomers)),
             (len(source.incarnations._actors), len(source.incarnations._processes)),
             cluster.network.statistics()["connections"],
             len(cluster._agent.living),

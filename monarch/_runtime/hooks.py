@@ -1,0 +1,38 @@
+"""What the layer above hears of one process, and is asked: one object, given to its Proc."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monarch._wire.message import ActorEnded, Bounced, ProcEnded, Suspected
+
+
+class Hooks:
+    """Does nothing and knows nothing; subclasses override what they need. Methods run on the I/O thread and may not block,
+    except where they say otherwise."""
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        """A process has ended. Called once, when those who waited for its answers have been told."""
+
+    def process_suspected(self, suspected: Suspected) -> None:
+        """A process gives no sign of life, or runs again."""
+
+    def actor_failed(self, event: ActorEnded) -> None:
+        """An actor whose owner is here has failed. Any thread: the actor may be here as well."""
+
+    def bounced(self, bounced: Bounced) -> None:
+        """A message that nobody waits for could not be delivered. Any thread."""
+
+    def connection_broke(self, address: str) -> None:
+        """The connection to a process that lives has broken: messages to it may be lost."""
+
+    def agent_lost(self, reason: str) -> None:
+        """The connection to this host's agent has ended."""
+
+    def cast_to(self, sender: str) -> Sequence[str]:
+        """Any thread: the processes to which casts of that actor were sent, through agents."""
+        return ()
+
+    def addresses_on(self, host: str) -> Sequence[str]:
+        """The processes of a host that this layer knows of."""
+        return ()

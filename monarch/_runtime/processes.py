@@ -1,0 +1,333 @@
+"""The other processes that one process knows: how it reaches them, which take whose place, which have ended.
+
+What becomes of them is the word of their host agents: a process can be reached (`reachable`), or has ended (`ending`, then
+`ended`). A new process at an address whose last one has not ended here yet is a newcomer: what it sends is kept until then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+from monarch._runtime.incarnations import Incarnations
+from monarch._runtime.replies import Ports
+from monarch._wire import frame as frames
+from monarch._wire import message
+from monarch._wire.address import AGENT, agent_of, host_of, is_dialable, name_of
+from monarch._wire.frame import Frame
+from monarch._wire.message import Hello, IncarnationAck, ProcEnded, ProcReachable, Watch, Welcome
+from monarch._wire.peer import Peer
+from monarch._wire.relay import Relay, addressed, route
+from monarch._wire.transport.base import Connection, ConnectionLost
+from monarch.config import settings
+
+_ENDED_PEERS = 10_000  # ended processes remembered; should anybody ask for one beyond, its agent remembers it
+
+
+class Transport(Protocol):
+    def dial(self, address: str) -> Connection: ...
+    def close(self) -> None: ...
+
+
+class ProcForProcesses(Protocol):
+    """What Processes needs of Proc."""
+
+    address: str
+    host: str
+    pid: int
+    incarnation: int
+    closed: BaseException | None
+    transport: Transport | None
+    ports: Ports
+
+    def check_open(self, address: str) -> None:
+        """Raises why nothing is sent to `address` from here any more."""
+
+    def tell(self, address: str, msg: message.Message) -> None:
+        """Posts a message that may be lost with its receiver."""
+
+    def connection_received(self, connection: Connection, received: list[Frame]) -> None: ...
+
+    def on_process_ended(self, ended: ProcEnded) -> None: ...
+
+    def on_connection_broke(self, peer: Peer, before: int) -> None:
+        """A connection broke and its process lives; `before`: a port number above all that were open then."""
+
+    def on_busy(self, relay: Relay) -> None:
+        """Any thread: much has gone through the agents to that process."""
+
+
+class Processes:
+    """Any thread asks and dials; what agents and processes say is taken on the I/O thread. The lock guards the making of
+    peers and the lists of connections; a Peer has its own."""
+
+    def __init__(self, us: ProcForProcesses, incarnations: Incarnations) -> None:
+        self.peers: dict[str, Peer] = {}
+        # By address: its connection, its incarnation, and what it has sent.
+        self.newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}
+        self.remote_changes = 0  # how often something was learned of which processes live on other hosts
+        self.ended_remote: set[str] = set()  # processes of other hosts
+        self._us = us
+        self._incarnations = incarnations
+        self._ended: deque[str] = deque()
+        self._connections: dict[str, list[Connection]] = {}
+        self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
+        self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
+        self._lock = threading.Lock()
+
+    # --- what is known
+
+    def peer(self, address: str) -> Peer:
+        """The process there, from now on known."""
+        peer = self.peers.get(address)
+        if peer is None:
+            self._us.check_open(address)
+            source = "" if host_of(address) == self._us.host else self._us.address
+            with self._lock:
+                peer = self.peers.setdefault(address, Peer(address, self._dial, self._ask_agent, source, self._learned))
+        return peer
+
+    def _learned(self) -> None:
+        self.remote_changes += 1
+
+    def known(self) -> list[tuple[str, Peer]]:
+        """Every process this one has spoken to, agents excepted."""
+        return [(address, peer) for address, peer in list(self.peers.items()) if name_of(address) != AGENT]
+
+    def connected(self) -> list[str]:
+        """The processes there is a connection to, the agent excepted."""
+        return [address for address, peer in self.known() if peer.connection is not None]
+
+    def incarnation_at(self, address: str) -> int:
+        """The incarnation of the process there that is meant by what is sent now; -1: none is known, whoever is there."""
+        peer = self.peers.get(address)
+        return peer.incarnation if peer is not None and peer.incarnation_known else -1
+
+    def end_of(self, address: str) -> ProcEnded | None:
+        """How the process there ended, as far as known here; None while it lives or when nothing is known."""
+        peer = self.peers.get(address)
+        return None if peer is None else peer.ended
+
+    # --- reaching them
+
+    def watch(self, address: str) -> None:
+        """Sees to it that we hear of the end of that process of another host."""
+        peer = self.peer(address)
+        if peer.route and not peer.watched:
+            peer.watched = True
+            self._us.tell(agent_of(address), Watch(address, peer.incarnation))
+
+    def use_agent(self, connection: Connection) -> None:
+        """The connection to this host's agent."""
+        self.peer(agent_of(self._us.address)).connection = connection
+
+    def _agent(self) -> Connection | None:
+        peer = self.peers.get(agent_of(self._us.address))
+        return None if peer is None else peer.connection
+
+    def _ask_agent(self, peer: Peer) -> None:
+        """Its agent tells when the process listens and when it has ended."""
+        if peer.broken:
+            self._broken[peer.address] = self._us.ports.count()
+        peer.watched = True
+        if self._us.closed is None and peer.address != agent_of(peer.address):
+            self._us.tell(agent_of(peer.address), Watch(peer.address, peer.incarnation))
+
+    def _dial(self, address: str) -> Connection:
+        us = self._us
+        assert us.transport is not None
+        us.check_open(address)
+        peer = self.peers.get(address)
+        if peer is not None and peer.route:
+            connection: Connection = self._relay(peer)
+            if name_of(address) == AGENT:
+                return connection
+        else:
+            connection = us.transport.dial(address)
+        self._remember(address, connection)
+        again = peer is not None and peer.ever_broke
+        hello = Hello(message.VERSION, us.address, us.pid, us.incarnation, self.incarnation_at(address), again)
+        connection.send(frames.encode(addressed(connection, message.encode(hello))))
+        return connection
+
+    def _relay(self, peer: Peer) -> Relay:
+        """The way to a process of another host. OSError until its agent has said that it can be reached."""
+        if not peer.listens and name_of(peer.address) != AGENT:
+            raise ConnectionRefusedError(111, "its agent has to be asked first", peer.address)
+        relay = self._new_relay(peer.route, peer.address)
+        known = self._relays.get(peer.address)
+        if known is None or known.lost:
+            self._relays[peer.address] = relay
+        return relay
+
+    def _new_relay(self, route: bytes, address: str) -> Relay:
+        """Both processes count; of two that say as much to each other one is the first to ask for a link between them."""
+        many = int(settings.get("direct_after"))
+        if name_of(address) == AGENT or not is_dialable(host_of(address)):
+            many = 0
+        elif self._us.address > address and is_dialable(self._us.host):
+            many *= 2
+        return Relay(self._agent, route, address, many, self._us.on_busy)
+
+    def relay_from(self, source: str, hello: Hello | None) -> Relay | None:
+        """A process of another host, or the agent there, speaks to us; with `hello` it begins to."""
+        relay = self._relays.get(source)
+        if hello is not None:
+            relay = self._relays[source] = self._new_relay(route(source, self._us.address, hello.incarnation), source)
+        elif relay is None and name_of(source) == AGENT:
+            relay = self._relays[source] = Relay(self._agent, route(source, self._us.address), source)
+        return relay
+
+    def _remember(self, remote: str, connection: Connection) -> None:
+        with self._lock:
+            self._connections[remote] = [*self._connections.get(remote, ()), connection]
+
+    def lost(self, connection: Connection) -> bool:
+        """That connection is lost. False when it was a newcomer's: nothing of it was taken, and its agent tells its end."""
+        remote = connection.remote
+        with self._lock:
+            known = [other for other in self._connections.pop(remote, ()) if other is not connection]
+            if known:
+                self._connections[remote] = known
+        newcomer = self.newcomers.get(remote)
+        return newcomer is None or newcomer[0] is not connection
+
+    # --- what they say of themselves
+
+    def hello(self, connection: Connection, hello: Hello) -> str:
+        """A process has dialled us. Returns why it is not let in, or ""."""
+        us = self._us
+        if 0 <= hello.target_incarnation < us.incarnation:  # it hears from its agent how that one ended
+            return "the process that is meant has ended, and another has taken its place"
+        connection.remote = hello.address
+        connection.pid = hello.pid
+        peer = self.peer(hello.address)
+        if hello.incarnation < peer.incarnation:
+            return "another process has taken its place"
+        self._remember(hello.address, connection)
+        if us.incarnation:
+            send_first(connection, Welcome(us.incarnation))
+        if hello.incarnation > peer.incarnation:  # how the one before it ended is on its way to us
+            self.newcomers[hello.address] = (connection, hello.incarnation, [])
+            us.tell(agent_of(hello.address), Watch(hello.address, peer.incarnation))
+        else:
+            peer.adopt(connection)
+            self.watch(hello.address)  # nobody else would tell of its end
+        return ""
+
+    def welcome(self, remote: str, welcome: Welcome) -> None:
+        """We dialled a process that is not the first at its address, and did not know."""
+        peer = self.peer(remote)
+        if peer.ended is None and welcome.incarnation > peer.incarnation:
+            peer.incarnation = welcome.incarnation
+            peer.incarnation_known = True
+            self._incarnations.process_restarted(remote, welcome.incarnation)
+            self._welcome_newcomer(peer)  # it has dialled us at the same time
+
+    def early(self, connection: Connection, frame: Frame) -> bool:
+        """Keeps what a new process sends until its agent has told us what became of the one before it."""
+        newcomer = self.newcomers.get(connection.remote)
+        if newcomer is None or newcomer[0] is not connection:
+            return False
+        newcomer[2].append(frame)
+        return True
+
+    def _welcome_newcomer(self, peer: Peer) -> None:
+        newcomer = self.newcomers.get(peer.address)
+        if newcomer is not None and newcomer[1] <= peer.incarnation:
+            del self.newcomers[peer.address]
+            connection, _, early = newcomer
+            if not connection.lost:
+                peer.adopt(connection)
+            self._us.connection_received(connection, early)
+
+    # --- what their agents say
+
+    def reachable(self, there: ProcReachable) -> None:
+        """A process can be reached; perhaps a new one in the place of one that ended."""
+        address, incarnation = there.address, there.incarnation
+        peer = self.peers.get(address)
+        unheard = peer is not None and peer.route and not peer.incarnation_known and peer.ended is None
+        if peer is not None and unheard and incarnation > peer.incarnation:
+            peer.incarnation = incarnation
+            self._incarnations.process_restarted(address, incarnation)
+        if peer is not None and incarnation > peer.incarnation:
+            if peer.ended is None:
+                detail = "was replaced by a new process"
+                self._us.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, peer.incarnation))
+            self._incarnations.process_restarted(address, incarnation)
+            peer.revive(incarnation)
+            self.ended_remote.discard(address)
+            self._welcome_newcomer(peer)
+        elif peer is not None:
+            if peer.asking:  # else the other side was faster and has dialled us
+                peer.listening()
+            self._tell_broken(peer)
+        if incarnation:
+            self._us.tell(agent_of(address), IncarnationAck(address, incarnation))
+
+    def _tell_broken(self, peer: Peer) -> None:
+        before = self._broken.pop(peer.address, None)
+        if before is not None:
+            self._us.on_connection_broke(peer, before)
+        else:
+            peer.take_unsent()
+
+    def ending(self, ended: ProcEnded) -> Peer | None:
+        """A process is gone; its connections are read empty and closed when `finish_connections` is called. None when that is
+        known already, or another has taken its place."""
+        peer = self.peer(ended.address)
+        if ended.incarnation < peer.incarnation or (peer.ended is not None and ended.incarnation == peer.incarnation):
+            return None
+        peer.incarnation = ended.incarnation
+        if peer.route:
+            self.ended_remote.add(ended.address)
+        return peer
+
+    def finish_connections(self, address: str) -> None:
+        """Takes what a process that has ended sent last, and closes its connections; those of a newcomer stay."""
+        newcomer = self.newcomers.get(address)
+        for connection in list(self._connections.get(address, ())):
+            if newcomer is None or newcomer[0] is not connection:
+                connection.finish("the process has ended")
+        with self._lock:
+            left = [connection for connection in self._connections.pop(address, ()) if not connection.lost]
+            if left:
+                self._connections[address] = left
+
+    def ended(self, peer: Peer, ended: ProcEnded) -> None:
+        """From now on who sends there is told so."""
+        peer.end(ended)
+        self._broken.pop(peer.address, None)
+        self._ended.append(peer.address)
+        if len(self._ended) > _ENDED_PEERS:
+            self._forget(self._ended.popleft())
+
+    def _forget(self, address: str) -> None:
+        peer = self.peers.get(address)
+        if peer is not None and peer.ended is not None:
+            del self.peers[address]
+            self.ended_remote.discard(address)
+            self._incarnations.forget_process(address)
+
+    def forget_agent(self, address: str) -> None:
+        """Of a host that is gone: another may be reached there one day."""
+        if address != agent_of(self._us.address):
+            self.peers.pop(address, None)
+            self._relays.pop(address, None)
+
+    def close(self, reason: str) -> None:
+        """Any thread: closes every connection that is in use."""
+        for peer in list(self.peers.values()):
+            connection = peer.connection
+            if connection is not None:
+                connection.close(reason)
+
+
+def send_first(connection: Connection, msg: message.Message) -> None:
+    """Unless it has broken already, which is told like any other loss."""
+    try:
+        connection.send(frames.encode(addressed(connection, message.encode(msg))))
+    except ConnectionLost:
+        pass
