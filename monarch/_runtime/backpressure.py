@@ -28,7 +28,7 @@ class Backpressure:
     ) -> None:
         self._agent = agent
         self._peers = peers
-        self._queue_limit = queue_limit
+        self.queue_limit = queue_limit
         self._mailbox_messages = mailbox_messages
         self._may_wait = may_wait
         self._paused: set[tuple[str, str]] = set()  # (process, actor)
@@ -42,7 +42,7 @@ class Backpressure:
         if peer is None:
             return False
         connection = peer.connection
-        return (peer.queued if connection is None else connection.queued) >= self._queue_limit
+        return (peer.queued if connection is None else connection.queued) >= self.queue_limit
 
     def wait_room(self, address: str, key: str) -> None:
         """Blocks until `must_wait` is no longer true. BackpressureTimeout after `message_delivery_timeout`."""
@@ -52,7 +52,7 @@ class Backpressure:
         peer = self._peers.get(address)
         if peer is not None and not peer.wait_room(timeout):
             raise BackpressureTimeout(
-                f"the connection to {address} has had {self._queue_limit} bytes queued (setting outgoing_queue_bytes) "
+                f"the connection to {address} has had {self.queue_limit} bytes queued (setting outgoing_queue_bytes) "
                 f"for {timeout:g} s (setting message_delivery_timeout): that process does not read"
             )
         with self._resumed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from monarch._runtime.current import Current, current
@@ -25,6 +26,9 @@ __all__ = [
     "start_client_with",
 ]
 
+# The Proc that an actor runs in, with all it has; Instance itself names only what it needs of it.
+proc_of: Callable[[Instance], Proc] = attrgetter("proc")
+
 _home: Proc | None = None
 _start_client: Callable[[], Proc] | None = None
 
@@ -43,11 +47,6 @@ def start_client_with(start: Callable[[], Proc]) -> None:
     """How a process that is not yet part of anything becomes a client, on first use."""
     global _start_client
     _start_client = start
-
-
-def proc_of(instance: Instance) -> Proc:
-    """The Proc that an actor runs in, with all it has."""
-    return instance.proc  # type: ignore[return-value]  # Instance names only what it needs of it
 
 
 def here() -> Proc:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from monarch._wire.message import ActorEnded, Bounced, ProcEnded, Suspected
+from monarch._wire.message import ActorEnded, Bounced, Failure, ProcEnded, Suspected
 
 
 class Hooks:
@@ -28,6 +28,11 @@ class Hooks:
 
     def agent_lost(self, reason: str) -> None:
         """The connection to this host's agent has ended."""
+
+    def check(self, key: str, receivers: Sequence[tuple[int, int, str]]) -> Failure | None:
+        """Any thread: why a call to actors of mesh `key` cannot succeed, as far as this process knows. Receivers are (rank
+        in the addressed view, rank in the mesh, process)."""
+        return None
 
     def cast_to(self, sender: str) -> Sequence[str]:
         """Any thread: the processes to which casts of that actor were sent, through agents."""

@@ -80,6 +80,8 @@ _TOLD = 1_000  # failures remembered, to tell them again when the connection to 
 _NEWEST = 2**31  # an incarnation of a process that none surpasses
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
+_making = threading.Lock()  # of the Streams of any process
+
 # (connection or stand-in with `remote`, message, frame)
 OnMessage = Callable[[Any, Any, Frame], None]
 
@@ -107,7 +109,6 @@ class Proc:
         self.services: dict[str, Any] = {}  # actors that belong to the process itself, as meshes
         self.mailbox_messages = int(settings.get("mailbox_messages"))
         self.frame_limit = int(settings.get("codec_max_frame_length"))
-        self.queue_limit = int(settings.get("outgoing_queue_bytes"))
         self.ports = Ports()
         self.waits = Waits(self.ports, loop)
         self.table = ActorTable(address, loop.call_later, self.refuse, lambda: self.closed is not None)
@@ -116,15 +117,14 @@ class Proc:
         self.processes = Processes(self, self.incarnations)
         self._peers = self.processes.peers
         self._newcomers = self.processes.newcomers
+        limit = int(settings.get("outgoing_queue_bytes"))
         self.backpressure = Backpressure(
-            agent_of(address), self._peers, self.queue_limit, self.mailbox_messages, lambda: not loop.in_loop()
+            agent_of(address), self._peers, limit, self.mailbox_messages, lambda: not loop.in_loop()
         )
         self.payloads: Payloads | None = None  # None: everything goes through connections
         self._directs: Directs | None = None  # made with the first of them that speaks much
         self._streams: Streams | None = None  # made with the first of them
         self._notified: deque[tuple[str, ActorEnded]] = deque(maxlen=_TOLD)  # (process of the owner, failure)
-        self._lock = threading.Lock()  # guards the making of `_streams`
-        self._here = _Here(address)
         self.errors: deque[str] = deque(maxlen=100)
         self.receivers: dict[type, OnMessage] = {
             ActorEnded: lambda connection, ended, frame: self.hooks.actor_failed(ended),
@@ -156,7 +156,7 @@ class Proc:
         return self.hooks
 
     def limits(self) -> tuple[int, int]:
-        return self.queue_limit, self.frame_limit
+        return self.backpressure.queue_limit, self.frame_limit
 
     def __repr__(self) -> str:
         return f"<Proc {self.address} ({len(self.actors)} actors, {len(self._peers)} peers, {len(self.ports)} ports)>"
@@ -383,7 +383,7 @@ class Proc:
         elif kind is Answer:
             self._on_answer(msg, body, owned, self.address)
         else:
-            self.receivers[kind](self._here, msg, Frame(b"", body, owned))
+            self.receivers[kind](_Here(self.address), msg, Frame(b"", body, owned))
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         remote = connection.remote
@@ -540,7 +540,7 @@ class Proc:
         if self._streams is None:
             from monarch._runtime.streams import Streams  # few processes need it
 
-            with self._lock:
+            with _making:
                 self._streams = self._streams or Streams(self)
         return self._streams
 

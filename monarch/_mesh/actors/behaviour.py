@@ -53,6 +53,7 @@ class ActorBehaviour:
 
     def __init__(self, instance: Instance, load: Callable[[], Any], display: str, mesh_name: str) -> None:
         self.instance = instance
+        self.proc = proc_of(instance)
         self.display = display
         self.mesh_name = mesh_name
         self.actor: Any = None
@@ -124,9 +125,9 @@ class ActorBehaviour:
     def _response_port(self, delivery: Delivery) -> Port[Any]:
         call, instance = delivery.call, self.instance
         if not call.port:
-            return SinkPort(proc_of(instance), "", 0)
+            return SinkPort(self.proc, "", 0)
         once = call.adverb == 0
-        port: Port[Any] = Port(proc_of(instance), delivery.back, call.port, rank=call.rank, once=once)
+        port: Port[Any] = Port(self.proc, delivery.back, call.port, rank=call.rank, once=once)
         port.return_undeliverable = False
         waiting = (delivery.back, call.port, call.rank)
         instance.open_ports.add(waiting)
@@ -139,26 +140,26 @@ class ActorBehaviour:
             result = None
         try:
             body, buffers = codec.encode_value(result)
-            proc_of(self.instance).check_size(body, buffers)
+            self.proc.check_size(body, buffers)
         except Exception as exc:
             self._reply_error(delivery, exc)
             return
         instance = self.instance
         # With more messages waiting, answers are written a few at a time.
         coalesce_within = _FLOOD if instance.mailbox.messages else 0.0
-        proc_of(instance).reply(delivery, VALUE, body, buffers, coalesce_within)
+        self.proc.reply(delivery, VALUE, body, buffers, coalesce_within)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
         if call.adverb == KEEP:
             _keep(delivery, None, exc)
         if getattr(exc, "_as_it_is", False):
-            proc_of(self.instance).reply(delivery, RAISED, *codec.encode(exc))
+            self.proc.reply(delivery, RAISED, *codec.encode(exc))
             return
         where = f"Actor call {self.instance.name}.{call.method} failed."
         formatted = format_remote(exc)
         body, buffers = encode_error(exc, where, formatted)
-        proc = proc_of(self.instance)
+        proc = self.proc
         try:
             proc.check_size(body, buffers)
         except MessageTooLargeError:

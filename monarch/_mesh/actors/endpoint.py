@@ -411,7 +411,7 @@ class Endpoint(Generic[P, R]):
             back = "" if reply._address == proc.address else reply._address
         elif reply is not None:
             entry = reply
-            known = proc.mesh.check(key, plan.receivers)
+            known = proc.hooks.check(key, plan.receivers)
             if known is not None:
                 entry.give_up(failure_error(known, f"{spec.name}.{method}"))
                 return

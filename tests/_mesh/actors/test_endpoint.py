@@ -128,7 +128,7 @@ class FakeProc:
         self.ports = Ports()
         self.closed = None
         self.incarnations = Incarnations()
-        self.mesh = SimpleNamespace(check=lambda key, receivers: None)
+        self.hooks = SimpleNamespace(check=lambda key, receivers: None)
         self.sent: list[tuple[str, Call]] = []
         self.full = ""
         self.backpressure = self
