@@ -4,8 +4,8 @@
     settings.get("cleanup_timeout")      # 3.0: durations are float seconds here
 
 Programs use `monarch.config.configure` and its siblings, which take and show durations as text ("3s"). Rows
-made by `_inert` are settings that programs may carry over from elsewhere: stored and returned, read by
-nothing here.
+made by `_inert` are settings that programs may bring with them: kept and given back, but nothing reads them.
+`tests/config/test_settings.py` checks that every other row is read somewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DURATION, ENCODING, TRANSPORT = Duration(), EncodingName(), Transport()
 
 
 def _inert(name: str, kind: Kind, default: Any, env: str | None, doc: str) -> Setting:
-    return Setting(name, kind, default, env, f"{doc} No meaning here: stored and returned only.", meaning=False)
+    return Setting(name, kind, default, env, f"{doc} No effect: nothing reads it.", inert=True)
 
 
 # fmt: off
@@ -94,31 +94,31 @@ TABLE: tuple[Setting, ...] = (
     _inert("max_cast_dimension_size", COUNT, 16, "HYPERACTOR_MESH_MAX_CAST_DIMENSION_SIZE",
            "Dimension size above which a cast is split."),
 
-    # Life and death
+    # Starting, stopping, ending
     Setting("host_spawn_ready_timeout", DURATION, "30s", "HYPERACTOR_HOST_SPAWN_READY_TIMEOUT",
-            "How long a host may take to be ready."),
-    Setting("mesh_proc_spawn_max_idle", DURATION, "30s", "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE",
-            "How long starting processes may go on with no further process becoming ready."),
-    Setting("actor_spawn_max_idle", DURATION, "30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE",
-            "How long spawning actors may go on with no further actor becoming ready."),
+            "How long a new process may take to be ready."),
+    _inert("mesh_proc_spawn_max_idle", DURATION, "30s", "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE",
+           "How long to wait for a further process to be ready; host_spawn_ready_timeout bounds each."),
+    _inert("actor_spawn_max_idle", DURATION, "30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE",
+           "How long to wait for a further actor to be ready."),
     Setting("stop_actor_timeout", DURATION, "10s", "HYPERACTOR_STOP_ACTOR_TIMEOUT",
             "How long a stopping actor may take to handle what it had accepted."),
     Setting("cleanup_timeout", DURATION, "3s", "HYPERACTOR_CLEANUP_TIMEOUT",
             "How long an actor's __cleanup__ may take."),
     Setting("process_exit_timeout", DURATION, "10s", "HYPERACTOR_PROCESS_EXIT_TIMEOUT",
             "How long a stopped process may take to exit before it is killed."),
-    Setting("proc_stop_max_idle", DURATION, "30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE",
-            "How long stopping processes may go on with no further process ending."),
+    _inert("proc_stop_max_idle", DURATION, "30s", "HYPERACTOR_MESH_PROC_STOP_MAX_IDLE",
+           "How long to wait for a further process to end; process_exit_timeout bounds each."),
     Setting("mesh_terminate_timeout", DURATION, "10s", "HYPERACTOR_MESH_TERMINATE_TIMEOUT",
             "How long a host shutting down gives its processes before it kills them."),
-    Setting("stop_grace_period", DURATION, "10s", "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD",
-            "How long a worker told to stop from afar may take."),
+    _inert("stop_grace_period", DURATION, "10s", "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD",
+           "How long a worker told to stop may take; see mesh_terminate_timeout."),
     Setting("mesh_orphan_timeout", DURATION, "1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT",
             "How long what a client started on other hosts outlives a client that fell silent."),
     Setting("mesh_attach_config_timeout", DURATION, "1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT",
             "How long attaching to a worker may take."),
     Setting("mesh_bootstrap_enable_pdeathsig", FLAG, True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG",
-            "Whether the kernel kills a process when its host agent dies."),
+            "Whether the kernel kills a process when its host agent dies. If not, it ends once it notices by itself."),
     _inert("get_actor_state_max_idle", DURATION, "30s", "HYPERACTOR_MESH_GET_ACTOR_STATE_MAX_IDLE",
            "Idle limit of queries for actor states."),
     _inert("get_proc_state_max_idle", DURATION, "1m", "HYPERACTOR_MESH_GET_PROC_STATE_MAX_IDLE",
@@ -156,10 +156,10 @@ TABLE: tuple[Setting, ...] = (
     # Output
     Setting("enable_log_forwarding", FLAG, False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING",
             "Whether processes' output can be streamed to the client; on by itself in IPython and Jupyter."),
-    Setting("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
-            "Whether processes' output is also written to files on their hosts."),
+    _inert("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
+           "Whether processes' output is also written to files on their hosts."),
     Setting("tail_log_lines", COUNT, 20, "HYPERACTOR_MESH_TAIL_LOG_LINES",
-            "Last lines of a process's output kept for the report of its failure."),
+            "Last lines of a process's stderr shown when it fails; 0 is none."),
     Setting("prefix_with_rank", FLAG, True, "HYPERACTOR_PREFIX_WITH_RANK",
             "Whether streamed lines begin with [rank]."),
     _inert("force_file_log", FLAG, False, "HYPERACTOR_FORCE_FILE_LOG", "Write internal logs to a file."),
@@ -169,18 +169,18 @@ TABLE: tuple[Setting, ...] = (
     _inert("monarch_log_suffix", TEXT, "", "MONARCH_LOG_SUFFIX", "Suffix of the internal log file."),
 
     # Administration
-    Setting("mesh_admin_addr", TEXT, "[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR",
-            "Where the admin server listens."),
-    Setting("mesh_admin_single_host_timeout", DURATION, "3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT",
-            "How long one host may take to answer an admin query."),
-    Setting("mesh_admin_tree_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT",
-            "How long the admin's view of the whole tree may take."),
-    Setting("mesh_admin_pyspy_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT",
-            "How long a stack dump of a process may take."),
-    Setting("mesh_admin_pyspy_max_profile_duration", DURATION, "5m",
-            "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "Longest profile that may be asked for."),
-    Setting("pyspy_bin", TEXT, "", "PYSPY_BIN",
-            "The py-spy program; empty is the one on PATH."),
+    _inert("mesh_admin_addr", TEXT, "[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR",
+           "Where the admin server listens."),
+    _inert("mesh_admin_single_host_timeout", DURATION, "3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT",
+           "How long one host may take to answer an admin query."),
+    _inert("mesh_admin_tree_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT",
+           "How long the admin's view of the whole tree may take."),
+    _inert("mesh_admin_pyspy_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT",
+           "How long a stack dump of a process may take."),
+    _inert("mesh_admin_pyspy_max_profile_duration", DURATION, "5m",
+           "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "Longest profile that may be asked for."),
+    _inert("pyspy_bin", TEXT, "", "PYSPY_BIN",
+           "The py-spy program; empty is the one on PATH."),
     _inert("mesh_admin_query_child_timeout", DURATION, "100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT",
            "Limit of a query to one child."),
     _inert("mesh_admin_resolve_actor_timeout", DURATION, "200ms",
@@ -200,8 +200,8 @@ TABLE: tuple[Setting, ...] = (
             "Whether metrics go to OpenTelemetry where its exporter is set up."),
     Setting("enable_otel_tracing", FLAG, True, "ENABLE_OTEL_TRACING",
             "Whether traces go to OpenTelemetry where its exporter is set up."),
-    Setting("process_memory_metric_interval", DURATION, "5m", "HYPERACTOR_PROCESS_MEMORY_METRIC_INTERVAL",
-            "How often a process records its memory."),
+    _inert("process_memory_metric_interval", DURATION, "5m", "HYPERACTOR_PROCESS_MEMORY_METRIC_INTERVAL",
+           "How often a process records its memory."),
     _inert("otel_metric_export_interval", DURATION, "1s", "OTEL_METRIC_EXPORT_INTERVAL",
            "Export interval; OpenTelemetry reads the variable itself, in milliseconds."),
     _inert("enable_recorder_tracing", FLAG, True, "ENABLE_RECORDER_TRACING", "Record traces in memory."),
