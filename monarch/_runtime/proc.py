@@ -402,7 +402,7 @@ class Proc:
                 else:
                     remote = connection.remote
             except msgspec.DecodeError as exc:
-                connection.close(f"it sent a message that is none of ours: {exc}")
+                connection.close(f"it sent an invalid message: {exc}")
                 return
             except Exception as exc:  # one message's trouble must not cost those behind it
                 self.loop.on_error(exc)
@@ -451,7 +451,7 @@ class Proc:
 
     def _on_hello(self, connection: Connection, hello: Any) -> bool:
         if type(hello) is not Hello:
-            connection.close("its first frame was no Hello")
+            connection.close("its first frame was not a Hello")
             return False
         if hello.version != VERSION:
             reason = f"protocol version {hello.version} meets version {VERSION}: all processes need one monarch version"
@@ -460,7 +460,7 @@ class Proc:
             connection.close(reason)
             return False
         if 0 <= hello.target_incarnation < self.incarnation:  # it hears from its agent how that one ended
-            connection.close("the process that is meant has ended, and another has taken its place")
+            connection.close("that process has ended, and a new one has taken its place")
             return False
         connection.remote = hello.address
         connection.pid = hello.pid

@@ -155,8 +155,8 @@ class OwnedActors:
         for making in map(self.making, ranks):
             if making.body is None and making.once:
                 return (
-                    f"the constructor arguments of {self.spec.mesh_name} hold distributed tensors, which are given to actors "
-                    f"once: give them again, as restart(args=(...))"
+                    f"the constructor arguments of {self.spec.mesh_name} hold distributed tensors, which cannot be kept "
+                    f"for restarts: give them again, as restart(args=(...))"
                 )
             if making.body is None:
                 return (
@@ -279,7 +279,7 @@ class OwnedProcs:
                     return Done(
                         RuntimeError(
                             f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {there} is gone "
-                            f"({self.lost[there]}): attach a host that lives, and spawn there"
+                            f"({self.lost[there]}): attach a host that is alive, and spawn there"
                         )
                     )
             for rank in ranks:

@@ -122,7 +122,7 @@ class Client:
                 pieces.append(
                     (
                         2,
-                        f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n",
+                        f"monarch: {dropped} pieces of output were dropped: they came faster than the terminal takes them\n",
                     )
                 )
             for number, text in pieces:

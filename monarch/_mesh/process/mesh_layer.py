@@ -617,7 +617,7 @@ def _check_owner(owner: Instance) -> None:
     """Raises RuntimeError for an actor that stops its meshes, or has: nobody would stop another one."""
     if owner.end is not None:
         raise RuntimeError(
-            f"actor {owner.name!r} has ended and cannot spawn any more (in its __cleanup__ and in its threads neither): what "
+            f"actor {owner.name!r} has ended and cannot spawn any more (nor can its __cleanup__ or its threads): what "
             f"it owns was stopped, and nobody would stop this. {owner.end.report}"
         )
 
