@@ -63,7 +63,7 @@ class ActorError(Exception):
 def format_remote(exception: BaseException | None) -> str:
     """The chained traceback of `exception` as text, its heading saying that it happened elsewhere."""
     if exception is None:
-        return "(the remote exception could not be brought here)"
+        return "(the remote exception could not be unpickled here)"
     import traceback  # slow to import and only ever needed once something went wrong
 
     # The frames of the runtime that called the endpoint tell a user nothing.

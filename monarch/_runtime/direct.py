@@ -225,9 +225,9 @@ class Directs:
         if name_of(hello.to) != name_of(proc.address):
             return f"the process {name_of(hello.to)} is not here"
         if hello.target_incarnation != proc.incarnation:
-            return "the process that is meant has ended, and another has taken its place"
+            return "that process has ended, and a new one has taken its place"
         if hello.resume:
-            return "that link is not known here: the process is another one now, or gave the link up"
+            return "that link is not known here: the process was replaced, or gave the link up"
         peer = proc.known_peer(address)
         if peer is not None and hello.incarnation < peer.incarnation:
             return "another process has taken the place of the one that dials"
@@ -235,7 +235,7 @@ class Directs:
             if not pair.dialled or pair.incarnation != hello.incarnation:
                 pair.link.close("a newer link has taken the place of this one")
             elif pair.link.up or proc.address < address:
-                return "both processes dial each other, and the other way round is enough"
+                return "both processes dialled each other, and the other connection is used"
             else:
                 pair.link.close("the other process dials")
         return f"it has {MOST} links already" if len(self._pairs) >= MOST else ""
@@ -321,7 +321,7 @@ class Directs:
         """The agents hear each other again."""
         for pair in self.pairs:
             if host_of(pair.address) == host:
-                pair.link.renew("the way to that host was interrupted")
+                pair.link.renew("the connection to that host was interrupted")
 
     # --- ends
 

@@ -114,7 +114,7 @@ class Source:
             return True
         ident = get_ident()
         if ident in io_threads:
-            raise WouldBlockRuntime("a blocking wait on the runtime's own I/O thread, which brings what it waits for")
+            raise WouldBlockRuntime("a blocking wait on the runtime's own I/O thread, which would never end")
         lock = threading.Lock()
         lock.acquire()
         now = (ident, None, monotonic(), timeout is not None, running.get())
@@ -479,7 +479,7 @@ def _warn_blocking() -> None:
     if running_loop() is _own_loop:
         return
     text = (
-        "Future.get() was called from within an active event loop: the loop stands still until the result is there. "
+        "Future.get() was called from within an active event loop: the loop runs nothing until the result is there. "
         "Use `await future` here"
     )
     warnings.warn(text, UserWarning, stacklevel=3)

@@ -134,7 +134,7 @@ class PortReceiver(Generic[T]):
             yield self.recv()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a PortReceiver cannot be sent: it reads in the process that opened it; send the Port")
+        raise TypeError("a PortReceiver cannot be sent: it works only in the process that opened it; send the Port")
 
 
 class RankedPortReceiver(PortReceiver[T]):
@@ -173,4 +173,4 @@ def _open_queue(once: bool) -> Queue:
 
 codec.forbid(Future, "it belongs to this process; send its result")
 for _receiver in (PortReceiver, RankedPortReceiver):
-    codec.forbid(_receiver, "it reads in the process that opened it; send the Port")
+    codec.forbid(_receiver, "it works only in the process that opened it; send the Port")

@@ -356,7 +356,7 @@ class Proc:
                 else:
                     remote = connection.remote
             except msgspec.DecodeError as exc:
-                connection.close(f"it sent a message that is none of ours: {exc}")
+                connection.close(f"it sent an invalid message: {exc}")
                 return
             except Exception as exc:  # one message's trouble must not cost those behind it
                 self.loop.on_error(exc)
@@ -399,7 +399,7 @@ class Proc:
 
     def _on_hello(self, connection: Connection, hello: Any) -> bool:
         if type(hello) is not Hello:
-            connection.close("its first frame was no Hello")
+            connection.close("its first frame was not a Hello")
             return False
         if hello.version != VERSION:
             reason = f"protocol version {hello.version} meets version {VERSION}: all processes need one monarch version"

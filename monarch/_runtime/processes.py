@@ -199,7 +199,7 @@ class Processes:
         """A process has dialled us. Returns why it is not let in, or ""."""
         us = self._us
         if 0 <= hello.target_incarnation < us.incarnation:  # it hears from its agent how that one ended
-            return "the process that is meant has ended, and another has taken its place"
+            return "that process has ended, and a new one has taken its place"
         connection.remote = hello.address
         connection.pid = hello.pid
         peer = self.peer(hello.address)

@@ -84,7 +84,7 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
             try:
                 exception = codec.decode(pickled, buffers)
             except Exception as exc:
-                formatted += f"\n(the exception itself could not be brought here: {type(exc).__name__}: {exc})"
+                formatted += f"\n(the exception itself could not be unpickled here: {type(exc).__name__}: {exc})"
         raise ActorError(exception, where, formatted)
     if kind == RAISED:
         raise codec.decode(body, buffers)

@@ -109,7 +109,7 @@ class Streams:
         if name_of(hello.to) != name_of(proc.address):
             return f"the process {name_of(hello.to)} is not here"
         if hello.target_incarnation not in (-1, proc.incarnation):
-            return "the process that is meant has ended, and another has taken its place"
+            return "that process has ended, and a new one has taken its place"
         if hello.purpose not in self._handlers:
             return f"it takes no streams for {hello.purpose!r}"
         return f"it has {MOST} streams already" if self._served >= MOST else ""
@@ -238,7 +238,7 @@ class Streams:
         if type(answer) is Bye:
             raise NoStreamError(f"the process {address} takes no stream: {answer.reason}")
         if type(answer) is not LinkHello or answer.purpose != purpose:
-            raise NoStreamError(f"the process {address} did not answer with a LinkHello")
+            raise NoStreamError(f"the process {address} sent an invalid answer")
         sock.settimeout(None)
 
     # --- what the agent says

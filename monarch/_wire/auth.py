@@ -201,7 +201,7 @@ class Challenge:
         """The other side closed the connection."""
         self._fail(
             "the other side closed the connection in the middle of the handshake (it ends, has too many connections in "
-            "their handshake, or is no host of monarch)",
+            "their handshake, or is not a monarch host)",
             final=False,
         )
         self._steps = iter(())
@@ -237,7 +237,7 @@ class Challenge:
         self._theirs = MAGIC + self._data
         if hmac.compare_digest(self._theirs[-NONCE_BYTES:], self._hello[-NONCE_BYTES:]):
             # A port dialled on its own machine can be connected to itself, and somebody may reflect what we say.
-            self._fail("this side was answered with its own words: the connection leads back to itself", final=False)
+            self._fail("the answer is what this side sent: the connection leads back to itself", final=False)
 
     @property
     def _their_version(self) -> int:

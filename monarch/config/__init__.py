@@ -39,8 +39,19 @@ def configure(**values: Any) -> None:
 
     All values are checked before any is set. ValueError for an unknown key or a value out of range, TypeError
     for a value of the wrong type, which includes a duration that is not text like "30s".
+
+    Some settings are accepted because programs bring them along, but nothing reads them: their rows in the table say
+    so, and a warning is logged the first time one is changed.
     """
     settings.LAYERS.set(values)
+    inert = settings.LAYERS.without_effect(values)
+    if inert:
+        import logging
+
+        logging.getLogger("monarch").warning(
+            "monarch.configure: nothing reads %s, so the new value has no effect",
+            ", ".join(f"`{name}`" for name in inert),
+        )
 
 
 @contextmanager

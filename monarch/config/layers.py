@@ -36,7 +36,7 @@ class Setting:
     default: Any
     env: str | None
     doc: str
-    meaning: bool = True  # False: stored and returned, read by nothing
+    inert: bool = False  # stored and given back, read by nothing
 
 
 class Layers:
@@ -55,6 +55,7 @@ class Layers:
         self._client: Values = {}
         self._runtime: Values = {}
         self._current: Values = {}  # the layers merged, replaced whole, never changed; {}: not merged yet
+        self._reported: set[str] = set()  # inert settings that `without_effect` has named
 
     def get(self, name: str) -> Any:
         """The kept value (durations: float seconds). ValueError for an unknown name."""
@@ -77,6 +78,19 @@ class Layers:
         checked = self.check(values)
         with self._lock:
             self._merge(runtime=self._runtime | checked)
+
+    def without_effect(self, names: Iterable[str]) -> list[str]:
+        """Those of `names` that are inert and set to something else than their default; each is given once."""
+        with self._lock:
+            found = [
+                name
+                for name in names
+                if self._setting(name).inert
+                and name not in self._reported
+                and self._current[name] != self._default[name]
+            ]
+            self._reported.update(found)
+        return found
 
     def runtime(self) -> Values:
         """The runtime layer, to be given to `set_runtime` later."""
@@ -141,7 +155,7 @@ class Layers:
             try:
                 values[setting.name] = setting.kind.read(text)
             except ValueError as error:
-                if not setting.meaning:
+                if setting.inert:
                     continue  # nothing reads it, and the variable may belong to another program
                 raise ValueError(
                     f"invalid value {text!r} of the environment variable {setting.env} (setting "

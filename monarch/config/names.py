@@ -1,4 +1,4 @@
-"""The names `settings.get` takes, by the type it gives back: every setting that means something here.
+"""The names `settings.get` takes, by the type it gives back: every setting that is not inert.
 
 A checker thus knows the type of `settings.get("cleanup_timeout")` and catches a misspelt name. A test holds
 these lists equal to the table's.
@@ -16,14 +16,10 @@ SecondsName = Literal[
     "channel_tcp_keepalive_idle",
     "server_heartbeat_interval",
     "host_spawn_ready_timeout",
-    "mesh_proc_spawn_max_idle",
-    "actor_spawn_max_idle",
     "stop_actor_timeout",
     "cleanup_timeout",
     "process_exit_timeout",
-    "proc_stop_max_idle",
     "mesh_terminate_timeout",
-    "stop_grace_period",
     "mesh_orphan_timeout",
     "mesh_attach_config_timeout",
     "switch_interval",
@@ -31,11 +27,6 @@ SecondsName = Literal[
     "suspect_after",
     "suspect_timeout",
     "deadlock_after",
-    "mesh_admin_single_host_timeout",
-    "mesh_admin_tree_timeout",
-    "mesh_admin_pyspy_timeout",
-    "mesh_admin_pyspy_max_profile_duration",
-    "process_memory_metric_interval",
     "rdma_qp_init_timeout",
 ]
 
@@ -62,7 +53,6 @@ OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer"]
 FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
     "enable_log_forwarding",
-    "enable_file_capture",
     "prefix_with_rank",
     "enable_otel_metrics",
     "enable_otel_tracing",
@@ -75,8 +65,6 @@ TextName = Literal[
     "channel_tcp_congestion",
     "runtime_dir",
     "preload",
-    "mesh_admin_addr",
-    "pyspy_bin",
     "rdma_ibverbs_target",
     "rdma_peer_device_affinity",
 ]

@@ -38,7 +38,7 @@ class Entry(NamedTuple):
         try:
             memory = memory_of(self.data)
             if memory.device is not None:
-                raise RDMAMemoryError(f"it is on {self.data.device}, and must be on the CPU to be read where it stands")
+                raise RDMAMemoryError(f"it is on {self.data.device}, and must be on the CPU to be read in place")
             return memory
         except RDMAMemoryError as exc:
             raise RDMAMemoryError(f"{self.name!r}: {exc}") from None

@@ -68,7 +68,7 @@ class Lending:
     def give(self, memory: Memory, borrower: Any) -> tuple[Any, ...]:
         """What the borrower opens the storage of registered memory with. Raises NotLentError."""
         if memory.device is None:
-            raise NotLentError("it is no memory of a device")
+            raise NotLentError("it is not memory of a device")
         obstacle = interface().ipc_obstacle(memory.keep)
         if obstacle:
             raise NotLentError(obstacle)

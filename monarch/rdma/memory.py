@@ -65,7 +65,7 @@ def memory_of(data: Any) -> Memory:
     try:
         view = memoryview(data)
     except TypeError:
-        raise _refused(data, f"it is of type {type(data).__qualname__}, which shows no memory") from None
+        raise _refused(data, f"it is of type {type(data).__qualname__}, which gives no access to its memory") from None
     return _of_view(data, view)
 
 
@@ -86,7 +86,7 @@ def _of_tensor(torch: Any, data: Any) -> Memory:
         raise _refused(data, f"a tensor with layout {data.layout} has no plain memory")
     kind = data.device.type
     if kind != "cpu" and not hasattr(getattr(torch, kind, None), "current_stream"):
-        raise _refused(data, f"it is on device {data.device}, from which no path leads; copy it to the CPU")
+        raise _refused(data, f"it is on device {data.device}, which RDMA cannot read; copy it to the CPU")
     if not data.is_contiguous():
         raise _refused(data, f"it is not contiguous (shape {tuple(data.shape)}, strides {data.stride()})")
     if data.is_conj() or data.is_neg():

@@ -109,7 +109,7 @@ def warn_of_allocator(stacklevel: int) -> None:
     _allocator_seen = True
     if not vendors.expandable_segments():
         warnings.warn(
-            "memory of this device is registered with RDMA devices best from expandable segments: set "
+            "RDMA devices work best with expandable segments on this device: set "
             "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before torch is imported",
             UserWarning,
             stacklevel=stacklevel,

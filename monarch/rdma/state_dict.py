@@ -146,7 +146,7 @@ class StateDict:
     def _enter(self) -> None:
         with self._lock:
             if self._writer:
-                raise RuntimeError(f"version {self._counters[0]} of these weights is being made already")
+                raise RuntimeError(f"version {self._counters[0]} of these weights is already being made")
             self._writer = True
 
     def _leave(self) -> None:
@@ -176,7 +176,7 @@ class StateDict:
         changed = [name for name in tensors.keys() | self._places.keys() if not self._fits(name, tensors.get(name))]
         if changed:
             raise StateDictMismatchError(
-                f"the names, shapes or dtypes of these are not what they were when the StateDict was made: {shorten(changed)}"
+                f"these names, shapes or dtypes have changed since the StateDict was made: {shorten(changed)}"
             )
 
     def _fits(self, name: str, entry: Entry | None) -> bool:

@@ -287,7 +287,7 @@ class StateDictHandle:
                 told.append(f"the owner does not have {shorten(missing)}")
             if unexpected:
                 told.append(f"only the owner has {shorten(unexpected)}")
-            raise StateDictMismatchError(f"{'; '.join(told)} (strict=False leaves them alone)")
+            raise StateDictMismatchError(f"{'; '.join(told)} (strict=False ignores them)")
         plan = _Plan(len(self._buffers[0]))
         wrong = []
         for name, entry in mine.items():

@@ -99,7 +99,7 @@ def _issue(
     if mesh is not None:
         raise NotImplementedError("reduce(mesh=...): reduce first, then bring the result there with .to_mesh(...)")
     if reduction not in REDUCTIONS:
-        raise ValueError(f"reduction {reduction!r} is none of {', '.join(REDUCTIONS)}")
+        raise ValueError(f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}")
     name = "reduce_" if inplace else "reduce"
     inputs = tensors if out is None else [*tensors, out]
     place = _usable(name, inputs, dims, reduction, scatter, inplace, out is not None)

@@ -72,7 +72,7 @@ def rank_at(mesh: DeviceMesh, shard: Mapping[str, int] | None, coordinates: Mapp
             raise ValueError(f"Missing key {name!r} in shard map. Need all of {names}")
         if not isinstance(wanted[name], int):
             raise TypeError(
-                f"coordinate {name}={wanted[name]!r} is no number: give the place along {name!r}, from 0 on"
+                f"coordinate {name}={wanted[name]!r} is not a number: give the index along {name!r}, from 0 on"
             )
         if not 0 <= wanted[name] < mesh.size(name):
             raise ValueError(

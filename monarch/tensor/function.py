@@ -200,7 +200,7 @@ class Function:
             if noted.problem or kind.tries >= 3:
                 self._give_up(str(exc))
         if kind.tries >= TRIES:
-            self._give_up("tensors that it uses or leaves behind are other ones at each call: change them in place")
+            self._give_up("it uses or leaves behind different tensors in each call: change them in place")
         self._make_room()
         return result
 

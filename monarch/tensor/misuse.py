@@ -131,7 +131,7 @@ class DynamicShapeError(DynamicOutputShapeException):
 
     def __str__(self) -> str:
         return (
-            f"the shape of what {self.func} gives depends on values, and these are in the processes of the mesh: "
+            f"the shape of what {self.func} gives depends on values, which are in the processes of the mesh: "
             f"call it inside a "
             f"monarch.remote function, or fetch its inputs with monarch.inspect first. In place of t[mask], "
             f"torch.where(mask, t, 0) "
@@ -142,7 +142,7 @@ class DynamicShapeError(DynamicOutputShapeException):
 def no_prediction(what: str) -> NotImplementedError:
     """The error for an operation of which torch cannot tell what it gives without running it."""
     return NotImplementedError(
-        f"torch does not know what {what} gives without running it, so it cannot be issued here: call it inside a "
+        f"torch does not know what {what} returns without running it, so it cannot be issued here: call it inside a "
         f"monarch.remote "
         f"function, or, if it is an operation of yours, give it a fake implementation (torch.library.register_fake)"
     )
@@ -167,7 +167,7 @@ def no_memory(what: str) -> RuntimeError:
 
 def _values_elsewhere(what: str) -> str:
     return (
-        f"{what} needs the values of a distributed tensor, and these are in the processes of its mesh: "
+        f"{what} needs the values of a distributed tensor, which are in the processes of its mesh: "
         f"`monarch.inspect(tensor)` waits for them and gives a local tensor of one rank, `monarch.fetch_shard(tensor)` "
         f"gives a Future of it; work that depends on values belongs in a `monarch.remote` function. Only scalars made from "
         f"constants alone (torch.tensor(1.0), and arithmetic on it) are known here"

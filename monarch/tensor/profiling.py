@@ -86,7 +86,7 @@ class profile:
 
     def _running(self) -> OpaqueRef:
         if self._profiler is None:
-            raise RuntimeError("this profile does not run: enter it with `with`, or call start()")
+            raise RuntimeError("this profile is not running: enter it with `with`, or call start()")
         return self._profiler
 
     def __enter__(self) -> profile:

@@ -152,7 +152,7 @@ class Recorder(Watcher):
         if self.engine is None:
             self.engine = noted.place.engine
         if noted.place.engine is not self.engine:
-            self.refuse("it works on the tensors of two meshes of processes that have no engine in common")
+            self.refuse("it works on tensors of two meshes of different processes")
         elif noted.call is None:
             self.refuse("an operation in it is no longer known")
         elif not getattr(noted.call, "repeatable", bool(noted.signature)):

@@ -48,7 +48,7 @@ def obstacle(dtype: torch.dtype, reduction: str) -> str:
     if dtype.is_complex and reduction in ("min", "max"):
         return "complex numbers have no order"
     if dtype is torch.bool and reduction == "avg":
-        return "an average of bool is no bool: convert it first"
+        return "an average of bool is not bool: convert the tensor first"
     return ""
 
 

@@ -219,13 +219,13 @@ class Remote:
         elif self._propagate == "cached":
             if key is None:
                 raise TypeError(
-                    f"an argument of {self._label} cannot be hashed, and what it gives is kept by its arguments: pass "
-                    f"`propagate=` a function of fake tensors, or 'inspect' when nothing of the result is wanted"
+                    f"an argument of {self._label} cannot be hashed, and shapes of results are kept by argument: pass "
+                    f"`propagate=` a function of fake tensors, or 'inspect' when the result is not needed"
                 )
             if any(arguments.is_group(leaf) for leaf in leaves):
                 raise TypeError(
                     f"what {self._label} gives cannot be found by running it on one rank, because it was passed a group of "
-                    f"ranks: pass `propagate=` a function of fake tensors, or 'inspect' when nothing of the result is wanted"
+                    f"ranks: pass `propagate=` a function of fake tensors, or 'inspect' when the result is not needed"
                 )
             _miss += 1
             outcome = self._try(tree, numbers, inputs, place)

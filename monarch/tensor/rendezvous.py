@@ -41,7 +41,9 @@ class Rendezvous(Actor):
         if name not in known:
             if self._count >= LIMIT:
                 port.exception(
-                    RuntimeError(f"{LIMIT} entries of process groups: drop() those that are not needed any more")
+                    RuntimeError(
+                        f"{LIMIT} entries of process groups are stored: drop() those that are not needed any more"
+                    )
                 )
                 return
             self._count += 1

@@ -78,7 +78,7 @@ class ExecutionTimer:
         """Begins a measurement of `name`. ValueError when one has begun and not ended."""
         timer = cls._timers.setdefault(name or _DEFAULT, _Timer())
         if timer.started is not None:
-            raise ValueError(f"timer {name or _DEFAULT!r} runs already: stop it before it is started again")
+            raise ValueError(f"timer {name or _DEFAULT!r} is already running: stop it before starting it again")
         timer.start(use_cpu)
 
     @classmethod
@@ -86,7 +86,7 @@ class ExecutionTimer:
         """Ends it. ValueError when none has begun."""
         timer = cls._timers.get(name or _DEFAULT)
         if timer is None or timer.started is None:
-            raise ValueError(f"timer {name or _DEFAULT!r} does not run: start it first")
+            raise ValueError(f"timer {name or _DEFAULT!r} is not running: start it first")
         timer.stop()
 
     @classmethod

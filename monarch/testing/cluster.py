@@ -102,7 +102,7 @@ class InProcessCluster:
         gateway: int | None = None,
     ) -> None:
         if hosts < 0 or (gateway is not None and not 0 <= gateway < hosts):
-            raise ValueError(f"hosts is a number from 0 on and gateway one of them, got {hosts!r} and {gateway!r}")
+            raise ValueError(f"hosts must be 0 or more, gateway the index of one, got {hosts!r} and {gateway!r}")
         self.clock = clock
         self.network = Network(seed)
         self._host = f"inproc:{new_id()}"
@@ -334,7 +334,7 @@ class InProcessCluster:
         self._check()
         known = getattr(message, kind, None)
         if not isinstance(known, type) or not issubclass(known, message._Message):
-            raise ValueError(f"there is no message of the kind {kind!r}")
+            raise ValueError(f"no message type is called {kind!r}")
         expectation = Expectation(kind)
 
         def seen(sent: Sent) -> None:
@@ -363,7 +363,7 @@ class InProcessCluster:
 
     def _check(self) -> None:
         if self._state != "in use":
-            raise RuntimeError(f"a cluster is of use inside its with block, and this one is {self._state}")
+            raise RuntimeError(f"use a cluster inside its with block; this one is {self._state}")
 
     def _on_failure(self, failure: MeshFailure) -> None:
         with self._failed:
@@ -384,7 +384,7 @@ class InProcessCluster:
         addresses = _addresses(mesh)
         if rank is not None:
             if not 0 <= rank < len(addresses):
-                raise ValueError(f"rank {rank} is none of the {len(addresses)} ranks of {mesh!r}")
+                raise ValueError(f"rank {rank} is not one of the {len(addresses)} ranks of {mesh!r}")
             addresses = [addresses[rank]]
         for address in dict.fromkeys(addresses):
             self._on_loop(lambda address=address: fn(address))  # type: ignore[misc]

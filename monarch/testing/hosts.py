@@ -35,7 +35,7 @@ class Reach:
         """Why host `one` cannot connect to `other`, or ""."""
         if other in self._dark:
             return "no answer: that machine has no power"
-        return "the network between the two is parted" if frozenset((one, other)) in self._parted else ""
+        return "the network between the two hosts is cut" if frozenset((one, other)) in self._parted else ""
 
     def part(self, one: str, other: str) -> Parting:
         pair = frozenset((one, other))

@@ -49,7 +49,7 @@ class Sequencer:
 
     def __call__(self, position: int) -> _Block:
         if isinstance(position, bool) or not isinstance(position, int) or position < 1:
-            raise ValueError(f"positions of a Sequencer are whole numbers from 1 on, got {position!r}")
+            raise ValueError(f"positions of a Sequencer are whole numbers of 1 or more, got {position!r}")
         with self._changed:
             if position in self._used:
                 raise RuntimeError(f"position {position} of the sequence is used twice")

@@ -227,11 +227,11 @@ def _make_private(folder: Path) -> None:
     except FileExistsError:
         mode = folder.stat().st_mode
         if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(f"{folder} is there and not a directory") from None
+            raise NotADirectoryError(f"{folder} exists and is not a directory") from None
         if mode & 0o022:
             raise PermissionError(
                 f"{folder} may be written by others (mode {stat.S_IMODE(mode):04o}), who could put keys of their own "
-                f"there; chmod 700 it, or name a directory that is not there yet"
+                f"there; chmod 700 it, or name a directory that does not exist yet"
             ) from None
 
 

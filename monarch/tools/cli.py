@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     worker.add_argument(
         "--trust-all-connections",
         action="store_true",
-        help="let in everybody who can reach the address; only where nobody else can",
+        help="let in everybody who can reach the address; only safe where strangers cannot reach it",
     )
     worker.add_argument(
         "--once",
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     made = command("certs", "make a job's certificate authority and certificate", _CERTS, _certs)
-    made.add_argument("directory", metavar="DIRECTORY", help="where to; made with mode 0700 if it is not there")
+    made.add_argument("directory", metavar="DIRECTORY", help="directory to write to; made with mode 0700 if missing")
     made.add_argument(
         "--host",
         action="append",

@@ -296,7 +296,7 @@ def test_a_destination_that_is_a_link_is_refused(tmp_path: Path, outside: Path) 
 
 def test_special_files_are_not_opened(tree: Tree) -> None:
     os.mkfifo(os.path.join(tree.root, "pipe"))
-    with pytest.raises(RefusedPath, match="no regular file"):
+    with pytest.raises(RefusedPath, match="not a regular file"):
         tree.open_file("pipe")
     tree.remove("pipe")
     assert os.listdir(tree.root) == []
@@ -496,7 +496,7 @@ def test_directories_keep_their_names_or_get_new_ones(tmp_path: Path) -> None:
 def test_destinations_that_overlap_are_refused(tmp_path: Path, first: str, second: str) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    with pytest.raises(ValueError, match="one holds the other"):
+    with pytest.raises(ValueError, match="one contains the other"):
         destinations(Workspace({str(tmp_path / "a"): first, str(tmp_path / "b"): second}))
 
 
@@ -510,7 +510,7 @@ def test_directories_that_are_none_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FileNotFoundError, match="does not exist on this machine"):
         destinations(Workspace([str(tmp_path / "missing")]))
-    with pytest.raises(NotADirectoryError, match="no directory"):
+    with pytest.raises(NotADirectoryError, match="not a directory"):
         destinations(Workspace([str(tmp_path / "file")]))
 
 

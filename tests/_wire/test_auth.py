@@ -193,7 +193,7 @@ def test_reflected_words_are_refused() -> None:
     dialler = Dialler(SECRET)
     feed(dialler, dialler.start())
     assert dialler.failure is not None
-    assert "its own words" in dialler.failure.text
+    assert "the connection leads back to itself" in dialler.failure.text
     assert not dialler.failure.final, "a port that is dialled on its own machine can be connected to itself"
 
 

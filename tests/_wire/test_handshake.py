@@ -146,7 +146,7 @@ def test_whoever_drips_bytes_is_given_up_at_the_deadline(world: World) -> None:
     world.clock.advance(1.0)
     failure = world.outcome()
     assert failure == Failure(
-        "the handshake was not over within 5 s; the other side may hang, or be no host of monarch", final=False
+        "the handshake was not over within 5 s; the other side may hang, or not be a monarch host", final=False
     )
     assert far.recv(1) == b""
 

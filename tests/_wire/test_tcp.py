@@ -268,9 +268,9 @@ def test_a_descriptor_that_does_not_listen_is_left_alone(host: Host) -> None:
         with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket that does not listen"):
             host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
         assert given.getsockname()
-    with open("/dev/null") as file, pytest.raises(OSError, match="is no socket"):
+    with open("/dev/null") as file, pytest.raises(OSError, match="is not an inherited socket"):
         host.listen(f"tcp://127.0.0.1:fd{file.fileno()}")
-    with pytest.raises(OSError, match="descriptor 99999 is no socket that this process inherited"):
+    with pytest.raises(OSError, match="descriptor 99999 is not an inherited socket"):
         host.listen("tcp://127.0.0.1:fd99999")
 
 
@@ -308,7 +308,7 @@ def test_a_stale_socket_file_is_replaced_and_one_in_use_is_not(host: Host, tmp_p
 
 def test_a_file_that_is_no_socket_is_kept(host: Host, tmp_path: Path) -> None:
     (tmp_path / "w1").write_text("precious")
-    with pytest.raises(OSError, match="there is a file that is no socket"):
+    with pytest.raises(OSError, match="there is a file that is not a socket"):
         host.listen(f"ipc://{tmp_path}/w1")
     assert (tmp_path / "w1").read_text() == "precious"
 

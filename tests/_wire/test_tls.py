@@ -259,10 +259,10 @@ def test_what_is_no_certificate_is_said(jobs: tuple[Identity, Identity], tmp_pat
     key = Path(job.private_key).read_bytes()
     cases: list[tuple[tuple[Any, Any, Any], str]] = [
         (("/no/such", job.certificate, job.private_key), "ca: cannot read .*/no/such.*: No such file"),
-        ((b"garbage", job.certificate, job.private_key), r"ca: the PEM given \(7 characters\) is no PEM that fits"),
+        ((b"garbage", job.certificate, job.private_key), r"ca: the PEM given \(7 characters\) is not a valid PEM"),
         ((job.ca, job.certificate, "/no/such"), "certificate or private_key: cannot read .*: No such file"),
         ((job.ca, job.certificate, other.private_key), "certificate or private_key: .*: KEY_VALUES_MISMATCH"),
-        ((job.ca, key, key), r"certificate or private_key: the PEM given \(\d+ characters\) is no PEM that fits"),
+        ((job.ca, key, key), r"certificate or private_key: the PEM given \(\d+ characters\) is not a valid PEM"),
     ]
     for given, words in cases:
         with pytest.raises(ValueError, match=words) as caught:

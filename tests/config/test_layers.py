@@ -16,7 +16,7 @@ TABLE = (
     Setting("folder", Text(), "", "FOLDER", "Where."),
     Setting("nics", OrNone(Count(minimum=1)), None, "NICS", "How many."),
     Setting("enable_log_forwarding", Flag(), False, "FORWARD", "Output."),
-    Setting("idle", Count(), 1, "IDLE", "Nothing.", meaning=False),
+    Setting("idle", Count(), 1, "IDLE", "Nothing.", inert=True),
     Setting("nameless", Count(), 1, None, "No variable."),
 )
 
@@ -46,6 +46,16 @@ def test_the_environment_hides_the_default_and_configure_hides_both() -> None:
     assert one.get("lines") == 6
     one.set_runtime({})
     assert one.get("lines") == 5
+
+
+def test_an_inert_setting_that_was_changed_is_named_once() -> None:
+    one = layers()
+    one.set({"idle": 1, "lines": 5})
+    assert one.without_effect(["idle", "lines"]) == []  # `idle` has its default: nobody expects anything of it
+    one.set({"idle": 2})
+    assert one.without_effect(["idle"]) == ["idle"]
+    one.set({"idle": 3})
+    assert one.without_effect(["idle"]) == []
 
 
 def test_setting_adds_to_what_was_set() -> None:
@@ -98,7 +108,7 @@ def test_an_unreadable_variable_is_named_at_every_use_until_it_is_mended() -> No
     assert one.get("patience") == 4.0
 
 
-def test_an_unreadable_variable_of_a_setting_without_meaning_is_let_be() -> None:
+def test_an_unreadable_variable_of_an_inert_setting_is_ignored() -> None:
     assert layers(IDLE="of another program").get("idle") == 1
 
 

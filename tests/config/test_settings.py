@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import ast
 import asyncio
 import inspect
 import json
+import logging
 import pickle
 import re
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -27,6 +30,7 @@ from monarch.config import (
     parametrize_config_pointwise,
     settings,
 )
+from monarch.config.layers import Layers
 
 # What programs may rely on; written out, so that a slip in the table shows.
 DEFAULTS: dict[str, Any] = {
@@ -210,8 +214,20 @@ def test_rows_are_unique_and_documented() -> None:
     for row in settings.TABLE:
         assert row.doc.endswith("."), row.name
         assert "\n" not in row.doc, row.name
-        assert row.meaning is ("No meaning here" not in row.doc), row.name
+        assert row.inert is ("No effect" in row.doc), row.name
         assert row.env is None or re.fullmatch("[A-Z_]+", row.env), row.name
+
+
+def test_every_setting_is_read_somewhere_or_marked_inert() -> None:
+    package = Path(monarch.config.__file__).parents[1]
+    named = {
+        node.value
+        for file in package.rglob("*.py")
+        if file.parent != package / "config"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    assert [row.name for row in settings.TABLE if row.inert is (row.name in named)] == []
 
 
 def test_the_typed_names_are_those_of_the_table() -> None:
@@ -224,9 +240,9 @@ def test_the_typed_names_are_those_of_the_table() -> None:
         "BindSpec": names.TransportName,
     }
     for kind, literal in listed.items():
-        in_table = [row.name for row in settings.TABLE if row.meaning and row.kind.name == kind]
+        in_table = [row.name for row in settings.TABLE if not row.inert and row.kind.name == kind]
         assert sorted(get_args(literal)) == sorted(in_table)
-    assert {row.kind.name for row in settings.TABLE if row.meaning} == set(listed)
+    assert {row.kind.name for row in settings.TABLE if not row.inert} == set(listed)
 
 
 def test_the_package_exports_what_it_lists() -> None:
@@ -348,6 +364,18 @@ def test_a_wrong_setting_is_refused_and_nothing_is_set(
     with pytest.raises(error), configured(cleanup_timeout="9s", **values):
         raise AssertionError("the block must not run")
     assert get_global_config() == before
+
+
+def test_a_change_without_effect_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "LAYERS", Layers(settings.TABLE, {}))
+    with caplog.at_level(logging.WARNING, "monarch"):
+        configure(cleanup_timeout="9s", pyspy_bin="/opt/py-spy", mesh_admin_tree_timeout="1s", stop_grace_period="10s")
+        configure(pyspy_bin="/opt/another")
+    assert [record.getMessage() for record in caplog.records] == [
+        "monarch.configure: nothing reads `pyspy_bin`, `mesh_admin_tree_timeout`, so the new value has no effect"
+    ]
 
 
 def test_a_huge_value_makes_a_short_message() -> None:

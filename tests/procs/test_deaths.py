@@ -28,6 +28,7 @@ from monarch.actor import (
     current_rank,
     endpoint,
 )
+from monarch.config import configured
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -160,6 +161,19 @@ def test_a_death_is_told_once_for_each_mesh_with_all_that_is_known(own: Any, fau
     assert [mesh.slice(gpus=0).pid.call_one().get(timeout=TIMEOUT) for mesh in meshes.values()] == [pids[0]] * 2
     own.stop().get(timeout=TIMEOUT)
     assert faults.rest() == []
+
+
+def test_as_many_last_lines_are_shown_as_the_setting_says(spawn_procs: Any, faults: Any) -> None:
+    lines = "\n".join(f"line {number}" for number in range(30))
+    for given, count in (({}, 20), ({"tail_log_lines": 2}, 2), ({"tail_log_lines": 0}, 0)):
+        with configured(**given):
+            mesh = spawn_procs(name=f"keeps{count}").spawn("mortal", Mortal)
+            with pytest.raises(SupervisionError):
+                mesh.die.call_one("exit 1", lines).get(timeout=TIMEOUT)
+        report = faults.next().report()
+        shown = [line.strip() for line in report.splitlines() if line.strip().startswith("line ")]
+        assert shown == [f"line {number}" for number in range(30 - count, 30)]
+        assert ("the last lines it wrote" in report) is bool(count)
 
 
 def test_a_process_that_closes_all_its_descriptors_is_out_of_reach_and_ended(own: Any, faults: Any, watch: Any) -> None:
@@ -418,6 +432,45 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
     _, err = program.communicate("go on\n", timeout=TIMEOUT)
     assert program.returncode == 0, err
     assert list(Path(scripts.runtime).rglob("*")) == []
+
+
+@pytest.mark.parametrize("how", ["forked", "executed"])
+@pytest.mark.parametrize("by_kernel", [True, False])
+def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_to(
+    scripts: Any, watch: Any, how: str, by_kernel: bool
+) -> None:
+    program = scripts.start(
+        """
+        import ctypes, os, sys
+        import monarch
+        from monarch.actor import Actor, default_bootstrap_cmd, endpoint, this_host
+
+        class Deaf(Actor):
+            @endpoint
+            async def hang(self):
+                c = ctypes.PyDLL(None)  # its calls keep the interpreter lock: no other thread runs any more
+                ready = b"%d %d\\n" % (os.getpid(), os.getppid())
+                c.write(1, ready, len(ready))
+                c.pause()
+
+        how, by_kernel = sys.argv[1:]
+        monarch.configure(mesh_bootstrap_enable_pdeathsig=by_kernel == "True")
+        command = default_bootstrap_cmd() if how == "executed" else None
+        this_host().spawn_procs(bootstrap_command=command).spawn("deaf", Deaf).hang.call_one().get()
+        """,
+        how,
+        str(by_kernel),
+    )
+    line = program.stdout.readline() or pytest.fail(program.communicate(timeout=TIMEOUT)[1])
+    pid, agent = map(int, line.split())
+    process = watch([pid])
+    os.kill(agent, signal.SIGKILL)
+    try:
+        assert list(process.survivors(GRACE if by_kernel else 0.2)) == ([] if by_kernel else [pid])
+    finally:
+        if not by_kernel:
+            os.kill(pid, signal.SIGKILL)
+    program.communicate(timeout=TIMEOUT)
 
 
 def test_a_program_whose_host_agent_is_killed_says_so_and_ends(scripts: Any) -> None:

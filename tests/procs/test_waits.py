@@ -252,7 +252,7 @@ def test_an_endpoint_that_runs_long_is_logged_with_its_stack(scripts: Any) -> No
     out, rest = process.communicate("go on\n", timeout=TIMEOUT)
     assert process.returncode == 0, rest
     text = "".join(lines) + rest
-    assert text.count("(setting slow_handler_after); this is said once for each message") == 1
+    assert text.count("(setting slow_handler_after); this is logged once for each message") == 1
     assert "endpoint hold() of <root>.<__main__.Holds slow> (rank 0) has been running for 0." in text
     assert "Stack (most recent call last):" in text and "in Holds.hold" in text and "monarch/_" not in text
     assert out == ""

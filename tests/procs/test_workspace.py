@@ -140,7 +140,7 @@ def test_a_directory_that_another_sync_writes_is_refused(hosts: ProcMesh, projec
     same(project, tmp_path / "host0" / "project", tmp_path / "host1" / "project")
 
 
-@pytest.mark.parametrize("value, says", [(None, "is not set"), ("relative/path", "no absolute path")])
+@pytest.mark.parametrize("value, says", [(None, "is not set"), ("relative/path", "not an absolute path")])
 def test_a_host_without_the_variable_is_named(spawn_procs: Any, project: Path, value: str | None, says: str) -> None:
     procs = spawn_procs(env={"WORKSPACE_DIR": value})
     with pytest.raises(

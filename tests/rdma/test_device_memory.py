@@ -64,7 +64,7 @@ def test_what_cannot_be_lent_says_why(card: FakeCard, monkeypatch: pytest.Monkey
     mine = lending.Lending()
     memory = memory_of(card.tensor(bytes(10)))
     mine.place(memory)
-    with pytest.raises(NotLentError, match="no memory of a device"):
+    with pytest.raises(NotLentError, match="not memory of a device"):
         mine.give(memory_of(bytearray(10)), "borrower")
     card.ipc = "not today"
     with pytest.raises(NotLentError, match="not today"):

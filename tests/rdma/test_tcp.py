@@ -494,7 +494,7 @@ class Service:
 @pytest.mark.parametrize(
     ("answer", "kind", "text"),
     [
-        (None, RDMAError, "may be there in part"),
+        (None, RDMAError, "part of the write may have arrived"),
         (SupervisionError("it has ended"), OwnerEndedError, "its memory is gone"),
         (BufferDroppedError("buffer 1 not found: it was dropped"), BufferDroppedError, "not found"),
     ],

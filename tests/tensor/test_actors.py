@@ -243,7 +243,7 @@ def test_constructor_arguments(procs: Any) -> None:
     with procs.activate():
         adders = procs.spawn("adders", Holder, torch.ones(()) * 7)
     assert [float(v) for _, v in adders.held.call().get(timeout=30).items()] == [7.0, 7.0]
-    with pytest.raises(RuntimeError, match="hold distributed tensors, which are given to actors once"):
+    with pytest.raises(RuntimeError, match="hold distributed tensors, which cannot be kept for restarts"):
         adders.restart()
     adders.restart(args=(3,)).get(timeout=30)
     assert [v for _, v in adders.held.call().get(timeout=30).items()] == [3, 3]

@@ -97,10 +97,10 @@ def test_timers(loop: Any) -> None:
     assert set(summary) == {"count", "mean_ms", "total_ms", "min_ms", "max_ms"}
     assert summary["count"] == 2 and 0 <= summary["min_ms"] <= summary["mean_ms"] <= summary["max_ms"]
     assert ExecutionTimer.get_latest_measurement("nothing") == 0.0
-    with pytest.raises(ValueError, match="does not run"):
+    with pytest.raises(ValueError, match="is not running"):
         ExecutionTimer.stop("nothing")
     ExecutionTimer.start("twice", use_cpu=True)
-    with pytest.raises(ValueError, match="runs already"):
+    with pytest.raises(ValueError, match="is already running"):
         ExecutionTimer.start("twice")
     ExecutionTimer.reset()
     assert ExecutionTimer.summary() == {}

@@ -230,7 +230,7 @@ def test_what_cannot_be_asked_for(mesh: Any) -> None:
         tensor.reduce("cpu")
     with pytest.raises(ValueError, match="named twice"):
         tensor.reduce(("gpu", "gpu"))
-    with pytest.raises(ValueError, match="'mean' is none of stack, sum"):
+    with pytest.raises(ValueError, match="'mean' is not one of stack, sum"):
         tensor.reduce("gpu", "mean")
     with pytest.raises(ValueError, match="is not valid for multiple dimensions"):
         tensor.reduce(("gpu", "host"), "stack")

@@ -271,7 +271,7 @@ def test_coordinates(loop: Any, x: Any) -> None:
         mt.fetch_shard(x, gpus=-1)
     with pytest.raises(KeyError, match="no dimension 'gpu': its dimensions are"):
         mt.inspect(x, {"gpu": 0})
-    with pytest.raises(TypeError, match="gpus='a' is no number"):
+    with pytest.raises(TypeError, match="gpus='a' is not a number"):
         mt.inspect(x, gpus="a")  # type: ignore[arg-type]
     with loopback(hosts=2, gpus=2) as mesh:
         with pytest.raises(ValueError, match=r"Missing key 'gpus' in shard map. Need all of \('hosts', 'gpus'\)"):

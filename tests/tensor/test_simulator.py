@@ -555,9 +555,9 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"simulate_mode='fast' is none of 'simulate'"):
+    with pytest.raises(ValueError, match=r"simulate_mode='fast' is not one of 'simulate'"):
         Simulator(1, 1, simulate_mode="fast")
-    with pytest.raises(ValueError, match=r"trace_mode='all' is none of 'stream_only'"):
+    with pytest.raises(ValueError, match=r"trace_mode='all' is not one of 'stream_only'"):
         Simulator(1, 1, trace_mode="all")
     with pytest.raises(ValueError, match="gpus=0"):
         Simulator(1, 0)

@@ -204,7 +204,7 @@ def test_an_error_inside_the_runtime_fails_the_test() -> None:
 def test_killing_what_is_not_alive_or_not_there_is_an_error(cluster: InProcessCluster) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     procs.initialized.get(TIMEOUT)
-    with pytest.raises(ValueError, match="rank 2 is none of the 2 ranks"):
+    with pytest.raises(ValueError, match="rank 2 is not one of the 2 ranks"):
         cluster.kill(procs, 2)
     cluster.kill(procs, 1)
     with pytest.raises(ValueError, match="no simulated process lives at"):
@@ -391,7 +391,7 @@ def test_a_process_that_its_agent_does_not_read_from_is_not_suspected(monkeypatc
 def test_stopping_what_is_not_alive_is_an_error(cluster: InProcessCluster) -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     procs.initialized.get(TIMEOUT)
-    with pytest.raises(ValueError, match="rank 2 is none of the 2 ranks"):
+    with pytest.raises(ValueError, match="rank 2 is not one of the 2 ranks"):
         cluster.stop_process(procs, 2)
     cluster.continue_process(procs)  # they run
     cluster.kill(procs, 1)
@@ -445,7 +445,7 @@ def test_addresses_for_rules(cluster: InProcessCluster) -> None:
 
 
 def test_expectations_name_a_message(cluster: InProcessCluster) -> None:
-    with pytest.raises(ValueError, match="there is no message of the kind 'Telegram'"):
+    with pytest.raises(ValueError, match="no message type is called 'Telegram'"):
         cluster.expect("Telegram")
     with pytest.raises(TimeoutError, match="no Pause was delivered within 0 s"):
         cluster.expect("Pause").wait(0)

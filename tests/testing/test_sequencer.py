@@ -125,7 +125,7 @@ def test_a_cancelled_wait_breaks_the_sequence() -> None:
 
 @pytest.mark.parametrize("position", [0, -1, 1.5, "1", True])
 def test_positions_are_whole_numbers_from_one_on(position: Any) -> None:
-    with pytest.raises(ValueError, match="whole numbers from 1 on"):
+    with pytest.raises(ValueError, match="whole numbers of 1 or more"):
         Sequencer()(position)
 
 

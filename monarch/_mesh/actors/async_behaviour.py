@@ -38,7 +38,7 @@ class AsyncActorBehaviour(ActorBehaviour):
             patience = settings.get("stop_actor_timeout")
             _, running = await asyncio.wait(tasks, timeout=patience)
             if running:
-                _log.warning("%d concurrent endpoint(s) of %s did not let themselves be cancelled for %g s (setting "
+                _log.warning("%d concurrent endpoint(s) of %s did not react to being cancelled for %g s (setting "
                              "stop_actor_timeout)", len(running), self.display, patience)  # fmt: skip
 
     async def handle_async(self, delivery: Delivery) -> None:

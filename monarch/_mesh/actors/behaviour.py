@@ -84,12 +84,12 @@ class ActorBehaviour:
             return self.actor.__cleanup__(cause)
 
     async def settle_tasks(self) -> None:
-        """Nothing runs beside an actor without a loop."""
+        """Nothing runs beside an actor without an event loop."""
 
     # --- messages
 
     def handle(self, delivery: Delivery) -> None:
-        """Runs a message of an actor without a loop."""
+        """Runs a message of an actor without an event loop."""
         call = delivery.call
         current.set(Current(self.instance, call.rank, call.view, call))
         method: Method | None = None
@@ -111,7 +111,7 @@ class ActorBehaviour:
                 self._reply(delivery, result)
 
     async def handle_async(self, delivery: Delivery) -> None:
-        raise NotImplementedError("an actor without a loop")
+        raise NotImplementedError("an actor without an event loop")
 
     def _find(self, name: str) -> Method:
         if not hasattr(type(self.actor), name):

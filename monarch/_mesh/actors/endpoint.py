@@ -309,12 +309,12 @@ class Endpoint(Generic[P, R]):
         propagate = self._property._propagator
         if self._property._user_port:
             raise NotImplementedError(
-                f"rref of {self._name!r}, which answers by a port: what it gives is not known here. Return it from an "
+                f"rref of {self._name!r}, which answers through a port: its result is not known here. Return it from an "
                 f"ordinary endpoint"
             )
         if propagate != "inspect" and not callable(propagate):
             raise NotImplementedError(
-                f"rref has to know what {self._name!r} gives, and its propagate is {propagate!r}: decorate it with "
+                f"rref has to know what {self._name!r} returns, and its propagate is {propagate!r}: decorate it with "
                 f"@endpoint(propagate=fn), or call as_endpoint(mesh.method, propagate=fn).rref(...). fn gets the same "
                 f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says "
                 f"that there are none"

@@ -249,7 +249,8 @@ class HostAgent(BaseHostAgent):
         mesh = self._meshes.get(start.mesh)
         if mesh is None:
             spec = start.spec
-            mesh = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank, spec.client)
+            tail = settings.told(msgspec.msgpack.decode(spec.config), "tail_log_lines")
+            mesh = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank, spec.client, tail)
             self._meshes[start.mesh] = mesh
         output = self._running[start.key] = ProcOutput(mesh, start.rank)
         return self.outputs.open(output)

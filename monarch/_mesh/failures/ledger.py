@@ -14,7 +14,6 @@ from monarch._runtime.incarnations import process_of
 from monarch._wire.message import Failure, ProcEnded
 
 EXIT_CLEAN = "stopped: process exited cleanly"
-_TAIL_SHOWN = 20
 
 
 class MeshFailure:
@@ -276,7 +275,7 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
         return Failure(text, mesh.key, mesh.mesh_name, list(ranks), text, stopped=True)
     cause = f"the process this actor was running on failed: {describe_exit(ended)}"
     where = f"rank {', '.join(map(str, ranks))} of {mesh.mesh_name}, {_whereabouts(ended)}"
-    tail = "".join(f"\n      {line}" for line in ended.tail[-_TAIL_SHOWN:])
+    tail = "".join(f"\n      {line}" for line in ended.tail)
     last = f"\n    the last lines it wrote to stderr:{tail}" if tail else ""
     report = f"The actor {shown} and all its descendants have failed:\n    {cause}\n    {where}{last}"
     return Failure(

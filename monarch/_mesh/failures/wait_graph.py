@@ -54,7 +54,7 @@ class WaitGraph(msgspec.Struct, frozen=True):
         lines += _section("processes that did not answer", (f"{a}: {why}" for a, why in self.silent.items()))
         if self.left_out:
             lines.append(f"({self.left_out} more waits and endpoints are left out)")
-        return "\n".join(lines) or "nobody waits for an endpoint, and none runs"
+        return "\n".join(lines) or "no endpoint runs, and nobody waits for one"
 
 
 def _section(title: str, items: Iterable[object]) -> list[str]:

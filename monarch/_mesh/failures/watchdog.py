@@ -168,7 +168,7 @@ class Sweep:
         ran = proc.loop.now() - job.delivery.started
         text = (
             f"endpoint {call.method}() of {display(job.instance)} (rank {job.instance.rank}) has been running for "
-            f"{ran:.1f} s (setting slow_handler_after); this is said once for each message"
+            f"{ran:.1f} s (setting slow_handler_after); this is logged once for each message"
         )
         own = [wait for wait in waits if wait.running is not None and wait.running.call is call]
         text += "".join(f"\n{edge_of(proc, wait, jobs, frames)}" for wait in own[:_SHOWN])

@@ -115,7 +115,7 @@ def _value_of(worker: Future[str], index: int, limit: float) -> str:
             f"the address of worker {index} was not known within {limit:g} s (setting mesh_attach_config_timeout)"
         ) from None
     if not isinstance(found, str):
-        raise TypeError(f"the Future of worker {index} gave {found!r}, which is no address")
+        raise TypeError(f"the Future of worker {index} gave {found!r}, which is not an address")
     return found
 
 

@@ -182,8 +182,8 @@ class OwnedActors:
         for args in map(self.args, ranks):
             if args.body is None and args.once:
                 return (
-                    f"the constructor arguments of {self.spec.mesh_name} hold distributed tensors, which are given to actors "
-                    f"once: give them again, as restart(args=(...))"
+                    f"the constructor arguments of {self.spec.mesh_name} hold distributed tensors, which cannot be kept "
+                    f"for restarts: give them again, as restart(args=(...))"
                 )
             if args.body is None:
                 return (
@@ -312,7 +312,7 @@ class OwnedProcs:
                     return Done(
                         RuntimeError(
                             f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {there} is gone "
-                            f"({self.lost[there]}): attach a host that lives, and spawn there"
+                            f"({self.lost[there]}): attach a host that is alive, and spawn there"
                         )
                     )
             for rank in ranks:

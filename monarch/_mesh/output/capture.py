@@ -12,7 +12,6 @@ from monarch._mesh.output import log_lines
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire.message import Output
 
-_TAIL = 64  # lines of a process's stderr kept for reports
 _READ = 65536
 _AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
 
@@ -20,9 +19,10 @@ _AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
 class MeshOutput:
     """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`."""
 
-    def __init__(self, name: str, forward: bool, with_rank: bool, client: str = "") -> None:
+    def __init__(self, name: str, forward: bool, with_rank: bool, client: str = "", tail: int = 20) -> None:
         self.name = name
         self.client = client  # address of the client that sees it
+        self.tail = tail  # lines of each process's stderr kept for reports
         self.forward = forward  # to the client, rather than to the terminal it shares with us
         self.with_rank = with_rank
         self.stream = False
@@ -36,7 +36,7 @@ class ProcOutput:
     def __init__(self, mesh: MeshOutput, rank: int) -> None:
         self.mesh = mesh
         self.rank = rank
-        self.tail: deque[str] = deque(maxlen=_TAIL)
+        self.tail: deque[str] = deque(maxlen=mesh.tail)
         self.pipes: list[_Pipe] = []
 
 

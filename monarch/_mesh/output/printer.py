@@ -57,7 +57,10 @@ class Printer:
                 self._printing = True
             if dropped:
                 pieces.append(
-                    (2, f"monarch: {dropped} pieces of output were dropped: they came faster than they print\n")
+                    (
+                        2,
+                        f"monarch: {dropped} pieces of output were dropped: they came faster than the terminal takes them\n",
+                    )
                 )
             for number, text in pieces:
                 try:

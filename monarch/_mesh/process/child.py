@@ -115,6 +115,8 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     _take_over(spec, child.bind)
     served = Served(child.address, child.incarnation, spec, listening)
     wait_orphaned(gate, agent)
+    if settings.get("mesh_bootstrap_enable_pdeathsig"):
+        die_with(agent)
     served.serve()
     sys.exit(0)
 
@@ -179,6 +181,7 @@ def main() -> None:
     if spec.cwd not in sys.path:
         sys.path.insert(0, spec.cwd)
     _take_over(spec, bind)
-    if os.getppid() == int(agent):  # not so behind a wrapper; the connection to the agent tells then
+    # Behind a wrapper the agent is not the parent; then only the connection to the agent tells of its end.
+    if os.getppid() == int(agent) and settings.get("mesh_bootstrap_enable_pdeathsig"):
         die_with(int(agent))
     Served(address, int(incarnation), spec, listening).serve()

@@ -100,8 +100,8 @@ class Spawning:
             raise self._proc.closed
         if owner.end is not None:
             raise RuntimeError(
-                f"actor {owner.name!r} has ended and cannot spawn any more (in its __cleanup__ and in its threads neither): "
-                f"what it owns was stopped, and nobody would stop this. {owner.end.report}"
+                f"actor {owner.name!r} has ended and cannot spawn any more (nor can its __cleanup__ or its threads): what "
+                f"it owns was stopped, and nobody would stop this. {owner.end.report}"
             )
         return owner
 

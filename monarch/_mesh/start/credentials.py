@@ -64,7 +64,7 @@ def _check_open(addresses: list[str], trusting: bool) -> None:
     where = ", ".join(exposed[:4]) + (f" and {len(exposed) - 4} more" if len(exposed) > 4 else "")
     if not trusting:
         raise ValueError(
-            f"who may speak over {where}? Everybody who does can run code there. Give both sides the same secret "
+            f"nothing protects {where}: whoever can connect can run code there. Give both sides the same secret "
             f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...) or certificates (ca=, certificate=, private_key=, made by "
             f"`monarch certs`). In a network where everybody is trusted: ca={TRUST_ALL!r}"
         )

@@ -102,7 +102,7 @@ class ForkServer:
     def _fail_pending(self) -> None:
         pending, self.pending = self.pending, set()
         for address, incarnation in sorted(pending):
-            self._launched.not_forked(address, incarnation, "could not be forked: the fork server ended")
+            self._launched.not_forked(address, incarnation, "could not be forked: the fork server has ended")
 
 
 class ForkServers:

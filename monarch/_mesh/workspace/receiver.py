@@ -109,7 +109,7 @@ class Receiver(Actor):
     def lock(self) -> Root | Taken | Problem:
         """Makes the directory where it is missing and takes its lock, which goes with this actor."""
         if not os.path.isabs(self.path):
-            has = f"is {self.path!r}, which is no absolute path" if self.path else "is not set"
+            has = f"is {self.path!r}, which is not an absolute path" if self.path else "is not set"
             return Problem(
                 self.host,
                 f"the environment variable {self._variable} {has} there: it names the directory to write to; set it where "

@@ -93,13 +93,13 @@ def destinations(workspace: Any) -> dict[str, str]:
         for other, rival in folders.items():
             if name == other or not name or not other or name.startswith(other + "/") or other.startswith(name + "/"):
                 raise ValueError(
-                    f"{rival} and {local} go to {other or '.'!r} and {name or '.'!r}, of which one holds the other: what "
-                    "one brings the other would remove; give each a directory of its own"
+                    f"{rival} and {local} go to {other or '.'!r} and {name or '.'!r}, and one contains the other: each "
+                    "would remove what the other brings; give each a directory of its own"
                 )
         if not os.path.exists(local):
             raise FileNotFoundError(f"the workspace directory {local} does not exist on this machine")
         if not os.path.isdir(local):
-            raise NotADirectoryError(f"{local} in the workspace is no directory: name the directory that holds it")
+            raise NotADirectoryError(f"{local} in the workspace is not a directory: name the directory that holds it")
         folders[name] = local
     return folders
 
@@ -204,7 +204,7 @@ def _local(path: str) -> Manifest:
         raise WorkspaceError(f"cannot read {error.filename or path} on this machine: {error.strerror}") from error
     special = [name for name, entry in manifest.items() if entry.kind == OTHER]
     if special:
-        logger.warning("not synced, as they are no files, folders or links: %s", ", ".join(special[:5]))
+        logger.warning("not synced, because they are not files, folders or links: %s", ", ".join(special[:5]))
     for name in special:
         del manifest[name]
     return manifest

@@ -123,7 +123,7 @@ class Tree:
             raise
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise RefusedPath(f"{path!r} is no regular file")
+            raise RefusedPath(f"{path!r} is not a regular file")
         return file
 
     def set_times(self, path: str, mode: int, mtime_ns: int) -> None:

@@ -71,7 +71,7 @@ class Greeting:
     def _late(self) -> None:
         stage = "TLS handshake" if self._tls is not None and not self._tls.established else "handshake"
         self.give_up(
-            f"the {stage} was not over within {self._seconds:g} s; the other side may hang, or be no host of monarch"
+            f"the {stage} was not over within {self._seconds:g} s; the other side may hang, or not be a monarch host"
         )
 
     def _on_event(self, _mask: int) -> None:

@@ -72,7 +72,7 @@ def _adopt(fd: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=fd)
     except OSError as exc:
-        raise OSError(exc.errno, f"descriptor {fd} is no socket that this process inherited: {exc.strerror}") from exc
+        raise OSError(exc.errno, f"descriptor {fd} is not an inherited socket: {exc.strerror}") from exc
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or sock.type != socket.SOCK_STREAM:
         sock.detach()  # it is somebody else's
         raise OSError(
@@ -106,7 +106,7 @@ def _remove_stale(path: str) -> None:
     """Removes a socket file that nobody listens to. OSError when it is something else, or in use."""
     found = os.lstat(path)
     if not stat.S_ISSOCK(found.st_mode):
-        raise OSError(errno.EADDRINUSE, "there is a file that is no socket; remove it or choose another path")
+        raise OSError(errno.EADDRINUSE, "there is a file that is not a socket; remove it or choose another path")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         try:

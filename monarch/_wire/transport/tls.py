@@ -65,7 +65,7 @@ def _explained(what: str, given: Pem) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as exc:
-        raise ValueError(f"{what}: {_named(given)} is no PEM that fits: {exc.reason or exc}") from exc
+        raise ValueError(f"{what}: {_named(given)} is not a valid PEM: {exc.reason or exc}") from exc
     except OSError as exc:
         raise ValueError(f"{what}: cannot read {exc.filename or _named(given)}: {exc.strerror or exc}") from exc
 

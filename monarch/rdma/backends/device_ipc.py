@@ -49,7 +49,7 @@ class DeviceIpc:
 
     def obstacle(self, handle: Handle) -> str:
         if handle.device is None:
-            return "it is no memory of a device"
+            return "it is not memory of a device"
         refused = self._refused.get((handle.owner, handle.device.card), "")
         return reachable(handle) or refused or _unseen(handle.device.card)
 

@@ -315,7 +315,7 @@ class Errand:
         else:
             if fault is Fault.UNREACHABLE:
                 avoid(transfer.handle.owner, fault.value)
-            more = "; what it was to write may be there in part" if transfer.write else ""
+            more = "; part of the write may have arrived" if transfer.write else ""
             transfer.finish(
                 RDMAError(f"buffer {transfer.handle.number} of {transfer.handle.owner}: {fault.value}{more}")
             )
@@ -470,7 +470,7 @@ class Engine:
         try:
             lent = checked(answer)
         except ValueError as exc:
-            raise UnreachableError(f"the owner's answer is not understood: {exc}") from None
+            raise UnreachableError(f"the owner sent an invalid answer: {exc}") from None
         with self._lock:
             known = self._known[name] = Known(asked, lent)
             if len(self._known) > KNOWN:
@@ -550,7 +550,7 @@ class Engine:
         try:
             return answer.check()
         except ValueError as exc:
-            raise UnreachableError(f"the owner's answer is not understood: {exc}") from None
+            raise UnreachableError(f"the owner sent an invalid answer: {exc}") from None
 
     def _keep(self, name: tuple[Owner, str, str], link: Link) -> None:
         with self._lock:

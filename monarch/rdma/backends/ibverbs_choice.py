@@ -78,7 +78,7 @@ def nearest(nics: Sequence[Nic], place: Place, distances: Distances, spread: int
         if not named:
             known = ", ".join(nic.name for nic in nics) or "none"
             raise ChoiceError(
-                f"MONARCH_RDMA_IBVERBS_TARGET (rdma_ibverbs_target) names {place.name!r}, of which no usable device is "
+                f"MONARCH_RDMA_IBVERBS_TARGET (rdma_ibverbs_target) names {place.name!r}, but no such usable device is "
                 f"here (usable: {known})"
             )
         return named
@@ -153,7 +153,7 @@ def affinity(text: str) -> Allowed:
         return lambda here, there: here == there
     if text.startswith("groups:"):
         return _groups(text)
-    raise _no_affinity(text, "it is none of these")
+    raise _no_affinity(text, "this is none of these")
 
 
 def _groups(text: str) -> Allowed:

@@ -117,7 +117,7 @@ class Devices:
         address = self._gpu_address(ordinal)
         if not address:
             raise ChoiceError(
-                f"MONARCH_RDMA_IBVERBS_TARGET (rdma_ibverbs_target) names GPU {ordinal}, which torch does not show"
+                f"MONARCH_RDMA_IBVERBS_TARGET (rdma_ibverbs_target) names GPU {ordinal}, which torch does not see"
             )
         return sysfs.pci_place(address, self._root)
 

@@ -106,7 +106,7 @@ class Meet(NamedTuple):
 def checked(answer: Any) -> Lent:
     """An owner's answer to Lend. ValueError."""
     if type(answer) is not Lent or len(answer.keys) > MOST or len(answer.open) > MOST * MOST:
-        raise ValueError("it has lent nothing that is understood here")
+        raise ValueError("it sent an answer that this version does not know")
     for key in answer.keys:
         _name(key.nic)
         _number("key", key.memory, 0, 2**32 - 1)

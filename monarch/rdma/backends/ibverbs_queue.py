@@ -38,7 +38,7 @@ class Fault(Enum):
     LOCAL = "this side's memory is not registered as the request needs it"
     FLUSHED = "the queue pair failed before the request's turn came"
     DEVICE = "the device failed"
-    LATE = "its time was over"
+    LATE = "it timed out"
 
 
 # enum ibv_wc_status of libibverbs' verbs.h

@@ -217,7 +217,7 @@ class Job:
 
         transfer = self.transfer
         handle = transfer.handle
-        error: BaseException = RDMAError(f"{self._error}; what it was to write may be there in part")
+        error: BaseException = RDMAError(f"{self._error}; part of the write may have arrived")
         try:
             async with asyncio.timeout(max(0.0, transfer.left())):
                 await handle.service.read.call_one(handle.number, handle.token, 0, 0)
@@ -416,7 +416,7 @@ class _Lane:
                     return False
             job.answered(exchange.status)
         except BaseException as exc:  # Ctrl-C as well: nobody knows how far it got
-            job.fail(Broken(f"the stream to the owner broke: {exc or type(exc).__name__}"))
+            job.fail(Broken(f"the connection to the owner broke: {exc or type(exc).__name__}"))
             self._close()
             if not isinstance(exc, Exception):
                 raise
@@ -448,7 +448,7 @@ class _Lane:
             job.fail(exc)
             self._close()
         except Exception as exc:
-            job.fail(Broken(f"the stream to the owner broke: {exc}"))
+            job.fail(Broken(f"the connection to the owner broke: {exc}"))
             self._close()
         if not waits:
             job.leave()
@@ -466,7 +466,7 @@ class _Lane:
                 sock = job.open(max(0.0, min(OPEN, self._lanes.patience(job))))
             except Exception as exc:
                 if not job.transfer.late():
-                    self._lanes.avoid(f"no stream to the owner: {exc}")
+                    self._lanes.avoid(f"no connection to the owner: {exc}")
                 return False
             self._sock, self._way = sock, Way(sock, self._wait)
         return True

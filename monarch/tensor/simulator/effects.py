@@ -176,7 +176,7 @@ def _on_fakes(call: FunctionCall, inputs: Sequence[tuple[Meta, Any]], look: Call
 def zeros(meta: Meta | None) -> torch.Tensor:
     """A local tensor of that metadata on the CPU, as a fetch gives one. RuntimeError when it is not known."""
     if meta is None:
-        raise RuntimeError("a simulated mesh does not know what this tensor is like, so it cannot make one up")
+        raise RuntimeError("a simulated mesh does not know this tensor's shape and dtype, so it cannot make one up")
     with _disable_current_modes():
         made = torch.zeros(-(-meta.nbytes // meta.dtype.itemsize), dtype=meta.dtype)
         made = torch.as_strided(made, meta.shape, meta.stride, meta.offset)

@@ -62,7 +62,7 @@ class SimulatedEngine(Engine):
     def do(self, place: Place, call: Any, inputs: Sequence[int], results: int) -> int:
         if isinstance(call, Publish | Take):
             raise NotImplementedError(
-                f"{call.name()}: actors cannot be given tensors of a simulated mesh, nor give any, because it has no "
+                f"{call.name()}: actors can neither take nor return tensors of a simulated mesh, because it has no "
                 f"processes: call a monarch.remote function in place of the endpoint"
             )
         with self._due.calls(call):
@@ -160,7 +160,7 @@ class SimulatedEngine(Engine):
         inputs: list[tuple[Meta, Any]] = [(value.meta, value.buffer) for value in values if value.meta is not None]
         try:
             if len(inputs) < len(values):
-                raise ValueError("it is not known what one of its tensors is like")
+                raise ValueError("the shape and dtype of one of its tensors is not known")
             if isinstance(call, PatternCall):
                 return effects.described(call.call, inputs), self.machine.now
             found = effects.returned(call.call, inputs)
@@ -274,7 +274,7 @@ class _Nobody:
         if name.startswith("__"):
             raise AttributeError(name)
         raise NotImplementedError(
-            f"the mesh {self._name!r} is simulated: it has no processes, so actors, and whatever else needs some, "
+            f"the mesh {self._name!r} is simulated: it has no processes, so actors, and all that needs processes, "
             f"cannot work with its tensors"
         )
 

@@ -66,7 +66,7 @@ def _checked(kind: TimingType, value: object) -> int:
             f"the timing of {kind.name} is a number of nanoseconds or a function that gives one, not {value!r}"
         )
     if not 0 <= value < float("inf"):
-        raise ValueError(f"the timing of {kind.name} is {value}: nothing takes less than 0 ns, or for ever")
+        raise ValueError(f"the timing of {kind.name} is {value}: give 0 ns or more, and a finite number")
     return round(value)
 
 

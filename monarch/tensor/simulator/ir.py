@@ -141,7 +141,7 @@ class IRGraph:
         """
         known: Mapping[str, float] = timings if isinstance(timings, Mapping) else json.loads(Path(timings).read_text())
         if wrong := [f"{key}: {value}" for key, value in known.items() if not value >= 0]:
-            raise ValueError(f"durations are nanoseconds from 0 on, and these are not: {', '.join(wrong[:8])}")
+            raise ValueError(f"durations are 0 or more nanoseconds, and these are not: {', '.join(wrong[:8])}")
         count, used = 0, set()
         for node in self.nodes:
             for key in (node.key(True), node.key(False)):

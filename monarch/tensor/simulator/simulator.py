@@ -76,7 +76,7 @@ class Simulator:
         """The IRGraph of what was issued so far. RuntimeError without `build_ir`."""
         graph = self._ctrl.reports.graph
         if graph is None:
-            raise RuntimeError("this simulation gathers no graph: make it with Simulator(..., build_ir=True)")
+            raise RuntimeError("this simulation records no graph: make it with Simulator(..., build_ir=True)")
         if not self._ctrl.ended:
             self._ctrl.flush()
         return graph
@@ -126,4 +126,4 @@ def _mode(kind: Any, name: str, value: str) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise ValueError(f"{name}={value!r} is none of {', '.join(map(repr, map(str, kind)))}") from None
+        raise ValueError(f"{name}={value!r} is not one of {', '.join(map(repr, map(str, kind)))}") from None

@@ -502,10 +502,9 @@ def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_word
         "rank 0, 1 of workers",
         "pid 4711 on node3, at unix:/h/m.0",
         "line 29",
-        "line 10",
+        "line 0\n",
     ):
         assert part in report
-    assert "line 9\n" not in report
     assert report.startswith("The actor <root>.<Worker workers {'gpus': 0/4}> and all its descendants have failed:\n")
     assert (failure.mesh, failure.mesh_name, failure.ranks, failure.stopped) == (
         "k1",

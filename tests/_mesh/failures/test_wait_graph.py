@@ -618,7 +618,7 @@ def test_a_wait_under_gather_is_shown_where_the_endpoint_is(cluster: InProcessCl
 
 
 def test_an_empty_graph_says_so(cluster: InProcessCluster) -> None:
-    assert str(wait_graph().get(TIMEOUT)) == "nobody waits for an endpoint, and none runs"
+    assert str(wait_graph().get(TIMEOUT)) == "no endpoint runs, and nobody waits for one"
 
 
 def test_from_an_actor(cluster: InProcessCluster) -> None:

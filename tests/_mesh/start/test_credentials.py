@@ -29,7 +29,7 @@ def given(*addresses: str, **what: Any) -> Credentials:
 
 @pytest.mark.parametrize("address", [EXPOSED, "tcp://*:22222", "tcp://somewhere:1", "tcp://[2001:db8::1]:1"])
 def test_nobody_is_trusted_by_accident(address: str) -> None:
-    with pytest.raises(ValueError, match="who may speak over") as raised:
+    with pytest.raises(ValueError, match="nothing protects ") as raised:
         given(address)
     assert address in str(raised.value) and "MONARCH_SECRET_FILE" in str(raised.value)
     with pytest.warns(UserWarning, match="whoever can connect"):
@@ -44,7 +44,7 @@ def test_a_unix_socket_takes_our_own_user_only_and_may_go_without() -> None:
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1"])
 def test_a_port_of_this_machine_is_open_to_its_users_and_has_to_be_asked_for(address: str) -> None:
-    with pytest.raises(ValueError, match="who may speak over"):
+    with pytest.raises(ValueError, match="nothing protects "):
         given(address)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,0 +1,30 @@
+"""Every file and folder that CONTRIBUTING.md names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_what_it_names_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = re.findall(r"`((?:monarch|tests|benchmarks|docs)/[\w/.-]*)`", text) + re.findall(r"\]\(([\w/.-]+)\)", text)
+    assert len(named) > 30
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+def test_the_examples_are_what_it_says() -> None:
+    for file, part in {
+        "monarch/config/settings.py": 'Setting("deadlock_after"',
+        "monarch/_mesh/failures/watchdog.py": 'settings.get("deadlock_after")',
+        "monarch/_wire/message.py": "class Flush(",
+        "monarch/_mesh/agent/host_agent.py": "self.receivers[Flush] =",
+        "monarch/testing/simulated.py": "self.receivers[Flush] =",
+        "monarch/_wire/host_address.py": "class Ipc:",
+        "monarch/_wire/transport/base.py": "class StreamSocket(Protocol):",
+        "monarch/rdma/backends/__init__.py": "class Backend(Protocol):",
+        "monarch/rdma/paths.py": "BACKENDS: tuple[Backend, ...] = (",
+    }.items():
+        assert part in (ROOT / file).read_text(), file
