@@ -20,6 +20,14 @@ def procs() -> Iterator[ProcMesh]:
     mesh.stop().get(timeout=TIMEOUT)
 
 
+@pytest.fixture(scope="module")
+def square() -> Iterator[ProcMesh]:
+    """Four processes, dimensions `host` and `gpu`."""
+    mesh = this_host().spawn_procs({"host": 2, "gpu": 2}, name="square")
+    yield mesh
+    mesh.stop().get(timeout=TIMEOUT)
+
+
 @pytest.fixture
 def mesh(procs: ProcMesh) -> Iterator[Any]:
     """The two processes, active."""
