@@ -4,6 +4,7 @@ examples in every run. Here are the fixtures that tests of several folders use; 
 
 from __future__ import annotations
 
+import gc
 import shutil
 import signal
 import tempfile
@@ -31,6 +32,24 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# --- the garbage collector, which many tests call and which would look at all modules and tests each time
+
+
+def pytest_sessionstart() -> None:
+    gc.disable()  # while tests are collected, nothing becomes garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_stays() -> None:
+    """Modules that earlier tests have imported included."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
