@@ -21,7 +21,9 @@ from tests.support.hosts import Hosts, hosts_in
 from tests.support.processes import Watch, descendants
 from tests.support.scripts import Scripts
 
+# What `make test-all` uses, and whoever does not say --hypothesis-profile; `make test` uses the other.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("repeatable"), max_examples=20)
 hypothesis.settings.load_profile("repeatable")
 
 
