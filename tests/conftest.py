@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 import monarch.actor
-from monarch.config import settings
+from monarch.config import configure, configured, settings
 from tests.support.faults import Faults
 from tests.support.hosts import Hosts, hosts_in
 from tests.support.processes import Watch, descendants
@@ -52,6 +52,19 @@ def _what_is_there_stays() -> None:
     """Modules that earlier tests have imported included."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_preload() -> None:
+    """Processes import what they need. Otherwise each would wait for torch, which tests of other folders have imported."""
+    configure(preload="none")
+
+
+@pytest.fixture(scope="module")
+def torch_preloaded() -> Iterator[None]:
+    """For modules whose processes all need it."""
+    with configured(preload="auto"):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,11 @@ from tests.support.processes import kill
 TIMEOUT = 120  # the first use of a device takes seconds
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _with_torch(torch_preloaded: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _devices() -> None:
     torch = pytest.importorskip("torch")

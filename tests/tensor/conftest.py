@@ -12,6 +12,11 @@ from monarch.actor import ProcMesh, this_host
 TIMEOUT = 30
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _with_torch(torch_preloaded: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
     """Two processes, dimension `gpus`."""
