@@ -1,24 +1,30 @@
-"""For every test: settings are put back after it, and property tests try the same examples in every run."""
+"""For every test: settings are put back after it, failures that nobody expects fail it, and property tests try the same
+examples in every run. Here are the fixtures that tests of several folders use; what they are made of is in tests/support.
+"""
 
 from __future__ import annotations
 
+import gc
+import shutil
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
 
-from monarch.config import settings
+import monarch.actor
+from monarch.config import configure, configured, settings
+from tests.support.faults import Faults
+from tests.support.hosts import Hosts, hosts_in
+from tests.support.processes import Watch, descendants
+from tests.support.scripts import Scripts
 
+# What `make test-all` uses, and whoever does not say --hypothesis-profile; `make test` uses the other.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("quick", hypothesis.settings.get_profile("repeatable"), max_examples=20)
 hypothesis.settings.load_profile("repeatable")
-
-
-@pytest.fixture(autouse=True)
-def settings_as_they_were() -> Iterator[None]:
-    before = settings.LAYERS.runtime()
-    yield
-    settings.LAYERS.set_runtime(before)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,3 +34,102 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+# --- the garbage collector, which many tests call and which would look at all modules and tests each time
+
+
+def pytest_sessionstart() -> None:
+    gc.disable()  # while tests are collected, nothing becomes garbage
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_is_there_stays() -> None:
+    """Modules that earlier tests have imported included."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_preload() -> None:
+    """Processes import what they need. Otherwise each would wait for torch, which tests of other folders have imported."""
+    configure(preload="none")
+
+
+@pytest.fixture(scope="module")
+def torch_preloaded() -> Iterator[None]:
+    """For modules whose processes all need it."""
+    with configured(preload="auto"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def settings_as_they_were() -> Iterator[None]:
+    before = settings.LAYERS.runtime()
+    yield
+    settings.LAYERS.set_runtime(before)
+
+
+# --- failures that reach this process's client
+
+_faults = Faults()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _faults_are_kept() -> Iterator[None]:
+    """For the whole session, in which files of any folders follow each other: the default hook would interrupt pytest."""
+    before = monarch.actor.unhandled_fault_hook
+    monarch.actor.unhandled_fault_hook = _faults
+    yield
+    monarch.actor.unhandled_fault_hook = before
+
+
+@pytest.fixture(autouse=True)
+def _no_unexpected_fault(request: pytest.FixtureRequest) -> Iterator[None]:
+    _faults.rest()
+    yield
+    if "faults" not in request.fixturenames:
+        assert [str(fault) for fault in _faults.rest()] == []
+
+
+@pytest.fixture
+def faults(_faults_are_kept: None) -> Faults:
+    """What reached the root client in this test. A test that does not ask for it must cause no fault."""
+    _faults.rest()
+    return _faults
+
+
+# --- processes
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Starts hosts on this machine."""
+    with hosts_in(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def watch() -> type[Watch]:
+    """`watch([pid, ...])` before, `.survivors(seconds)` after what should end them."""
+    return Watch
+
+
+@pytest.fixture(name="descendants")
+def _descendants() -> Callable[[int], list[int]]:
+    """`descendants(pid)`: the pids of all processes below it, now."""
+    return descendants
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Iterator[Scripts]:
+    # Not below tmp_path: the address of a Unix socket holds about a hundred bytes.
+    runtime = Path(tempfile.mkdtemp(prefix="mnr"))
+    runner = Scripts(tmp_path, runtime)
+    yield runner
+    runner.close()
+    shutil.rmtree(runtime, ignore_errors=True)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from monarch._wire import auth
 from monarch._wire.auth import Acceptor, Challenge, Dialler, Failure, Secret, load_secret
+from tests.support.examples import examples
 
 SECRET = Secret("a long and random text")
 OTHER = Secret("another one")
@@ -300,7 +301,7 @@ def test_nonces_are_new_for_every_conversation() -> None:
     assert len({Dialler(SECRET).start() for _ in range(100)}) == 100
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(st.binary(max_size=300), st.sampled_from([Dialler, Acceptor]), st.sampled_from([SECRET, None]), st.booleans())
 def test_no_bytes_pass_for_a_handshake_with_a_secret(
     data: bytes, kind: type[Challenge], secret: Secret | None, begins_well: bool

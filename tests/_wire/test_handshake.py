@@ -18,6 +18,7 @@ from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Challenge, Dialler, Failure, Secret
 from monarch._wire.transport.handshake import DEADLINE, Greeting
 from monarch.testing.clock import VirtualClock
+from tests.support.examples import examples
 
 TIMEOUT = 20.0
 SECRET = Secret("a long and random text")
@@ -293,7 +294,7 @@ def test_ten_thousand_random_streams_never_reach_a_decoder(world: World) -> None
 
 
 @pytest.mark.usefixtures("no_decoder")
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     chunks=st.lists(st.binary(min_size=1, max_size=60), max_size=6),
     begin=st.sampled_from([b"", auth.MAGIC, Dialler(SECRET).start()]),

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import monarch.actor
 from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.rdma import RDMABuffer
+from tests.support.faults import Faults
+from tests.support.processes import kill
 
 TIMEOUT = 120  # the first use of a device takes seconds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _with_torch(torch_preloaded: None) -> None:
+    pass
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -26,13 +30,9 @@ def _devices() -> None:
         )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _no_fault_reaches_pytest() -> Iterator[None]:
-    """Tests here kill processes; the default hook would interrupt pytest itself."""
-    before = monarch.actor.unhandled_fault_hook
-    monarch.actor.unhandled_fault_hook = lambda failure: None
-    yield
-    monarch.actor.unhandled_fault_hook = before
+@pytest.fixture(autouse=True)
+def _deaths_are_expected(faults: Faults) -> None:
+    """Tests here kill processes, and look elsewhere for what comes of that."""
 
 
 class Side(Actor):
@@ -181,13 +181,5 @@ def doomed() -> Iterator[Any]:
     procs = this_host().spawn_procs(name="doomed")
     mesh = procs.spawn("doomed", Side)
 
-    def kill() -> None:
-        process = os.pidfd_open(mesh.pid.call_one().get(TIMEOUT))
-        try:
-            os.kill(mesh.pid.call_one().get(TIMEOUT), signal.SIGKILL)
-            assert select.select([process], [], [], TIMEOUT)[0]
-        finally:
-            os.close(process)
-
-    yield mesh, kill
+    yield mesh, lambda: kill(mesh.pid.call_one().get(TIMEOUT))
     procs.stop().get(timeout=TIMEOUT)

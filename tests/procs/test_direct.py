@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,26 +36,16 @@ from monarch.actor import (
     endpoint,
 )
 from monarch.config import configure
-from tests.procs.test_hosts import TIMEOUT, Hosts, Worker
+from tests.support.hosts import TIMEOUT, Hosts, Worker
 
 pytestmark = pytest.mark.procs
 SOON = 10  # messages after which processes connect directly in these tests
 BIG = 300_000  # bytes, more than a socket takes at once
 
 
-@pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Workers; what was started is gone at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="mnd"))
-    started = Hosts(folder, tmp_path)
+@pytest.fixture(autouse=True)
+def _soon() -> None:
     configure(direct_after=SOON)
-    try:
-        yield started
-    finally:
-        started.close()
-        left = list(started.runtime.iterdir())
-        shutil.rmtree(folder, ignore_errors=True)
-    assert left == []
 
 
 @pytest.fixture

@@ -11,15 +11,12 @@ import monarch
 from monarch.rdma import RDMABuffer, RDMATimeoutError
 from monarch.rdma.backends import actor
 from monarch.rdma.paths import ThroughActors
+from tests.rdma.buffers import call
 
 TIMEOUT = 30
 MIB = 1 << 20
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 @pytest.fixture(autouse=True)

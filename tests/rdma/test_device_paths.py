@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any
@@ -13,6 +11,8 @@ import pytest
 
 from monarch.actor import Actor, Channel, ProcMesh, endpoint, this_host
 from monarch.rdma import BufferDroppedError, RDMAAction, RDMABuffer
+from tests.rdma.buffers import call
+from tests.support.processes import kill
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
 TIMEOUT = 30
@@ -207,10 +207,6 @@ def reader(procs: ProcMesh) -> Iterator[Any]:
     mesh.stop().get(timeout=TIMEOUT)
 
 
-def call(endpoint: Any, *args: Any, **kwargs: Any) -> Any:
-    return endpoint.call_one(*args, **kwargs).get(TIMEOUT)
-
-
 def pattern(size: int) -> bytes:
     return bytes(range(251)) * (size // 251) + bytes(range(size % 251))
 
@@ -371,16 +367,6 @@ def test_a_device_that_fails_fails_the_transfer_and_nothing_else(
     call(side.has, fails=None)
     assert call(reader.read, buffer, here, len(data), {}) == data
     call(owner.drop, buffer)
-
-
-def kill(pid: int) -> None:
-    """Until it is gone."""
-    process = os.pidfd_open(pid)
-    try:
-        os.kill(pid, signal.SIGKILL)
-        assert select.select([process], [], [], TIMEOUT)[0]
-    finally:
-        os.close(process)
 
 
 def test_the_owner_has_ended(procs: ProcMesh, reader: Any) -> None:

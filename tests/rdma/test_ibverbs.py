@@ -10,8 +10,6 @@ import ctypes
 import importlib
 import logging
 import os
-import select
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +29,9 @@ from monarch.rdma.backends.ibverbs_choice import Gid
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
 from monarch.rdma.backends.ibverbs_messages import End
 from monarch.rdma.backends.ibverbs_queue import Request
+from tests.rdma.buffers import call
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
+from tests.support.processes import kill
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -106,10 +106,6 @@ class Side(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 @pytest.fixture
@@ -219,11 +215,7 @@ def test_an_owner_that_ends_is_told_of(two: HostMesh, fabric: str) -> None:
     owner, other = sides(two, fabric)
     buffer = call(owner.make, b"data")
     assert call(other.read, buffer) == b"data"
-    pid = call(owner.pid)
-    descriptor = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([descriptor], [], [], TIMEOUT)[0]
-    os.close(descriptor)
+    kill(call(owner.pid))
     assert call(other.read, buffer) == "OwnerEndedError"
     assert call(other.write, buffer, b"more") == "OwnerEndedError"
 

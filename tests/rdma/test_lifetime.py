@@ -5,12 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import pickle
-import select
-import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,22 +18,13 @@ from monarch.rdma.backends import process_vm
 from monarch.rdma.buffer import _restore
 from monarch.rdma.handle import Owner
 from monarch.rdma.registry import registry
+from tests.rdma.buffers import call
+from tests.support.processes import kill
+from tests.support.resources import open_files, resident
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 MIB = 1 << 20
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
-
-
-def wait_for_end(pid: int) -> None:
-    """Kills it, and returns when the kernel has let go of its memory."""
-    descriptor = os.pidfd_open(pid)
-    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    assert select.select([descriptor], [], [], TIMEOUT)[0]
-    os.close(descriptor)
 
 
 @pytest.mark.parametrize("seen", [False, True], ids=["first transfer", "later transfer"])
@@ -47,7 +35,7 @@ def test_a_dead_owner_is_named(fresh: Any, owners: type, reader: Any, seen: bool
         assert call(reader.read, buffer, 4, {}) == b"data"
         call(reader.write, buffer, b"data", {})
     pid = call(owner.pid)
-    wait_for_end(pid)
+    kill(pid)
     for kind, text in (call(reader.read, buffer, 4, {}), call(reader.write, buffer, b"more", {})):
         assert kind == "OwnerEndedError"
         assert f"process {pid}" in text
@@ -59,7 +47,7 @@ def test_a_dead_owner_is_named_on_the_way_through_actors(fresh: Any, owners: typ
     _, buffer = call(owner.make, b"data")
     call(reader.use, "actor")
     assert call(reader.read, buffer, 4, {}) == b"data"
-    wait_for_end(call(owner.pid))
+    kill(call(owner.pid))
     assert call(reader.read, buffer, 4, {})[0] == "OwnerEndedError"
     assert call(reader.write, buffer, b"more", {})[0] == "OwnerEndedError"
 
@@ -79,7 +67,7 @@ def test_an_owner_that_is_killed_in_the_middle(
     def copy(transfer: Any, at: int, count: int) -> None:
         with lock:
             if at >= chunk * process_vm.copying.CHUNK and not killed.is_set():
-                wait_for_end(pid)
+                kill(pid)
                 killed.set()
         real(transfer, at, count)
 
@@ -108,7 +96,7 @@ def test_a_reader_that_is_killed_in_the_middle_harms_nobody(fresh: Any, readers:
     port, receiver = Channel[int].open()
     busy = fresh(Busy)
     busy.hammer.broadcast(buffer, port)
-    wait_for_end(receiver.recv().get(TIMEOUT))
+    kill(receiver.recv().get(TIMEOUT))
     buffer.drop().get(TIMEOUT)  # its lock died with it
     data.append(1)
 
@@ -196,14 +184,6 @@ import os; os._exit(0)
         process.stdin.close()
     with pytest.raises(OwnerEndedError):
         buffer.read_into(bytearray(1 << 20)).get(TIMEOUT)
-
-
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_ten_thousand_buffers_leave_nothing(reader: Any) -> None:

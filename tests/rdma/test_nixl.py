@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import select
 import signal
 from typing import Any
 
@@ -15,6 +14,8 @@ from monarch.config import configure
 from monarch.rdma import RDMABuffer
 from monarch.rdma.backends import nixl_agent
 from monarch.rdma.backends.nixl_agent import NoAgentError
+from tests.rdma.buffers import call
+from tests.support.processes import kill
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -98,10 +99,6 @@ class Side(Actor):
         return os.getpid()
 
 
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
-
-
 def sides(two: HostMesh) -> tuple[Any, Any]:
     procs = two.spawn_procs()
     owner = procs.slice(hosts=0).spawn("owner", Side)
@@ -162,11 +159,7 @@ def test_an_owner_that_ends_is_told_of(two: HostMesh) -> None:
     owner, other = sides(two)
     buffer = call(owner.make, b"data")
     assert call(other.read, buffer) == b"data"
-    pid = call(owner.pid)
-    descriptor = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([descriptor], [], [], TIMEOUT)[0]
-    os.close(descriptor)
+    kill(call(owner.pid))
     assert call(other.read, buffer) == "OwnerEndedError"
     assert call(other.write, buffer, b"more") == "OwnerEndedError"
 

@@ -14,14 +14,11 @@ from monarch.actor import Channel, endpoint
 from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer
 from monarch.rdma.backends import process_vm
 from monarch.rdma.buffer import _restore
+from tests.rdma.buffers import call
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 MIB = 1 << 20
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 @pytest.fixture

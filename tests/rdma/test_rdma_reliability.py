@@ -31,9 +31,11 @@ from monarch.rdma import (
 from monarch.rdma.backends import actor, process_vm, segment, tcp, tcp_gather, tcp_owner
 from monarch.rdma.backends.tcp_wire import OK, view_of
 from monarch.rdma.registry import registry
-from tests.rdma.conftest import Owner as PlainOwner
-from tests.rdma.conftest import Reader as PlainReader
-from tests.rdma.test_lifetime import open_files, resident, wait_for_end
+from tests.rdma.buffers import Owner as PlainOwner
+from tests.rdma.buffers import Reader as PlainReader
+from tests.rdma.buffers import call
+from tests.support.processes import kill
+from tests.support.resources import open_files, resident
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
 TIMEOUT = 30
@@ -44,10 +46,6 @@ BOTH = pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
 ALL = pytest.mark.parametrize("path", PATHS)
 
 Step = Callable[[int], None]  # is told how many steps were before, on any thread, and may raise or never return
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 def until(holds: Callable[[], bool]) -> None:
@@ -258,7 +256,7 @@ def test_an_owner_that_is_killed_before_a_chunk_is_named(
     def step(number: int) -> None:
         asked.append(number)
         if number == at:
-            wait_for_end(pid)
+            kill(pid)
 
     only(path)
     steps(path, step, monkeypatch.setattr)
@@ -283,7 +281,7 @@ def test_an_owner_that_is_killed_in_the_middle_of_a_chunk_is_named(
     only(path)
     begun = transfer(buffer, write)
     pid = receiver.recv().get(TIMEOUT)
-    wait_for_end(pid)
+    kill(pid)
     with pytest.raises(OwnerEndedError, match=f"process {pid}"):
         begun.get(TIMEOUT)
 
@@ -344,7 +342,7 @@ def test_weights_whose_owner_goes_away_between_two_requests(
         with lock:
             asked.append(number)
             if len(asked) == at + 1 and how == "killed":
-                wait_for_end(pid)
+                kill(pid)
             elif len(asked) == at + 1:
                 for buffer in handle.registered()[1:]:
                     buffer.drop().get(TIMEOUT)
@@ -387,7 +385,7 @@ def test_a_reader_that_is_killed_leaves_nothing(fresh: Any, path: str, where: st
     dropped = None if where == "locked" else buffer.drop()  # that waits for the lock
     if dropped is not None and path != "actor":
         dropped.get(TIMEOUT)
-    wait_for_end(pid)
+    kill(pid)
     (dropped or buffer.drop()).get(TIMEOUT)
     until(lambda: streams() <= served)
     assert len(registry()) == before
@@ -535,7 +533,7 @@ def test_a_receiver_that_is_killed_with_a_mapping_leaves_the_memory_to_the_owner
     buffer = RDMABuffer(memory)
     pid = call(fresh(Mapper).map, buffer)
     assert bytes(memory[:5]) == b"there"
-    wait_for_end(pid)
+    kill(pid)
     buffer.drop().get(TIMEOUT)
     maps = Path("/proc/self/maps").read_text().count("monarch-shared")
     del memory
@@ -559,6 +557,6 @@ def test_a_receiver_that_is_killed_with_views_gives_its_segments_back(fresh: Any
     for _ in range(5):
         pid = call(keeper.keep, np.ones(MIB, dtype=np.uint8))
     assert payloads.statistics()["busy"] == others + 5
-    wait_for_end(pid)
+    kill(pid)
     until(lambda: payloads.statistics()["busy"] <= others)
     assert empty_pool(payloads)["segments"] <= others

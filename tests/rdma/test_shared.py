@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import select
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,8 @@ from monarch.rdma import (
     empty,
 )
 from monarch.rdma.backends import process_vm
+from tests.rdma.buffers import call
+from tests.support.processes import kill
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -55,10 +55,6 @@ class Sharer(Actor):
     @endpoint
     def pid(self) -> int:
         return os.getpid()
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 def segments() -> int:
@@ -144,10 +140,7 @@ def test_a_segment_is_read_and_written_like_any_memory(fresh: Any) -> None:
             buffer.write_from(into).get(TIMEOUT)
     buffer = call(owner.make, (100,), torch.float32)
     buffer.read_into(into).get(TIMEOUT)
-    descriptor = os.pidfd_open(call(owner.pid))
-    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    assert select.select([descriptor], [], [], TIMEOUT)[0]
-    os.close(descriptor)
+    kill(call(owner.pid))
     with pytest.raises(OwnerEndedError):
         buffer.read_into(into).get(TIMEOUT)
 
@@ -182,11 +175,7 @@ def test_what_is_mapped_outlives_buffer_and_owner(fresh: Any) -> None:
     with pytest.raises(BufferDroppedError, match="not found"):
         buffer.map()
     again = call(owner.make, (10,), torch.float32)
-    pid = call(owner.pid)
-    descriptor = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([descriptor], [], [], TIMEOUT)[0]
-    os.close(descriptor)
+    kill(call(owner.pid))
     with pytest.raises(OwnerEndedError):
         again.map()
     assert mapped.sum() == 30

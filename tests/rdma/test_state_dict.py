@@ -6,8 +6,6 @@ import asyncio
 import os
 import pickle
 import random
-import select
-import signal
 import subprocess
 import sys
 import threading
@@ -35,6 +33,7 @@ from monarch.rdma import (
     gather,
 )
 from monarch.rdma.registry import registry
+from tests.support.processes import kill
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 60
@@ -521,14 +520,6 @@ def test_no_read_is_torn(
 # --- deaths
 
 
-def wait_for_end(pid: int) -> None:
-    """Kills it, and returns when the kernel has let go of its memory."""
-    descriptor = os.pidfd_open(pid)
-    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    assert select.select([descriptor], [], [], TIMEOUT)[0]
-    os.close(descriptor)
-
-
 def test_a_trainer_that_is_killed_in_the_middle_of_an_update(fresh: Any) -> None:
     trainer = fresh(Peer)
     handle = publish(trainer, lambda: {"a": torch.zeros(4), "b": torch.zeros(4)})
@@ -543,7 +534,7 @@ def test_a_trainer_that_is_killed_in_the_middle_of_an_update(fresh: Any) -> None
 
     pid = there(trainer, half)
     waiting = handle.read_into(mine, timeout=TIMEOUT)
-    wait_for_end(pid)
+    kill(pid)
     for read in (waiting, handle.read_into(mine), handle.version(), handle.wait_newer(0)):
         with pytest.raises(OwnerEndedError, match=f"process {pid}"):
             read.get(TIMEOUT)
@@ -564,7 +555,7 @@ def test_a_trainer_that_is_killed_in_the_middle_of_a_read(
         with lock:
             calls.append(self)
             if len(calls) == batch + 1:
-                wait_for_end(pid)
+                kill(pid)
         real(self)
 
     monkeypatch.setattr(gather._Batch, "read", read)
@@ -588,7 +579,7 @@ def test_a_reader_that_is_killed_in_the_middle_of_a_read_harms_nobody(fresh: Any
 
     port, receiver = Channel[int].open()
     fresh(Peer).do.broadcast(endless)
-    wait_for_end(receiver.recv().get(TIMEOUT))
+    kill(receiver.recv().get(TIMEOUT))
     with weights.updating():
         for tensor in source.values():
             tensor.fill_(3)

@@ -6,8 +6,6 @@ import asyncio
 import ctypes
 import mmap
 import os
-import select
-import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -58,7 +56,9 @@ from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory, memory_of
 from monarch.rdma.registry import Region, registry
 from monarch.rdma.transfer import Transfer
-from tests.rdma.conftest import hosts_in
+from tests.rdma.buffers import call
+from tests.support.hosts import hosts_in
+from tests.support.processes import kill
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -985,10 +985,6 @@ class Reader(Actor):
         return sum(lanes._count for lanes in tcp._lanes.values())
 
 
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
-
-
 def pair(two: HostMesh, parallelism: int = 2) -> tuple[Any, Any]:
     procs = two.spawn_procs()
     owner = procs.slice(hosts=0).spawn("owner", Owner)
@@ -1018,11 +1014,7 @@ def test_the_end_of_an_owner_is_told(two: HostMesh) -> None:
     owner, reader = pair(two)
     buffer = call(owner.make, b"data")
     assert call(reader.read, buffer) == b"data"
-    pid = call(owner.pid)
-    descriptor = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    assert select.select([descriptor], [], [], TIMEOUT)[0]
-    os.close(descriptor)
+    kill(call(owner.pid))
     assert call(reader.read, buffer) == "OwnerEndedError"
     assert call(reader.write, buffer, b"more") == "OwnerEndedError"
 

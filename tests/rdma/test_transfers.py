@@ -28,6 +28,7 @@ from monarch.rdma import (
     is_ibverbs_available,
     is_rdma_available,
 )
+from tests.rdma.buffers import call
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -51,10 +52,6 @@ def peer(path: str, reader: Any, neighbour: Any) -> Any:
     mesh = neighbour if path == "local" else reader
     mesh.use.call_one(path).get(TIMEOUT)
     return mesh
-
-
-def call(endpoint: Any, *args: Any) -> Any:
-    return endpoint.call_one(*args).get(TIMEOUT)
 
 
 # --- every path

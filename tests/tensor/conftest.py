@@ -12,10 +12,23 @@ from monarch.actor import ProcMesh, this_host
 TIMEOUT = 30
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _with_torch(torch_preloaded: None) -> None:
+    pass
+
+
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
     """Two processes, dimension `gpus`."""
     mesh = this_host().spawn_procs({"gpus": 2}, name="tensors")
+    yield mesh
+    mesh.stop().get(timeout=TIMEOUT)
+
+
+@pytest.fixture(scope="module")
+def square() -> Iterator[ProcMesh]:
+    """Four processes, dimensions `host` and `gpu`."""
+    mesh = this_host().spawn_procs({"host": 2, "gpu": 2}, name="square")
     yield mesh
     mesh.stop().get(timeout=TIMEOUT)
 

@@ -143,14 +143,6 @@ class Mixed(Actor):
         return float(tensor.sum())
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[Any]:
-    procs = this_host().spawn_procs(per_host={"gpus": 2})
-    yield procs
-    procs._device_mesh.exit()
-    procs.stop().get(timeout=30)
-
-
 @pytest.fixture
 def holders(procs: Any) -> Iterator[Any]:
     holders = procs.spawn("holders", Holder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,15 +14,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import monarch
-from monarch.actor import this_host
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[Any]:
-    procs = this_host().spawn_procs(per_host={"gpus": 2})
-    yield procs
-    procs._device_mesh.exit()
-    procs.stop().get(timeout=30)
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

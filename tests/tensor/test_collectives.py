@@ -10,21 +10,13 @@ import pytest
 import torch
 
 import monarch
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import ProcMesh
 from monarch.tensor import RemoteException, inspect, reductions
 from monarch.tensor.remote import remote
 from monarch.tensor.stream import Stream
 
 TIMEOUT = 30
 RANKS = [(host, gpu) for host in range(2) for gpu in range(2)]
-
-
-@pytest.fixture(scope="module")
-def square() -> Iterator[ProcMesh]:
-    """Four processes in a square."""
-    mesh = this_host().spawn_procs({"host": 2, "gpu": 2}, name="square")
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from torch.autograd.graph import get_gradient_edge
 
 import monarch
-from monarch.actor import this_host
 from monarch.gradient import GradientGenerator, gradient_execution_order
 from monarch.gradient_generator import GradGenerator, grad_function, grad_generator
 
@@ -234,14 +232,6 @@ def test_what_is_wrong_with_a_function_is_said() -> None:
 
 
 # --- distributed tensors
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[Any]:
-    procs = this_host().spawn_procs(per_host={"gpus": 2})
-    yield procs
-    procs._device_mesh.exit()
-    procs.stop().get(timeout=30)
 
 
 def test_gradients_come_back_on_the_mesh_of_their_forward(procs: Any) -> None:

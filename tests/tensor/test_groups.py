@@ -19,14 +19,6 @@ from monarch.tensor.taint import Taints, merge, unconfirmed
 TIMEOUT = 30
 
 
-@pytest.fixture(scope="module")
-def square() -> Iterator[ProcMesh]:
-    """Four processes in a square."""
-    mesh = this_host().spawn_procs({"host": 2, "gpu": 2}, name="square")
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
-
-
 @pytest.fixture
 def mesh(square: ProcMesh) -> Iterator[Any]:
     with square.activate() as active:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import monarch
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import ProcMesh
 from monarch.tensor import RemoteException, inspect
 from monarch.tensor.engines import spawn_tensor_engine
 from monarch.tensor.moves import routes
@@ -18,14 +18,6 @@ from monarch.tensor.remote import remote
 from monarch.tensor.stream import Stream
 
 TIMEOUT = 30
-
-
-@pytest.fixture(scope="module")
-def square() -> Iterator[ProcMesh]:
-    """Four processes in a square."""
-    mesh = this_host().spawn_procs({"host": 2, "gpu": 2}, name="square")
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
 
 
 @pytest.fixture

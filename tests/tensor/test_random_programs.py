@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, note, settings
 
 import monarch.tensor as mt
 from monarch.tensor.mesh import DeviceMesh
+from tests.support.examples import examples
 from tests.tensor.loopback import loopback
 from tests.tensor.programs import namespace, programs, run, tensors
 
@@ -65,7 +66,7 @@ def compare(lines: list[str], mesh: DeviceMesh) -> dict[str, Any]:
     return there
 
 
-@settings(max_examples=250, suppress_health_check=SLOW)
+@settings(max_examples=examples(250), suppress_health_check=SLOW)
 @given(programs())
 def test_a_program_gives_the_same_bits_on_every_rank(lines: list[str]) -> None:
     with loopback(gpus=2) as mesh:
@@ -78,7 +79,7 @@ def test_a_program_gives_the_same_bits_on_every_rank(lines: list[str]) -> None:
 
 
 @pytest.mark.procs
-@settings(max_examples=25, suppress_health_check=(*SLOW, HealthCheck.function_scoped_fixture))
+@settings(max_examples=examples(25), suppress_health_check=(*SLOW, HealthCheck.function_scoped_fixture))
 @given(programs())
 def test_a_program_gives_the_same_bits_in_two_processes(mesh: DeviceMesh, lines: list[str]) -> None:
     compare(lines, mesh)

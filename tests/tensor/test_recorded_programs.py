@@ -11,12 +11,14 @@ from hypothesis import HealthCheck, given, note, settings
 
 import monarch.tensor as mt
 from monarch.tensor.mesh import DeviceMesh
+from tests.support.examples import examples
 from tests.tensor.loopback import loopback
 from tests.tensor.programs import namespace, programs, run, tensors
 
 SLOW = (HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much)
 ARGUMENTS = ("v0", "v1", "v2")
 CALLS = 5
+EXAMPLES = examples(60)
 
 
 class Program:
@@ -60,7 +62,7 @@ def _layout(tensor: Any) -> Any:
 def test_a_recorded_program_gives_what_the_program_gives(wrapped: Any) -> None:
     replayed = 0
 
-    @settings(max_examples=60, suppress_health_check=SLOW, deadline=None)
+    @settings(max_examples=EXAMPLES, suppress_health_check=SLOW, deadline=None)
     @given(programs())
     def check(lines: list[str]) -> None:
         nonlocal replayed
@@ -81,4 +83,4 @@ def test_a_recorded_program_gives_what_the_program_gives(wrapped: Any) -> None:
             replayed += 1
 
     check()
-    assert replayed > 10
+    assert replayed > EXAMPLES // 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,15 +9,7 @@ import torch
 
 import monarch
 import monarch.random
-from monarch.actor import Actor, current_rank, endpoint, this_host
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[Any]:
-    procs = this_host().spawn_procs(per_host={"gpus": 2})
-    yield procs
-    procs._device_mesh.exit()
-    procs.stop().get(timeout=30)
+from monarch.actor import Actor, current_rank, endpoint
 
 
 def everywhere(tensor: Any) -> list[list[float]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import monarch
-from monarch.actor import Actor, Port, as_endpoint, current_rank, endpoint, this_host
+from monarch.actor import Actor, Port, as_endpoint, current_rank, endpoint
 from monarch.tensor import RemoteException
 
 
@@ -86,14 +86,6 @@ class Worker(Actor):
 
     def plain(self, x: Any, y: Any) -> Any:
         return x - y
-
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[Any]:
-    procs = this_host().spawn_procs(per_host={"gpus": 2})
-    yield procs
-    procs._device_mesh.exit()
-    procs.stop().get(timeout=30)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from monarch.actor import Actor, ProcMesh, endpoint, this_proc
 from monarch.simulator import Simulator, TimingType, by_communication, patch_tensor_engine, set_meta
 from monarch.tensor import remote as remote_module
 from monarch.tensor.stream import Stream, get_active_stream
+from tests.support.examples import examples
 from tests.tensor.loopback import loopback
 from tests.tensor.programs import namespace, programs, run, tensors
 
@@ -433,7 +434,7 @@ def test_timings_by_the_communication_model(sim: Simulator) -> None:
     sim.mesh.exit()
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(programs())
 def test_memory_is_what_workers_would_have(lines: list[str]) -> None:
     sim = Simulator(1, 2, simulate_mode="quiet")

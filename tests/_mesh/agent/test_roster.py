@@ -54,6 +54,7 @@ from monarch._wire.message import (
     Suspected,
     Watch,
 )
+from tests.support.examples import examples
 
 HOST = "unix:/h"
 CLIENT = f"{HOST}/client"
@@ -1693,7 +1694,7 @@ class AnyEvents(RuleBasedStateMachine):
         assert {one for one in self.outcomes if one[0] not in self.lost_ones} == set()
 
 
-AnyEvents.TestCase.settings = hypothesis_settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyEvents.TestCase.settings = hypothesis_settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestAnyEvents = AnyEvents.TestCase
 
 

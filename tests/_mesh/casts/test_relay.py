@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._mesh.agent.effects import Arm, Disarm
@@ -949,7 +949,6 @@ def sizes() -> st.SearchStrategy[dict[str, int]]:
     )
 
 
-@settings(max_examples=100)
 @given(sizes(), st.integers(1, 25), st.integers(0, 10))
 def test_every_living_receiver_handles_every_cast_once_and_answers_once(
     world: dict[str, int], casts: int, ends: int
@@ -971,7 +970,6 @@ def test_every_living_receiver_handles_every_cast_once_and_answers_once(
     tree.tidy()
 
 
-@settings(max_examples=100)
 @given(sizes(), st.integers(1, 25), st.integers(0, 2), st.integers(1, 2))
 def test_hosts_that_cannot_reach_each_other_are_served_all_the_same(
     world: dict[str, int], casts: int, ends: int, parted: int
@@ -992,7 +990,6 @@ def test_hosts_that_cannot_reach_each_other_are_served_all_the_same(
     tree.tidy()
 
 
-@settings(max_examples=100)
 @given(sizes(), st.integers(1, 25), st.integers(0, 10))
 def test_where_little_is_kept_nothing_waits_for_what_is_lost(world: dict[str, int], casts: int, ends: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -38,6 +38,7 @@ from monarch.actor import (
     this_host,
 )
 from monarch.testing import InProcessCluster, Local, VirtualClock
+from tests.support.pairs import pairs
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
 TIMEOUT = 30
@@ -432,8 +433,10 @@ def answer(mesh: Any, adverb: str, action: Callable[..., Any]) -> Any:
     return getattr(mesh.do, adverb)(Local(action)).get(TIMEOUT)
 
 
-with_reply = pytest.mark.parametrize("adverb", ["call", "call_one", "choose", "stream", "send"])
-every_kind = pytest.mark.parametrize("kind", [Sync, Async, Concurrent])
+WITH_REPLY = ["call", "call_one", "choose", "stream", "send"]
+EVERY_KIND = [Sync, Async, Concurrent]
+with_reply = pytest.mark.parametrize("adverb", WITH_REPLY)
+every_kind = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
 @with_reply
@@ -472,9 +475,7 @@ def test_an_exception_of_a_concurrent_endpoint_without_a_reply_is_logged(caplog:
     assert "nobody waits" in record.getMessage() and record.exc_info is not None
 
 
-@with_reply
-@base
-@every_kind
+@pytest.mark.parametrize(("kind", "adverb", "number"), pairs(EVERY_KIND, WITH_REPLY, range(len(BASE))))
 def test_a_base_exception_with_a_reply_is_a_failure(
     cluster: InProcessCluster, kind: Any, adverb: str, number: int
 ) -> None:
@@ -495,9 +496,6 @@ def test_a_base_exception_without_a_reply_is_a_failure(cluster: InProcessCluster
     assert hook == "cleanup" and isinstance(exc, Exception) and BASE[number] in str(exc)
 
 
-explicit_adverb = pytest.mark.parametrize("adverb", ["call", "call_one", "choose", "stream", "send", "broadcast"])
-
-
 def answer_explicitly(mesh: Any, adverb: str, action: Callable[..., Any]) -> Any:
     if adverb == "send":
         port, receiver = Channel[Any].open()
@@ -509,9 +507,9 @@ def answer_explicitly(mesh: Any, adverb: str, action: Callable[..., Any]) -> Any
     return getattr(mesh.explicit, adverb)(Local(action)).get(TIMEOUT)
 
 
-@explicit_adverb
-@pytest.mark.parametrize("number", range(-1, len(BASE)), ids=["ValueError", *BASE])
-@every_kind
+@pytest.mark.parametrize(
+    ("kind", "adverb", "number"), pairs(EVERY_KIND, [*WITH_REPLY, "broadcast"], range(-1, len(BASE)))
+)
 def test_whatever_is_raised_beside_an_explicit_port_is_a_failure(
     cluster: InProcessCluster, kind: Any, adverb: str, number: int
 ) -> None:
@@ -619,22 +617,15 @@ class Replayless(Exception):
         super().__init__(f"code {code}: {reason}")
 
 
-odd = pytest.mark.parametrize(
-    ("make", "text"),
-    [
-        (lambda: Unpicklable("with a handle"), "Unpicklable: with a handle"),
-        (lambda: Replayless(7, reason="worn out"), "Replayless: code 7: worn out"),
-    ],
-    ids=["cannot be pickled", "cannot be replayed"],
-)
+ODD: list[tuple[Callable[[], Exception], str]] = [
+    (lambda: Unpicklable("with a handle"), "Unpicklable: with a handle"),  # cannot be pickled
+    (lambda: Replayless(7, reason="worn out"), "Replayless: code 7: worn out"),  # cannot be replayed
+]
 
 
-@odd
-@with_reply
-@every_kind
-def test_an_exception_that_cannot_travel_comes_as_text(
-    kind: Any, adverb: str, make: Callable[[], Exception], text: str
-) -> None:
+@pytest.mark.parametrize(("kind", "adverb", "number"), pairs(EVERY_KIND, WITH_REPLY, range(len(ODD))))
+def test_an_exception_that_cannot_travel_comes_as_text(kind: Any, adverb: str, number: int) -> None:
+    make, text = ODD[number]
     mesh = spawn(kind)
     with pytest.raises(ActorError, match=text) as caught:
         answer(mesh, adverb, raising(make()))
@@ -642,7 +633,7 @@ def test_an_exception_that_cannot_travel_comes_as_text(
     assert mesh.ping.call_one().get(TIMEOUT) == "pong"
 
 
-@odd
+@pytest.mark.parametrize(("make", "text"), ODD)
 @kinds
 def test_an_exception_that_cannot_travel_is_a_failure_where_nobody_waits(
     cluster: InProcessCluster, kind: Any, make: Callable[[], Exception], text: str
