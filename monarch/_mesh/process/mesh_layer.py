@@ -52,7 +52,6 @@ class MeshLayer(Hooks):
         self.spawning = Spawning(proc, self.owned, self.residents, self._tell)
         self.restarter = Restarter(proc, self.owned, self.spawning, self.tell_owner, self._lost_process)
         self.casting = Casting(proc)
-        self.check = self.owned.check  # asked before every call
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
         self.controllers: ActorMesh[Any] | None = None  # see `named_actors`
@@ -97,6 +96,11 @@ class MeshLayer(Hooks):
             self.owned.ledger.all_stopped(reason)
 
     # --- hooks of the process
+
+    def check(self, key: str, receivers: Sequence[tuple[int, int, str]]) -> Failure | None:
+        if key not in self.owned.ledger.troubled:
+            return None
+        return self.owned.why_ended(key, [rank for _, rank, _ in receivers])
 
     def connection_broke(self, address: str) -> None:
         self.spawning.connection_broke(address)

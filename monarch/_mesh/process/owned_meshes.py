@@ -20,12 +20,6 @@ class OwnedMeshes:
         self.procs: dict[str, OwnedProcs] = {}  # by the uid of the mesh
         self.actors: dict[str, OwnedActors] = {}  # by the key of the mesh
 
-    def check(self, key: str, receivers: Sequence[tuple[int, int, str]]) -> Failure | None:
-        """Why a call to these receivers cannot succeed, as far as this process knows."""
-        if key not in self.ledger.troubled:
-            return None
-        return self.why_ended(key, [rank for _, rank, _ in receivers])
-
     def why_ended(self, key: str, ranks: Sequence[int]) -> Failure | None:
         """Why one of these ranks has ended, or the whole mesh is being stopped; None when neither is so."""
         with self.lock:
