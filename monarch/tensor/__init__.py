@@ -31,16 +31,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from monarch.tensor import claims as claims  # how tensors are pickled for actors
-from monarch.tensor.activation import get_active_mesh, no_mesh
-from monarch.tensor.coalescing import coalescing
-from monarch.tensor.compiled import compile
+from monarch.tensor.controller import claims as claims  # how tensors are pickled for actors
+from monarch.tensor.controller.activation import get_active_mesh, no_mesh
+from monarch.tensor.controller.fetch import fetch_shard, inspect, show
+from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.controller.stream import Stream, get_active_stream
+from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import RemoteException
-from monarch.tensor.fetch import fetch_shard, inspect, show
-from monarch.tensor.function import function
-from monarch.tensor.mesh import DeviceMesh
-from monarch.tensor.stream import Stream, get_active_stream
-from monarch.tensor.tensor import Tensor
+from monarch.tensor.recording.coalescing import coalescing
+from monarch.tensor.recording.compiled import compile
+from monarch.tensor.recording.function import function
 
 __all__ = [
     "DeviceMesh",
@@ -68,14 +68,14 @@ __all__ = [
 
 # Loaded when first touched: torch's own distributed tensors import for a second.
 _LATER = {
-    "RemoteProcessGroup": "monarch.tensor.groups",
-    "from_dtensor": "monarch.tensor.dtensor",
-    "reduce": "monarch.tensor.collectives",
-    "reduce_": "monarch.tensor.collectives",
-    "slice_mesh": "monarch.tensor.moves",
-    "to_dtensor": "monarch.tensor.dtensor",
-    "to_mesh": "monarch.tensor.moves",
-    "torch_mesh": "monarch.tensor.dtensor",
+    "RemoteProcessGroup": "monarch.tensor.controller.groups",
+    "from_dtensor": "monarch.tensor.worker.dtensor",
+    "reduce": "monarch.tensor.controller.collectives",
+    "reduce_": "monarch.tensor.controller.collectives",
+    "slice_mesh": "monarch.tensor.controller.moves",
+    "to_dtensor": "monarch.tensor.worker.dtensor",
+    "to_mesh": "monarch.tensor.controller.moves",
+    "torch_mesh": "monarch.tensor.worker.dtensor",
 }
 
 

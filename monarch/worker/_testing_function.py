@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from monarch.tensor import executor
-from monarch.tensor.opaque_ref import OpaqueRef, table
+from monarch.tensor.remote.opaque_ref import OpaqueRef, table
+from monarch.tensor.worker import executor
 
 
 def _rank() -> int:

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._wire import codec
 from monarch.actor import NDSlice, Promise, Shape
-from monarch.tensor import commands, executor
-from monarch.tensor.engine import Engine
-from monarch.tensor.mesh import DeviceMesh
+from monarch.tensor import commands
+from monarch.tensor.controller.engine import Engine
+from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.worker import executor
 
 
 class Loopback(Engine):
