@@ -337,8 +337,9 @@ class Engine:
     def _send(self, wanted: Any = None) -> Future[Any] | None:
         """Sends the batches that are ready, oldest first. The answers to the last one, if `wanted` is in it."""
         answers: Future[Any] | None = None
-        while self._unsent:
-            number, waiting, payloads, mark = self._unsent[0]
+        unsent = self._unsent
+        while unsent:
+            number, waiting, payloads, mark = unsent[0]
             data = commands.encode(waiting)
             if mark is not None:
                 answers = self._workers.execute.call(number, data, tuple(payloads))
@@ -348,7 +349,7 @@ class Engine:
                 if self._lost is None:
                     self._lost, self._losses = Channel.open()
                 send(self._workers.execute, (number, data, tuple(payloads)), {}, port=self._lost)
-            self._unsent.popleft()
+            unsent.popleft()
         return answers
 
     def _keep_pace(self) -> None:
@@ -521,7 +522,7 @@ class Engine:
             )
             self._pulse.stop()
             self._waiting, self._payloads = [], []
-            self._unsent.clear()
+            self._unsent = deque()  # a thread that is sending goes on with the one before
 
     def _rescue(self, error: Exception) -> Exception:
         """What the program is told when a worker did not answer."""
