@@ -38,7 +38,7 @@ _HOMES = {
     "Tensor": ("monarch.tensor.controller.tensor", "Tensor"),
     "Stream": ("monarch.tensor.controller.stream", "Stream"),
     "get_active_stream": ("monarch.tensor.controller.stream", "get_active_stream"),
-    "get_active_mesh": ("monarch.tensor.controller.activation", "get_active_mesh"),
+    "get_active_mesh": ("monarch.tensor.controller.mesh", "get_active_mesh"),
     "no_mesh": ("monarch.tensor.controller.activation", "no_mesh"),
     "fetch_shard": ("monarch.tensor.controller.fetch", "fetch_shard"),
     "inspect": ("monarch.tensor.controller.fetch", "inspect"),

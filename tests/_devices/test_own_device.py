@@ -1,4 +1,4 @@
-"""Which device a worker takes, with vendors that are not here."""
+"""Which device a process takes, with vendors that are not here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from monarch import _devices  # noqa: E402
-from monarch._devices import own_device  # noqa: E402
+from monarch._devices import own_device, vendors  # noqa: E402
 
 CUDA = ("CUDA_VISIBLE_DEVICES",)
 HIP = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
@@ -41,8 +40,8 @@ def test_both_vendors_are_told_in_their_own_variables(
 ) -> None:
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(_devices, "count", lambda: 4)
-    monkeypatch.setattr(_devices.vendors, "vendor", lambda: "hip" if variables is HIP else "cuda")
+    monkeypatch.setattr(vendors, "count", lambda: 4)
+    monkeypatch.setattr(vendors, "vendor", lambda: "hip" if variables is HIP else "cuda")
     own_device.take(6)
     assert {name: os.environ[name] for name in variables} == dict.fromkeys(variables, "2")
     assert "ROCR_VISIBLE_DEVICES" not in os.environ
@@ -53,7 +52,7 @@ def test_both_vendors_are_told_in_their_own_variables(
 def test_a_process_that_uses_devices_already_only_changes_its_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     taken: list[int] = []
-    monkeypatch.setattr(_devices, "count", lambda: 4)
+    monkeypatch.setattr(vendors, "count", lambda: 4)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: "cuda")
     monkeypatch.setattr(torch.accelerator, "set_device_index", taken.append)
     monkeypatch.setattr(own_device, "_begun", lambda: True)
@@ -64,6 +63,6 @@ def test_a_process_that_uses_devices_already_only_changes_its_current_one(monkey
 
 def test_a_cpu_rank_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before: Any = dict(os.environ)
-    monkeypatch.setattr(_devices, "count", lambda: 0)
+    monkeypatch.setattr(vendors, "count", lambda: 0)
     own_device.take(1)
     assert dict(os.environ) == before

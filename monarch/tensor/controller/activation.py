@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from monarch.tensor.controller import dispatch
+from monarch.tensor.controller.place import Mesh
 
-if TYPE_CHECKING:
-    from monarch.tensor.controller.mesh import DeviceMesh
-
+M = TypeVar("M", bound=Mesh)
 no_modes = _disable_current_modes
 
 
@@ -31,7 +30,7 @@ class _MeshMode(TorchDispatchMode):
         """False: `operate` need not be hidden from torch.compile, and hiding it costs two microseconds an operation."""
         return False
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         super().__init__()
         self.mesh = mesh
 
@@ -39,17 +38,17 @@ class _MeshMode(TorchDispatchMode):
         return dispatch.operate(func, args, kwargs or {}, self.mesh)
 
 
-class Activation:
+class Activation(Generic[M]):
     """One activation of a mesh: begins when made, ends with its `with` block. They nest; the innermost counts."""
 
-    def __init__(self, mesh: DeviceMesh) -> None:
+    def __init__(self, mesh: M) -> None:
         mesh.client.check_alive()
         self.mesh = mesh
         self._mode: Any = _MeshMode(mesh)
         self._mode.__enter__()
         _active.stack.append(self)
 
-    def __enter__(self) -> DeviceMesh:
+    def __enter__(self) -> M:
         return self.mesh
 
     def __exit__(self, *exc: object) -> None:
@@ -65,7 +64,7 @@ class Activation:
         self._mode.__exit__(None, None, None)
 
 
-class _NoMeshActivation(Activation):
+class _NoMeshActivation(Activation[Any]):
     def __init__(self) -> None:
         self._mode = _disable_current_modes()
         self._mode.__enter__()
@@ -78,7 +77,7 @@ class _NoMeshActivation(Activation):
 class _NoMesh:
     """`with monarch.no_mesh.activate():` torch is local in there; distributed tensors still work, on their own mesh."""
 
-    def activate(self) -> Activation:
+    def activate(self) -> Activation[Any]:
         return _NoMeshActivation()
 
     def __repr__(self) -> str:
@@ -88,23 +87,15 @@ class _NoMesh:
 no_mesh = _NoMesh()
 
 
-def active_mesh() -> DeviceMesh | None:
+def active_mesh() -> Mesh | None:
     """The mesh that is active in this thread, if any."""
     if not _active.stack or isinstance(_active.stack[-1], _NoMeshActivation):
         return None
-    mesh: DeviceMesh = _active.stack[-1].mesh
+    mesh: Mesh = _active.stack[-1].mesh
     return mesh
 
 
-def get_active_mesh() -> DeviceMesh:
-    """The mesh that is active in this thread. ValueError when none is."""
-    mesh = active_mesh()
-    if mesh is None:
-        raise ValueError("no device mesh is active: activate one with `with proc_mesh.activate():`")
-    return mesh
-
-
-def deactivate(mesh: DeviceMesh) -> None:
+def deactivate(mesh: Mesh) -> None:
     if active_mesh() is not mesh:
         raise RuntimeError(f"{mesh} is not the active mesh of this thread, so it cannot be deactivated")
     _active.stack[-1].end()

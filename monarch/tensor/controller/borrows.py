@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import Any
 
 from monarch.tensor.controller import misuse
-from monarch.tensor.controller.dispatch import trouble
+from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.events import post, wait
+from monarch.tensor.controller.handles import is_distributed, make
+from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import BORROWED, KNOWN, LENT, RETURNED, UNSEEN, Record, Storage, tensors_of
-from monarch.tensor.controller.stream import Stream
+from monarch.tensor.controller.stream import Stream, bind
 from monarch.tensor.controller.taint import merge
-from monarch.tensor.controller.tensor import Tensor, make
+from monarch.tensor.worker.events import Alias
 
-if TYPE_CHECKING:
-    from monarch.tensor.controller.mesh import Place
-
-_numbers = itertools.count(1)
 _orphans: deque[_Loan] = deque()  # whose Borrow the collector took
 
 
-def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Tensor, Borrow]:
+def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Any, Borrow]:
     """The memory of `tensor` as a tensor of `stream`, and the Borrow that gives it back.
 
     On the workers `stream` waits, before its first use, for what the tensor's own stream had been given when it was
@@ -35,7 +29,7 @@ def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Tensor, 
     TypeError for a tensor that cannot be used; RuntimeError for a mutable borrow of what is borrowed, or may only be read.
     """
     sweep()
-    if type(tensor) is not Tensor:
+    if not is_distributed(tensor):
         raise misuse.incorrect("borrow", (tensor, mutable), {}, [misuse.Problem(tensor, "LOCAL_TENSOR")], None, stream)
     record = tensor._record
     storage = record.storage
@@ -50,7 +44,7 @@ def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Tensor, 
     return _lend(record, stream, mutable)
 
 
-def _lend(record: Record, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow]:
+def _lend(record: Record, stream: Stream, mutable: bool) -> tuple[Any, Borrow]:
     place, engine = record.place, record.place.engine
     there = place.mesh.place(stream)
     ident = engine.run(place, engine.define("alias", Alias()), (record.ref,), (), 1)
@@ -58,7 +52,7 @@ def _lend(record: Record, stream: Stream, mutable: bool) -> tuple[Tensor, Borrow
     made = make(Record(ident, record.meta, there, storage))
     loan = _Loan(record.storage, made._record, place, mutable)
     if there is not place:
-        loan.event = _post(place)
+        loan.event = post(place)
         storage.flags |= UNSEEN
     storage.borrows = _Access(loan)
     if record.storage.borrows is None:
@@ -151,7 +145,7 @@ class _Access:
         loan = self.own
         if loan is not None and loan.event:
             event, loan.event = loan.event, 0
-            _wait(loan.alias.place, event)
+            wait(loan.alias.place, event)
 
 
 def sweep() -> None:
@@ -183,9 +177,9 @@ def _give_back(loan: _Loan, where: str) -> None:
     if engine.ended or there is loan.place:
         return
     if loan.event:  # never used there
-        _wait(loan.place, loan.event)
+        wait(loan.place, loan.event)
     else:
-        _wait(loan.place, _post(there))
+        wait(loan.place, post(there))
 
 
 def _refresh(storage: Storage) -> None:
@@ -201,107 +195,4 @@ def _refresh(storage: Storage) -> None:
         storage.why = (latest or access.own).why
 
 
-# --- events between streams -----------------------------------------------------------------------------------
-
-
-def follow_stream(place: Place, stream: Stream) -> None:
-    """What `stream` is given from here on, on the mesh of `place`, runs behind all that the stream of `place` was given."""
-    _wait(place.mesh.place(stream), _post(place))
-
-
-def _post(place: Place) -> int:
-    engine = place.engine
-    number = next(_numbers)
-    engine.run(place, engine.define("post", Post()), (), (number,), 0)
-    return number
-
-
-def _wait(place: Place, number: int) -> None:
-    engine = place.engine
-    engine.run(place, engine.define("await", Await()), (), (number,), 0)
-
-
-class Events:
-    """What streams of one worker tell each other. Each `post` lets one `wait` for the same number go on."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._posted: dict[int, deque[Any]] = {}
-        self._closed = False
-        self._device = torch.accelerator.is_available()
-
-    def post(self, number: int) -> None:
-        """All that this thread's stream was given before is done, or will be when the device gets there."""
-        event = None
-        if self._device:
-            event = torch.Event()
-            event.record()
-        with self._changed:
-            self._posted.setdefault(number, deque()).append(event)
-            self._changed.notify_all()
-
-    def wait(self, number: int) -> None:
-        """Until it was posted. RuntimeError when the worker ends first."""
-        with self._changed:
-            self._changed.wait_for(lambda: number in self._posted or self._closed)
-            if number not in self._posted:
-                raise RuntimeError("the tensor engine has ended")
-            waiting = self._posted[number]
-            event = waiting.popleft()
-            if not waiting:
-                del self._posted[number]
-        if event is not None:
-            event.wait()
-
-    def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-
-_making = threading.Lock()
-
-
-def events_of(executor: Any) -> Events:
-    """The events of a worker."""
-    with _making:
-        found: Events = executor.extras.setdefault("events", Events())
-    return found
-
-
-class Post:
-    """The signature of an event: its number is the Run's."""
-
-    event = "post"  # for recordings, which have both of an event or none
-    keeps: tuple[int, ...] | None = ()
-    mutates: tuple[int, ...] = ()
-
-    def name(self) -> str:
-        return "an event between streams"
-
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        events = events_of(executor)
-        return lambda tensors, numbers: events.post(numbers[0])
-
-
-class Await(Post):
-    """The signature of waiting for one."""
-
-    event = "await"
-
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        events = events_of(executor)
-        return lambda tensors, numbers: events.wait(numbers[0])
-
-
-class Alias:
-    """The signature of a borrow: the same memory under another reference."""
-
-    keeps: tuple[int, ...] | None = None
-    mutates: tuple[int, ...] = ()
-
-    def name(self) -> str:
-        return "borrow"
-
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        return lambda tensors, numbers: tensors[0].detach()
+bind(borrow)

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata, propagation
-from monarch.tensor.controller import misuse, scalars
+from monarch.tensor.controller import handles, misuse, scalars
+from monarch.tensor.controller.checks import check
+from monarch.tensor.controller.handles import make
+from monarch.tensor.controller.known import know, known_scalar, replaced, value_of
 from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.place import Engine, Mesh, Place
 from monarch.tensor.controller.records import (
-    BORROWED,
-    DROPPED,
     KNOWN,
-    LENT,
-    RETURNED,
-    UNSEEN,
     Record,
     Storage,
     recorder,
@@ -33,19 +32,16 @@ from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.signature import Number, OpCall, Slot, op_name
 
-if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
-    from monarch.tensor.controller.mesh import DeviceMesh, Place
-
-Tensor: Any = None  # the class, and how to make one: bound by `tensor`, which imports this module
-_make: Any = None
+Tensor: Any = None  # the class: see `handles`. A name of this module too, because every operation needs it
 _wrap = torch.Tensor._make_wrapper_subclass
 _strided = torch.strided
 
 
-def bind(cls: Any, make: Any) -> None:
-    global Tensor, _make
-    Tensor, _make = cls, make
+def bind(cls: Any) -> None:
+    """`cls` is the class of distributed tensors."""
+    global Tensor
+    Tensor = cls
+    handles.bind(cls)
 
 
 class Entry:
@@ -92,7 +88,7 @@ class _Op:
 _ops: dict[int, _Op] = {}  # by the operation's id: an OpOverload hashes in Python
 
 
-def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: DeviceMesh | None) -> Any:
+def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None) -> Any:
     """Runs `func` on the mesh of its distributed tensors, on `mesh` (the active one) when it has none."""
     op = _ops.get(id(func))
     if op is None:
@@ -171,10 +167,10 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
         entry, frozen = None, None  # type: ignore[assignment]
     if entry is None:
         if closer:
-            _check(func, args, kwargs, inputs, (), place, mesh)
+            check(func, args, kwargs, inputs, (), place, mesh)
         entry = _learn(op, args, kwargs, inputs, engine, frozen)
     if closer:
-        place = _check(func, args, kwargs, inputs, entry.outcome.mutates, place, mesh)
+        place = check(func, args, kwargs, inputs, entry.outcome.mutates, place, mesh)
     if recorders and (here := recorder()) is not None:
         here.read(inputs)
     ident = engine.run(place, entry.signature, refs, numbers, entry.fresh)
@@ -185,7 +181,7 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
         made._record = record = Record(ident, meta, place, Storage(taint))
         if (not closer and inputs) or meta.shape:
             return made
-        _know(op, entry, args, kwargs, inputs, [made])
+        know(op, entry.outcome, args, kwargs, inputs, [made])
         return made
     if kind == 1:  # VIEW
         meta = entry.meta
@@ -201,7 +197,7 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Devi
         for other in entry.outcome.mutates:
             inputs[other]._record.storage.taint = taint
         if storage.flags:
-            _know(op, entry, args, kwargs, inputs, [])
+            know(op, entry.outcome, args, kwargs, inputs, [])
         return made
     return _finish(op, entry, args, kwargs, inputs, place, ident, taint)
 
@@ -325,14 +321,14 @@ def _finish(
     for index, meta in outcome.changed:
         tensor = inputs[index]
         tensor._record.meta = meta
-        _change(op.op, args, kwargs, tensor, meta)
+        change_meta(op.op, args, kwargs, tensor, meta)
     for index, source in outcome.moved:
         _move(inputs[index]._record, inputs[source]._record if source >= 0 else None, taint)
     leaves = fresh_leaves(outcome, inputs, place, ident, taint)
     made = [
         leaf for leaf, known in zip(leaves, outcome.leaves, strict=True) if known.meta is not None and known.same < 0
     ]
-    _know(op, entry, args, kwargs, inputs, made)
+    know(op, entry.outcome, args, kwargs, inputs, made)
     return leaves[0] if outcome.structure is None else outcome.structure(leaves)
 
 
@@ -353,7 +349,7 @@ def fresh_leaves(outcome: propagation.Outcome, inputs: list[Any], place: Place, 
         elif leaf.view < -1:
             source = fresh[-2 - leaf.view]._record
         storage = source.storage if source is not None else Storage(taint)
-        made = _make(Record(ident + len(fresh), leaf.meta, place, storage))
+        made = make(Record(ident + len(fresh), leaf.meta, place, storage))
         if source is not None:
             share(source, made._record)
         fresh.append(made)
@@ -361,7 +357,7 @@ def fresh_leaves(outcome: propagation.Outcome, inputs: list[Any], place: Place, 
     return leaves
 
 
-def _change(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None:
+def change_meta(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None:
     """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
     with _disable_current_modes(), torch._C._DisableTorchDispatch():
         if (
@@ -394,54 +390,10 @@ def _refuse_generators(op: _Op, args: Any, kwargs: dict[str, Any]) -> None:
         )
 
 
-# --- checks -------------------------------------------------------------------------------------------------
+# --- local tensors among the inputs -----------------------------------------------------------------------------
 
 
-def _check(
-    func: Any, args: Any, kwargs: Any, inputs: list[Any], mutates: tuple[int, ...], place: Place, mesh: Any
-) -> Place:
-    """Every reason why an input cannot be used. Returns where the operation runs."""
-    stream = _streams.stream
-    if place.stream is not stream and torch._C._current_graph_task_id() != -1:
-        stream = place.stream  # derivatives run where their operations ran
-    wanted = place.mesh.place(stream)
-    problems = []
-    for index, tensor in enumerate(inputs):
-        problem = trouble(tensor, wanted, index in mutates)
-        if problem is not None:
-            problems.append(problem)
-    if problems:
-        raise misuse.incorrect(func, args, kwargs, problems, mesh, stream)
-    return wanted
-
-
-def trouble(tensor: Any, place: Place, writes: bool) -> Problem | None:
-    """Why `tensor` cannot be used at `place`, if so."""
-    if type(tensor) is not Tensor:
-        return Problem(tensor, "LOCAL_TENSOR")
-    if recorders and (here := recorder()) is not None:
-        here.read((tensor,))
-    record = tensor._record
-    storage = record.storage
-    flags = storage.flags
-    if flags and storage.borrows is not None:
-        flags = storage.borrows.look(storage)
-    if flags & (DROPPED | RETURNED):
-        return Problem(tensor, "DROPPED", why=storage.why)
-    if flags & LENT:
-        return Problem(tensor, "BORROWED", why=storage.why)
-    if writes and flags & BORROWED:
-        return Problem(tensor, "MUTATING_BORROW", why=storage.why)
-    if record.place.mesh is not place.mesh:
-        return Problem(tensor, "WRONG_MESH", mesh=record.place.mesh)
-    if record.place.stream is not place.stream:
-        return Problem(tensor, "WRONG_STREAM", stream=record.place.stream)
-    if flags & UNSEEN:
-        storage.borrows.first_use(storage)
-    return None
-
-
-def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: DeviceMesh | None) -> Any:
+def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Mesh | None) -> Any:
     """Some inputs are local tensors. Constants that a derivative made outside any mesh may go along, and there torch's own
     scalars too: it makes one of the number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
     ours = [tensor for tensor in inputs if type(tensor) is Tensor]
@@ -449,7 +401,7 @@ def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Dev
     others = [tensor for tensor in inputs if type(tensor) is not Tensor]
     if place is not None and all(_goes_along(tensor, mesh) for tensor in others):
         sent = {id(tensor): constant(place, tensor) for tensor in others}
-        return operate(func, _replaced(args, sent), {k: _replaced(v, sent) for k, v in kwargs.items()}, mesh)
+        return operate(func, replaced(args, sent), {k: replaced(v, sent) for k, v in kwargs.items()}, mesh)
     code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
     problems = [Problem(tensor, code) for tensor in others]
     error = misuse.incorrect(func, args, kwargs, problems, mesh, _streams.stream)
@@ -458,18 +410,11 @@ def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Dev
     raise error
 
 
-def _goes_along(local: torch.Tensor, mesh: DeviceMesh | None) -> bool:
+def _goes_along(local: torch.Tensor, mesh: Mesh | None) -> bool:
     if type(local) is not torch.Tensor or local.device.type != "cpu":
         return False
     in_a_derivative = torch._C._current_graph_task_id() != -1
     return in_a_derivative or (mesh is None and not local.shape and not local.requires_grad)
-
-
-def _replaced(value: Any, sent: dict[int, Any]) -> Any:
-    kind = type(value)
-    if kind in (list, tuple):
-        return kind(_replaced(item, sent) for item in value)
-    return sent.get(id(value), value)
 
 
 def constant(place: Place, local: torch.Tensor) -> Any:
@@ -482,69 +427,7 @@ def constant(place: Place, local: torch.Tensor) -> Any:
             storage.known = local.clone()
             storage.flags |= KNOWN
     ident = place.engine.constant(place, local)
-    return _make(Record(ident, meta, place, storage))
-
-
-# --- what this process knows as well --------------------------------------------------------------------------
-
-
-def _know(op: _Op, entry: Entry, args: Any, kwargs: Any, inputs: list[Any], made: list[Any]) -> None:
-    """Computes results here too that are scalars made of known scalars and constants; forgets what is overwritten by others.
-
-    Such a value is the same on every rank by construction: the same deterministic operations on the same numbers.
-    """
-    outcome = entry.outcome
-    wholes = [tensor for tensor in made if not tensor.shape]
-    if not wholes and not outcome.mutates:
-        return
-    known = [_value(tensor._record) for tensor in inputs]
-    sure = not op.random and all(value is not None for value in known)
-    sure = sure and all(leaf.meta is None or leaf.meta.device.type == "cpu" for leaf in outcome.leaves)
-    sure = sure and len(wholes) == len(made) and not any(inputs[index].shape for index in outcome.mutates)
-    if not sure or any(leaf.view != -1 and leaf.same < 0 for leaf in outcome.leaves):
-        for index in outcome.mutates:
-            storage = inputs[index]._record.storage
-            storage.known, storage.flags = None, storage.flags & ~KNOWN
-        return
-    values = {id(tensor): value for tensor, value in zip(inputs, known, strict=True)}
-    with _disable_current_modes(), torch.no_grad():
-        result = op.op(*_replaced(args, values), **{name: _replaced(value, values) for name, value in kwargs.items()})
-    from monarch.tensor.signature import flatten
-
-    for leaf, value in zip(outcome.leaves, flatten(result), strict=True):
-        if leaf.meta is not None and leaf.same < 0:
-            storage = made.pop(0)._record.storage
-            storage.known, storage.flags = value, storage.flags | KNOWN
-
-
-def _value(record: Record, any_shape: bool = False) -> torch.Tensor | None:
-    """What is known of a tensor's only element, as a scalar: nothing through a view that shows it as something else."""
-    known, meta = record.storage.known, record.meta
-    if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.coalesce_within:
-        return None
-    return known
-
-
-def is_known(tensor: Any) -> bool:
-    """Whether `known_scalar` has its number."""
-    return _value(tensor._record, any_shape=True) is not None and not tensor._record.storage.flags & DROPPED
-
-
-def known_scalar(tensor: Any) -> Any:
-    """The number of a scalar that is known here. DataDependentError otherwise; TypeError when it may not be used."""
-    record = tensor._record
-    problem = trouble(tensor, record.place, False)
-    if problem is not None:
-        raise misuse.incorrect("item", (tensor,), {}, [problem], None, _streams.stream)
-    if tensor.numel() != 1:
-        raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
-    value = _value(record, any_shape=True)
-    if value is None:
-        raise misuse.data_dependent("item()")
-    if recorders and (here := recorder()) is not None:
-        here.known("item()")
-    with _disable_current_modes():
-        return value.item()
+    return make(Record(ident, meta, place, storage))
 
 
 # --- operations that are not what they seem ------------------------------------------------------------------
@@ -574,7 +457,7 @@ def _local(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
 
 def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     ours = [arg for arg in args if type(arg) is Tensor]
-    known = [_value(tensor._record) for tensor in ours]
+    known = [value_of(tensor._record) for tensor in ours]
     if len(known) == 2 and all(value is not None for value in known):
         if recorders and (here := recorder()) is not None:
             here.known("torch.equal()")

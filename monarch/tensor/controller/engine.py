@@ -10,26 +10,24 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, follow, send, start_thread
+from monarch.actor import Channel, Future, Sealed, Shape, SupervisionError, follow, send
 from monarch.tensor import commands
+from monarch.tensor.controller.events import follow_stream
 from monarch.tensor.controller.issued import Issued, _gather
-from monarch.tensor.controller.mesh import DeviceMesh, Place
+from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.controller.noted import Noted, Repeat
+from monarch.tensor.controller.place import Place
+from monarch.tensor.controller.pulse import AGE, Pulse
 from monarch.tensor.controller.records import holders, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
 from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.failures import Failed, RemoteException, Tainted, remote_exception
-from monarch.tensor.recording.recorder import Noted, Repeat
-
-if TYPE_CHECKING:
-    from monarch.tensor.controller.dispatch import Entry
 
 BATCH = 96  # commands in a full batch
-AGE = 0.002  # seconds that a command may wait for company; a full batch or a fetch does not wait
 ENTRIES = 1 << 15  # known calls; beyond that all are forgotten and learned anew
 SIGNATURES = 1 << 15  # defined on the workers; the same
 ACK_EVERY = 32  # batches between two acknowledgements
@@ -60,7 +58,7 @@ class Engine:
         self._place: Place | None = None
         self.issued = Issued()
         self._note_stack = self.issued.note
-        self.entries: dict[Any, Entry] = {}
+        self.entries: dict[Any, Any] = {}
         self._signatures: dict[Any, int] = {}
         self._retired: list[int] = []  # signatures that nothing here names any more, and the workers still know
         self.calls: dict[int, Any] = {}  # what signatures do, for recordings
@@ -79,7 +77,7 @@ class Engine:
         # Batches that nobody answers report to a port: a worker's end is told by `end`, not as a fault of the program.
         self._lost: Any = None
         self._losses: Any = None
-        self._pulse = _Pulse(self)
+        self._pulse = Pulse(self)
         self._root = self.mesh(shape)
 
     # --- meshes and streams
@@ -112,6 +110,27 @@ class Engine:
     def dead_of(self, stream: Stream) -> list[int]:
         """References on `stream` that no tensor has any more, until the next command there takes them along."""
         return self._dead.setdefault(stream, [])
+
+    @property
+    def streams(self) -> list[Stream]:
+        """Those that the workers know."""
+        return list(self._streams)
+
+    @property
+    def workers(self) -> Any:
+        """Its tensor workers, as a mesh of actors."""
+        return self._workers
+
+    @property
+    def worker_key(self) -> str:
+        """By which the workers are known in their processes."""
+        return str(self._workers._spec.key)
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """Of the workers' processes, by rank."""
+        found: Sequence[str] = self._workers._spec.addresses
+        return found
 
     # --- commands
 
@@ -227,7 +246,7 @@ class Engine:
         interrupts."""
         self._forgotten.append((signature, place))
 
-    def remember(self, key: Any, entry: Entry) -> None:
+    def remember(self, key: Any, entry: Any) -> None:
         """Keeps what a call with `key` gives."""
         if len(self.entries) >= ENTRIES:
             self.entries.clear()
@@ -413,8 +432,6 @@ class Engine:
         others = {taint.place for taint in open_ if taint.place is not None and taint.place is not place}
         if not others:
             return place
-        from monarch.tensor.controller.borrows import follow_stream
-
         for other in others:
             if other.stream is not place.stream:
                 follow_stream(other, place.stream)
@@ -557,48 +574,3 @@ def cause_of(report: str) -> str:
         if found:
             return "\n" + cause
     return report
-
-
-class _Pulse:
-    """A thread that sends what would wait too long. It sleeps for good while nothing is issued."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = weakref.ref(engine)
-        self._event = threading.Event()
-        self._stopped = False
-        self._started = False
-        self.idle = True
-
-    def wake(self) -> None:
-        self.idle = False
-        if not self._started:
-            self._started = True
-            start_thread(self._run, "tensor-pulse")
-        self._event.set()
-
-    def stop(self) -> None:
-        self._stopped = True
-        self._event.set()
-
-    def _run(self) -> None:
-        quiet = 0
-        while True:
-            self._event.wait()
-            if self._stopped:
-                return
-            time.sleep(AGE)
-            engine = self._engine()
-            if engine is None or engine.ended:
-                return
-            try:
-                busy = engine.pulse()
-            except Exception:
-                return  # the program's own thread meets it at its next command
-            quiet = 0 if busy else quiet + 1
-            if quiet > 20:
-                self._event.clear()
-                self.idle = True
-                if engine.pulse():  # between the last look and going idle
-                    self.wake()
-                quiet = 0
-            del engine

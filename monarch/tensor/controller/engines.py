@@ -8,12 +8,13 @@ import weakref
 from typing import Any
 
 from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, context, endpoint, this_proc
+from monarch.tensor.controller import place
 from monarch.tensor.controller.engine import Engine, cause_of
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.propagation import fake_mode
 
 _names = itertools.count(1)
-_engines: dict[Any, Engine] = {}  # by the uid of the ProcMesh
+_engines: dict[Any, place.Engine] = {}  # by the uid of the ProcMesh
 _starting = threading.Lock()
 _keepers: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
 
@@ -88,7 +89,8 @@ def device_mesh(procs: ProcMesh) -> DeviceMesh:
             engine = None
         if engine is None:
             engine = _engines[key] = spawn_tensor_engine(procs._root()).client
-    return engine.mesh(procs._shape)
+    made: DeviceMesh = engine.mesh(procs._shape)
+    return made
 
 
 def _simulating() -> Any:
@@ -102,10 +104,11 @@ def _simulating() -> Any:
 
 def _simulated(factory: Any, procs: ProcMesh) -> DeviceMesh:
     made = factory(procs)
-    engine: Engine = getattr(made, "mesh", made).client
+    engine: place.Engine = getattr(made, "mesh", made).client
     if len(engine.root) != len(procs):
         raise ValueError(f"the simulated mesh has {len(engine.root)} ranks, and {procs} has {len(procs)}")
-    return engine.mesh(Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes)))
+    mesh: DeviceMesh = engine.mesh(Shape(list(procs.extent.labels), NDSlice.new_row_major(procs.extent.sizes)))
+    return mesh
 
 
 def _environments(procs: ProcMesh) -> list[dict[str, str]]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from monarch.tensor.controller import misuse
-
-if TYPE_CHECKING:
-    from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.controller.place import Mesh
+from monarch.tensor.worker.groups import DropGroup, arrive
 
 _numbers = itertools.count(1)
 
@@ -29,7 +27,7 @@ class RemoteProcessGroup:
     minutes.
     """
 
-    def __init__(self, mesh: DeviceMesh, dims: str | Sequence[str]) -> None:
+    def __init__(self, mesh: Mesh, dims: str | Sequence[str]) -> None:
         self._dims = dims_of(mesh, dims)
         self._mesh = mesh
         self._number = next(_numbers)
@@ -41,7 +39,8 @@ class RemoteProcessGroup:
         return self._dims
 
     @property
-    def mesh(self) -> DeviceMesh:
+    def mesh(self) -> Any:
+        """The DeviceMesh."""
         return self._mesh
 
     @property
@@ -63,10 +62,10 @@ class RemoteProcessGroup:
         engine = self._mesh.client
         if engine.ended:
             return
-        streams = list(engine._streams)
+        streams = engine.streams
         leaving = len(self._mesh) * len(streams)
         for stream in streams:
-            engine.do(self._mesh.place(stream), Forget(self._label(), engine.stream_number(stream), leaving), (), 0)
+            engine.do(self._mesh.place(stream), DropGroup(self._label(), engine.stream_number(stream), leaving), (), 0)
 
     def _label(self) -> str:
         return f"group {self._number}"
@@ -101,57 +100,3 @@ def dims_of(mesh: Any, dims: str | Sequence[str]) -> tuple[str, ...]:
     if len(set(wanted)) != len(wanted):
         raise ValueError(f"a dimension is named twice: {wanted}")
     return wanted or tuple(mesh.names)
-
-
-# --- in the workers -------------------------------------------------------------------------------------------
-
-
-class Forget:
-    """The signature of `drop`."""
-
-    keeps: tuple[int, ...] | None = ()
-    mutates: tuple[int, ...] = ()
-
-    def __init__(self, label: str, stream: int, leaving: int) -> None:
-        self._label = label
-        self._stream = stream
-        self._leaving = leaving
-
-    def name(self) -> str:
-        return "RemoteProcessGroup.drop"
-
-    def prepare(self, executor: Any) -> Callable[..., Any]:
-        from monarch.tensor.worker.executor import current
-        from monarch.tensor.worker.process_groups import TIMEOUT
-
-        def run(tensors: Any, numbers: Any) -> None:
-            for (label, _), group in list(executor.extras.get("arrived", {}).items()):
-                if label == self._label:
-                    group.leave(self._stream)
-            # The last to leave has the rendezvous forget the group: before that others may still be on their way to it.
-            worker = current()
-            rendezvous, _ = worker.services
-            worker.ask(rendezvous.leave, TIMEOUT, self._label, self._leaving)
-
-        return run
-
-
-_arriving = threading.Lock()
-
-
-def arrive(label: str, names: Any, sizes: Any, ranks: Any, dims: Any) -> Any:
-    """What a RemoteProcessGroup is unpickled as: the same object each time in a worker."""
-    from monarch.tensor.worker import executor
-    from monarch.tensor.worker.stream_group import Arrived, StreamGroup
-    from monarch.tensor.worker.worker_mesh import WorkerMesh
-
-    worker = executor.current()
-    members = WorkerMesh(names, sizes, ranks).along(worker.executor.rank, tuple(dims))
-    with _arriving:
-        known = worker.executor.extras.setdefault("arrived", Arrived())
-        group = known.get((label, tuple(members)))
-        if group is None:
-            group = known[label, tuple(members)] = StreamGroup(worker, label, tuple(members))
-    group.register()
-    executor.opening().append(group)
-    return group

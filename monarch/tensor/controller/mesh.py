@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from monarch.actor import MeshTrait, NDSlice, Shape
-
-if TYPE_CHECKING:
-    import torch
-
-    from monarch.tensor.controller.activation import Activation
-    from monarch.tensor.controller.engine import Engine
-    from monarch.tensor.controller.stream import Stream
-
-_numbers = itertools.count()
-
-
-class Place:
-    """A mesh and a stream on it: where commands go. One object for each pair, so that two tensors are at one place when
-    theirs is the same object. `dead` collects references that no tensor has any more, until the next command takes them
-    along."""
-
-    __slots__ = ("dead", "engine", "mesh", "mesh_number", "stream", "stream_number")
-
-    def __init__(self, engine: Engine, mesh: DeviceMesh, stream: Stream, dead: list[int]) -> None:
-        self.engine = engine
-        self.mesh = mesh
-        self.stream = stream
-        self.mesh_number = mesh.number
-        self.stream_number = engine.stream_number(stream)
-        self.dead = dead
+from monarch.tensor.controller.activation import Activation, active_mesh, deactivate, no_modes
+from monarch.tensor.controller.groups import RemoteProcessGroup
+from monarch.tensor.controller.place import Engine, Place
+from monarch.tensor.controller.ranks import process_tensor, rank_tensor
+from monarch.tensor.controller.stream import Stream
+from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 
 class DeviceMesh(MeshTrait):
@@ -58,7 +40,8 @@ class DeviceMesh(MeshTrait):
         return tuple(self._shape.labels)
 
     def _new_with_shape(self, shape: Shape) -> DeviceMesh:
-        return self._engine.mesh(shape)
+        made: DeviceMesh = self._engine.mesh(shape)
+        return made
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -99,16 +82,12 @@ class DeviceMesh(MeshTrait):
 
     # --- activation
 
-    def activate(self) -> Activation:
+    def activate(self) -> Activation[DeviceMesh]:
         """From here on torch operations run on this mesh; leaving the `with` block, or `deactivate()`, ends that."""
-        from monarch.tensor.controller.activation import Activation
-
         return Activation(self)
 
     def deactivate(self) -> None:
         """Ends the latest activation of this mesh. RuntimeError when the active mesh is another one."""
-        from monarch.tensor.controller.activation import deactivate
-
         deactivate(self)
 
     # --- who is who
@@ -119,8 +98,6 @@ class DeviceMesh(MeshTrait):
 
         KeyError for a dim the mesh does not have.
         """
-        from monarch.tensor.controller.ranks import rank_tensor
-
         return rank_tensor(self, dim)
 
     @property
@@ -130,22 +107,14 @@ class DeviceMesh(MeshTrait):
 
     def process_idx(self) -> torch.Tensor:
         """A distributed int64 scalar: each process's rank in the engine's mesh."""
-        from monarch.tensor.controller.ranks import process_tensor
-
         return process_tensor(self)
 
     def process_group(self, dims: str | Sequence[str]) -> Any:
         """A group of the processes along `dims`, to pass to remote functions: there it is a torch ProcessGroup."""
-        from monarch.tensor.controller.groups import RemoteProcessGroup
-
         return RemoteProcessGroup(self, dims)
 
     def to_tensor(self) -> Any:
         """The ranks of this mesh as a local int tensor in the mesh's shape."""
-        import torch
-
-        from monarch.tensor.controller.activation import no_modes
-
         with no_modes():
             return torch.tensor(list(self.processes), dtype=torch.int64).reshape(tuple(self.sizes.values()))
 
@@ -171,6 +140,13 @@ class DeviceMesh(MeshTrait):
         return id(self)
 
     def __reduce__(self) -> Any:
-        from monarch.tensor.worker.worker_mesh import WorkerMesh
-
         return WorkerMesh, (self.names, tuple(self.sizes.values()), tuple(self.processes))
+
+
+def get_active_mesh() -> DeviceMesh:
+    """The mesh that is active in this thread. ValueError when none is."""
+    mesh = active_mesh()
+    if mesh is None:
+        raise ValueError("no device mesh is active: activate one with `with proc_mesh.activate():`")
+    assert isinstance(mesh, DeviceMesh)
+    return mesh

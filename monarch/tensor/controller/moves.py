@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import itertools
-import queue
 import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.actor import start_thread
 from monarch.tensor import metadata
 from monarch.tensor.controller import misuse
-from monarch.tensor.controller.borrows import Events, follow_stream
-from monarch.tensor.controller.dispatch import trouble
+from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.events import follow_stream
+from monarch.tensor.controller.handles import is_distributed, make
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import Record, Storage
-from monarch.tensor.controller.tensor import Tensor, make
-from monarch.tensor.failures import Failed
-from monarch.tensor.worker.process_groups import Groups, groups_of
-
-if TYPE_CHECKING:
-    from monarch.tensor.controller.mesh import Place
-    from monarch.tensor.controller.stream import Stream
+from monarch.tensor.controller.stream import Stream
+from monarch.tensor.worker.moves import Adopt, Copy, Receive, Send
 
 _numbers = itertools.count(1)
 _moving = threading.Lock()  # the two halves of a move are issued together
@@ -60,11 +53,11 @@ def slice_mesh(tree: Any, **dims: Any) -> Any:
 class MeshSliceTensor:
     """Part of the ranks of `tensor`: those of the mesh `slicing`. It can be sent with `to_mesh`, and nothing else."""
 
-    def __init__(self, tensor: Tensor, slicing: DeviceMesh) -> None:
+    def __init__(self, tensor: Any, slicing: DeviceMesh) -> None:
         self.tensor = tensor
         self.slicing = slicing
 
-    def to_mesh(self, mesh: Any, stream: Stream | None = None) -> Tensor:
+    def to_mesh(self, mesh: Any, stream: Stream | None = None) -> Any:
         """As `monarch.to_mesh`."""
         return _moved(self, _device_mesh(mesh), stream)
 
@@ -73,7 +66,7 @@ class MeshSliceTensor:
 
 
 def _sliced(tensor: Any, dims: dict[str, Any]) -> MeshSliceTensor:
-    if type(tensor) is not Tensor:
+    if not is_distributed(tensor):
         raise misuse.incorrect("slice_mesh", (tensor,), dims, [Problem(tensor, "LOCAL_TENSOR")], None, None)
     return MeshSliceTensor(tensor, tensor.mesh.slice(**dims))
 
@@ -85,9 +78,9 @@ def _device_mesh(mesh: Any) -> DeviceMesh:
     return found
 
 
-def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Tensor:
+def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Any:
     tensor = source.tensor if isinstance(source, MeshSliceTensor) else source
-    if type(tensor) is not Tensor:
+    if not is_distributed(tensor):
         raise misuse.incorrect("to_mesh", (tensor, mesh), {}, [Problem(tensor, "LOCAL_TENSOR")], mesh, stream)
     record = tensor._record
     origin: Place = record.place
@@ -108,7 +101,7 @@ def _moved(source: Any, mesh: DeviceMesh, stream: Stream | None) -> Tensor:
     return make(Record(ident, meta, there, Storage(taint)))
 
 
-def routes(start: DeviceMesh, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
+def routes(start: Mesh, mesh: Mesh) -> tuple[tuple[int, int], ...]:
     """(sender, receiver) for each rank of `mesh`, in the engine's numbers. ValueError when they do not fit."""
     if start.client is not mesh.client:
         raise ValueError(
@@ -155,10 +148,11 @@ def _copied(record: Record, mesh: DeviceMesh, there: Place) -> int:
     ident = engine.run(here, engine.define("copy", Copy()), (record.ref,), (), 1)
     if here is not there:
         follow_stream(here, there.stream)
+        engine.run(there, engine.define("adopt", Adopt()), (ident,), (), 0)
     return ident
 
 
-def _sent(record: Record, start: DeviceMesh, there: Place, pairs: tuple[tuple[int, int], ...]) -> tuple[int, Any]:
+def _sent(record: Record, start: Mesh, there: Place, pairs: tuple[tuple[int, int], ...]) -> tuple[int, Any]:
     origin: Place = record.place
     engine = origin.engine
     here = start.place(origin.stream)
@@ -171,190 +165,3 @@ def _sent(record: Record, start: DeviceMesh, there: Place, pairs: tuple[tuple[in
     taint = engine.taints.issued(ident, here, [record.storage.taint])
     receive = engine.define(("receive", pairs, streams, what), Receive(pairs, streams, what))
     return engine.run(there, receive, (), (number,), 1), taint
-
-
-# --- in the workers -------------------------------------------------------------------------------------------
-
-
-class Copy:
-    """The signature of a move that stays where it is."""
-
-    keeps: tuple[int, ...] | None = None
-    mutates: tuple[int, ...] = ()
-
-    def name(self) -> str:
-        return "to_mesh"
-
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        return lambda tensors, numbers: tensors[0].clone(memory_format=torch.contiguous_format)
-
-
-class Send:
-    """The signature of the sending half of a move. `what`: (shape, dtype, device) of the tensor. The Run's number is
-    the move's."""
-
-    between_ranks = True
-    keeps: tuple[int, ...] | None = ()
-    mutates: tuple[int, ...] = ()
-
-    def __init__(self, pairs: tuple[tuple[int, int], ...], streams: tuple[int, int], what: tuple[Any, ...]) -> None:
-        self._pairs = pairs
-        self._streams = streams
-        self._what = what
-
-    def name(self) -> str:
-        return "to_mesh"
-
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        shape, dtype, device = self._what
-        receivers = [receiver for sender, receiver in self._pairs if sender == executor.rank]
-        lines = lines_of(executor)
-
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
-            if not receivers:
-                return
-            tensor, problem = tensors[0], None
-            if type(tensor) is Failed:
-                problem = RuntimeError(tensor.text)
-            elif tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                problem = RuntimeError(
-                    f"the local tensor is {tensor.dtype}{list(tensor.shape)}, and the controller knows it as "
-                    f"{dtype}{list(shape)}"
-                )
-            if problem is None:
-                copy = tensor.clone(memory_format=torch.contiguous_format)
-            else:
-                copy = torch.zeros(shape, dtype=dtype, device=device)
-            for receiver in receivers:
-                lines.send(executor.rank, receiver, self._streams, int(numbers[0]), copy)
-            if problem is not None:
-                raise problem
-
-        return run
-
-
-class Receive(Send):
-    """The signature of the receiving half."""
-
-    between_ranks = False
-    keeps: tuple[int, ...] | None = None
-
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        shape, dtype, device = self._what
-        sender = next((sender for sender, receiver in self._pairs if receiver == executor.rank), -1)
-        lines = lines_of(executor)
-
-        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> torch.Tensor:
-            return lines.receive(sender, executor.rank, self._streams, int(numbers[0]), shape, dtype, device)
-
-        return run
-
-
-class Lines:
-    """The connections of one worker over which tensors move: one for each sender, receiver and pair of streams."""
-
-    def __init__(self, groups: Groups) -> None:
-        self._groups = groups
-        self._lock = threading.Lock()
-        self._senders: dict[tuple[Any, ...], _Sender] = {}
-        self._kept: dict[tuple[Any, ...], deque[torch.Tensor]] = {}  # several of a number: recordings repeat theirs
-        self._events = Events()
-
-    def send(self, sender: int, receiver: int, streams: tuple[int, int], number: int, tensor: torch.Tensor) -> None:
-        """Does not wait, and nothing may be done to `tensor` any more."""
-        if sender == receiver:
-            with self._lock:
-                self._kept.setdefault((streams, number), deque()).append(tensor.clone())
-            self._events.post(number)
-            return
-        key = (sender, receiver, streams)
-        with self._lock:
-            line = self._senders.get(key)
-            if line is None:
-                line = self._senders[key] = _Sender(self._groups, sender, receiver, streams)
-        line.put(number, tensor)
-
-    def receive(
-        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: Any, dtype: Any, device: Any
-    ) -> torch.Tensor:
-        """Waits for the tensor. GroupLost when the sender has ended, RuntimeError when it is too late."""
-        if sender == receiver:
-            self._events.wait(number)
-            with self._lock:
-                waiting = self._kept[streams, number]
-                kept = waiting.popleft()
-                if not waiting:
-                    del self._kept[streams, number]
-            return kept
-        made = torch.empty(shape, dtype=dtype, device=device)
-        backend = self._groups.backend(_label(streams), (sender, receiver), 0, made.device.type)
-        if made.numel():
-            backend.recv([_bytes(made)], 0, number % _TAGS).wait()
-        return made
-
-    def close(self) -> None:
-        """Nothing is sent any more."""
-        self._events.close()
-        with self._lock:
-            found = list(self._senders.values())
-        for line in found:
-            line.put(0, None)
-
-
-class _Sender:
-    """What goes to one receiver, sent by a thread of its own: a receiver may be late."""
-
-    def __init__(self, groups: Groups, sender: int, receiver: int, streams: tuple[int, int]) -> None:
-        self._groups = groups
-        self._members = (sender, receiver)
-        self._label = _label(streams)
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        start_thread(self._run, f"tensor-send-{receiver}")
-
-    def put(self, number: int, tensor: torch.Tensor | None) -> None:
-        event = None
-        if tensor is not None and tensor.device.type != "cpu":
-            event = torch.Event(tensor.device)
-            event.record()
-        self._queue.put((number, tensor, event))
-
-    def _run(self) -> None:
-        while True:
-            number, tensor, event = self._queue.get()
-            if tensor is None:
-                return
-            try:
-                backend = self._groups.backend(self._label, self._members, 0, tensor.device.type)
-                if event is not None:
-                    torch.accelerator.set_device_index(tensor.device.index)
-                    event.wait()
-                if tensor.numel():
-                    backend.send([_bytes(tensor)], 1, number % _TAGS).wait()
-            except Exception as exc:  # the receiver meets it itself
-                self._groups.lose(self._label, f"rank {self._members[0]} could not send: {exc}", self._members)
-            del tensor, event
-
-
-_TAGS = 1 << 30
-_making = threading.Lock()
-
-
-def lines_of(executor: Any) -> Lines:
-    """The connections of the worker whose stream this thread is."""
-    from monarch.tensor.worker.executor import current
-
-    groups = groups_of(current())
-    with _making:
-        found = executor.extras.get("lines")
-        if found is None:
-            found = executor.extras["lines"] = Lines(groups)
-    lines: Lines = found
-    return lines
-
-
-def _label(streams: tuple[int, int]) -> str:
-    return f"move {streams[0]} {streams[1]}"
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(-1).view(torch.uint8)

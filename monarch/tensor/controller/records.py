@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from monarch.tensor.controller.mesh import Place
+    from monarch.tensor.controller.place import Place
     from monarch.tensor.controller.taint import Taint
     from monarch.tensor.metadata import Meta
 

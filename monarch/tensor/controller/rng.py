@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import metadata
 from monarch.tensor.controller import dispatch, misuse
-from monarch.tensor.controller.activation import get_active_mesh
+from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.mesh import get_active_mesh
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
@@ -56,7 +57,7 @@ def make_deterministic() -> None:
 
 def _issue(what: str, inputs: list[Any], results: int) -> list[Any]:
     place = get_active_mesh().place(get_active_stream())
-    problems = [problem for tensor in inputs if (problem := dispatch.trouble(tensor, place, False)) is not None]
+    problems = [problem for tensor in inputs if (problem := trouble(tensor, place, False)) is not None]
     if problems:
         raise misuse.incorrect(f"monarch.random.{what}", inputs, {}, problems, place.mesh, place.stream)
     with _disable_current_modes():

@@ -32,9 +32,16 @@ class Stream:
         Immutable: both streams may read. Mutable: only this one may use it. RuntimeError for a mutable borrow of what is
         borrowed already; TypeError when the tensor may not be used as asked.
         """
-        from monarch.tensor.controller.borrows import borrow
+        return _borrow(self, tensor, mutable)
 
-        return borrow(self, tensor, mutable)
+
+_borrow: Any = None  # `borrows.borrow`, set by `bind`
+
+
+def bind(borrow: Any) -> None:
+    """`borrow` is how a stream borrows. It needs operations, and these need streams."""
+    global _borrow
+    _borrow = borrow
 
 
 class StreamActivation:

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch.tensor import metadata
-from monarch.tensor.controller import dispatch, misuse
+from monarch.tensor.controller import dispatch, known, misuse
+from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
 
 if TYPE_CHECKING:
     from monarch.tensor.controller.mesh import DeviceMesh
     from monarch.tensor.controller.stream import Stream
-
-_wrap = torch.Tensor._make_wrapper_subclass
 
 
 class Tensor(torch.Tensor):
@@ -39,7 +37,8 @@ class Tensor(torch.Tensor):
     @property
     def mesh(self) -> DeviceMesh:
         """Where its local tensors are."""
-        return self._record.place.mesh
+        mesh: DeviceMesh = self._record.place.mesh  # type: ignore[assignment]  # the only kind there is
+        return mesh
 
     @property
     def stream(self) -> Stream:
@@ -75,7 +74,7 @@ class Tensor(torch.Tensor):
     @data.setter
     def data(self, value: Any) -> None:
         record = self._record
-        problem = dispatch.trouble(value, record.place, False) if isinstance(value, torch.Tensor) else None
+        problem = trouble(value, record.place, False) if isinstance(value, torch.Tensor) else None
         if problem is not None and problem.code != "WRONG_MESH":
             raise misuse.incorrect("data", (self, value), {}, [problem], record.place.mesh, record.place.stream)
         with torch.no_grad():
@@ -131,24 +130,24 @@ class Tensor(torch.Tensor):
     def item(self) -> Any:
         """Its number, where this process knows it: a scalar that was computed from constants alone, and so is the same on
         every rank. Otherwise an error that says what to do."""
-        return dispatch.known_scalar(self)
+        return known.known_scalar(self)
 
     def __bool__(self) -> bool:
         if self.numel() != 1:
             raise RuntimeError("Boolean value of Tensor with other than one element is ambiguous")
-        return bool(dispatch.known_scalar(self))
+        return bool(known.known_scalar(self))
 
     def __int__(self) -> int:
-        return int(dispatch.known_scalar(self))
+        return int(known.known_scalar(self))
 
     def __float__(self) -> float:
-        return float(dispatch.known_scalar(self))
+        return float(known.known_scalar(self))
 
     def __complex__(self) -> complex:
-        return complex(dispatch.known_scalar(self))
+        return complex(known.known_scalar(self))
 
     def __index__(self) -> int:
-        value = dispatch.known_scalar(self)
+        value = known.known_scalar(self)
         if not isinstance(value, int):
             raise TypeError("only integer tensors of a single element can be converted to an index")
         return int(value)
@@ -156,7 +155,7 @@ class Tensor(torch.Tensor):
     def tolist(self) -> Any:
         """As `item`, for scalars that this process knows."""
         if self._record.storage.flags & KNOWN and not self.shape:
-            return dispatch.known_scalar(self)
+            return known.known_scalar(self)
         raise misuse.data_dependent("tolist()")
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -190,8 +189,8 @@ class Tensor(torch.Tensor):
         raise misuse.data_dependent("map2_()")
 
     def __format__(self, spec: str) -> str:
-        if not self.shape and (spec or dispatch.is_known(self)):
-            return format(dispatch.known_scalar(self), spec)
+        if not self.shape and (spec or known.is_known(self)):
+            return format(known.known_scalar(self), spec)
         return object.__format__(self, spec)
 
     def __copy__(self) -> Any:
@@ -221,16 +220,6 @@ class Tensor(torch.Tensor):
         return copy
 
 
-def make(record: Record) -> Tensor:
-    """The tensor of a record."""
-    meta = record.meta
-    made: Tensor = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.device)
-    made._record = record
-    if meta.coalesce_within:
-        metadata.mark(made, meta.coalesce_within)
-    return made
-
-
 def _explained(name: str) -> Callable[[Any, Any], Any]:
     """A binary operator whose TypeError says what was wrong: torch's own turns every TypeError into NotImplemented, and
     Python's message for that says nothing of meshes."""
@@ -254,4 +243,4 @@ for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(Tensor, _name, _explained(_name))
 Tensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
 
-dispatch.bind(Tensor, make)
+dispatch.bind(Tensor)

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator
 
 from monarch.tensor.controller import misuse
+from monarch.tensor.controller.noted import Noted
 from monarch.tensor.controller.records import DROPPED, Storage, recorder
-from monarch.tensor.recording.recorder import Held, Noted
+from monarch.tensor.recording.recorder import Held
 
 
 @contextlib.contextmanager

@@ -13,49 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch.tensor.controller import records
+from monarch.tensor.controller.noted import Noted
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import Recorded, Step
 
 HELD = 1 << 16  # commands that are noted in one go, at most
-
-
-class Noted:
-    """A command as it was issued: at `place`, call `call` (the signature `signature`, or 0 for a call that is made once)."""
-
-    __slots__ = ("call", "ident", "inputs", "numbers", "place", "results", "signature", "stack")
-
-    def __init__(
-        self, place: Any, ident: int, call: Any, inputs: tuple[int, ...], numbers: tuple[Any, ...], results: int,
-        signature: int, stack: Any,
-    ) -> None:  # fmt: skip
-        self.place = place
-        self.ident = ident
-        self.call = call
-        self.inputs = inputs
-        self.numbers = numbers
-        self.results = results
-        self.signature = signature
-        self.stack = stack
-
-    def name(self) -> str:
-        return str(self.call.name())
-
-
-class Repeat:
-    """A signature.Call that gives a tensor the program sent: a new copy each time, because it may be changed."""
-
-    keeps = None
-    mutates = ()
-    repeatable = True
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def name(self) -> str:
-        return "a constant"
-
-    def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        return lambda tensors, numbers: self.value.clone()
 
 
 # --- noting ---------------------------------------------------------------------------------------------------

@@ -16,12 +16,15 @@ from torch.utils import _pytree as pytree
 
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh
+from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.handles import make
+from monarch.tensor.controller.noted import Noted
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, Storage, share
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.taint import merge
-from monarch.tensor.controller.tensor import Tensor, make
+from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.frames import internal
-from monarch.tensor.recording.recorder import Noted, Recorder, assemble
+from monarch.tensor.recording.recorder import Recorder, assemble
 
 _flags = operator.attrgetter("flags")
 _taint = operator.attrgetter("taint")
@@ -111,7 +114,7 @@ def reshaped(noted: Recorder, formals: Sequence[Any], arguments: Arguments, give
         noted.refuse("it changes the shape or the memory of an argument")
         if give and formal is not tensor:
             tensor._record = record
-            dispatch._change(None, (), {}, tensor, record.meta)
+            dispatch.change_meta(None, (), {}, tensor, record.meta)
 
 
 # --- a recording ----------------------------------------------------------------------------------------------
@@ -291,7 +294,7 @@ class Trace:
     def _check(self, tensors: Sequence[Any]) -> None:
         used = {at for segment in self.recording.segments for source, at in segment.takes if source < 0}
         problems = [
-            dispatch.trouble(tensor, tensor._record.place, at in self._formals_written)
+            trouble(tensor, tensor._record.place, at in self._formals_written)
             for at, tensor in enumerate(tensors)
             if at in used
         ]
@@ -301,7 +304,7 @@ class Trace:
                 found = tensor()
                 found = found if found is not None else make(record)
                 writes = any(storage is record.storage for storage in self._written)
-                problems.append(dispatch.trouble(found, record.place, writes))
+                problems.append(trouble(found, record.place, writes))
         wrong = [problem for problem in problems if problem is not None]
         if wrong:
             arguments = [*tensors, *(problem.tensor for problem in wrong)]

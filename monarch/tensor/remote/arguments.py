@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import sys
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch.tensor.controller.groups import RemoteProcessGroup
 from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.signature import Number, Slot
@@ -89,8 +89,7 @@ def constant(leaf: Any) -> bool:
 
 
 def is_group(leaf: Any) -> bool:
-    groups = sys.modules.get("monarch.tensor.controller.groups")
-    return groups is not None and isinstance(leaf, groups.RemoteProcessGroup)
+    return isinstance(leaf, RemoteProcessGroup)
 
 
 def between_ranks(leaf: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monarch.tensor.remote.remote_function import Remote
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 
 
 def record() -> None:
@@ -18,7 +18,7 @@ def record() -> None:
 
 def dump(folder: str) -> None:
     """In a worker."""
-    rank = executor.current().executor.rank
+    rank = current.worker().executor.rank
     os.makedirs(folder, exist_ok=True)
     _memory()._dump_snapshot(os.path.join(folder, f"snapshot_{rank}.pickle"))
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.tensor import patterns
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 
 _EXTRA = "opaque"
 
@@ -36,7 +36,7 @@ class Table:
 
 def table() -> Table:
     """That of the worker whose stream this thread is. RuntimeError elsewhere."""
-    found: Table = executor.current().executor.extras.setdefault(_EXTRA, Table())
+    found: Table = current.worker().executor.extras.setdefault(_EXTRA, Table())
     return found
 
 
@@ -87,7 +87,7 @@ def _of(key: Any) -> OpaqueRef:
 
 
 def _table(attempt: str) -> Table:
-    if getattr(executor._local, "worker", None) is None:
+    if current.thread.worker is None:
         raise RuntimeError(
             f"the client attempted to {attempt} the value of an OpaqueRef: it is in the workers. Do it in a remote function "
             f"that takes or returns the OpaqueRef"

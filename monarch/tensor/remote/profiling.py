@@ -11,7 +11,7 @@ import torch
 
 from monarch.tensor.remote.opaque_ref import OpaqueRef
 from monarch.tensor.remote.remote_function import Remote
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 
 
 class Schedule(NamedTuple):
@@ -27,7 +27,7 @@ class Schedule(NamedTuple):
 
 def begin(folder: str, schedule: tuple[int, ...] | None, options: dict[str, Any]) -> OpaqueRef:
     """In a worker: a profiler that has begun."""
-    rank = executor.current().executor.rank
+    rank = current.worker().executor.rank
 
     def write(profiler: Any) -> None:
         os.makedirs(folder, exist_ok=True)

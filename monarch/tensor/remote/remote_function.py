@@ -15,19 +15,21 @@ from monarch.actor import Future, NDSlice, Shape, ValueMesh, follow
 from monarch.tensor import functions, patterns
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh
-from monarch.tensor.controller.dispatch import Entry, trouble
+from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.dispatch import Entry
 from monarch.tensor.controller.fetch import rank_at
-from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.place import Mesh
 from monarch.tensor.controller.records import KNOWN, Record, Storage, recorder, recorders
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import Taint, merge
-from monarch.tensor.controller.tensor import Tensor, make
+from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import Failed
 from monarch.tensor.propagation import Outcome
 from monarch.tensor.remote import arguments
 from monarch.tensor.remote.arguments import INT, LEAVES, NUMBERS
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall, filler
 
 _SEEN = 1024  # calls with constants that a Remote remembers having made once; beyond that it starts over
@@ -66,7 +68,7 @@ class Remote:
     """A function that runs in the processes of a mesh: that of its distributed tensors, else the active one.
 
     Calling it issues it and returns at once what it gives on each rank: its structure with distributed tensors. Arguments are
-    pytrees of distributed tensors and values that can be pickled; a DeviceMesh is a WorkerMesh there. In the workers
+    pytrees of distributed tensors and values that can be pickled; a Mesh is a WorkerMesh there. In the workers
     everything is local: torch too, and other Remotes are plain functions. Autograd graphs end with the call.
 
     `call`, `call_one`, `choose` and `stream` run it on the ranks of the active mesh and give what it returned, its
@@ -152,7 +154,7 @@ class Remote:
             if len(inputs) > 1:
                 key.append(arguments.sharing(inputs))
         else:
-            if patterns.propagating() or getattr(executor._local, "worker", None) is not None:
+            if patterns.propagating() or current.thread.worker is not None:
                 return self._inside(args, kwargs)
             mesh = active_mesh()
             if mesh is None:
@@ -336,21 +338,21 @@ class Remote:
         mesh.client.do(mesh.place(_streams.stream), call.call, [tensor._record.ref for tensor in inputs], 0)
         _mutated(inputs, call.mutates, None)
 
-    def _mesh(self) -> DeviceMesh:
+    def _mesh(self) -> Mesh:
         mesh = active_mesh()
         if mesh is None:
             raise _needs_mesh(self._label)
         return mesh
 
-    def _one(self, mesh: DeviceMesh, args: Any, kwargs: Any) -> Future[Any]:
+    def _one(self, mesh: Mesh, args: Any, kwargs: Any) -> Future[Any]:
         return follow(self._ask(mesh, args, kwargs, "call"), lambda answers: _values(mesh.client, answers)[0])
 
-    def _gatherer(self, mesh: DeviceMesh) -> Callable[[Any], Any]:
+    def _gatherer(self, mesh: Mesh) -> Callable[[Any], Any]:
         labels, sizes = mesh.names, list(mesh.sizes.values())
         shape = Shape(list(labels), NDSlice.new_row_major(sizes))
         return lambda answers: ValueMesh(shape, _values(mesh.client, answers))
 
-    def _ask(self, mesh: DeviceMesh, args: Any, kwargs: Any, adverb: str) -> Any:
+    def _ask(self, mesh: Mesh, args: Any, kwargs: Any, adverb: str) -> Any:
         wide, call, inputs = self._value_call(mesh, args, kwargs)
         refs = [tensor._record.ref for tensor in inputs]
         taints = [tensor._record.storage.taint for tensor in inputs]
@@ -359,7 +361,7 @@ class Remote:
             _mutated(inputs, call.mutates, None)
         return found
 
-    def _value_call(self, mesh: DeviceMesh, args: Any, kwargs: Any) -> tuple[DeviceMesh, ValueCall, list[Any]]:
+    def _value_call(self, mesh: Mesh, args: Any, kwargs: Any) -> tuple[Mesh, ValueCall, list[Any]]:
         """(the mesh of its tensors, the call, its tensors)"""
         leaves, shape = pytree.tree_flatten((args, kwargs))
         if arguments.has_tensors(leaves):
@@ -380,12 +382,12 @@ class Remote:
         )
         return wide, ValueCall(call), inputs
 
-    def _wide(self, mesh: DeviceMesh, leaves: Sequence[Any]) -> DeviceMesh:
+    def _wide(self, mesh: Mesh, leaves: Sequence[Any]) -> Mesh:
         """The mesh of the tensors among `leaves`. ValueError unless it has all ranks of `mesh`."""
         first = next((leaf for leaf in leaves if type(leaf) is Tensor), None)
         if first is None:
             return mesh
-        wide: DeviceMesh = first._record.place.mesh
+        wide: Mesh = first._record.place.mesh
         if wide is mesh:
             return wide
         if wide.client is not mesh.client or not set(mesh.processes) <= set(wide.processes):
@@ -464,7 +466,7 @@ def _mutated(inputs: Sequence[Any], places: Sequence[int], taint: Taint | None) 
     torch.autograd.graph.increment_version([inputs[place] for place in places])
 
 
-def _rank_mesh(mesh: DeviceMesh, place: int) -> DeviceMesh:
+def _rank_mesh(mesh: Mesh, place: int) -> Mesh:
     """The mesh of the one rank at `place` in `mesh`."""
     coordinates = {}
     for name, size in reversed(list(mesh.sizes.items())):

@@ -12,26 +12,25 @@ import queue
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch.actor import ActorError, Endpoint, Future, NDSlice, Shape, start_thread, when_ready
 from monarch.tensor import patterns, propagation
-from monarch.tensor.controller import claims, dispatch, misuse
+from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh
+from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.engines import device_mesh
+from monarch.tensor.controller.place import Engine, Mesh
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import Failed, RemoteException
 from monarch.tensor.remote.remote_function import _mutated
-
-if TYPE_CHECKING:
-    from monarch.tensor.controller.engine import Engine
-    from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.worker import claims
 
 _log = logging.getLogger("monarch")
 
@@ -46,7 +45,7 @@ def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, 
     problems = [
         problem
         for tensor in tensors
-        if (problem := dispatch.trouble(tensor, tensor._record.place.mesh.place(place.stream), False)) is not None
+        if (problem := trouble(tensor, tensor._record.place.mesh.place(place.stream), False)) is not None
     ]
     if problems:
         raise misuse.incorrect(endpoint._name, args, kwargs, problems, mesh, place.stream)
@@ -56,13 +55,13 @@ def rref(endpoint: Endpoint[Any, Any], args: tuple[Any, ...], kwargs: dict[str, 
         outcome = patterns.propagated(propagate, lambda fakes: _with(fakes, leaves, spec), tensors)
         count = len(outcome.leaves)
     for index in outcome.mutates:
-        problem = dispatch.trouble(tensors[index], tensors[index]._record.place, True)
+        problem = trouble(tensors[index], tensors[index]._record.place, True)
         if problem is not None:
             raise misuse.incorrect(endpoint._name, args, kwargs, [problem], mesh, place.stream)
     if recorders and (here := recorder()) is not None:
         here.fetching("calling actors with rref")
     name, answers = endpoint._keep(args, kwargs)
-    call = Take(name, place.engine._workers._spec.key, endpoint._name, count, outcome)
+    call = Take(name, place.engine.worker_key, endpoint._name, count, outcome)
     ident = place.engine.do(place, call, [tensor._record.ref for tensor in tensors], len(outcome.fresh))
     _watch(place.engine, name, endpoint._mesh._plan.addresses, answers)
     taint = None
@@ -83,7 +82,7 @@ def _with(fakes: Sequence[Any], leaves: Sequence[Any], spec: Any) -> Any:
 # --- where -----------------------------------------------------------------------------------------------------
 
 
-def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> DeviceMesh:
+def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> Mesh:
     """The mesh of the results: exactly the processes of the actors."""
     addresses = endpoint._mesh._plan.addresses
     candidates = [tensor._record.place.mesh for tensor in tensors]
@@ -93,7 +92,7 @@ def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> DeviceM
     wanted = set(addresses)
     engines = []
     for mesh in candidates:
-        there = mesh.client._workers._spec.addresses
+        there = mesh.client.addresses
         if {there[rank] for rank in mesh.processes} == wanted:
             return mesh
         if mesh.client not in engines:
@@ -114,10 +113,10 @@ def _mesh_of(endpoint: Endpoint[Any, Any], tensors: Sequence[Tensor]) -> DeviceM
     return found
 
 
-def _mesh_in(engine: Engine, endpoint: Endpoint[Any, Any]) -> DeviceMesh | None:
+def _mesh_in(engine: Engine, endpoint: Endpoint[Any, Any]) -> Mesh | None:
     """The mesh of the actors' processes with the labels of their mesh; None when the engine does not have them all."""
     shape = endpoint._mesh._shape
-    places = {address: rank for rank, address in enumerate(engine._workers._spec.addresses)}
+    places = {address: rank for rank, address in enumerate(engine.addresses)}
     ranks = [places.get(address, -1) for address in endpoint._mesh._plan.addresses]
     if min(ranks) < 0:
         return None
@@ -202,8 +201,8 @@ class _Call:
         self.done.add(rank)
 
     def _tell(self, error: Exception) -> None:
-        workers = self.engine._workers
-        ranks = {address: rank for rank, address in enumerate(workers._spec.addresses)}
+        workers = self.engine.workers
+        ranks = {address: rank for rank, address in enumerate(self.engine.addresses)}
         for index, address in enumerate(self.addresses):
             if index not in self.done:
                 workers._at(ranks[address]).fail_kept.broadcast(self.name, error)

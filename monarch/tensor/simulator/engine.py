@@ -12,15 +12,15 @@ from torch.utils import _pytree as pytree
 
 from monarch.actor import Future, Promise, Sealed, Shape, follow
 from monarch.tensor import commands
-from monarch.tensor.controller.claims import Publish
 from monarch.tensor.controller.engine import Engine
 from monarch.tensor.controller.issued import Issued
-from monarch.tensor.controller.mesh import DeviceMesh, Place
+from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.controller.noted import Noted, Repeat
+from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import Stream
 from monarch.tensor.controller.taint import Taint
 from monarch.tensor.metadata import Meta
-from monarch.tensor.recording.recorder import Noted, Repeat
 from monarch.tensor.remote.rref import Take
 from monarch.tensor.simulator import effects
 from monarch.tensor.simulator.estimates import RuntimeEstimator
@@ -29,6 +29,7 @@ from monarch.tensor.simulator.machine import Machine
 from monarch.tensor.simulator.meta import current_meta
 from monarch.tensor.simulator.reports import Reports
 from monarch.tensor.simulator.task import Kind
+from monarch.tensor.worker.claims import Publish
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall
 
 

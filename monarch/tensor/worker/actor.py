@@ -13,8 +13,9 @@ import torch
 
 from monarch._devices import own_device
 from monarch.actor import Actor, Port, bind_context, context, current_rank, endpoint, own_key, start_thread
-from monarch.tensor.controller.claims import waiting
 from monarch.tensor.worker import executor
+from monarch.tensor.worker.claims import waiting
+from monarch.tensor.worker.current import thread
 
 _CLOSING = 5.0  # seconds that a worker's end waits for operations under way
 
@@ -57,7 +58,7 @@ class TensorWorker(Actor):
     @contextlib.contextmanager
     def _enter(self, name: str) -> Iterator[None]:
         """Around a stream's thread."""
-        executor._local.worker = self
+        thread.worker = self
         if self._cores:
             torch.set_num_threads(self._cores)  # OpenMP has a number for each thread
         if torch.accelerator.is_available() and name != "main":

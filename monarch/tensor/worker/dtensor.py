@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 from monarch.tensor.worker.stream_group import Arrived, StreamGroup
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
@@ -57,7 +57,7 @@ def torch_mesh(mesh: WorkerMesh, device: str = "cpu") -> Any:
     kind."""
     from torch.distributed.device_mesh import DeviceMesh
 
-    worker = executor.current()
+    worker = current.worker()
     if not mesh.names:
         raise ValueError("a mesh without dimensions is one process: there is nothing to distribute")
     key = (mesh.names, mesh.sizes, mesh.ranks)

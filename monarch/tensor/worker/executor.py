@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 import time
 import traceback
 from collections import deque
@@ -34,6 +33,7 @@ from monarch.tensor.commands import (
 from monarch.tensor.failures import Failed, OneLine, Tainted, is_echo
 from monarch.tensor.frames import PACKAGE
 from monarch.tensor.signature import flatten
+from monarch.tensor.worker.current import thread
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 Answer = Callable[[Any], Any]
@@ -224,11 +224,11 @@ class _Defined:
 
     def _first(self, tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         if self.call is None:
-            _local.groups = self.groups
+            thread.groups = self.groups
             try:
                 self.call = self._sealed.open()
             finally:
-                _local.groups = None
+                thread.groups = None
             self.keeps, self.mutates = self.call.keeps, self.call.mutates
         self.run = self.call.prepare(self._executor)
         self.single = self.keeps is None
@@ -315,7 +315,7 @@ class Streams:
         waiting.put((part, payloads, answer))
 
     def _work(self, waiting: queue.SimpleQueue[Any], name: str, number: int) -> None:
-        _local.stream = number
+        thread.stream = number
         with self._enter(name), torch.no_grad():
             while True:
                 item = waiting.get()
@@ -335,8 +335,8 @@ class Streams:
                     waiting.get_nowait()
             waiting.put(None)
         end = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, end - time.monotonic()))
+        for running in self._threads:
+            running.join(max(0.0, end - time.monotonic()))
 
 
 def _first(values: Iterable[Any]) -> Failed | None:
@@ -369,26 +369,3 @@ def _pickled(error: BaseException) -> bytes:
     except Exception:
         return b""
     return data
-
-
-_local = threading.local()
-
-
-def current() -> Any:
-    """The worker whose stream this thread is. RuntimeError anywhere else."""
-    worker = getattr(_local, "worker", None)
-    if worker is None:
-        raise RuntimeError("this is only possible inside a remote function, in a worker of a mesh")
-    return worker
-
-
-def current_stream() -> int:
-    """The number of the stream whose thread this is. RuntimeError anywhere else."""
-    current()
-    return int(_local.stream)
-
-
-def opening() -> list[Any]:
-    """Process groups among the arguments of the call that this thread is unpickling: they are aborted should it fail."""
-    groups = getattr(_local, "groups", None)
-    return groups if groups is not None else []

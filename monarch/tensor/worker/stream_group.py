@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from monarch.tensor.failures import GroupLost
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 from monarch.tensor.worker.process_groups import groups_of
 
 _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
@@ -74,7 +74,7 @@ class StreamGroup(dist.ProcessGroup):
 
     def _inner(self) -> Any:
         try:
-            stream = executor.current_stream()
+            stream = current.stream()
         except RuntimeError:
             stream = next(iter(self._streams), 0)
         inner = self._streams.get(stream)

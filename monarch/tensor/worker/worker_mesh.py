@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from monarch.actor import Extent, Point
+from monarch.tensor.worker import current
 
 
 class WorkerDim:
@@ -31,7 +32,9 @@ class WorkerMesh:
         self.sizes = tuple(sizes)
         self.ranks = tuple(ranks)
         self._places = {rank: place for place, rank in enumerate(self.ranks)}
-        self.groups = _opening()  # process groups made for it, which end when the call that it was passed to fails
+        self.groups = (
+            current.opening()
+        )  # process groups made for it, which end when the call that it was passed to fails
 
     def has(self, rank: int) -> bool:
         return rank in self._places
@@ -58,9 +61,7 @@ class WorkerMesh:
     @cached_property
     def dims(self) -> Mapping[str, WorkerDim]:
         """Each dimension as this worker sees it. Inside a remote function only."""
-        from monarch.tensor.worker.executor import current
-
-        rank = current().executor.rank
+        rank = current.worker().executor.rank
         return {name: self.dim(rank, name) for name in self.names}
 
     def __reduce__(self) -> Any:
@@ -68,9 +69,3 @@ class WorkerMesh:
 
     def __repr__(self) -> str:
         return f"WorkerMesh(names={self.names}, sizes={self.sizes}, ranks={self.ranks})"
-
-
-def _opening() -> list[Any]:
-    from monarch.tensor.worker.executor import opening
-
-    return opening()

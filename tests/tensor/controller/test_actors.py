@@ -12,8 +12,8 @@ import torch
 import monarch
 from monarch.actor import Accumulator, Actor, SupervisionError, concurrent_endpoint, endpoint, this_host
 from monarch.tensor import RemoteException
-from monarch.tensor.controller import claims
-from monarch.tensor.controller.claims import Gone, Waiting
+from monarch.tensor.worker import claims
+from monarch.tensor.worker.claims import Gone, Waiting
 
 # --- the table of a process
 
@@ -176,7 +176,7 @@ def test_tensors_nested_and_by_name_beside_other_arguments(procs: Any, holders: 
 
 
 def test_a_message_that_needs_cloudpickle_has_its_tensors_once(procs: Any, holders: Any) -> None:
-    from monarch.tensor.controller.claims import waiting
+    from monarch.tensor.worker.claims import waiting
 
     with procs.activate():
         t = torch.ones(3)
@@ -342,6 +342,6 @@ def test_an_engine_that_ends_fails_what_waits_for_it() -> None:
 class Waiter(Actor):
     @endpoint
     def wait_for(self, key: str) -> None:
-        from monarch.tensor.controller.claims import claim
+        from monarch.tensor.worker.claims import claim
 
         claim(key, -1)

@@ -263,9 +263,9 @@ def test_what_cannot_be_asked_for(mesh: Any) -> None:
 
 @remote(propagate=lambda tensor, rank: torch.empty_like(tensor))
 def fail_on(tensor: Any, rank: int) -> Any:
-    from monarch.tensor.worker import executor
+    from monarch.tensor.worker import current
 
-    if executor.current().executor.rank == rank:
+    if current.worker().executor.rank == rank:
         raise ValueError("not on this rank")
     return tensor + 1
 
@@ -309,9 +309,9 @@ def test_in_place_with_a_failure_loses_the_tensor_everywhere(mesh: Any) -> None:
 
 @remote(propagate=lambda tensor: torch.empty(3))
 def another_shape(tensor: Any) -> Any:
-    from monarch.tensor.worker import executor
+    from monarch.tensor.worker import current
 
-    return torch.ones(3 if executor.current().executor.rank else 4)
+    return torch.ones(3 if current.worker().executor.rank else 4)
 
 
 def test_a_local_tensor_of_an_unexpected_shape_is_told(mesh: Any) -> None:

@@ -194,9 +194,9 @@ def test_a_program_far_ahead_waits_and_memory_stays_flat(procs: ProcMesh) -> Non
 
 
 def _living() -> int:
-    from monarch.tensor.worker.executor import current
+    from monarch.tensor.worker import current
 
-    return len(current().executor.tensors)
+    return len(current.worker().executor.tensors)
 
 
 def test_a_program_that_ends_without_exit_ends_quietly(tmp_path: Path) -> None:

@@ -177,9 +177,9 @@ def test_rings_of_moves_do_not_wait_for_each_other(mesh: Any) -> None:
 
 @remote(propagate=lambda tensor, rank: torch.empty_like(tensor))
 def fail_on(tensor: Any, rank: int) -> Any:
-    from monarch.tensor.worker import executor
+    from monarch.tensor.worker import current
 
-    if executor.current().executor.rank == rank:
+    if current.worker().executor.rank == rank:
         raise ValueError("not on this rank")
     return tensor + 1
 

@@ -13,9 +13,9 @@ import torch
 import monarch
 from monarch.tensor import Stream, get_active_stream, inspect
 from monarch.tensor.controller import borrows
-from monarch.tensor.controller.borrows import Events
 from monarch.tensor.remote.remote_function import remote
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
+from monarch.tensor.worker.events import Events
 
 TIMEOUT = 30
 
@@ -23,7 +23,7 @@ TIMEOUT = 30
 @remote(propagate=lambda tensor, name: torch.empty_like(tensor))
 def meet(tensor: Any, name: str) -> Any:
     """Waits until two streams of this process are here."""
-    barrier = executor.current().executor.extras.setdefault(name, threading.Barrier(2))
+    barrier = current.worker().executor.extras.setdefault(name, threading.Barrier(2))
     barrier.wait(TIMEOUT)
     return tensor + 1
 
@@ -31,7 +31,7 @@ def meet(tensor: Any, name: str) -> Any:
 @remote(propagate=torch.empty_like)
 def when_told(tensor: Any) -> Any:
     """Waits for `tell`, then adds to it in place and copies."""
-    told = executor.current().executor.extras.setdefault("told", threading.Event())
+    told = current.worker().executor.extras.setdefault("told", threading.Event())
     assert told.wait(TIMEOUT)
     told.clear()
     return tensor.add_(1).clone()
@@ -39,7 +39,7 @@ def when_told(tensor: Any) -> Any:
 
 @remote(propagate="inspect")
 def tell() -> None:
-    executor.current().executor.extras.setdefault("told", threading.Event()).set()
+    current.worker().executor.extras.setdefault("told", threading.Event()).set()
 
 
 def test_two_streams_run_beside_each_other(mesh: Any) -> None:

@@ -18,7 +18,7 @@ from monarch.tensor import RemoteException, commands, functions, inspect, no_mes
 from monarch.tensor.remote import arguments
 from monarch.tensor.remote import remote_function as counters
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch, remote
-from monarch.tensor.worker import executor, function_call
+from monarch.tensor.worker import current, function_call
 
 HELPERS = "monarch.worker._testing_function"
 
@@ -42,12 +42,12 @@ def add(x: Any, y: Any) -> Any:
 
 @remote
 def rank_of(x: Any) -> Any:
-    return x + executor.current().executor.rank
+    return x + current.worker().executor.rank
 
 
 @remote(propagate=lambda x: x)
 def fails_on_rank_1(x: Any) -> Any:
-    if executor.current().executor.rank == 1:
+    if current.worker().executor.rank == 1:
         raise ValueError("rank 1 refuses")
     return x + 1
 
@@ -435,7 +435,7 @@ def test_what_depends_on_a_failure_does_not_run(loop: Any) -> None:
 
     @remote(propagate=lambda x: x)
     def note(x: Any) -> Any:
-        executor.current().executor.extras.setdefault("ran", []).append(executor.current().executor.rank)
+        current.worker().executor.extras.setdefault("ran", []).append(current.worker().executor.rank)
         return x
 
     after = note(fails_on_rank_1(torch.ones(1)))
@@ -499,7 +499,7 @@ def test_shapes_that_do_not_fit_are_raised_here(loop: Any) -> None:
 
 def test_call_gives_what_every_rank_returned(loop: Any) -> None:
     x = torch.zeros(2)
-    found = remote(lambda x: (x + executor.current().executor.rank, "text")).call(x).get()
+    found = remote(lambda x: (x + current.worker().executor.rank, "text")).call(x).get()
     assert found.sizes == {"gpus": 2}
     assert [(point["gpus"], value[0].tolist(), value[1]) for point, value in found] == [
         (0, [0, 0], "text"),

@@ -13,7 +13,7 @@ from monarch.actor import SupervisionError, this_host
 from monarch.mesh_controller import spawn_tensor_engine
 from monarch.tensor import RemoteException, Stream, inspect
 from monarch.tensor.remote.remote_function import call_on_shard_and_fetch, remote
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 
 TIMEOUT = 30
 HELPERS = "monarch.worker._testing_function"
@@ -23,7 +23,7 @@ bogus = remote(f"{HELPERS}.do_bogus_tensor_work", propagate=lambda x, y, fail_ra
 
 @remote(propagate=lambda x: x)
 def plus_rank(x: Any) -> Any:
-    return x + executor.current().executor.rank
+    return x + current.worker().executor.rank
 
 
 def test_every_process_runs_it(mesh: Any) -> None:

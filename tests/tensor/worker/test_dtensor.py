@@ -92,11 +92,11 @@ def test_gradients_of_a_layer_in_two_parts(mesh: Any) -> None:
 def fails_on_one(part: Any, mesh: Any) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
-    from monarch.tensor.worker import executor
+    from monarch.tensor.worker import current
     from monarch.tensor.worker.dtensor import from_dtensor, to_dtensor
 
     whole = to_dtensor(part, mesh, [Shard(0)])
-    if executor.current().executor.rank == 3:
+    if current.worker().executor.rank == 3:
         raise ValueError("not on this rank")
     return from_dtensor(whole.redistribute(placements=[Replicate()]))[:2]
 

@@ -14,7 +14,7 @@ from monarch.tensor import RemoteException, Stream, inspect
 from monarch.tensor.controller.engines import spawn_tensor_engine
 from monarch.tensor.controller.taint import Taints, merge, unconfirmed
 from monarch.tensor.remote.remote_function import remote
-from monarch.tensor.worker import executor
+from monarch.tensor.worker import current
 from monarch.tensor.worker.rendezvous import MessageStore, Rendezvous
 
 TIMEOUT = 30
@@ -246,7 +246,7 @@ def die(tensor: Any) -> None:
     import os
     import signal
 
-    if executor.current().executor.rank == 1:
+    if current.worker().executor.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
