@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.remote_autograd import remote_autograd_function
+from monarch.tensor.remote.autograd import remote_autograd_function
 
 __all__ = ["remote_autograd_function"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.gradients import GradientGenerator, gradient_execution_order
+from monarch.tensor.controller.gradients import GradientGenerator, gradient_execution_order
 
 __all__ = ["GradientGenerator", "gradient_execution_order"]

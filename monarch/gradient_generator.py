@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch.tensor.gradients import (
+from monarch.tensor.controller.gradients import (
     GradGenerator,
     GradientGenerator,
     grad_function,

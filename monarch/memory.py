@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.memory_history import dump_memory_snapshot, record_memory_history
+from monarch.tensor.remote.memory_history import dump_memory_snapshot, record_memory_history
 
 __all__ = ["dump_memory_snapshot", "record_memory_history"]

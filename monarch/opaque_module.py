@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.opaque_module import OpaqueModule
+from monarch.tensor.remote.opaque_module import OpaqueModule
 
 __all__ = ["OpaqueModule"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.opaque_object import OpaqueObject, opaque_method
+from monarch.tensor.remote.opaque_object import OpaqueObject, opaque_method
 
 __all__ = ["OpaqueObject", "opaque_method"]

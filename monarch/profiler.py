@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.profiling import Schedule, profile, record_function
+from monarch.tensor.remote.profiling import Schedule, profile, record_function
 
 __all__ = ["Schedule", "profile", "record_function"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.rng import State, get_state, make_deterministic, new_state, set_state
+from monarch.tensor.controller.rng import State, get_state, make_deterministic, new_state, set_state
 
 __all__ = ["State", "get_state", "make_deterministic", "new_state", "set_state"]

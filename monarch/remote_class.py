@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from monarch.tensor.remote_class import ControllerRemoteClass, WorkerRemoteClass
+from monarch.tensor.remote.classes import ControllerRemoteClass, WorkerRemoteClass
 
 __all__ = ["ControllerRemoteClass", "WorkerRemoteClass"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch.tensor.timing import (
+from monarch.tensor.remote.timing import (
     ExecutionTimer,
     execution_timer_start,
     execution_timer_stop,

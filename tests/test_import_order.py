@@ -7,6 +7,8 @@ does: it imports monarch.actor, monarch.config, monarch._errors, monarch._device
 tools also job, `__main__` also tools. FACES are public paths of what monarch.tensor has, and import it and other faces,
 nothing else. monarch.testing is the trunk's own test-kit and imports the trunk.
 `monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
+
+Inside a part of ROOMS the folders have an order as well, and no files import each other in a ring, within a folder neither.
 """
 
 from __future__ import annotations
@@ -47,6 +49,21 @@ FACES = (
 )
 ROOT = ""  # monarch/__init__.py itself
 
+# The folders of a part, each importing only from its left and itself; TOP are the files beside them. The part's own
+# __init__.py shows what is in all of them: it imports any, and none imports it.
+TOP = "."
+PROGRAMS = ("bootstrap.py",)  # run with `python -m`; as an __init__.py they may import any, and none imports them
+ROOMS = {
+    "_mesh": (TOP, "output", "start", "casts", "failures", "agent", "actors", "meshes", "workspace", "process"),
+    "tensor": (TOP, "worker", "controller", "recording", "remote", "simulator"),
+}
+
+
+RINGS_STAY = {
+    "_shape": "an Extent gives its Region and a Region its Extent: public properties",
+    "config": "its test helper sets settings through the public `configured`",
+}
+
 
 def violations(package: Path) -> list[str]:
     """One line for each import under `package` that breaks the order: who imports what, and where."""
@@ -83,6 +100,15 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
 
 def imports(path: Path, inside: tuple[str, ...], parts: set[str]) -> Iterator[tuple[int, str, bool]]:
     """(line, top-level part of monarch, whether only on a call) of each import of monarch in `path`."""
+    for line, module, deferred in imported(path, inside):
+        first, _, rest = module.partition(".")
+        if first == "monarch":
+            top = rest.partition(".")[0]
+            yield line, top if top in parts else ROOT, deferred
+
+
+def imported(path: Path, inside: tuple[str, ...]) -> Iterator[tuple[int, str, bool]]:
+    """(line, dotted name, whether only on a call) of each import in `path`, which is `inside` of monarch."""
     tree = ast.parse(path.read_text(), str(path))
     in_functions = {
         id(inner)
@@ -92,10 +118,7 @@ def imports(path: Path, inside: tuple[str, ...], parts: set[str]) -> Iterator[tu
     }
     for node in ast.walk(tree):
         for module in modules(node, ("monarch", *inside)):
-            first, _, rest = module.partition(".")
-            if first == "monarch":
-                top = rest.partition(".")[0]
-                yield node.lineno, top if top in parts else ROOT, id(node) in in_functions  # type: ignore[attr-defined]
+            yield node.lineno, module, id(node) in in_functions  # type: ignore[attr-defined]
 
 
 def modules(node: ast.AST, here: tuple[str, ...]) -> list[str]:
@@ -115,34 +138,101 @@ def modules(node: ast.AST, here: tuple[str, ...]) -> list[str]:
     return []
 
 
+def room_violations(package: Path, part: str, rooms: tuple[str, ...]) -> list[str]:
+    """One line for each import inside `part` that breaks the order of its folders."""
+    found = []
+    front = package / part / "__init__.py"
+    programs = [package / part / name for name in PROGRAMS]
+    for path, line, target in inner_imports(package, part):
+        here, there = room(package / part, path), room(package / part, target)
+        where = f"{path.relative_to(package.parent)}:{line}"
+        if path == front or path in programs:
+            continue
+        if here not in rooms:
+            found.append(f"{where}: {here} has no place in the order of {part}")
+        elif target == front or target in programs:
+            found.append(f"{where}: {here} may not import {target.stem.replace('__init__', part)} itself")
+        elif there not in rooms[: rooms.index(here) + 1]:
+            found.append(f"{where}: {here} may not import {there}")
+    return found
+
+
+def inner_imports(package: Path, part: str) -> Iterator[tuple[Path, int, Path]]:
+    """(file, line, file) of each import of one file of `part` by another."""
+    for path in sorted((package / part).rglob("*.py")):
+        inside = path.relative_to(package).with_suffix("").parts
+        for line, module, _ in imported(path, inside):
+            target = file_of(package, module.split("."))
+            if target is not None and target != path and target.is_relative_to(package / part):
+                yield path, line, target
+
+
+def file_of(package: Path, names: list[str]) -> Path | None:
+    """The file of monarch that an import of this dotted name loads; the last names may be what is in the file."""
+    if names[0] != package.name:
+        return None
+    for end in range(len(names), 0, -1):
+        stem = package.joinpath(*names[1:end])
+        for file in (stem.with_suffix(".py"), stem / "__init__.py"):
+            if file.exists() and stem != package:
+                return file
+    return None
+
+
+def room(part: Path, file: Path) -> str:
+    inside = file.relative_to(part).parts
+    return inside[0] if len(inside) > 1 else TOP
+
+
+def rings(package: Path, part: str) -> list[str]:
+    """One line for each ring of files of `part`: who imports whom, back to the first."""
+    graph: dict[Path, list[Path]] = {}
+    for path, _, target in inner_imports(package, part):
+        graph.setdefault(path, []).append(target)
+    done: set[Path] = set()
+    found = []
+
+    def visit(file: Path, way: list[Path]) -> None:
+        if file in way:
+            ring = [*way[way.index(file) :], file]
+            found.append(" -> ".join(str(one.relative_to(package / part).with_suffix("")) for one in ring))
+            return
+        if file in done:
+            return
+        for target in graph.get(file, ()):
+            visit(target, [*way, file])
+        done.add(file)
+
+    for file in sorted(graph):
+        visit(file, [])
+    return found
+
+
 def test_monarch_imports_only_from_the_left() -> None:
     assert violations(PACKAGE) == []
-
-
-@pytest.mark.parametrize("part", ["_wire", "_runtime"])
-def test_inside_these_parts_no_files_import_each_other_in_a_ring(part: str) -> None:
-    files = {
-        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path
-        for path in PACKAGE.glob(f"{part}/**/*.py")
-    }
-    imported = {
-        name: {
-            target
-            for node in ast.walk(ast.parse(path.read_text()))
-            for module in modules(node, tuple(name.split(".")))
-            for target in (module, module.rpartition(".")[0])
-            if target in files
-        }
-        for name, path in files.items()
-    }
-    while free := {name for name, targets in imported.items() if not targets & imported.keys()}:
-        imported = {name: targets for name, targets in imported.items() if name not in free}
-    assert sorted(imported) == []  # these are in a ring, or import one that is
 
 
 def test_every_part_of_the_trunk_is_there() -> None:
     missing = [part for part in TRUNK if not list(PACKAGE.glob(f"{part}*"))]
     assert missing == []
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_the_folders_of_a_part_import_only_from_the_left(part: str) -> None:
+    assert room_violations(PACKAGE, part, ROOMS[part]) == []
+
+
+@pytest.mark.parametrize(
+    "part", sorted({path.parent.name for path in PACKAGE.glob("*/__init__.py")} - RINGS_STAY.keys())
+)
+def test_no_files_of_a_part_import_each_other_in_a_ring(part: str) -> None:
+    assert rings(PACKAGE, part) == []
+
+
+@pytest.mark.parametrize("part", ROOMS)
+def test_every_folder_of_a_part_has_its_place(part: str) -> None:
+    folders = {path.parent.name for path in (PACKAGE / part).glob("*/*.py")}
+    assert folders == set(ROOMS[part]) - {TOP}
 
 
 # The rule on trees made for it.
@@ -220,6 +310,72 @@ def test_imports_from_the_left_are_not_reported(tmp_path: Path) -> None:
         "tools/a.py": "import monarch.job, monarch.rdma",
     }
     assert violations(tree(tmp_path, files)) == []
+
+
+IN_ORDER = (TOP, "low", "high")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "report"),
+    [
+        ("base.py", "from monarch.tensor.low import a", "1: . may not import low"),
+        ("low/a.py", "import json\nfrom monarch.tensor.high.b import B", "2: low may not import high"),
+        ("low/a.py", "from ..high import b", "1: low may not import high"),
+        ("low/a.py", "from monarch.tensor import high", "1: low may not import high"),
+        ("low/deep/a.py", "def f():\n    from monarch.tensor.high import b", "2: low may not import high"),
+        (
+            "low/a.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from monarch.tensor.high.b import B",
+            "3: low may not import high",
+        ),
+        ("low/a.py", "importlib.import_module('monarch.tensor.high.b')", "1: low may not import high"),
+        ("high/a.py", "from monarch.tensor import Shown", "1: high may not import tensor itself"),
+        ("strange/a.py", "from monarch.tensor import base", "1: strange has no place in the order of tensor"),
+        ("high/a.py", "from monarch.tensor.strange import a", "1: high may not import strange"),
+    ],
+)
+def test_an_import_from_a_later_folder_is_reported(tmp_path: Path, name: str, text: str, report: str) -> None:
+    package = rooms(tmp_path, {f"tensor/{name}": text})
+    assert room_violations(package, "tensor", IN_ORDER) == [f"monarch/tensor/{name}:{report}"]
+
+
+def test_imports_from_earlier_folders_are_not_reported(tmp_path: Path) -> None:
+    files = {
+        "tensor/__init__.py": "from monarch.tensor.high.b import B\nfrom monarch.tensor import base",
+        "tensor/base.py": "import monarch.config\nfrom monarch.actor import high",
+        "tensor/low/a.py": "from monarch.tensor.base import f\nfrom .. import other\nfrom . import c",
+        "tensor/high/b.py": "from monarch.tensor.low.a import A\nfrom monarch.tensor import base, low",
+    }
+    package = rooms(tmp_path, files)
+    assert (room_violations(package, "tensor", IN_ORDER), rings(package, "tensor")) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("files", "report"),
+    [
+        ({"base": "from monarch.tensor import other", "other": "from .base import f"}, "base -> other -> base"),
+        (
+            {
+                "low/a": "from monarch.tensor.low import c",
+                "low/c": "def f():\n    from . import d",
+                "low/d": "if TYPE_CHECKING:\n    from monarch.tensor.low.a import A",
+            },
+            "low/a -> low/c -> low/d -> low/a",
+        ),
+        (
+            {"high/__init__": "from monarch.tensor.high.b import B", "high/b": "import monarch.tensor.high"},
+            "high/__init__ -> high/b -> high/__init__",
+        ),
+    ],
+)
+def test_a_ring_of_files_is_reported(tmp_path: Path, files: dict[str, str], report: str) -> None:
+    package = rooms(tmp_path, {f"tensor/{name}.py": text for name, text in files.items()})
+    assert rings(package, "tensor") == [report]
+
+
+def rooms(folder: Path, files: dict[str, str]) -> Path:
+    every = ("base", "other", "low/__init__", "low/a", "low/c", "low/d", "high/__init__", "high/b", "strange/a")
+    return tree(folder, {**{f"tensor/{name}.py": "" for name in every}, **files})
 
 
 # What importing costs.

@@ -3,6 +3,7 @@
     vendors  the one file in which vendors differ
     memory   what is asked of torch, behind an interface that tests replace
     pinned   copies between a device and the host's memory
+    own_device  which device of its host a process uses
 
 Nothing here imports torch before it is used.
 """

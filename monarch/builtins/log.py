@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from monarch.tensor.remote import remote
+from monarch.tensor.remote.remote_function import remote
 
 _log = logging.getLogger("monarch.remote")
 

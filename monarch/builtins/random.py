@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monarch.tensor.remote import remote
+from monarch.tensor.remote.remote_function import remote
 
 
 def _device() -> Any:

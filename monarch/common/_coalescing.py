@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from monarch.tensor.coalescing import coalescing
-from monarch.tensor.compiled import compile
+from monarch.tensor.recording.coalescing import coalescing
+from monarch.tensor.recording.compiled import compile
 
 __all__ = ["coalescing", "compile"]

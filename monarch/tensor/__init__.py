@@ -1,29 +1,20 @@
 """Distributed tensors: one tensor here stands for a local one on each process of a mesh, and torch works on it.
 
-    commands      what the controller tells the workers
-    metadata, signature, propagation, scalars, taint, records, issued, failures, misuse
-                  what the controller knows and says, without any I/O
-    engine, engines
-                  commands numbered, batched, sent; answers taken; which engine is on which mesh
-    dispatch      a torch operation becomes a command
-    tensor, mesh, stream, activation, fetch, ranks
-                  what programs touch
-    executor      a worker's tensors and how commands change them, without any I/O
-    worker, worker_mesh, own_device
-                  the actor around it, and what it knows of itself
-    remote, functions, arguments, patterns, function_call, opaque_*, remote_*
-                  functions of the program that run in the workers, objects that stay there
-    collectives, reductions, moves, groups, process_groups, stream_group, rendezvous, dtensor
-                  between ranks
-    borrows       between streams
-    recording, recorded, replaying, function, compiled, coalescing
-                  many commands as one
-    claims, rref  together with actors
-    gradients, rng, timing, profiling, memory_history
-                  helpers
+Both sides know the files beside this one: what the controller tells the workers (`commands`, `signature`, `functions`),
+what an operation gives (`metadata`, `propagation`, `patterns`), what failed (`failures`, `frames`). The folders import
+from those above them in this list, and never the other way:
+
+    worker/       in the processes of a mesh: `executor` has the local tensors and does what commands say, `actor` takes
+                  these; `collectives`, `moves`, `groups` and their connections between ranks; `events` and `handover`
+                  between streams; `claims` beside actors; `function_call` for functions of the program
+    controller/   in the program: `tensor`, `mesh`, `stream` are what it touches. `dispatch` makes a command of an
+                  operation, `engine` numbers, batches and sends commands and takes the answers, `engines` has one for
+                  each mesh. `place` says what code beneath meshes and engines may ask of them
+    recording/    many commands as one: `compiled`, `function`, `coalescing`
+    remote/       functions and objects of the program that live in the workers, and what is built on them
     simulator/    engines without processes
 
-Stands on the door, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
+Stands on the public API of actors, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
 """
 
 from __future__ import annotations
@@ -31,16 +22,17 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from monarch.tensor import claims as claims  # how tensors are pickled for actors
-from monarch.tensor.activation import get_active_mesh, no_mesh
-from monarch.tensor.coalescing import coalescing
-from monarch.tensor.compiled import compile
+from monarch.tensor.controller import borrows as borrows  # how streams borrow
+from monarch.tensor.controller import claims as claims  # how tensors are pickled for actors
+from monarch.tensor.controller.activation import no_mesh
+from monarch.tensor.controller.fetch import fetch_shard, inspect, show
+from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
+from monarch.tensor.controller.stream import Stream, get_active_stream
+from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import RemoteException
-from monarch.tensor.fetch import fetch_shard, inspect, show
-from monarch.tensor.function import function
-from monarch.tensor.mesh import DeviceMesh
-from monarch.tensor.stream import Stream, get_active_stream
-from monarch.tensor.tensor import Tensor
+from monarch.tensor.recording.coalescing import coalescing
+from monarch.tensor.recording.compiled import compile
+from monarch.tensor.recording.function import function
 
 __all__ = [
     "DeviceMesh",
@@ -68,14 +60,14 @@ __all__ = [
 
 # Loaded when first touched: torch's own distributed tensors import for a second.
 _LATER = {
-    "RemoteProcessGroup": "monarch.tensor.groups",
-    "from_dtensor": "monarch.tensor.dtensor",
-    "reduce": "monarch.tensor.collectives",
-    "reduce_": "monarch.tensor.collectives",
-    "slice_mesh": "monarch.tensor.moves",
-    "to_dtensor": "monarch.tensor.dtensor",
-    "to_mesh": "monarch.tensor.moves",
-    "torch_mesh": "monarch.tensor.dtensor",
+    "RemoteProcessGroup": "monarch.tensor.controller.groups",
+    "from_dtensor": "monarch.tensor.worker.dtensor",
+    "reduce": "monarch.tensor.controller.collectives",
+    "reduce_": "monarch.tensor.controller.collectives",
+    "slice_mesh": "monarch.tensor.controller.moves",
+    "to_dtensor": "monarch.tensor.worker.dtensor",
+    "to_mesh": "monarch.tensor.controller.moves",
+    "torch_mesh": "monarch.tensor.worker.dtensor",
 }
 
 

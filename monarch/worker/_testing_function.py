@@ -13,12 +13,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from monarch.tensor import executor
-from monarch.tensor.opaque_ref import OpaqueRef, table
+from monarch.tensor.remote.opaque_ref import OpaqueRef, table
+from monarch.tensor.worker import current
 
 
 def _rank() -> int:
-    return int(executor.current().executor.rank)
+    return int(current.worker().executor.rank)
 
 
 def do_bogus_tensor_work(x: torch.Tensor, y: torch.Tensor, fail_rank: int | None = None) -> torch.Tensor:

@@ -13,9 +13,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch._wire import codec
 from monarch.actor import NDSlice, Promise, Shape
-from monarch.tensor import commands, executor
-from monarch.tensor.engine import Engine
-from monarch.tensor.mesh import DeviceMesh
+from monarch.tensor import commands
+from monarch.tensor.controller.engine import Engine
+from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.worker import current, executor
 
 
 class Loopback(Engine):
@@ -27,11 +28,11 @@ class Loopback(Engine):
     def __init__(self, **sizes: int) -> None:
         sizes = sizes or {"gpus": 1}
         self.executors = [executor.Executor(rank) for rank in range(math.prod(sizes.values()))]
-        self.workers = [_Inline(one) for one in self.executors]
+        self.inline = [_Inline(one) for one in self.executors]
         self.batches: list[list[Any]] = []
         shape = Shape(list(sizes), NDSlice.new_row_major(list(sizes.values())))
         super().__init__("loopback", shape, None, lambda: None)
-        self._workers = _Workers(self.workers)
+        self._workers = _Workers(self.inline)
         self._pulse = _Still()  # type: ignore[assignment]  # no thread flushes by the clock
 
     def _send(self, wanted: Any = None) -> Any:
@@ -42,7 +43,7 @@ class Loopback(Engine):
             self.batches.append(commands.decode(data))
             promise: Promise[Any] = Promise()
             found = {}
-            for rank, worker in enumerate(self.workers):
+            for rank, worker in enumerate(self.inline):
                 got: list[Any] = []
                 with _as_a_worker(worker.executor):
                     worker.take(number, data, _copied(tuple(payloads)), got.append)
@@ -111,7 +112,7 @@ class _Inline(executor.Streams):
         super().__init__(one, None, None)  # type: ignore[arg-type]
 
     def _put(self, stream: int, part: list[Any], payloads: Sequence[Any], answer: Any) -> None:
-        executor._local.stream = stream
+        current.thread.stream = stream
         self.executor.run(part, payloads, answer)
 
 
@@ -126,7 +127,7 @@ class _Still:
 @contextlib.contextmanager
 def _as_a_worker(one: executor.Executor) -> Iterator[None]:
     """Nothing of what the program has switched on in its thread reaches its workers, and neither does it here."""
-    executor._local.worker = SimpleNamespace(executor=one)
+    current.thread.worker = SimpleNamespace(executor=one)
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:
@@ -140,7 +141,7 @@ def _as_a_worker(one: executor.Executor) -> Iterator[None]:
             yield
     finally:
         torch.set_default_dtype(before)
-        del executor._local.worker
+        del current.thread.worker
 
 
 def _copied(value: Any) -> Any:

@@ -197,7 +197,7 @@ class ProcMesh(ShapedMesh):
     def _device_mesh(self) -> Any:
         """These processes as a place for distributed tensors; the first use starts the tensor engine of the whole mesh."""
         self._check_alive()
-        return plugins.branch("tensor.engines").device_mesh(self)
+        return plugins.branch("tensor.controller.engines").device_mesh(self)
 
     def activate(self) -> Any:
         """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.

@@ -13,14 +13,15 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.tensor import metadata, patterns, propagation, rng
-from monarch.tensor.collectives import Reduce, _shape
-from monarch.tensor.function_call import FunctionCall
+from monarch.tensor import metadata, patterns, propagation
+from monarch.tensor.controller import rng
+from monarch.tensor.controller.noted import Repeat
+from monarch.tensor.controller.rng import RandomCall
 from monarch.tensor.metadata import Meta
-from monarch.tensor.ranks import Coordinate
-from monarch.tensor.recording import Repeat
-from monarch.tensor.rng import RandomCall
 from monarch.tensor.signature import Number, OpCall
+from monarch.tensor.worker.collectives import Reduce, shape_of
+from monarch.tensor.worker.function_call import FunctionCall
+from monarch.tensor.worker.ranks import Coordinate
 
 KNOWN = 1 << 13  # calls whose effect is remembered; beyond it all are forgotten
 
@@ -110,7 +111,7 @@ def _reduction(call: Reduce, inputs: Sequence[Meta | None], peers: int) -> Effec
     made = []
     for shape, dtype, device in call._expected:
         whole = metadata.contiguous(shape, dtype, device)
-        made.append((metadata.contiguous(_shape(whole, call._reduction, call._scatter, peers), dtype, device), -1))
+        made.append((metadata.contiguous(shape_of(whole, call._reduction, call._scatter, peers), dtype, device), -1))
     return Effect(made)
 
 

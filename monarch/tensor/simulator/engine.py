@@ -12,15 +12,16 @@ from torch.utils import _pytree as pytree
 
 from monarch.actor import Future, Promise, Sealed, Shape, follow
 from monarch.tensor import commands
-from monarch.tensor.claims import Publish
-from monarch.tensor.engine import Engine
-from monarch.tensor.function_call import FunctionCall, PatternCall, ValueCall
-from monarch.tensor.issued import Issued
-from monarch.tensor.mesh import DeviceMesh, Place
+from monarch.tensor.controller.engine import Engine
+from monarch.tensor.controller.issued import Issued
+from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.controller.noted import Noted, Repeat
+from monarch.tensor.controller.place import Place
+from monarch.tensor.controller.records import recorder, recorders
+from monarch.tensor.controller.stream import Stream
+from monarch.tensor.controller.taint import Taint
 from monarch.tensor.metadata import Meta
-from monarch.tensor.recording import Noted, Repeat
-from monarch.tensor.records import recorder, recorders
-from monarch.tensor.rref import Take
+from monarch.tensor.remote.rref import Take
 from monarch.tensor.simulator import effects
 from monarch.tensor.simulator.estimates import RuntimeEstimator
 from monarch.tensor.simulator.interpreter import Interpreter, Issue
@@ -28,8 +29,8 @@ from monarch.tensor.simulator.machine import Machine
 from monarch.tensor.simulator.meta import current_meta
 from monarch.tensor.simulator.reports import Reports
 from monarch.tensor.simulator.task import Kind
-from monarch.tensor.stream import Stream
-from monarch.tensor.taint import Taint
+from monarch.tensor.worker.claims import Publish
+from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall
 
 
 class SimulatedEngine(Engine):

@@ -12,12 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from monarch.tensor import commands, metadata
-from monarch.tensor.borrows import Alias, Await, Post
-from monarch.tensor.collectives import Reduce
-from monarch.tensor.groups import Forget as ForgetGroup
 from monarch.tensor.metadata import Meta
-from monarch.tensor.moves import Copy, Receive, Send
-from monarch.tensor.recorded import Recorded, Step
 from monarch.tensor.signature import OpCall
 from monarch.tensor.simulator.communication import NODE
 from monarch.tensor.simulator.effects import Effect, Effects
@@ -25,7 +20,12 @@ from monarch.tensor.simulator.estimates import RuntimeEstimator, TimingType
 from monarch.tensor.simulator.machine import Device, Machine, Team
 from monarch.tensor.simulator.task import Command, Kind, Task, Use
 from monarch.tensor.simulator.values import Buffer, Value
-from monarch.tensor.worker_mesh import WorkerMesh
+from monarch.tensor.worker.collectives import Reduce
+from monarch.tensor.worker.events import Alias, Await, Post
+from monarch.tensor.worker.groups import DropGroup
+from monarch.tensor.worker.moves import Adopt, Copy, Receive, Send
+from monarch.tensor.worker.recorded import Recorded, Step
+from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 ALIASES = 1 << 16  # borrows whose alias may still be deleted; the end of an older one may be told as that of another
 Issue = tuple[Any, Any]  # what `set_meta` said, and the stack, of a command
@@ -159,7 +159,7 @@ class Interpreter:
             return self._send(call, ident, inputs, int(numbers[0]))
         if kind is Receive:
             return self._receive(call, ident, int(numbers[0]))
-        if kind is ForgetGroup:
+        if kind is DropGroup or kind is Adopt:
             return []
         place: Place = self._place
         metas = [value.meta if value is not None else None for _, value in inputs]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from monarch.tensor.issued import _internal
+from monarch.tensor.frames import internal
 from monarch.tensor.simulator.history import CommandHistory
 from monarch.tensor.simulator.ir import IRGraph
 from monarch.tensor.simulator.machine import Machine
@@ -111,7 +111,7 @@ def _frames(commands: Sequence[Command]) -> dict[int, list[dict[str, Any]]]:
     captured = [command for command in commands if command.stack is not None and not isinstance(command.stack, str)]
     stacks = torch._C._profiler.symbolize_tracebacks([command.stack for command in captured]) if captured else []
     for command, stack in zip(captured, stacks, strict=True):
-        found[command.order] = [frame for frame in stack if not _internal(frame["filename"])]
+        found[command.order] = [frame for frame in stack if not internal(frame["filename"])]
     for command in commands:
         if isinstance(command.stack, str):  # of a recording: `file:line in function`
             place, _, name = command.stack.partition(" in ")

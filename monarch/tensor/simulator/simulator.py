@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch.actor import NDSlice, Shape
-from monarch.tensor.mesh import DeviceMesh
+from monarch.tensor.controller.mesh import DeviceMesh
 from monarch.tensor.simulator.engine import SimulatedEngine
 from monarch.tensor.simulator.estimates import RuntimeEstimator
 from monarch.tensor.simulator.reports import Reports, SimulateMode

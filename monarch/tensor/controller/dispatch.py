@@ -1,0 +1,484 @@
+"""An operation of the program becomes a command: checked, its outcome looked up, issued, its result wrapped.
+
+The hot path. What an operation gives is worked out once for each metadata of its inputs (`propagation`) and looked up by
+a key after that. Numbers that cannot change a result's metadata are not part of the key: they travel with the command.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from monarch.tensor import metadata, propagation
+from monarch.tensor.controller import handles, misuse, scalars
+from monarch.tensor.controller.checks import check
+from monarch.tensor.controller.handles import make
+from monarch.tensor.controller.known import know, known_scalar, replaced, value_of
+from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.place import Engine, Mesh, Place
+from monarch.tensor.controller.records import (
+    KNOWN,
+    Record,
+    Storage,
+    recorder,
+    recorders,
+    share,
+)
+from monarch.tensor.controller.stream import _active as _streams
+from monarch.tensor.controller.taint import merge
+from monarch.tensor.signature import Number, OpCall, Slot, op_name
+
+Tensor: Any = None  # the class: see `handles`. A name of this module too, because every operation needs it
+_wrap = torch.Tensor._make_wrapper_subclass
+_strided = torch.strided
+
+
+def bind(cls: Any) -> None:
+    """`cls` is the class of distributed tensors."""
+    global Tensor
+    Tensor = cls
+    handles.bind(cls)
+
+
+class Entry:
+    """A known call: its number on the workers and its outcome."""
+
+    __slots__ = ("fresh", "kind", "meta", "outcome", "same", "signature", "view")
+
+    # kinds: a new tensor; a view of input `view`; input `same` itself; anything else
+    NEW, VIEW, SAME, OTHER = range(4)
+
+    def __init__(self, signature: int, outcome: propagation.Outcome) -> None:
+        self.signature = signature
+        self.outcome = outcome
+        self.fresh = len(outcome.fresh)
+        self.kind, self.meta, self.view, self.same = Entry.OTHER, None, -1, -1
+        leaf = outcome.leaves[0] if outcome.structure is None else None
+        coalesce_within = leaf is not None and leaf.meta is not None and leaf.meta.coalesce_within and leaf.same < 0
+        if leaf is not None and not outcome.changed and not outcome.moved and not coalesce_within:
+            self.meta = leaf.meta
+            if leaf.same >= 0:
+                self.kind, self.same = Entry.SAME, leaf.same
+            elif outcome.mutates:
+                pass
+            elif leaf.view >= 0:
+                self.kind, self.view = Entry.VIEW, leaf.view
+            else:
+                self.kind = Entry.NEW
+
+
+class _Op:
+    """What is known of an operation: which of its arguments are numbers that leave metadata alone, and special handling."""
+
+    __slots__ = ("names", "op", "places", "random", "special")
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
+        self.places, self.names = scalars.free(op)
+        self.special: Callable[..., Any] | None = _special.get(op_name(op))
+        name = op._schema.name
+        random = torch.Tag.nondeterministic_seeded in op.tags
+        self.random = random or not name.startswith("aten::") or "empty" in name  # or else of unknown contents
+
+
+_ops: dict[int, _Op] = {}  # by the operation's id: an OpOverload hashes in Python
+
+
+def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None) -> Any:
+    """Runs `func` on the mesh of its distributed tensors, on `mesh` (the active one) when it has none."""
+    op = _ops.get(id(func))
+    if op is None:
+        op = _ops[id(func)] = _Op(func)
+    if op.special is not None:
+        handled = op.special(func, args, kwargs, mesh)
+        if handled is not NotImplemented:
+            return handled
+    inputs: list[Any] = []
+    numbers: list[Any] = []
+    key: list[Any] = [op]
+    places = op.places
+    for index, arg in enumerate(args):
+        kind = type(arg)
+        if kind is Tensor:
+            key.append(arg._record.meta)
+            inputs.append(arg)
+        elif index in places and (kind is float or (kind is int and -_INT < arg < _INT)):
+            key.append(kind)
+            numbers.append(arg)
+        elif kind is list or kind is tuple:
+            key.append(_nested(arg, inputs))
+        elif kind is int or kind is bool:
+            key.append((kind, arg))
+        else:
+            if isinstance(arg, torch.Tensor):
+                inputs.append(arg)
+            key.append(_plain(kind, arg))
+    if kwargs:
+        for name, value in kwargs.items():
+            key.append(name)
+            kind = type(value)
+            if kind is Tensor:
+                key.append(value._record.meta)
+                inputs.append(value)
+            elif name in op.names and (kind is float or (kind is int and -_INT < value < _INT)):
+                key.append(kind)
+                numbers.append(value)
+            elif kind is list or kind is tuple:
+                key.append(_nested(value, inputs))
+            else:
+                if isinstance(value, torch.Tensor):
+                    inputs.append(value)
+                key.append(_plain(kind, value))
+    if (default := _default_dtype()) is not _float32:
+        key.append(default)
+    # where it runs
+    if inputs:
+        first = inputs[0]
+        if type(first) is not Tensor:
+            return _with_locals(func, args, kwargs, inputs, mesh)
+        place = first._record.place
+        closer = place.stream is not _streams.stream
+        refs = []
+        taint = first._record.storage.taint
+        for tensor in inputs:
+            if type(tensor) is not Tensor:
+                return _with_locals(func, args, kwargs, inputs, mesh)
+            record = tensor._record
+            storage = record.storage
+            if record.place is not place or storage.flags:
+                closer = True
+            if storage.taint is not taint:
+                taint = merge(taint, storage.taint)
+            refs.append(record.ref)
+    elif mesh is not None:
+        place = mesh.place(_streams.stream)
+        closer, taint, refs = False, None, []
+    else:
+        return func(*args, **kwargs)  # nothing of ours in it
+    engine = place.engine
+    frozen = tuple(key)
+    try:
+        entry = engine.entries.get(frozen)
+    except TypeError:  # an argument that cannot be hashed
+        entry, frozen = None, None  # type: ignore[assignment]
+    if entry is None:
+        if closer:
+            check(func, args, kwargs, inputs, (), place, mesh)
+        entry = _learn(op, args, kwargs, inputs, engine, frozen)
+    if closer:
+        place = check(func, args, kwargs, inputs, entry.outcome.mutates, place, mesh)
+    if recorders and (here := recorder()) is not None:
+        here.read(inputs)
+    ident = engine.run(place, entry.signature, refs, numbers, entry.fresh)
+    kind = entry.kind
+    if kind == 0:  # NEW
+        meta = entry.meta
+        made = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
+        made._record = record = Record(ident, meta, place, Storage(taint))
+        if (not closer and inputs) or meta.shape:
+            return made
+        know(op, entry.outcome, args, kwargs, inputs, [made])
+        return made
+    if kind == 1:  # VIEW
+        meta = entry.meta
+        source = inputs[entry.view]._record
+        made = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
+        made._record = record = Record(ident, meta, place, source.storage)
+        share(source, record)
+        return made
+    if kind == 2:  # SAME
+        made = inputs[entry.same]
+        storage = made._record.storage
+        storage.taint = taint
+        for other in entry.outcome.mutates:
+            inputs[other]._record.storage.taint = taint
+        if storage.flags:
+            know(op, entry.outcome, args, kwargs, inputs, [])
+        return made
+    return _finish(op, entry, args, kwargs, inputs, place, ident, taint)
+
+
+_INT = 1 << 62
+_float32 = torch.float32
+_default_dtype = torch.get_default_dtype
+
+
+def _plain(kind: type, value: Any) -> Any:
+    """The key of an argument: numbers that are equal and yet differ (0.0 and -0.0) have different ones, and NaN is like
+    NaN."""
+    if kind is float or kind is complex:
+        return kind, repr(value)
+    return kind, value
+
+
+def _nested(value: Any, inputs: list[Any]) -> tuple[Any, ...]:
+    """The key of a list or tuple argument; its tensors go to `inputs`."""
+    key: list[Any] = [type(value)]
+    for item in value:
+        kind = type(item)
+        if kind is Tensor:
+            key.append(item._record.meta)
+            inputs.append(item)
+        elif kind is int or item is None:
+            key.append(item)
+        elif kind is list or kind is tuple:
+            key.append(_nested(item, inputs))
+        else:
+            if isinstance(item, torch.Tensor):
+                inputs.append(item)
+            key.append(_plain(kind, item))
+    return tuple(key)
+
+
+def template(args: Any, kwargs: dict[str, Any], op: _Op | None) -> tuple[list[Any], dict[str, Any], list[Any]]:
+    """The arguments with Slots for tensors and, where `op` lets them, Numbers for numbers; and the tensors in the order of
+    `operate`."""
+    tensors: list[Any] = []
+    count = itertools.count()
+    places = op.places if op is not None else ()
+    names = op.names if op is not None else ()
+    held = [_hole(arg, index in places, tensors, count) for index, arg in enumerate(args)]
+    named = {name: _hole(value, name in names, tensors, count) for name, value in kwargs.items()}
+    return held, named, tensors
+
+
+# A function of the module, as every recursive one is that sees tensors: a closure that names itself is garbage that only the
+# collector finds, and would keep them until then.
+def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> Any:
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return Slot(len(tensors) - 1)
+    if free and (kind is float or (kind is int and -_INT < value < _INT)):
+        return Number(next(count))
+    if kind in (list, tuple):
+        return kind(_hole(item, False, tensors, count) for item in value)
+    return value
+
+
+def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, key: Any) -> Entry:
+    """Works out what a call gives that was not made before, and defines it on the workers."""
+    values, named, _ = template(args, kwargs, None)
+    _refuse_generators(op, args, kwargs)
+    if op.op._schema.name.startswith("aten::quantize_per_"):  # torch predicts a plain tensor
+        raise metadata.not_dense("quantized")
+    metas = [tensor._record.meta for tensor in inputs]
+    try:
+        outcome = propagation.propagate(op.op, values, named, metas)
+    except propagation.DataDependentOutputException:
+        raise misuse.data_dependent(str(op.op)) from None
+    except propagation.DynamicOutputShapeException:
+        raise misuse.DynamicShapeError(str(op.op)) from None
+    except propagation.UnsupportedOperatorException:
+        raise misuse.no_prediction(str(op.op)) from None
+    except AssertionError as exc:
+        if not str(exc).startswith("NYI"):
+            raise
+        raise misuse.no_prediction(str(op.op)) from None
+    held, free, _ = template(args, kwargs, op)
+    # With inputs that are all contiguous torch's prediction of strides is right; with others not for every operation.
+    strides = None
+    if not all(meta.is_contiguous() for meta in metas):
+        strides = tuple(_expected(leaf) for leaf in outcome.fresh)
+        strides = strides if any(step is not None for step in strides) else None
+    default = None if torch.get_default_dtype() is torch.float32 else torch.get_default_dtype()
+    signature = engine.define(
+        (op.op, _frozen(held), _frozen(free), outcome.keeps, default, strides),
+        OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates, default, strides),
+    )
+    entry = Entry(signature, outcome)
+    if key is not None:
+        engine.remember(key, entry)
+    return entry
+
+
+def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | None:
+    """The strides that workers have to give a new tensor; None for views, which follow from those of what they view."""
+    return leaf.meta.stride if leaf.meta is not None and leaf.view == -1 and not leaf.meta.coalesce_within else None
+
+
+def _frozen(value: Any) -> Any:
+    """A key for a template: equal ones mean the same call."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return (kind, *(_frozen(item) for item in value))
+    if kind is dict:
+        return (dict, *((name, _frozen(item)) for name, item in value.items()))
+    return _plain(kind, value)
+
+
+def _finish(
+    op: _Op, entry: Entry, args: Any, kwargs: Any, inputs: list[Any], place: Place, ident: int, taint: Any
+) -> Any:
+    """Results of every form: several, nested, none, of changed metadata."""
+    outcome = entry.outcome
+    for index in outcome.mutates:
+        inputs[index]._record.storage.taint = taint
+    for index, meta in outcome.changed:
+        tensor = inputs[index]
+        tensor._record.meta = meta
+        change_meta(op.op, args, kwargs, tensor, meta)
+    for index, source in outcome.moved:
+        _move(inputs[index]._record, inputs[source]._record if source >= 0 else None, taint)
+    leaves = fresh_leaves(outcome, inputs, place, ident, taint)
+    made = [
+        leaf for leaf, known in zip(leaves, outcome.leaves, strict=True) if known.meta is not None and known.same < 0
+    ]
+    know(op, entry.outcome, args, kwargs, inputs, made)
+    return leaves[0] if outcome.structure is None else outcome.structure(leaves)
+
+
+def fresh_leaves(outcome: propagation.Outcome, inputs: list[Any], place: Place, ident: int, taint: Any) -> list[Any]:
+    """The leaves of a result: new tensors with the references from `ident` on, inputs that come back, other values."""
+    leaves: list[Any] = []
+    fresh: list[Any] = []
+    for leaf in outcome.leaves:
+        if leaf.meta is None:
+            leaves.append(leaf.value)
+            continue
+        if leaf.same >= 0:
+            leaves.append(inputs[leaf.same])
+            continue
+        source = None
+        if leaf.view >= 0:
+            source = inputs[leaf.view]._record
+        elif leaf.view < -1:
+            source = fresh[-2 - leaf.view]._record
+        storage = source.storage if source is not None else Storage(taint)
+        made = make(Record(ident + len(fresh), leaf.meta, place, storage))
+        if source is not None:
+            share(source, made._record)
+        fresh.append(made)
+        leaves.append(made)
+    return leaves
+
+
+def change_meta(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None:
+    """Gives a wrapper the metadata that its local tensors have after an operation in place (`transpose_`, `resize_`)."""
+    with _disable_current_modes(), torch._C._DisableTorchDispatch():
+        if (
+            meta.nbytes > torch.Tensor.untyped_storage(tensor).nbytes()
+        ):  # a storage that does not exist cannot grow: take a larger one
+            larger = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
+            torch.Tensor.data.__set__(tensor, larger)
+            return
+        torch.ops.aten.set_.source_Storage_storage_offset(
+            tensor, torch.Tensor.untyped_storage(tensor), meta.offset, meta.shape, meta.stride
+        )
+
+
+def _move(record: Record, source: Record | None, taint: Any) -> None:
+    """A tensor lies in the storage of another from here on, or in one of its own (`set_`)."""
+    before = record.storage.records
+    if before is not None:
+        before[:] = [known for known in before if known() is not record]
+    record.storage = source.storage if source is not None else Storage(taint)
+    if source is not None:
+        share(source, record)
+
+
+def _refuse_generators(op: _Op, args: Any, kwargs: dict[str, Any]) -> None:
+    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
+        raise TypeError(
+            f"{op.op} was given a torch.Generator of this process, and the processes of a mesh have generators of "
+            f"their own: leave "
+            f"it out, and seed theirs with monarch.random, or use one of theirs inside a monarch.remote function"
+        )
+
+
+# --- local tensors among the inputs -----------------------------------------------------------------------------
+
+
+def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Mesh | None) -> Any:
+    """Some inputs are local tensors. Constants that a derivative made outside any mesh may go along, and there torch's own
+    scalars too: it makes one of the number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
+    ours = [tensor for tensor in inputs if type(tensor) is Tensor]
+    place = ours[0]._record.place if ours else None
+    others = [tensor for tensor in inputs if type(tensor) is not Tensor]
+    if place is not None and all(_goes_along(tensor, mesh) for tensor in others):
+        sent = {id(tensor): constant(place, tensor) for tensor in others}
+        return operate(func, replaced(args, sent), {k: replaced(v, sent) for k, v in kwargs.items()}, mesh)
+    code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
+    problems = [Problem(tensor, code) for tensor in others]
+    error = misuse.incorrect(func, args, kwargs, problems, mesh, _streams.stream)
+    if place is None and misuse.in_operator():
+        raise misuse.LocalOperandsError(str(error))
+    raise error
+
+
+def _goes_along(local: torch.Tensor, mesh: Mesh | None) -> bool:
+    if type(local) is not torch.Tensor or local.device.type != "cpu":
+        return False
+    in_a_derivative = torch._C._current_graph_task_id() != -1
+    return in_a_derivative or (mesh is None and not local.shape and not local.requires_grad)
+
+
+def constant(place: Place, local: torch.Tensor) -> Any:
+    """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
+    with _disable_current_modes():
+        local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
+        meta = metadata.of(local)
+        storage = Storage()
+        if not local.shape and local.device.type == "cpu":
+            storage.known = local.clone()
+            storage.flags |= KNOWN
+    ident = place.engine.constant(place, local)
+    return make(Record(ident, meta, place, storage))
+
+
+# --- operations that are not what they seem ------------------------------------------------------------------
+
+
+def _item(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+    if type(args[0]) is Tensor:
+        return known_scalar(args[0])
+    return func(*args, **kwargs)
+
+
+def _lift(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+    """`torch.tensor([...])` under a mesh: its values go to every rank."""
+    if type(args[0]) is Tensor:
+        return NotImplemented
+    if mesh is None:
+        return func(*args, **kwargs)
+    return constant(mesh.place(_streams.stream), args[0])
+
+
+def _local(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+    """What stays local for local tensors, also under a mesh."""
+    if any(type(arg) is Tensor for arg in args):
+        return NotImplemented
+    return func(*args, **kwargs)
+
+
+def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+    ours = [arg for arg in args if type(arg) is Tensor]
+    known = [value_of(tensor._record) for tensor in ours]
+    if len(known) == 2 and all(value is not None for value in known):
+        if recorders and (here := recorder()) is not None:
+            here.known("torch.equal()")
+        with _disable_current_modes():
+            return func(*known)
+    raise misuse.data_dependent(str(func))
+
+
+def _pinned(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+    return False
+
+
+_special: dict[str, Callable[..., Any]] = {
+    "aten._local_scalar_dense.default": _item,
+    "aten.lift_fresh.default": _lift,
+    "aten.lift_fresh_copy.default": _lift,
+    "aten.equal.default": _equal,
+    "aten.is_pinned.default": _pinned,
+    "aten.set_.source_Storage": _local,
+    "aten.set_.source_Storage_storage_offset": _local,
+    "profiler._record_function_exit.default": _local,
+    "profiler._record_function_exit._RecordFunction": _local,
+    "profiler._record_function_enter_new.default": _local,
+}

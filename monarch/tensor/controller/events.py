@@ -1,0 +1,28 @@
+"""One stream waits for another: what it is given from here on runs behind what the other was given."""
+
+from __future__ import annotations
+
+import itertools
+
+from monarch.tensor.controller.place import Place
+from monarch.tensor.controller.stream import Stream
+from monarch.tensor.worker.events import Await, Post
+
+_numbers = itertools.count(1)
+
+
+def follow_stream(place: Place, stream: Stream) -> None:
+    """What `stream` is given from here on, on the mesh of `place`, runs behind all that the stream of `place` was given."""
+    wait(place.mesh.place(stream), post(place))
+
+
+def post(place: Place) -> int:
+    engine = place.engine
+    number = next(_numbers)
+    engine.run(place, engine.define("post", Post()), (), (number,), 0)
+    return number
+
+
+def wait(place: Place, number: int) -> None:
+    engine = place.engine
+    engine.run(place, engine.define("await", Await()), (), (number,), 0)

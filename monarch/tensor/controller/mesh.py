@@ -1,0 +1,152 @@
+"""DeviceMesh: the processes on which distributed tensors live, as the controller sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from monarch.actor import MeshTrait, NDSlice, Shape
+from monarch.tensor.controller.activation import Activation, active_mesh, deactivate, no_modes
+from monarch.tensor.controller.groups import RemoteProcessGroup
+from monarch.tensor.controller.place import Engine, Place
+from monarch.tensor.controller.ranks import process_tensor, rank_tensor
+from monarch.tensor.controller.stream import Stream
+from monarch.tensor.worker.worker_mesh import WorkerMesh
+
+
+class DeviceMesh(MeshTrait):
+    """The processes of a mesh, or of a slice of one, as a place for tensors.
+
+    `proc_mesh.activate()` makes the one of a ProcMesh, with its engine. Slices with the same ranks and names are the same
+    mesh to a tensor: they compare equal, and operations between their tensors are allowed.
+    """
+
+    def __init__(self, engine: Engine, shape: Shape, number: int) -> None:
+        self._engine = engine
+        self._shape = shape
+        self.number = number
+        self._places: dict[Stream, Place] = {}
+
+    # --- shape
+
+    @property
+    def _ndslice(self) -> NDSlice:
+        return self._shape.ndslice
+
+    @property
+    def _labels(self) -> tuple[str, ...]:
+        return tuple(self._shape.labels)
+
+    def _new_with_shape(self, shape: Shape) -> DeviceMesh:
+        made: DeviceMesh = self._engine.mesh(shape)
+        return made
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The dimensions' names, outermost first."""
+        return self._labels
+
+    @property
+    def processes(self) -> NDSlice:
+        """Which ranks of the engine's mesh this one has."""
+        return self._shape.ndslice
+
+    @property
+    def client(self) -> Engine:
+        """The engine that runs on the mesh."""
+        return self._engine
+
+    @property
+    def mesh_name(self) -> str:
+        return f"{self._engine.name}[{','.join(f'{n}={s}' for n, s in self.sizes.items())}]"
+
+    def __repr__(self) -> str:
+        return f"<DeviceMesh(names({self.names}), processes({list(self.processes)})) at {id(self):#x}>"
+
+    def __call__(self, **selection: Any) -> DeviceMesh:
+        """Deprecated: `slice`."""
+        import warnings
+
+        warnings.warn("calling a DeviceMesh is deprecated: use mesh.slice(...)", DeprecationWarning, stacklevel=2)
+        return self.slice(**selection)
+
+    def place(self, stream: Stream) -> Place:
+        """Where tensors of this mesh on `stream` live."""
+        known = self._places.get(stream)
+        if known is None:
+            dead = self._engine.dead_of(stream)
+            known = self._places.setdefault(stream, Place(self._engine, self, stream, dead))
+        return known
+
+    # --- activation
+
+    def activate(self) -> Activation[DeviceMesh]:
+        """From here on torch operations run on this mesh; leaving the `with` block, or `deactivate()`, ends that."""
+        return Activation(self)
+
+    def deactivate(self) -> None:
+        """Ends the latest activation of this mesh. RuntimeError when the active mesh is another one."""
+        deactivate(self)
+
+    # --- who is who
+
+    def rank(self, dim: str | Sequence[str]) -> torch.Tensor:
+        """A distributed int64 scalar: each process's own coordinate along `dim`; of several dims combined, the first
+        outermost.
+
+        KeyError for a dim the mesh does not have.
+        """
+        return rank_tensor(self, dim)
+
+    @property
+    def ranks(self) -> dict[str, torch.Tensor]:
+        """`rank(name)` for each dimension."""
+        return {name: self.rank(name) for name in self.names}
+
+    def process_idx(self) -> torch.Tensor:
+        """A distributed int64 scalar: each process's rank in the engine's mesh."""
+        return process_tensor(self)
+
+    def process_group(self, dims: str | Sequence[str]) -> Any:
+        """A group of the processes along `dims`, to pass to remote functions: there it is a torch ProcessGroup."""
+        return RemoteProcessGroup(self, dims)
+
+    def to_tensor(self) -> Any:
+        """The ranks of this mesh as a local int tensor in the mesh's shape."""
+        with no_modes():
+            return torch.tensor(list(self.processes), dtype=torch.int64).reshape(tuple(self.sizes.values()))
+
+    def rotate(self, **_dims: int) -> DeviceMesh:
+        raise NotImplementedError("DeviceMesh.rotate is not part of the API that programs use")
+
+    def stack(self, **_dims: Any) -> DeviceMesh:
+        raise NotImplementedError("DeviceMesh.stack is not part of the API that programs use")
+
+    # --- life
+
+    def exit(self) -> None:
+        """Waits for everything issued, then ends the engine: its workers stop and its tensors are gone.
+
+        Raises RemoteException for a failure that no fetch has told of yet. Idempotent.
+        """
+        self._engine.exit()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __reduce__(self) -> Any:
+        return WorkerMesh, (self.names, tuple(self.sizes.values()), tuple(self.processes))
+
+
+def get_active_mesh() -> DeviceMesh:
+    """The mesh that is active in this thread. ValueError when none is."""
+    mesh = active_mesh()
+    if mesh is None:
+        raise ValueError("no device mesh is active: activate one with `with proc_mesh.activate():`")
+    assert isinstance(mesh, DeviceMesh)
+    return mesh

@@ -1,0 +1,246 @@
+"""`monarch.Tensor`: stands for one local tensor on each process of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from monarch.tensor.controller import dispatch, known, misuse
+from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
+
+if TYPE_CHECKING:
+    from monarch.tensor.controller.mesh import DeviceMesh
+    from monarch.tensor.controller.stream import Stream
+
+
+class Tensor(torch.Tensor):
+    """One local tensor of the same metadata on each process of `mesh`, worked on from here.
+
+    Every torch operation on it is issued to the workers and returns at once with a tensor whose metadata is known; values
+    come back with `fetch_shard` and `inspect`. Operations whose shape does not fit raise torch's own error here; what fails
+    in a worker is raised by whoever fetches something that depends on it. Autograd works: its graph lives here.
+    """
+
+    _record: Record
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        return dispatch.operate(func, args, kwargs or {}, None)
+
+    # --- what it is
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """Where its local tensors are."""
+        mesh: DeviceMesh = self._record.place.mesh  # type: ignore[assignment]  # the only kind there is
+        return mesh
+
+    @property
+    def stream(self) -> Stream:
+        """The stream it belongs to."""
+        return self._record.place.stream
+
+    @property
+    def ref(self) -> int | None:
+        """Its number on the workers; None once dropped."""
+        return None if self.dropped else self._record.ref
+
+    @property
+    def dropped(self) -> bool:
+        """Whether `drop()` has deleted its memory."""
+        return bool(self._record.storage.flags & DROPPED)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        meta = self._record.meta
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        dropped = ", dropped" if self.dropped else ""
+        return (
+            f"monarch.Tensor(mesh={self.mesh}, stream={self.stream}, size={tuple(meta.shape)}, dtype={meta.dtype}, "
+            f"device={meta.device}{grad}{dropped})"
+        )
+
+    # --- life
+
+    @property
+    def data(self) -> Any:
+        """The same memory without autograd's history. Assigning another distributed tensor makes this one an alias of it."""
+        return torch.Tensor.data.__get__(self)
+
+    @data.setter
+    def data(self, value: Any) -> None:
+        record = self._record
+        problem = trouble(value, record.place, False) if isinstance(value, torch.Tensor) else None
+        if problem is not None and problem.code != "WRONG_MESH":
+            raise misuse.incorrect("data", (self, value), {}, [problem], record.place.mesh, record.place.stream)
+        with torch.no_grad():
+            alias = value.detach() if isinstance(value, Tensor) else value
+        torch.Tensor.data.__set__(self, alias)  # raises what torch does for values that do not fit
+        self._record, alias._record = alias._record, record
+
+    def drop(self) -> None:
+        """Deletes it and all its views on the workers now. Using one of them later is a TypeError that shows this line."""
+        storage, own = self._record.storage, self._record
+        if storage.flags & DROPPED:
+            return
+        storage.why = misuse.here()
+        storage.flags |= DROPPED
+        for record in tensors_of(storage, own):
+            record.place.dead.append(record.ref)
+            record.ref = -1
+
+    # --- between ranks
+
+    def to_mesh(self, mesh: Any, stream: Stream | None = None) -> Tensor:
+        """A copy on another mesh, whose dimensions are matched by name (see `monarch.to_mesh`)."""
+        from monarch.tensor.controller.moves import to_mesh
+
+        return to_mesh(self, mesh, stream)  # type: ignore[no-any-return]
+
+    def slice_mesh(self, **dims: Any) -> Any:
+        """Part of the ranks of its mesh, to be sent with `.to_mesh` (see `monarch.slice_mesh`)."""
+        from monarch.tensor.controller.moves import slice_mesh
+
+        return slice_mesh(self, **dims)
+
+    def reduce(
+        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, out: Any = None
+    ) -> Tensor:
+        """A collective along `dims` (see `monarch.reduce`)."""
+        from monarch.tensor.controller.collectives import reduce_tensor
+
+        return reduce_tensor(self, dims, reduction, scatter, mesh, False, out)  # type: ignore[no-any-return]
+
+    def reduce_(self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> Tensor:
+        """A collective along `dims` whose result replaces the input's contents (see `monarch.reduce_`)."""
+        from monarch.tensor.controller.collectives import reduce_tensor
+
+        return reduce_tensor(self, dims, reduction, scatter, mesh, True, None)  # type: ignore[no-any-return]
+
+    def delete_ref(self, ref: int) -> None:
+        """Deletes reference `ref` on the workers. For the parts of the engine."""
+        self._record.place.dead.append(ref)
+
+    # --- values
+
+    def item(self) -> Any:
+        """Its number, where this process knows it: a scalar that was computed from constants alone, and so is the same on
+        every rank. Otherwise an error that says what to do."""
+        return known.known_scalar(self)
+
+    def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise RuntimeError("Boolean value of Tensor with other than one element is ambiguous")
+        return bool(known.known_scalar(self))
+
+    def __int__(self) -> int:
+        return int(known.known_scalar(self))
+
+    def __float__(self) -> float:
+        return float(known.known_scalar(self))
+
+    def __complex__(self) -> complex:
+        return complex(known.known_scalar(self))
+
+    def __index__(self) -> int:
+        value = known.known_scalar(self)
+        if not isinstance(value, int):
+            raise TypeError("only integer tensors of a single element can be converted to an index")
+        return int(value)
+
+    def tolist(self) -> Any:
+        """As `item`, for scalars that this process knows."""
+        if self._record.storage.flags & KNOWN and not self.shape:
+            return known.known_scalar(self)
+        raise misuse.data_dependent("tolist()")
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise misuse.data_dependent("numpy()", RuntimeError)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise misuse.data_dependent("numpy()", RuntimeError)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        raise misuse.no_memory("__dlpack__()")
+
+    def data_ptr(self) -> int:
+        raise misuse.no_memory("data_ptr()")
+
+    def untyped_storage(self) -> Any:
+        raise misuse.no_memory("untyped_storage()")
+
+    def storage(self) -> Any:
+        raise misuse.no_memory("storage()")
+
+    def share_memory_(self) -> Any:
+        raise misuse.no_memory("share_memory_()")
+
+    def apply_(self, *args: Any) -> Any:
+        raise misuse.data_dependent("apply_()")
+
+    def map_(self, *args: Any) -> Any:
+        raise misuse.data_dependent("map_()")
+
+    def map2_(self, *args: Any) -> Any:
+        raise misuse.data_dependent("map2_()")
+
+    def __format__(self, spec: str) -> str:
+        if not self.shape and (spec or known.is_known(self)):
+            return format(known.known_scalar(self), spec)
+        return object.__format__(self, spec)
+
+    def __copy__(self) -> Any:
+        copy = self.detach().requires_grad_(self.requires_grad)
+        for name, value in self.__dict__.items():
+            if name != "_record":
+                setattr(copy, name, value)
+        return copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise misuse.not_sendable(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("only tensors made by the program (graph leaves) can be deep-copied: detach() it first")
+        with torch.no_grad():
+            copy = self.detach().clone()
+        copy.requires_grad_(self.requires_grad)
+        for name, value in self.__dict__.items():
+            if name != "_record":
+                setattr(copy, name, value)
+        if self.grad is not None:
+            copy.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = copy
+        return copy
+
+
+def _explained(name: str) -> Callable[[Any, Any], Any]:
+    """A binary operator whose TypeError says what was wrong: torch's own turns every TypeError into NotImplemented, and
+    Python's message for that says nothing of meshes."""
+    plain = getattr(torch.Tensor, name)
+
+    def operator(self: Any, other: Any) -> Any:
+        result = plain(self, other)
+        return misuse.explained(plain, self, other) if result is NotImplemented else result
+
+    operator.__name__ = name
+    return operator
+
+
+for _name in (
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift",
+):  # fmt: skip
+    for _kind in ("__{}__", "__r{}__", "__i{}__"):
+        if hasattr(torch.Tensor, _kind.format(_name)):
+            setattr(Tensor, _kind.format(_name), _explained(_kind.format(_name)))
+for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(Tensor, _name, _explained(_name))
+Tensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
+
+dispatch.bind(Tensor)

@@ -1,0 +1,340 @@
+"""What a function issues, noted while it runs, becomes a Recording: the same commands with holes, to be issued at once
+later on.
+
+A reference that the noted commands make is a value of the Recording; one that was there before is an argument
+(`formals`) or a capture, which is looked up by its number whenever the Recording runs. Nothing here sends or receives.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from monarch.tensor.controller import records
+from monarch.tensor.controller.noted import Noted
+from monarch.tensor.signature import OpCall
+from monarch.tensor.worker.recorded import Recorded, Step
+
+HELD = 1 << 16  # commands that are noted in one go, at most
+
+
+# --- noting ---------------------------------------------------------------------------------------------------
+
+
+class Watcher:
+    """What one thread does with distributed tensors, between `start` and `stop`: only which parameters it used, here."""
+
+    keeps_back = False
+
+    def __init__(self) -> None:
+        self._thread = 0
+        self.grads: dict[int, tuple[Any, Any]] = {}  # leaves of autograd: the tensor, and its gradient when it was met
+
+    def __enter__(self) -> Any:
+        self._thread = threading.get_ident()
+        assert self._thread not in records.recorders
+        if self.keeps_back:
+            records.holders.add(self._thread)
+        records.recorders[self._thread] = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        records.recorders.pop(self._thread, None)
+        records.holders.discard(self._thread)
+
+    def meet(self, tensor: Any) -> None:
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.grads:
+            self.grads[id(tensor)] = (tensor, tensor.grad)
+
+    def read(self, tensors: Iterable[Any]) -> None:
+        """Operations are about to use these (distributed tensors, and others)."""
+        for tensor in tensors:
+            if hasattr(tensor, "_record"):
+                self.meet(tensor)
+
+    def born(self, record: records.Record) -> None:
+        """A tensor was made."""
+
+    def note(self, noted: Noted) -> bool:
+        """A command was issued. True keeps it back."""
+        return False
+
+    def known(self, what: str) -> None:
+        """The program reads a number that this process knows."""
+
+    def fetching(self, what: str = "fetching results") -> None:
+        """The program asks workers for something."""
+
+    def asking(self, call: Any) -> None:
+        """The same with `call`, a signature.Call that is run for its answer."""
+        self.fetching("fetching what a remote function returns")
+
+
+class Recorder(Watcher):
+    """All of it. `problem` is why the commands cannot be replayed, when they cannot.
+
+    With `hold` commands are kept back: `held` has them.
+    """
+
+    def __init__(self, hold: bool = False) -> None:
+        super().__init__()
+        self.keeps_back = hold
+        self.notes: list[Noted] = []
+        self.problem = ""
+        self.engine: Any = None
+        self.made: dict[int, weakref.ref[records.Record]] = {}
+        self.met: dict[int, tuple[weakref.ref[records.Record], weakref.ref[Any], Any]] = {}  # record, tensor, metadata
+        self.storages: dict[int, records.Storage] = {}
+        self._events: set[Any] = set()
+
+    def read(self, tensors: Iterable[Any]) -> None:
+        for tensor in tensors:
+            record = getattr(tensor, "_record", None)
+            if record is None or record.ref in self.met:
+                continue
+            self.met[record.ref] = (weakref.ref(record), weakref.ref(tensor), record.meta)
+            self.storages[record.ref] = record.storage
+            if record.ref not in self.made:
+                self.meet(tensor)
+
+    def born(self, record: records.Record) -> None:
+        self.made[record.ref] = weakref.ref(record)
+        self.storages[record.ref] = record.storage
+
+    def note(self, noted: Noted) -> bool:
+        event = getattr(noted.call, "event", "")
+        if event == "post":
+            self._events.add(noted.numbers)
+        elif event == "await":
+            if noted.numbers not in self._events:
+                return False  # for what came before the recording, so only now
+            self._events.remove(noted.numbers)
+        if self.engine is None:
+            self.engine = noted.place.engine
+        if noted.place.engine is not self.engine:
+            self.refuse("it works on tensors of two meshes of different processes")
+        elif noted.call is None:
+            self.refuse("an operation in it is no longer known")
+        elif not getattr(noted.call, "repeatable", bool(noted.signature)):
+            self.refuse(f"{noted.name()} cannot be done a second time as it was done the first")
+        if len(self.notes) < HELD:
+            self.notes.append(noted)
+        elif self.keeps_back:
+            raise RuntimeError(f"more than {HELD} operations in one compiled function: compile parts of it")
+        else:
+            self.refuse(f"it has more than {HELD} operations: make functions of its parts")
+        return self.keeps_back
+
+    def refuse(self, why: str) -> None:
+        self.problem = self.problem or why
+
+    def known(self, what: str) -> None:
+        self.refuse(
+            f"it reads a number with {what}, which would stay as it is now: keep such numbers in tensors "
+            f"(of optimizers: Adam(..., fused=True) or capturable=True)"
+        )
+
+    def asking(self, call: Any) -> None:
+        if not getattr(call, "describes", False):
+            super().asking(call)
+
+    def finish(self) -> None:
+        """It has ended."""
+        if self._events:
+            self.refuse("a borrow begins in it and does not end in it: drop it inside")
+
+    def fetching(self, what: str = "fetching results") -> None:
+        self.refuse(f"it needs values while it runs ({what}): return the tensors and fetch them outside")
+
+
+class Held(Watcher):
+    """Keeps commands back; `release` issues those so far, when the workers are needed to go on."""
+
+    keeps_back = True
+
+    def __init__(self, release: Callable[[list[Noted]], None]) -> None:
+        super().__init__()
+        self._release = release
+        self.notes: list[Noted] = []
+        self.made: list[weakref.ref[records.Record]] = []
+
+    def read(self, tensors: Iterable[Any]) -> None:
+        """Of no interest here."""
+
+    def born(self, record: records.Record) -> None:
+        self.made.append(weakref.ref(record))
+
+    def note(self, noted: Noted) -> bool:
+        if len(self.notes) >= HELD:
+            raise RuntimeError(f"more than {HELD} operations in one coalescing block: leave it from time to time")
+        self.notes.append(noted)
+        return True
+
+    def asking(self, call: Any) -> None:
+        if getattr(call, "describes", False):
+            self._release(self.notes)
+        else:
+            super().asking(call)
+
+    def fetching(self, what: str = "fetching results") -> None:
+        raise NotImplementedError(f"NYI: {what} during a coalescing block: leave the block first")
+
+
+# --- putting together -----------------------------------------------------------------------------------------
+
+
+class Segment:
+    """Consecutive commands of one place. `takes`: its inputs, as (-1, argument) or (segment, reference made there);
+    `gives`: the references whose values it hands over, in order."""
+
+    __slots__ = ("call", "gives", "place", "takes")
+
+    def __init__(self, place: Any, takes: list[tuple[int, int]], gives: list[int], call: Recorded) -> None:
+        self.place = place
+        self.takes = takes
+        self.gives = gives
+        self.call = call
+
+
+class Recording:
+    """`segments` in order; `captures`: references it looks up; `written`: arguments and captures whose memory it changes."""
+
+    __slots__ = ("captures", "homes", "segments", "steps", "written")
+
+    def __init__(
+        self, segments: list[Segment], captures: frozenset[int], written: tuple[frozenset[int], frozenset[int]],
+        homes: dict[int, int], steps: list[tuple[Any, ...]],
+    ) -> None:  # fmt: skip
+        self.segments = segments
+        self.captures = captures
+        self.written = written
+        self.homes = homes  # the segment that makes a reference
+        self.steps = steps  # what two recordings of the same function have in common
+
+
+class _Draft:
+    """A segment while its commands are gathered. Slots number the values it knows, its inputs first."""
+
+    def __init__(self, place: Any, event: bool) -> None:
+        self.place = place
+        self.event = event
+        self.slots: dict[int, int] = {}
+        self.takes: list[tuple[int, int]] = []
+        self.taken: list[int] = []
+        self.reads: list[int] = []
+        self.steps: list[tuple[Noted, str]] = []
+        self.gives: dict[int, None] = {}
+
+
+def assemble(
+    notes: Sequence[Noted], formals: Mapping[int, int], results: Iterable[int], kept: Iterable[int],
+    storages: Mapping[int, Any], label: str, where: Sequence[str],
+) -> Recording:  # fmt: skip
+    """The Recording of `notes`.
+
+    `formals`: number of the argument by reference. `results`: references made by the notes that a replay makes anew;
+    `kept`: those that it stores under the same number. `storages`: an object for each memory, by reference. `where`:
+    the line of each note.
+    """
+    drafts: list[_Draft] = []
+    homes: dict[int, int] = {}
+    for noted, line in zip(notes, where, strict=True):
+        # Events between streams stand alone: what goes before or after them has to be there before or looked up after.
+        event = bool(getattr(noted.call, "event", ""))
+        if not drafts or drafts[-1].place is not noted.place or event or drafts[-1].event:
+            drafts.append(_Draft(noted.place, event))
+        draft = drafts[-1]
+        for ref in noted.inputs:
+            if ref in draft.slots:
+                continue
+            draft.slots[ref] = len(draft.slots)
+            if ref in formals:
+                draft.takes.append((-1, formals[ref]))
+                draft.taken.append(ref)
+            elif ref in homes:
+                draft.takes.append((homes[ref], ref))
+                draft.taken.append(ref)
+                drafts[homes[ref]].gives[ref] = None
+            else:
+                draft.reads.append(ref)
+        draft.steps.append((noted, line))
+        for ref in range(noted.ident, noted.ident + noted.results):
+            draft.slots[ref] = len(draft.slots)
+            homes[ref] = len(drafts) - 1
+    for ref in results:
+        drafts[homes[ref]].gives[ref] = None
+    stored: list[list[int]] = [[] for _ in drafts]
+    for ref in kept:
+        stored[homes[ref]].append(ref)
+    segments, written_formals, written_captures, steps = [], set(), set(), []
+    first = 0
+    for draft, own in zip(drafts, stored, strict=True):
+        changed = {id(storages.get(noted.inputs[at], draft)) for noted, _ in draft.steps for at in noted.call.mutates}
+        mutates = [at for at, ref in enumerate(draft.taken) if id(storages.get(ref)) in changed]
+        loses = [ref for ref in draft.reads if id(storages.get(ref)) in changed]
+        written_formals |= {draft.takes[at][1] for at in mutates if draft.takes[at][0] == -1}
+        written_captures |= set(loses)
+        order = _slots(draft)
+        call = Recorded(
+            label,
+            first,
+            len(notes),
+            [
+                Step(
+                    noted.call, noted.numbers, [order[ref] for ref in noted.inputs],
+                    [order[ref] for ref in range(noted.ident, noted.ident + noted.results)], line,
+                )
+                for noted, line in draft.steps
+            ],
+            len(draft.taken), draft.reads, [order[ref] for ref in draft.gives], [(order[ref], ref) for ref in own],
+            mutates, loses,
+        )  # fmt: skip
+        first += len(draft.steps)
+        segments.append(Segment(draft.place, draft.takes, list(draft.gives), call))
+    known: dict[int, Any] = {ref: ("argument", place) for ref, place in formals.items()}
+    for noted in notes:
+        steps.append(
+            (
+                noted.place, noted.signature or noted.name(), noted.numbers if _computes(noted.call) else (),
+                tuple(known.get(ref, ref) for ref in noted.inputs), noted.results,
+            )
+        )  # fmt: skip
+        for ref in range(noted.ident, noted.ident + noted.results):
+            known[ref] = ("value", len(known))
+    captures = frozenset(ref for draft in drafts for ref in draft.reads)
+    return Recording(segments, captures, (frozenset(written_formals), frozenset(written_captures)), homes, steps)
+
+
+def _computes(call: Any) -> bool:
+    """Whether the numbers of a Run are values, and no names of its own."""
+    return type(call) is OpCall or getattr(call, "repeatable", False)
+
+
+def _slots(draft: _Draft) -> dict[int, int]:
+    """Slots by reference: inputs first, then what is looked up, then what the commands make."""
+    order = {ref: slot for slot, ref in enumerate((*draft.taken, *draft.reads))}
+    for ref in draft.slots:
+        order.setdefault(ref, len(order))
+    return order
+
+
+def divergence(first: Recording, second: Recording) -> str:
+    """Where two recordings of the same function differ; "" when they do not."""
+    for number, (one, other) in enumerate(zip(first.steps, second.steps, strict=False)):
+        if one != other:
+            return f"operation {number + 1}: {_shown(first, number)} first, {_shown(second, number)} now"
+    if len(first.steps) != len(second.steps):
+        short = min(len(first.steps), len(second.steps))
+        return f"operation {short + 1}: {len(first.steps)} operations first, {len(second.steps)} now"
+    return ""
+
+
+def _shown(recording: Recording, number: int) -> str:
+    for segment in recording.segments:
+        if number < len(segment.call.steps):
+            step = segment.call.steps[number]
+            return f"{step.call.name()}{list(step.numbers) or ''}{f' ({step.where})' if step.where else ''}"
+        number -= len(segment.call.steps)
+    raise AssertionError("no such operation")

@@ -1,0 +1,398 @@
+"""A Recording and its surroundings in the controller: what has to be true for a replay, and what a replay gives the program.
+
+`compiled` and `function` decide what to record and when; this is what both need.
+"""
+
+from __future__ import annotations
+
+import gc
+import operator
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.tensor.controller import dispatch, misuse
+from monarch.tensor.controller.activation import active_mesh
+from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.handles import make
+from monarch.tensor.controller.noted import Noted
+from monarch.tensor.controller.records import DROPPED, KNOWN, Record, Storage, share
+from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.taint import merge
+from monarch.tensor.controller.tensor import Tensor
+from monarch.tensor.frames import internal
+from monarch.tensor.recording.recorder import Recorder, assemble
+
+_flags = operator.attrgetter("flags")
+_taint = operator.attrgetter("taint")
+_ARGUMENT, _THERE, _NEW = range(3)  # where the memory of a result is
+
+
+class Unrecordable(Exception):
+    """Why a recording cannot be replayed."""
+
+
+# --- arguments ------------------------------------------------------------------------------------------------
+
+
+class Arguments:
+    """The arguments of one call: `leaves` of the tree of them, of which `tensors` are distributed. `key`: equal for
+    calls that a recording of one of them serves. Raises TypeError for arguments that cannot be compared."""
+
+    __slots__ = ("before", "key", "leaves", "spec", "tensors")
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], extra: Any = None) -> None:
+        self.spec: Any = None
+        self.leaves: Sequence[Any] = args
+        if kwargs or any(not isinstance(arg, torch.Tensor) and pytree._get_node_type(arg) in _NODES for arg in args):
+            self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
+        self.tensors: list[Any] = []
+        self.before: list[tuple[Any, Storage]] = []  # their metadata and memory
+        key: list[Any] = [
+            len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
+            torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
+            torch.is_inference_mode_enabled(), extra,
+        ]  # fmt: skip
+        storages: dict[int, int] = {}
+        for leaf in self.leaves:
+            if type(leaf) is Tensor:
+                record = leaf._record
+                self.tensors.append(leaf)
+                self.before.append((record.meta, record.storage))
+                alias = storages.setdefault(id(record.storage), len(storages))
+                key.append((record.meta, record.place, leaf.requires_grad, alias))
+            elif isinstance(leaf, torch.Tensor):
+                raise TypeError("an argument is a tensor of this process alone: its values would stay as they are now")
+            else:
+                key.append((type(leaf), leaf))
+        if len(self.tensors) > 1:  # the same tensor twice is not two views of it
+            refs: dict[int, int] = {}
+            key.append(tuple(refs.setdefault(tensor._record.ref, len(refs)) for tensor in self.tensors))
+        self.key = tuple(key)
+        hash(self.key)
+
+    def call(self, function: Callable[..., Any], stand_ins: Sequence[Any]) -> Any:
+        """Calls `function` with `stand_ins` in place of the distributed tensors."""
+        rest = iter(stand_ins)
+        leaves = [next(rest) if type(leaf) is Tensor else leaf for leaf in self.leaves]
+        if self.spec is None:
+            return function(*leaves)
+        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
+        return function(*args, **kwargs)
+
+
+_NODES = pytree.SUPPORTED_NODES
+
+
+def _autocast() -> tuple[Any, ...]:
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
+
+
+def aliased(tensors: Sequence[Any]) -> list[Any]:
+    """Other tensors of the same memory, so that a function's use of an argument is not mistaken for its use of a
+    variable of its own that is the same tensor. Those that require grad, or may not be used now, stand for themselves."""
+    found: dict[int, Any] = {}
+    for tensor in tensors:
+        if id(tensor) not in found:
+            plain = not tensor.requires_grad and not tensor._record.storage.flags & ~KNOWN
+            with tensor._record.place.stream.activate(), torch.no_grad():
+                found[id(tensor)] = tensor.detach() if plain else tensor
+    return [found[id(tensor)] for tensor in tensors]
+
+
+def reshaped(noted: Recorder, formals: Sequence[Any], arguments: Arguments, give: bool) -> None:
+    """Stops a recording that gave an argument, one of `formals`, another shape or memory. With `give` the tensors that they
+    stand for are given it too."""
+    for formal, tensor, (meta, storage) in zip(formals, arguments.tensors, arguments.before, strict=True):
+        record = formal._record
+        if record.meta is meta and record.storage is storage:
+            continue
+        noted.refuse("it changes the shape or the memory of an argument")
+        if give and formal is not tensor:
+            tensor._record = record
+            dispatch.change_meta(None, (), {}, tensor, record.meta)
+
+
+# --- a recording ----------------------------------------------------------------------------------------------
+
+
+class Trace:
+    """A Recording with what belongs to it here. `stale`: a tensor that it reads or stores is gone, so it is of no use
+    any more."""
+
+    def __init__(
+        self, label: str, recorder: Recorder, formals: Sequence[Any], results: Sequence[Any], keep: bool
+    ) -> None:
+        """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
+        stores anew what else it made that lives. Raises Unrecordable."""
+        self._segments: list[tuple[Any, int, list[tuple[int, int]], int, bool]] = []
+        recorder.finish()
+        if recorder.problem:
+            raise Unrecordable(recorder.problem)
+        self.label = label
+        self.engine = recorder.engine
+        places = {tensor._record.ref: at for at, tensor in reversed(list(enumerate(formals)))}
+        returned = list(dict.fromkeys(tensor._record.ref for tensor in results))
+        kept = _living(recorder, {*returned, *places}) if keep else []
+        self.recording = assemble(
+            recorder.notes, places, returned, [record.ref for record in kept],
+            {ref: _lender(storage) for ref, storage in recorder.storages.items()}, label, _lines(recorder.notes),
+        )  # fmt: skip
+        self._gone: list[Any] = []
+        self._captured: list[tuple[weakref.ref[Record], weakref.ref[Any]]] = []
+        self._stored = [weakref.ref(record, self._gone.append) for record in kept]
+        storages = self._adopt_captures(recorder)
+        self._adopt_results(results, formals, storages, kept)
+        if any(tensor._record.storage.flags & DROPPED for tensor in formals):
+            raise Unrecordable("it drops an argument")
+        self._issued(recorder)
+        self._storages = tuple(storages.values())
+        written = {id(storage): storage for storage in (record.storage for record in kept)}
+        written |= {id(s): s for ref in self.recording.written[1] if (s := _lender(recorder.storages[ref]))}
+        self._written = tuple(written.values())
+        tensors = {id(_lender(recorder.storages[ref])): recorder.met[ref][1] for ref in self.recording.written[1]}
+        self._captures_written = tuple(tensors.values())
+        self._formals_written = tuple(sorted(self.recording.written[0]))
+        self._tainted = False
+        for storage in self._written:
+            storage.known, storage.flags = None, storage.flags & ~KNOWN
+
+    def _adopt_captures(self, recorder: Recorder) -> dict[int, Storage]:
+        """Their storages by id."""
+        storages: dict[int, Storage] = {}
+        for ref in sorted(self.recording.captures):
+            met = recorder.met.get(ref)
+            if met is None:
+                raise Unrecordable("it uses a tensor in a way that cannot be recorded")
+            record = met[0]()
+            if record is None or record.ref != ref:
+                raise Unrecordable(
+                    "a tensor that was there before it is replaced by a new one each time: change it in place, or pass and "
+                    "return it"
+                )
+            if record.meta is not met[2] or record.storage is not recorder.storages[ref]:
+                raise Unrecordable("it changes the shape or the memory of a tensor that was there before")
+            self._captured.append((weakref.ref(record, self._gone.append), met[1]))
+            storages[id(record.storage)] = record.storage
+        return storages
+
+    def _adopt_results(
+        self, results: Sequence[Any], formals: Sequence[Any], storages: dict[int, Storage], kept: Sequence[Record]
+    ) -> None:
+        arguments = {id(tensor._record.storage): at for at, tensor in reversed(list(enumerate(formals)))}
+        there = {id(record.storage): weakref.ref(record) for record in kept}
+        there |= {id(record.storage): weak for weak, _ in self._captured if (record := weak()) is not None}
+        new: dict[int, int] = {}
+        self._results: list[tuple[int, int, Any, Any, int, Any]] = []
+        for tensor in results:
+            record = tensor._record
+            memory = id(record.storage)
+            segment = self.recording.homes[record.ref]
+            position = self.recording.segments[segment].gives.index(record.ref)
+            kind: tuple[int, Any] = (_NEW, new.setdefault(memory, len(new)))
+            if memory in arguments:
+                kind = (_ARGUMENT, arguments[memory])
+            elif memory in there:
+                kind = (_THERE, there[memory])
+            self._results.append((segment, position, record.meta, record.place, *kind))
+
+    def _issued(self, recorder: Recorder) -> None:
+        """Defines the segments on the workers."""
+        segments = self.recording.segments
+        self._segments = [
+            (
+                segment.place,
+                self.engine.define([], segment.call),
+                [(at, ref if at < 0 else segments[at].gives.index(ref)) for at, ref in segment.takes],
+                len(segment.gives),
+                segment.call.between_ranks,
+            )
+            for segment in segments
+        ]
+        own = {(segment, position) for segment, position, *_ in self._results}
+        self._passing = [
+            (segment.place.dead, number, position)
+            for number, segment in enumerate(segments)
+            for position in range(len(segment.gives))
+            if (number, position) not in own
+        ]
+
+    @property
+    def stale(self) -> bool:
+        return bool(self._gone) or (self.engine is not None and self.engine.ended)
+
+    def forget(self) -> None:
+        """It is not replayed any more. Idempotent."""
+        while self._segments:
+            place, signature, *_ = self._segments.pop()
+            self.engine.forget(signature, place)
+
+    __del__ = forget
+
+    # --- replay
+
+    def replay(self, tensors: Sequence[Any]) -> list[Any]:
+        """Issues it with `tensors` as arguments; the tensors it gives.
+
+        Raises TypeError when an argument or a captured tensor may not be used now, EngineEnded.
+        """
+        given = [tensor._record for tensor in tensors]
+        taint = None
+        flags = 0
+        for record in given:
+            flags |= record.storage.flags
+            taint = merge(taint, record.storage.taint)
+        if flags & ~KNOWN or any(map(_flags, self._storages)):
+            self._check(tensors)
+        for other in set(map(_taint, self._storages)):
+            taint = merge(taint, other)
+        idents: list[int] = []
+        for place, signature, takes, gives, between in self._segments:
+            refs = [given[at].ref if source < 0 else idents[source] + at for source, at in takes]
+            ident = self.engine.run(place, signature, refs, (), gives)
+            idents.append(ident)
+            if between:
+                taint = self.engine.taints.issued(ident, place, (taint,))
+        results = self._made(given, idents, taint)
+        for dead, segment, position in self._passing:
+            dead.append(idents[segment] + position)
+        self._write(tensors, given, taint)
+        return results
+
+    def _made(self, given: list[Record], idents: list[int], taint: Any) -> list[Any]:
+        results: list[Any] = []
+        new: dict[int, Record] = {}
+        for segment, position, meta, place, kind, which in self._results:
+            source: Any = new.get(which) if kind == _NEW else given[which] if kind == _ARGUMENT else which()
+            storage = source.storage if source is not None else Storage(taint)
+            record = Record(idents[segment] + position, meta, place, storage)
+            if source is not None:
+                share(source, record)
+            else:
+                new[which] = record
+            results.append(make(record))
+        return results
+
+    def _write(self, tensors: Sequence[Any], given: list[Record], taint: Any) -> None:
+        """What a replay changed is different from here on, also to autograd."""
+        changed = [tensor for weak in self._captures_written if (tensor := weak()) is not None]
+        for at in self._formals_written:
+            storage = _lender(given[at].storage)
+            storage.taint, storage.known, storage.flags = taint, None, storage.flags & ~KNOWN
+            changed.append(tensors[at])
+        if taint is not None or self._tainted:
+            self._tainted = taint is not None
+            for storage in self._written:
+                storage.taint = taint
+        if changed:
+            torch.autograd.graph.increment_version(changed)
+
+    def _check(self, tensors: Sequence[Any]) -> None:
+        used = {at for segment in self.recording.segments for source, at in segment.takes if source < 0}
+        problems = [
+            trouble(tensor, tensor._record.place, at in self._formals_written)
+            for at, tensor in enumerate(tensors)
+            if at in used
+        ]
+        for weak, tensor in self._captured:
+            record = weak()
+            if record is not None and record.storage.flags & ~KNOWN:
+                found = tensor()
+                found = found if found is not None else make(record)
+                writes = any(storage is record.storage for storage in self._written)
+                problems.append(trouble(found, record.place, writes))
+        wrong = [problem for problem in problems if problem is not None]
+        if wrong:
+            arguments = [*tensors, *(problem.tensor for problem in wrong)]
+            raise misuse.incorrect(self.label, arguments, {}, wrong, active_mesh(), get_active_stream())
+
+
+def _living(recorder: Recorder, without: set[int]) -> list[Record]:
+    """What was made and lives, other than these references."""
+    made = {ref for noted in recorder.notes for ref in range(noted.ident, noted.ident + noted.results)}
+
+    def found() -> list[Record]:
+        living = ((ref, weak()) for ref, weak in list(recorder.made.items()) if ref in made and ref not in without)
+        return [record for ref, record in living if record is not None and record.ref == ref]
+
+    if found():
+        gc.collect()  # the graphs of derivatives have circles
+    return found()
+
+
+def _lender(storage: Storage) -> Storage:
+    """The memory itself, of a borrow."""
+    while storage.borrows is not None and storage.borrows.own is not None:
+        storage = storage.borrows.own.lent
+    return storage
+
+
+def _lines(notes: Sequence[Noted]) -> list[str]:
+    """The program's line of each, `file:line in function`."""
+    stacks = torch._C._profiler.symbolize_tracebacks([noted.stack for noted in notes]) if notes else []
+    lines = []
+    for stack in stacks:
+        own = next((frame for frame in stack if not internal(frame["filename"])), None)
+        lines.append(f"{own['filename']}:{own['line']} in {own['name']}" if own is not None else "")
+    return lines
+
+
+def drop_leaked(recorder: Recorder, without: set[int]) -> None:
+    """What a recording made exists only in its replays: what else has it is told so."""
+    for record in _living(recorder, without):
+        storage = Storage()
+        storage.flags, storage.why = (
+            DROPPED,
+            f"the end of the recording that made it; return it instead\n{misuse.here(3)}",
+        )
+        record.storage, record.ref = storage, -1
+
+
+def results_of(value: Any, given: Sequence[Any], formals: Sequence[Any]) -> tuple[list[Any], Any, list[Any]]:
+    """The leaves of what a function returned, its tree, and the tensors among them that are no arguments. In the leaves
+    those are `_Made` and arguments `_Given`, by number."""
+    leaves, spec = pytree.tree_flatten(value)
+    arguments = {id(tensor): at for at, tensor in reversed([*enumerate(given), *enumerate(formals)])}
+    made: dict[int, Any] = {}
+    plan: list[Any] = []
+    for leaf in leaves:
+        if type(leaf) is not Tensor:
+            plan.append(leaf)
+        elif id(leaf) in arguments:
+            plan.append(_Given(arguments[id(leaf)]))
+        else:
+            number = list(made).index(id(leaf)) if id(leaf) in made else len(made)
+            made[id(leaf)] = leaf
+            plan.append(_Made(number))
+    return plan, spec, list(made.values())
+
+
+def on_its_stream(tensor: Any) -> Any:
+    """The same memory without a graph of derivatives, as another tensor."""
+    with tensor._record.place.stream.activate(), torch.no_grad():
+        return tensor.detach()
+
+
+class _Given(int):
+    __slots__ = ()
+
+
+class _Made(int):
+    __slots__ = ()
+
+
+def put_together(plan: Sequence[Any], spec: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
+    """What a call returns: the tree with these arguments and tensors."""
+    if spec is None:
+        return made[0]
+    leaves = [given[leaf] if type(leaf) is _Given else made[leaf] if type(leaf) is _Made else leaf for leaf in plan]
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def label_of(function: Any) -> str:
+    """As errors show it."""
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

@@ -1,0 +1,143 @@
+"""The arguments of a remote function: what of them is sent once, what travels with each call, what a result is known by."""
+
+from __future__ import annotations
+
+import enum
+import types
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.tensor.controller.groups import RemoteProcessGroup
+from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.controller.tensor import Tensor
+from monarch.tensor.signature import Number, Slot
+from monarch.tensor.worker.function_call import FunctionCall
+
+INT = 1 << 62
+NUMBERS = frozenset({int, float, bool})
+# Arguments that stay what they are: they are sent once, with the signature.
+_CONSTANTS = frozenset(
+    {type(None), str, bytes, complex, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, range,
+     type, types.FunctionType, types.BuiltinFunctionType, DeviceMesh}
+)  # fmt: skip
+_LONG = 4096  # characters of a string from which on it is sent with each call: who passes them passes many
+LEAVES = NUMBERS | _CONSTANTS | {Tensor}
+
+
+def template(args: Any, kwargs: Any, leaves: Sequence[Any], shape: Any) -> tuple[Any, list[Any]]:
+    """(args, kwargs) with Slots for tensors and Numbers for numbers, and the numbers."""
+    held: list[Any] = []
+    numbers: list[Any] = []
+    slots = 0
+    for leaf in leaves:
+        kind = type(leaf)
+        if kind is Tensor:
+            held.append(Slot(slots))
+            slots += 1
+        elif travels(leaf):
+            held.append(Number(len(numbers)))
+            numbers.append(leaf)
+        else:
+            held.append(leaf)
+    if type(shape) is tuple:
+        count = shape[0]
+        return (tuple(held[:count]), dict(zip(shape[1:], held[count:], strict=True))), numbers
+    return pytree.tree_unflatten(held, shape), numbers
+
+
+def with_numbers(tree: Any, numbers: Sequence[Any]) -> Any:
+    """`tree` with its Numbers filled; its Slots stay."""
+    if not numbers:
+        return tree
+    return pytree.tree_map(lambda leaf: numbers[leaf] if type(leaf) is Number else leaf, tree)
+
+
+def signature_key(leaves: Sequence[Any], shape: Any, call: FunctionCall) -> Any:
+    """Equal for calls that differ in their numbers and their tensors' metadata alone."""
+    kinds = tuple(type(leaf) if type(leaf) is Tensor or travels(leaf) else (type(leaf), leaf) for leaf in leaves)
+    return (call.function, shape, kinds, call.keeps, call.mutates, call.count, call.between_ranks)
+
+
+def travels(leaf: Any) -> bool:
+    """Whether `leaf` is a number that goes with each Run."""
+    kind = type(leaf)
+    return kind in NUMBERS and (kind is not int or -INT < leaf < INT)
+
+
+def sharing(inputs: Sequence[Any]) -> tuple[int, ...]:
+    """For each tensor, the first that lies in the same memory."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(tensor._record.storage), place) for place, tensor in enumerate(inputs))
+
+
+def has_tensors(leaves: Sequence[Any]) -> bool:
+    """Whether there are local tensors among them."""
+    return any(isinstance(leaf, torch.Tensor) and type(leaf) is not Tensor for leaf in leaves)
+
+
+def constant(leaf: Any) -> bool:
+    """Whether `leaf` can be sent once for all calls with an equal one."""
+    kind = type(leaf)
+    if kind is str or kind is bytes:
+        return len(leaf) <= _LONG
+    if kind is types.FunctionType:
+        return not leaf.__closure__
+    return kind in NUMBERS or kind in _CONSTANTS or isinstance(leaf, enum.Enum | type) or is_group(leaf)
+
+
+def is_group(leaf: Any) -> bool:
+    return isinstance(leaf, RemoteProcessGroup)
+
+
+def between_ranks(leaf: Any) -> bool:
+    """Whether a function that is given this can talk to other ranks, so that its results depend on them."""
+    return isinstance(leaf, DeviceMesh) or is_group(leaf)
+
+
+# --- what a propagator depends on beside its arguments -----------------------------------------------------------
+
+_PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type)
+
+
+def captures_nothing(propagate: Any) -> bool:
+    """Whether it gives the same for the same arguments, because there is nothing else that it could use."""
+    if getattr(propagate, "pure", False):
+        return True
+    return isinstance(propagate, types.FunctionType) and not propagate.__closure__ and not names_in(propagate.__code__)
+
+
+def captured(propagate: Any, names: Sequence[str]) -> tuple[Any, ...] | None:
+    """What the variables that a propagator uses are now, its captured ones and globals, when that says all; else None.
+
+    `names`: those in its code.
+    """
+    if not isinstance(propagate, types.FunctionType):
+        return None
+    found: list[Any] = []
+    for cell in propagate.__closure__ or ():
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            return None
+    known = propagate.__globals__
+    found += [known[name] for name in names if name in known]
+    kept = []
+    for value in found:
+        if isinstance(value, types.ModuleType):
+            continue
+        if isinstance(value, types.FunctionType):
+            if value.__closure__:
+                return None
+        elif not isinstance(value, _PLAIN):
+            return None
+        kept.append((type(value), value))
+    return tuple(kept)
+
+
+def names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The names that code looks up outside of itself (and those of attributes)."""
+    inner = [name for const in code.co_consts if isinstance(const, types.CodeType) for name in names_in(const)]
+    return tuple(dict.fromkeys([*code.co_names, *inner]))

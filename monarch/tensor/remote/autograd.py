@@ -1,0 +1,43 @@
+"""A torch.autograd.Function that runs in the workers, as one node of the program's graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch.tensor.remote import graph as remote_graph
+from monarch.tensor.remote.remote_function import Remote
+
+
+def forward(cls: Any, args: Any, kwargs: Any, wanted: Any) -> Any:
+    """In a worker: `cls.apply(*args)` and its Graph."""
+    return remote_graph.forward(cls.apply, args, kwargs, wanted, ())
+
+
+_forward = Remote(forward)
+
+
+class RemoteAutogradFunction:
+    """See `remote_autograd_function`."""
+
+    def __init__(self, cls: type) -> None:
+        self._cls = cls
+
+    def apply(self, *args: Any) -> Any:
+        """What the workers' `apply` gives. The first call with each pattern of arguments waits for the workers (see
+        `remote`)."""
+
+        def run(args: Any, kwargs: Any, wanted: Any) -> Any:
+            return _forward(self._cls, args, kwargs, wanted)
+
+        return remote_graph.apply(run, args, {}, ())
+
+    def __repr__(self) -> str:
+        return f"<remote autograd function {self._cls.__qualname__}>"
+
+
+def remote_autograd_function(cls: type) -> RemoteAutogradFunction:
+    """`cls`, a torch.autograd.Function, for distributed tensors: its forward and backward run in the workers, on local ones.
+
+    `result.apply(*args)` as `cls.apply`; derivatives arrive for the inputs that require them.
+    """
+    return RemoteAutogradFunction(cls)

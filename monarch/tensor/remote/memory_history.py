@@ -1,0 +1,45 @@
+"""What the memory of the workers' accelerators is used for, as torch records it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from monarch.tensor.remote.remote_function import Remote
+from monarch.tensor.worker import current
+
+
+def record() -> None:
+    """In a worker."""
+    _memory()._record_memory_history()
+
+
+def dump(folder: str) -> None:
+    """In a worker."""
+    rank = current.worker().executor.rank
+    os.makedirs(folder, exist_ok=True)
+    _memory()._dump_snapshot(os.path.join(folder, f"snapshot_{rank}.pickle"))
+
+
+def _memory() -> Any:
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "torch records the history of memory on CUDA and ROCm devices only, and this process has none"
+        )
+    return torch.cuda.memory
+
+
+_record, _dump = Remote(record, "inspect"), Remote(dump, "inspect")
+
+
+def record_memory_history() -> None:
+    """From here on the processes of the active mesh record allocations on their devices. CUDA and ROCm only."""
+    _record()
+
+
+def dump_memory_snapshot(dir_snapshots: str) -> None:
+    """Each process of the active mesh writes `<dir_snapshots>/snapshot_<rank>.pickle` on its host, for
+    pytorch.org/memory_viz."""
+    _dump(os.fspath(dir_snapshots))

@@ -1,0 +1,91 @@
+"""OpaqueObject: an object in every worker whose methods the program calls."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from monarch.actor import Future
+from monarch.tensor import functions
+from monarch.tensor.remote.opaque_ref import OpaqueRef
+from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch
+
+
+def construct(constructor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> OpaqueRef:
+    """In a worker: a new object."""
+    return OpaqueRef(functions.resolve(constructor)(*args, **kwargs))
+
+
+def invoke(ref: OpaqueRef, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """In a worker: `object.name(*args, **kwargs)`."""
+    return getattr(ref.value, name)(*args, **kwargs)
+
+
+_construct = Remote(construct, lambda constructor, args, kwargs: OpaqueRef(None))
+_fetched = Remote(invoke, "inspect")
+
+
+class OpaqueObject:
+    """`constructor(*args, **kwargs)`, run in every process of the active mesh; the objects stay there.
+
+    `constructor`: a class or another callable, or its dotted path. Subclasses name the methods that programs call with
+    `@opaque_method`; attributes that they set here are theirs and do not reach the workers.
+    """
+
+    def __init__(self, constructor: Any, *args: Any, **kwargs: Any) -> None:
+        self._object: OpaqueRef = _construct(functions.resolvable(constructor), args, kwargs)
+        self._methods: dict[Any, Remote] = {}
+
+    def call_method(self, name: str, propagation: Any, *args: Any, **kwargs: Any) -> Any:
+        """What the objects' method `name` gives, as calling a remote function does.
+
+        `propagation`: as `propagate` of `remote`; a callable gets the arguments alone.
+        """
+        return self._method(propagation)(self._object, name, args, kwargs)
+
+    def call_method_on_shard_and_fetch(self, name: str, *args: Any, **kwargs: Any) -> Future[Any]:
+        """A Future of what method `name` of the first rank's object returned. No other rank calls it.
+
+        Keyword `shard` chooses the rank, as in `call_on_shard_and_fetch`.
+        """
+        shard = kwargs.pop("shard", None)
+        return call_on_shard_and_fetch(_fetched, self._object, name, args, kwargs, shard=shard)
+
+    def _method(self, propagation: Any) -> Remote:
+        key = propagation if callable(propagation) else str(propagation)
+        found = self._methods.get(key)
+        if found is None:
+            propagate = propagation
+            if callable(propagation):
+                propagate = _Propagation(propagation)
+            if len(self._methods) >= 256:  # a program that makes its propagators anew for each call
+                self._methods.clear()
+            found = self._methods[key] = Remote(invoke, propagate)
+        return found
+
+
+def opaque_method(method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of an OpaqueObject: calling it calls the method of that name of the objects in the workers.
+
+    Its body runs here, on fake tensors, and returns tensors like those that the call gives (see `remote`). It may use
+    attributes of the OpaqueObject.
+    """
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: OpaqueObject, *args: Any, **kwargs: Any) -> Any:
+        return self.call_method(name, types.MethodType(method, self), *args, **kwargs)
+
+    return call
+
+
+class _Propagation:
+    """A propagator of a method's arguments as one of `invoke`'s."""
+
+    def __init__(self, propagate: Callable[..., Any]) -> None:
+        self._propagate = propagate
+
+    def __call__(self, ref: OpaqueRef, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._propagate(*args, **kwargs)

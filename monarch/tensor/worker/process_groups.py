@@ -1,0 +1,154 @@
+"""The torch process groups of one worker: made when first used, one for each (purpose, ranks, stream, kind of device).
+
+gloo carries what is on the CPU, nccl (RCCL under ROCm) what is on a GPU. The processes find each other through messages
+(`rendezvous`), so no port is opened for that; gloo itself listens on a port of the interface by which this host is
+known to the others, and takes connections there that name a pair of the group. None of these groups is torch's
+default one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from monarch.tensor.failures import GroupLost
+from monarch.tensor.worker.rendezvous import MessageStore
+
+TIMEOUT = 300.0  # seconds that a rank waits in a collective for the others, before it fails there
+
+
+class _Slot:
+    """One group: made by whoever comes first, while the others wait."""
+
+    __slots__ = ("backend", "lock", "lost")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.backend: Any = None
+        self.lost = ""
+
+
+class Groups:
+    """`call(name, seconds, *args)` asks the engine's Rendezvous; `address`: this host's, as others know it."""
+
+    def __init__(self, rank: int, engine: str, call: Callable[..., Any], address: str) -> None:
+        self.rank = rank
+        self.engine = engine
+        self._call = call
+        self._address = address
+        self._store = MessageStore(call, TIMEOUT)
+        self._slots: dict[tuple[Any, ...], _Slot] = {}
+        self._lock = threading.Lock()
+        self._device: Any = None
+
+    def backend(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Any:
+        """The Backend over the ranks `members`, in this order. All of them have to ask, or to have asked, within TIMEOUT.
+
+        GroupLost when it could not be made, or was lost since.
+        """
+        slot = self._slot(label, members, stream, device)
+        if slot.backend is not None:
+            return slot.backend
+        with slot.lock:
+            if slot.lost:
+                raise GroupLost(slot.lost)
+            if slot.backend is None:
+                try:
+                    slot.backend = self._make(label, members, stream, device)
+                except Exception as exc:
+                    slot.lost = f"the process group of ranks {list(members)} could not be made: {exc}"
+                    raise GroupLost(slot.lost) from exc
+            return slot.backend
+
+    def lose(self, label: str, why: str, members: tuple[int, ...] | None = None, stream: int | None = None) -> None:
+        """Closes groups of this label: other processes that wait in one fail at once; later use here is GroupLost(why)."""
+        with self._lock:
+            found = [(key, slot) for key, slot in self._slots.items() if key[0] == label]
+        for key, slot in found:
+            if (members is None or key[1] == members) and (stream is None or key[2] == stream):
+                self._close(slot, why)
+
+    def shun(self, label: str, members: tuple[int, ...], why: str) -> None:
+        """Closes the groups of these ranks as `lose` does, and lets nobody wait for this rank to come to one."""
+        self._call("lose", TIMEOUT, _name(label, members), why)
+        self.lose(label, why, members)
+
+    def forget(self, label: str) -> None:
+        """Closes the groups of this label; none will be asked for again."""
+        with self._lock:
+            found = [self._slots.pop(key) for key in list(self._slots) if key[0] == label]
+        for slot in found:
+            self._close(slot, "the group was dropped")
+
+    def close(self) -> None:
+        """Closes all groups."""
+        with self._lock:
+            found, self._slots = list(self._slots.values()), {}
+        for slot in found:
+            self._close(slot, "the tensor engine has ended")
+
+    def _close(self, slot: _Slot, why: str) -> None:
+        slot.lost = slot.lost or why
+        backend, slot.backend = slot.backend, None
+        if backend is not None and backend.name() != "gloo":
+            backend.abort()  # a gloo group closes its connections when the last reference goes
+
+    def _slot(self, label: str, members: tuple[int, ...], stream: int, device: str) -> _Slot:
+        key = (label, members, stream, device)
+        slot = self._slots.get(key)
+        if slot is None:
+            with self._lock:
+                slot = self._slots.setdefault(key, _Slot())
+        return slot
+
+    def _make(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Any:
+        name = f"{_name(label, members)}/{stream}/{device}"
+        store = dist.PrefixStore(name, self._store)
+        place, size = members.index(self.rank), len(members)
+        if device == "cpu":
+            return self._gloo(store, place, size)
+        if device == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timedelta(seconds=TIMEOUT)
+            options.global_ranks_in_group = list(members)
+            options.group_name = name
+            return dist.ProcessGroupNCCL(store, place, size, options)
+        raise NotImplementedError(
+            f"no collectives between devices of kind {device!r}: the CPU has gloo, CUDA and ROCm have nccl"
+        )
+
+    def _gloo(self, store: Any, place: int, size: int) -> Any:
+        with self._lock:
+            if self._device is None:
+                self._device = dist.ProcessGroupGloo.create_device(hostname=self._address)
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [self._device]
+        options._timeout = timedelta(seconds=TIMEOUT)
+        return dist.ProcessGroupGloo(store, place, size, options)
+
+
+def _name(label: str, members: tuple[int, ...]) -> str:
+    return f"{label.replace('/', '_')}/{'.'.join(map(str, members))}"
+
+
+_making = threading.Lock()
+
+
+def groups_of(worker: Any) -> Groups:
+    """The groups of a TensorWorker."""
+    extras = worker.executor.extras
+    with _making:
+        if "groups" not in extras:
+            rendezvous, engine = worker.services
+            ask = worker.ask
+
+            def call(name: str, seconds: float, *args: Any) -> Any:
+                return ask(getattr(rendezvous, name), seconds, *args)
+
+            extras["groups"] = Groups(worker.executor.rank, engine, call, worker.address)
+    found: Groups = extras["groups"]
+    return found

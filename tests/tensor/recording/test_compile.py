@@ -1,0 +1,439 @@
+"""`monarch.tensor.compile`: recorded once, replayed in one command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import monarch
+from monarch.common import _coalescing
+from monarch.tensor import RemoteException, Stream, compile, inspect
+
+
+class Traced:
+    """A function, compiled, that counts how often it ran."""
+
+    def __init__(self, body: Callable[..., Any], **options: Any) -> None:
+        self.runs = 0
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.runs += 1
+            return body(*args, **kwargs)
+
+        self.call = compile(counted, **options)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.call(*args, **kwargs)
+
+
+def values(mesh: Any, tensor: Any) -> Any:
+    return mesh.client.local(tensor).tolist()
+
+
+def test_the_older_path_is_the_same() -> None:
+    assert _coalescing.compile is compile
+    assert _coalescing.coalescing is monarch.coalescing
+
+
+def test_a_call_is_one_command(loop: Any) -> None:
+    def body(x: Any) -> Any:
+        for _ in range(50):
+            x = x * 2 - 1
+        return x
+
+    call = Traced(body)
+    x = torch.full((2,), 3.0)
+    expected = values(loop, body(x))
+    for _ in range(2):
+        assert values(loop, call(x)) == expected
+    before = len(loop.client.runs())
+    assert values(loop, call(x)) == expected
+    assert len(loop.client.runs()) == before + 1
+    assert call.runs == 2
+
+
+def test_without_verify_the_second_call_is_a_replay(loop: Any) -> None:
+    call = Traced(lambda x: x + 1, verify=False)
+    assert [values(loop, call(torch.ones(1)))[0] for _ in range(3)] == [2.0] * 3
+    assert call.runs == 1
+
+
+def test_side_effects_happen_at_every_call(loop: Any) -> None:
+    a, z = torch.zeros(2), torch.ones(2)
+
+    @compile
+    def step() -> Any:
+        a.add_(z)
+        return a * 10
+
+    assert [values(loop, step()) for _ in range(4)] == [[10.0] * 2, [20.0] * 2, [30.0] * 2, [40.0] * 2]
+    z.fill_(5)
+    assert values(loop, step()) == [90.0] * 2
+
+
+def test_arguments_are_written_in_place(loop: Any) -> None:
+    @compile
+    def step(x: Any) -> Any:
+        before = x.sum()
+        x[0].add_(1)
+        return before, x.sum()
+
+    for number in range(4):
+        x = torch.full((2, 2), float(number))
+        before, after = step(x)
+        assert values(loop, before) == 4.0 * number
+        assert values(loop, after) == 4.0 * number + 2
+        assert values(loop, x)[0] == [number + 1.0] * 2
+
+
+def test_a_variable_that_is_an_argument_once_is_not_the_argument(loop: Any) -> None:
+    w = torch.ones(2)
+    call = compile(lambda x: x + w, verify=False)
+    assert values(loop, call(w)) == [2.0] * 2
+    assert values(loop, call(torch.full((2,), 5.0))) == [6.0] * 2
+
+
+def test_a_recording_for_each_pattern(loop: Any) -> None:
+    call = Traced(lambda x, y, n=1: x * n + y, verify=False)
+    a, b, wide = torch.ones(2), torch.ones(2), torch.ones(3, 2)
+    for x, y, n, runs in (
+        (a, b, 1, 1),
+        (b, a, 1, 1),  # swapped
+        (a, a, 1, 2),  # one twice
+        (b, b, 1, 2),
+        (wide, a, 1, 3),  # another shape
+        (a, b, 2, 4),  # another value
+        (a, a[:], 1, 5),  # two views of one memory
+    ):
+        call(x, y, n=n)
+        assert call.runs == runs
+
+
+def test_a_returned_argument_is_the_argument(loop: Any) -> None:
+    call = compile(lambda x, y: (y, x, [y, 7]))
+    for _ in range(4):
+        x, y = torch.ones(2), torch.zeros(2)
+        first, second, (third, seven) = call(x, y)
+        assert first is y and second is x and third is y and seven == 7
+
+
+def test_a_returned_view_shares_the_arguments_memory(loop: Any) -> None:
+    call = compile(lambda x: (x[0], x.t()))
+    for _ in range(4):
+        x = torch.zeros(2, 2)
+        row, turned = call(x)
+        row.add_(1)
+        assert values(loop, turned) == [[1.0, 0.0], [1.0, 0.0]]
+        x.drop()
+        assert row.dropped
+
+
+def test_results_that_share_memory_do_so_at_each_call(loop: Any) -> None:
+    def body() -> Any:
+        made = torch.zeros(4)
+        return made, made[1:], made
+
+    call = compile(body)
+    for _ in range(4):
+        whole, part, again = call()
+        assert again is whole
+        part.add_(1)
+        assert values(loop, whole) == [0.0, 1.0, 1.0, 1.0]
+        whole.drop()
+        assert part.dropped
+
+
+def test_a_returned_variable_is_an_alias(loop: Any) -> None:
+    w = torch.ones(2)
+    call = compile(lambda: w)
+    for number in range(4):
+        call().add_(1)
+        assert values(loop, w) == [number + 2.0] * 2
+
+
+def test_divergence(loop: Any) -> None:
+    counts = iter(range(10))
+
+    @compile
+    def call(x: Any) -> Any:
+        return x + next(counts)
+
+    call(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"diverges at operation 1: aten.add.Tensor\[0\]"):
+        call(torch.ones(2))
+
+
+def test_divergence_in_number(loop: Any) -> None:
+    counts = iter(range(1, 10))
+
+    @compile
+    def call(x: Any) -> Any:
+        for _ in range(next(counts)):
+            x = x + 1
+        return x
+
+    call(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"diverges at operation 2: aten.detach.default .* first, aten.add.Tensor"):
+        call(torch.ones(2))
+
+
+def test_verify_does_not_repeat_effects(loop: Any) -> None:
+    a = torch.zeros(1)
+    call = compile(lambda: a.add_(1) and None if False else a.add_(1).sum())
+    assert [values(loop, call()) for _ in range(4)] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_grad_in(loop: Any) -> None:
+    call = compile(lambda x: x + 1)
+    with pytest.raises(TypeError, match="REQUIRES_GRAD"):
+        call(torch.ones(2, requires_grad=True))
+
+
+def test_grad_out(loop: Any) -> None:
+    w = torch.ones(2, requires_grad=True)
+    call = compile(lambda: w + 1)
+    with pytest.raises(TypeError, match="REQUIRES_GRAD"):
+        call()
+    with torch.no_grad():
+        assert values(loop, call()) == [2.0] * 2
+
+
+def test_what_leaks_is_dropped(loop: Any) -> None:
+    leaked = []
+
+    @compile
+    def call() -> Any:
+        leaked.append(torch.ones(2))
+        return leaked[-1] + 1
+
+    assert values(loop, call()) == [2.0] * 2
+    assert leaked[0].dropped
+    with pytest.raises(TypeError, match=r"(?s)DROPPED.*return it instead"):
+        leaked[0].add(1)
+
+
+def test_permissions_are_checked_at_each_call(loop: Any) -> None:
+    w = torch.ones(2)
+    call = Traced(lambda: w + 1, verify=False)
+    call()
+    other = Stream("other")
+    _, borrow = other.borrow(w)
+    assert values(loop, call()) == [2.0] * 2
+    borrow.drop()
+    _, borrow = other.borrow(w, mutable=True)
+    with pytest.raises(TypeError, match=r"ERROR_0 BORROWED"):
+        call()
+    borrow.drop()
+    assert values(loop, call()) == [2.0] * 2
+    w.drop()
+    with pytest.raises(TypeError, match="DROPPED"):
+        call()
+    assert call.runs <= 2
+
+
+def test_writing_what_is_borrowed(loop: Any) -> None:
+    call = compile(lambda x: x.add_(1), verify=False)
+    x = torch.ones(2)
+    call(x)
+    _, borrow = Stream("other").borrow(x)
+    with pytest.raises(TypeError, match="MUTATING_BORROW"):
+        call(x)
+    borrow.drop()
+    call(x)
+    assert values(loop, x) == [3.0] * 2
+
+
+def test_borrows_inside(mesh: Any) -> None:
+    other = Stream("other")
+    w = torch.ones(2)
+
+    @compile
+    def call() -> Any:
+        there, borrow = other.borrow(w, mutable=True)
+        with other.activate():
+            there.add_(1)
+        borrow.drop()
+        return w * 1
+
+    for number in range(5):
+        assert inspect(call()).tolist() == [number + 2.0] * 2
+
+
+def test_an_outer_borrow(mesh: Any) -> None:
+    other = Stream("other")
+    w = torch.ones(2)
+    there, borrow = other.borrow(w)
+    call = compile(lambda: there + 1)
+    with other.activate():
+        for _ in range(4):
+            assert inspect(call()).tolist() == [2.0] * 2
+    borrow.drop()
+
+
+def test_a_borrowed_argument_needs_no_recording_of_its_own(mesh: Any) -> None:
+    other = Stream("other")
+    call = Traced(lambda x: x + 1, verify=False)
+    with other.activate():
+        call(torch.ones(2))
+        assert call.runs == 1
+    w = torch.full((2,), 4.0)
+    there, borrow = other.borrow(w)
+    with other.activate():
+        assert inspect(call(there)).tolist() == [5.0] * 2
+    assert call.runs == 1
+    borrow.drop()
+
+
+def test_nested_it_is_part_of_the_outer_one(loop: Any) -> None:
+    inner = Traced(lambda x: x + 1)
+    outer = compile(lambda x: inner(inner(x)), verify=False)
+    for _ in range(3):
+        assert values(loop, outer(torch.ones(1))) == [3.0]
+    assert inner.runs == 2
+    with monarch.coalescing():
+        made = inner(torch.ones(1))
+    assert values(loop, made) == [2.0]
+
+
+def test_fetching_and_numbers_are_refused(loop: Any) -> None:
+    x = torch.ones(2)
+    with pytest.raises(NotImplementedError, match="NYI: fetching results in a compiled function"):
+        compile(lambda: inspect(x))()
+    with pytest.raises(NotImplementedError, match=r"NYI: item\(\) in a compiled function"):
+        compile(lambda: x * torch.tensor(2.0).item())()
+
+
+def test_arguments_that_cannot_be_compared(loop: Any) -> None:
+    with pytest.raises(TypeError, match="unhashable"):
+        compile(lambda x: None)({1, 2})
+
+
+def test_an_exception_inside_leaves_nothing(loop: Any) -> None:
+    a = torch.zeros(1)
+
+    @compile
+    def call() -> Any:
+        a.add_(1)
+        raise ZeroDivisionError
+
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            call()
+    assert values(loop, a) == [0.0]
+
+
+def test_a_captured_tensor_that_is_replaced(loop: Any) -> None:
+    state = [torch.ones(1)]
+    call = Traced(lambda: state[0] + 1, verify=False)
+    assert values(loop, call()) == [2.0]
+    state[0] = torch.full((1,), 7.0)
+    assert values(loop, call()) == [8.0]
+    assert call.runs == 2
+
+
+def test_recordings_are_bounded(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch.tensor.recording.compiled.TRACES", 2)
+    call = Traced(lambda x, n: x + n, verify=False)
+    x = torch.ones(1)
+    for n in (1, 2, 3):
+        call(x, n)
+    assert call.runs == 3
+    call(x, 3)
+    assert values(loop, call(x, 2)) == [3.0]
+    assert call.runs == 3
+    call(x, 1)
+    assert call.runs == 4
+
+
+def test_memory_of_a_replay_is_given_back(loop: Any) -> None:
+    engine = loop.client
+
+    @compile(verify=False)
+    def call(x: Any) -> Any:
+        y = x + 1
+        return y * 2, y
+
+    x = torch.ones(2)
+    call(x)
+    engine.living()
+    start = engine.living()
+    for _ in range(5):
+        call(x)
+    assert engine.living() == start
+
+
+def test_two_meshes(mesh: Any) -> None:
+    first, second = mesh.slice(gpus=slice(0, 1)), mesh.slice(gpus=slice(1, 2))
+    with first.activate():
+        a = torch.ones(2)
+    with second.activate():
+        b = torch.full((2,), 5.0)
+
+    @compile
+    def call(x: Any, y: Any) -> Any:
+        x = x + 1
+        y = y * 2
+        return x + x, y
+
+    for _ in range(4):
+        x, y = call(a, b)
+        assert inspect(x).tolist() == [4.0] * 2
+        assert inspect(y).tolist() == [10.0] * 2
+
+
+def test_collectives(mesh: Any) -> None:
+    @compile
+    def call(x: Any) -> Any:
+        total = (x + 1).reduce("gpus")
+        total.add_(1)
+        return total.reduce("gpus") * 2
+
+    for _ in range(5):
+        assert inspect(call(torch.ones(2))).tolist() == [20.0] * 2
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_failure_is_that_of_every_result(loop: Any, verify: bool) -> None:
+    engine = loop.client
+    state = torch.zeros(1)
+
+    @compile(verify=verify)
+    def call(index: Any) -> Any:
+        state.add_(1)
+        fine = state + 1
+        return fine, torch.ones(3)[index]
+
+    good = torch.tensor([1])
+    for _ in range(3):
+        call(good)
+    bad = torch.tensor([7])
+    fine, picked = call(bad)
+    for made in (fine, picked, state):
+        with pytest.raises(
+            RemoteException, match=r"aten.index.Tensor \(operation \d of \d of .*test_compile.py:\d+ in call"
+        ):
+            inspect(made)
+    assert inspect(bad).tolist() == [7]
+    engine.sync()
+
+
+def test_the_first_call_fails_as_a_whole_too(loop: Any) -> None:
+    @compile
+    def call(index: Any) -> Any:
+        return torch.ones(2), torch.ones(3)[index]
+
+    fine, _ = call(torch.tensor([7]))
+    with pytest.raises(RemoteException, match="out of bounds"):
+        inspect(fine)
+
+
+def test_a_failed_argument(loop: Any) -> None:
+    call = compile(lambda x: x + 1, verify=False)
+    failed = torch.ones(3)[torch.tensor([7])]
+    made = call(failed)
+    with pytest.raises(RemoteException, match=r"remote operation \(aten.index.Tensor\)"):
+        inspect(made)
+    assert values(loop, call(torch.ones(1))) == [2.0]
