@@ -23,7 +23,7 @@
                   helpers
     simulator/    engines without processes
 
-Stands on the door, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
+Uses only the public API, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
 """
 
 from __future__ import annotations
