@@ -8,11 +8,11 @@ General layout, from the inside out (a file imports from above, never from below
     _wire       bytes between two processes
     _runtime    one process: mailboxes, ports, actors
     _mesh       many processes as arrays
-    actor       the door: the actor API, and nothing else
+    actor       the public actor API: names, and nothing else
     rdma        memory of one process, read and written by others
     tensor      tensors spread over processes, worked on from one
     builtins, timer, profiler, memory, fetch, mesh_controller, opaque_object, opaque_module, remote_class, simulator, ...
-                faces: public paths of what is in tensor
+                further public paths of what is in tensor
     testing     for those who test their actors
 
 Names below are loaded when first touched; `import monarch` itself loads nothing.

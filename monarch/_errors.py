@@ -1,4 +1,4 @@
-"""Every exception a user of the runtime can meet, by whose doing it was.
+"""Every exception that a user of the runtime can meet.
 
     Exception
     ├── ActorError                    the endpoint raised; its actor lives on
@@ -146,13 +146,13 @@ class UnhandledFaultError(KeyboardInterrupt):
     """A failure reached the root client and no `unhandled_fault_hook` took it; raised in the main thread, wherever it waits.
 
     A subclass of KeyboardInterrupt so that `finally` blocks and atexit handlers run and ordinary `except Exception`
-    does not swallow it. The text is the report of the failure, which stands on stderr too. Uncaught it ends the program as
+    does not swallow it. The text is the report of the failure, which is on stderr too. Uncaught it ends the program as
     Ctrl-C does: by SIGINT, status 130 in a shell (1 in a child of multiprocessing). Caught, the program goes on: what failed
     stays failed, and the next failure is raised again.
 
     Of several failures that come together one is raised and all are reported: those that come while this exception is
-    handled (until the `except` or `finally` block ends) are not raised. One that comes when it has been handled and yet
-    exists is raised when it exists no more, or after 10 s.
+    handled (until the `except` or `finally` block ends) are not raised. One that comes after that, while this
+    exception object still exists, is raised when it is gone, or after 10 s.
 
     asyncio: it is raised in the task or callback that runs. While none runs, `run_until_complete` and `run_forever` raise it;
     `asyncio.run` cancels every task before it does, so the tasks see CancelledError.
@@ -178,7 +178,7 @@ class RDMAError(Exception):
     buffer and its owner.
 
     Mistakes in the arguments (memory, size, read-only, timeout) are raised by the call; everything else by the Future.
-    After a failure what was to be written holds bytes of before and bytes of the transfer, nobody knows where; nothing
+    After a failure the destination holds a mixture of old and new bytes; nothing
     outside of it was touched, and no copying goes on (RDMATimeoutError tells of the exception).
     """
 

@@ -1,6 +1,6 @@
-"""The door: the names of the actor API, and nothing else.
+"""The public actor API: names, and nothing else.
 
-Programs and the other branches of the package import from here; what stands behind it may change.
+Programs and the optional packages beside it import from here; what is behind these names may change.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from those above them in this list, and never the other way:
     remote/       functions and objects of the program that live in the workers, and what is built on them
     simulator/    engines without processes
 
-Stands on the public API of actors, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
+Uses only the public API, `monarch.actor`, as a user's program does. Needs torch (extra `torch`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Endpoints: methods callable from afar, and how they are called (the adverbs).
+"""Endpoints: methods that other processes can call, and how they are called (the adverbs).
 
 `@endpoint` makes a descriptor (EndpointProperty) on the class; the same name on an ActorMesh is an Endpoint with the
 adverbs. Arguments are checked and encoded, and the message is sent, before an adverb returns.
@@ -336,7 +336,7 @@ class Endpoint(Generic[P, R]):
         return (sender.proc.address, sender.unique, entry.number), answers
 
     def with_timeout(self, seconds: float) -> Endpoint[P, R]:
-        """The same endpoint whose calls end by themselves: TimeoutError after `seconds`, naming the silent ranks."""
+        """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
 
     def _send(
@@ -536,5 +536,5 @@ def send(
     port: Port[Any] | None = None,
     selection: str = "all",
 ) -> None:
-    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one a rank, unordered."""
+    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one for each rank, unordered."""
     endpoint._send(args, kwargs, port, selection)

@@ -38,7 +38,7 @@ class RestartPolicy:
     `backoff`, each further one within that time twice as long as the one before, up to `max_backoff`.
 
     The same object may be used for several blocks; each counts for itself. ValueError for other strategies, a
-    negative `max_restarts` and durations that are none; TypeError for a `max_restarts` that is no integer.
+    negative `max_restarts` and invalid durations; TypeError for a `max_restarts` that is not an integer.
     """
 
     def __init__(

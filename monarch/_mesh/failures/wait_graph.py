@@ -67,7 +67,7 @@ def wait_graph(timeout: float = 2.0) -> Future[WaitGraph]:
 
     Works from the client and from any actor, `wait_graph().get()` or `await wait_graph()`, and while any number of actors
     is stuck. Processes that have not answered after `timeout` seconds (stopped ones, ones that start) are listed as
-    `silent`. ValueError for a timeout that is no finite number of seconds, 0 or more.
+    `silent`. ValueError for a timeout that is not a finite number of seconds, 0 or more.
     """
     timeout = check_timeout(timeout)
     proc = here()

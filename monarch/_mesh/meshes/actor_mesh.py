@@ -135,14 +135,14 @@ class ActorMesh(ShapedMesh, Generic[A]):
         **selection: Any,
     ) -> Future[None]:
         """Constructs actors again in their old places: those at `selection` (as for `slice`; all by default), with `failed`
-        those of them that have ended. Their original arguments serve again, or `args` and `kwargs` if either is given.
+        only those of them that have ended. Their original arguments are used again, unless `args` or `kwargs` are given.
 
         Actors that still live are stopped first, in order. Begins at once; the Future resolves when every `__init__` and
-        `__restarted__` has returned, and raises what stood in the way: SupervisionError when one raised, RuntimeError when a
+        `__restarted__` has returned, and raises what went wrong: SupervisionError when one raised, RuntimeError when a
         process is gone (restart that first: `procs.restart(failed=True)`). Calls sent to the old actors fail and never
         reach the new ones; calls made afterwards, through any view or reference anywhere, reach the new ones.
 
-        Of a class with an endpoint called `restart` that endpoint is `mesh.restart`; this is `ActorMesh.restart(mesh)` then.
+        If the class has an endpoint `restart`, that is `mesh.restart`; this method is `ActorMesh.restart(mesh)` then.
 
         NotImplementedError on a reference: only the owner restarts. TypeError for arguments that do not fit `__init__`;
         RuntimeError when the mesh was stopped, or its arguments were too large to be kept (`restart_argument_bytes`).
@@ -218,7 +218,7 @@ def _nothing(_value: Any) -> None:
 
 
 class NotAnEndpoint:
-    """A method of an actor class that is no endpoint, seen on its mesh. `as_endpoint` makes one of it."""
+    """A method of an actor class that is not an endpoint, seen on its mesh. `as_endpoint` makes it one."""
 
     def __init__(self, mesh: ActorMesh[Any], name: str) -> None:
         self._mesh = mesh
@@ -256,9 +256,10 @@ def as_endpoint(
 class Accumulator(Generic[A]):
     """Folds the answers of an endpoint: `combine(acc, value)`, beginning with `identity`.
 
-    Ordinarily here, in order of arrival. `associative=True` promises that `combine(a, combine(b, c))` is the same as
-    `combine(combine(a, b), c)` for answers and for what they are folded to; then answers from other hosts are folded on
-    their way, in processes there, and the result is that of the order of ranks. `combine` must be picklable for that.
+    Ordinarily this is done here, in order of arrival. `associative=True` promises that `combine(a, combine(b, c))` is the
+    same as `combine(combine(a, b), c)` for answers and for what they are folded to; then answers from other hosts are
+    folded on their way, in processes there, and the result is that of the order of ranks. `combine` must be picklable for
+    that.
     The names "sum", "min", "max" and "concat" stand for functions on numbers, sequences, arrays and tensors (element by
     element), and are associative.
 

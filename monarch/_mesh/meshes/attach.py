@@ -47,17 +47,17 @@ def attach_to_workers(
 
     Returns at once and connects in the background; processes can be spawned on it meanwhile. `initialized` says when
     every host has taken this program's settings and `env` (variables for all processes that are started there from now
-    on, over the worker's own environment); it raises what stood in the way, at the latest after
+    on, over the worker's own environment); it raises what went wrong, at the latest after
     `mesh_attach_config_timeout`.
 
-    `workers`: `tcp://host:port`, `ipc://path`, or `dial@bind`, of which the first counts; or Futures of such. A mesh
+    `workers`: `tcp://host:port`, `ipc://path`, or `dial@bind`, of which `dial` is used; or Futures of these. A mesh
     with Futures is complete when the last of them is; using it waits for that.
 
     Who may speak: both sides show each other that they know `secret` (by default what MONARCH_SECRET_FILE or
     MONARCH_SECRET say). With `ca`, `certificate` and `private_key` (PEM files or bytes; MONARCH_TLS_CA,
     MONARCH_TLS_CERT, MONARCH_TLS_KEY) the connections are TLS and both sides show certificates of that authority.
     `ca="trust_all_connections"` asks for nothing and warns when other machines can reach the worker. ValueError when
-    nothing of all this is there, and for what is no address.
+    none of these is given, and for anything that is not an address.
     """
     if isinstance(workers, str) or not isinstance(workers, Sequence):
         raise TypeError(f"workers is a sequence of addresses or Futures of them, got {workers!r}")

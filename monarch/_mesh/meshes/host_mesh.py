@@ -88,15 +88,15 @@ class HostMesh(ShapedMesh):
     ) -> ProcMesh:
         """Starts processes on each host and returns their mesh at once: the hosts' dimensions, then those of `per_host`.
 
-        Without `per_host` one process a host. Children inherit this process's environment as it is now, `env` over it
+        Without `per_host`, one process on each host. Children inherit this process's environment as it is now, `env` over it
         (None removes a variable) before they import anything, its working directory and `sys.path`; their stdin is
         /dev/null. `bootstrap`: a sync or async function run once in each process before any actor is constructed there;
-        if it raises, `initialized` and every call on the mesh's actors raise ActorError. `proc_bind`: one dict a process
-        of a host with `cpus` or numactl's `cpunodebind`, `membind`, `physcpubind`. `bootstrap_command`: what to execute
-        in place of forking, one for all or a function of the process's Point.
+        if it raises, `initialized` and every call on the mesh's actors raise ActorError. `proc_bind`: one dict for each
+        process of a host, with `cpus` or numactl's `cpunodebind`, `membind`, `physcpubind`. `bootstrap_command`: what to
+        execute in place of forking, one for all or a function of the process's Point.
 
         Raises ValueError for labels that repeat, sizes below 1 and `proc_bind` of another length. What goes wrong later
-        (no such program, too many processes) is raised by `initialized`, and calls on its actors say it too.
+        (no such program, too many processes) is raised by `initialized`, and by calls on its actors.
         """
         sizes = dict(per_host or {})
         if self._session is not None:
@@ -182,7 +182,7 @@ class HostMesh(ShapedMesh):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True once every host is attached; raises what stood in the way. RuntimeError after `shutdown`."""
+        """True once every host is attached; raises what went wrong. RuntimeError after `shutdown`."""
         if self._session is None:
             return make_future(Done(True))
         self._session.check()
@@ -191,8 +191,8 @@ class HostMesh(ShapedMesh):
     def shutdown(self) -> Future[None]:
         """Stops every process on the hosts; then their worker loops end. Begins at once; the Future says when it is done.
 
-        RuntimeError on a reference, which `this_host()` is, and slices and meshes that were sent; and when it was shut down
-        already. Afterwards every use of the mesh raises RuntimeError.
+        RuntimeError on a reference (`this_host()`, slices, and meshes that were sent), and when it was shut down already.
+        Afterwards every use of the mesh raises RuntimeError.
         """
         if self._session is None:
             raise RuntimeError(f"cannot shut down {_REFERENCE}")

@@ -85,7 +85,7 @@ class ProcMesh(ShapedMesh):
         Returns at once: on each rank `__init__(*args, **kwargs)` runs on the actor's own thread before any endpoint. The
         caller (an actor, or the client) owns the mesh and is told of its failures; a constructor that raises is one.
 
-        Raises here: ValueError for a class that is no Actor or whose endpoint names collide, TypeError for arguments that
+        Raises here: ValueError for a class that is not an Actor or whose endpoint names collide, TypeError for arguments that
         do not fit `__init__`, RuntimeError when the mesh was stopped, and whatever pickling raises.
         """
         self._check_alive()
@@ -101,7 +101,7 @@ class ProcMesh(ShapedMesh):
 
     @property
     def initialized(self) -> Future[bool]:
-        """True once every process runs and its bootstrap function has returned; raises what stood in the way."""
+        """True once every process runs and its bootstrap function has returned; raises what went wrong."""
         if self._ready is None:
             return make_future(Done(True))
         return make_future(Then(self._ready, lambda _value: True))
@@ -119,8 +119,8 @@ class ProcMesh(ShapedMesh):
         return make_future(Then(self._owned.stop(reason), lambda _value: None))
 
     def restart(self, *, failed: bool = False, **selection: Any) -> Future[None]:
-        """Puts new processes in the place of some: those at `selection` (as for `slice`; all by default), with `failed` those
-        of them that have ended.
+        """Puts new processes in the place of some: those at `selection` (as for `slice`; all by default), with `failed` only
+        those of them that have ended.
 
         Processes that still run are stopped first, in order, as by `stop()`. Begins at once; the Future resolves when the new
         processes run and the mesh's bootstrap function has returned there. They hold no actors: `ActorMesh.restart`

@@ -103,7 +103,7 @@ def process_service(name: str, Class: type[T], *args: Any) -> T:
 
     It belongs to the process and lives as long: nobody supervises it, an exception nobody waits for ends it, and calls raise
     SupervisionError then. For parts of a program, or of this package, that serve other processes from every process.
-    ValueError for a class that is no Actor.
+    ValueError for a class that is not an Actor.
     """
     proc = here()
     key = f"{name}@{name_of(proc.address)}"  # senders number their messages by it

@@ -49,7 +49,7 @@ def attach(address: str) -> None:
     needed where only that one can be reached. `this_host()` still is this machine.
 
     To be called before this program first uses the runtime: RuntimeError afterwards. The same address again is a no-op;
-    another one raises RuntimeError. ValueError for what is no address of a worker.
+    another one raises RuntimeError. ValueError for anything that is not the address of a worker.
     """
     global _gateway
     from monarch._wire.host_address import parse_dial  # for the few programs that need it
