@@ -253,7 +253,7 @@ class AsyncDriver:
             self._late.cancel()
         instance.close(leave.failure or behaviour.describe_stop(leave.reason))
         await self._cancel_hooks()
-        await behaviour.settle_tasks()
+        await behaviour.cancel_tasks()
         if instance.owned:
             try:
                 await asyncio.wait_for(make_future(stop_owned(instance, leave)), settings.get("stop_actor_timeout"))

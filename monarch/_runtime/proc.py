@@ -145,7 +145,7 @@ class Proc:
             SharedPayload: self._on_shared_payload,
             Skip: lambda connection, skip, frame: self.table.skip_lost(skip),
             Suspected: lambda connection, suspected, frame: self._on_suspected(suspected),
-            TreeCall: lambda connection, dealt, frame: self._on_tree_call(dealt, frame),
+            TreeCall: lambda connection, tree_call, frame: self._on_tree_call(tree_call, frame),
             Welcome: lambda connection, welcome, frame: self.processes.welcome(connection.remote, welcome),
         }
         _all.add(self)
@@ -356,7 +356,7 @@ class Proc:
                 else:
                     remote = connection.remote
             except msgspec.DecodeError as exc:
-                connection.close(f"it sent a message that is none of ours: {exc}")
+                connection.close(f"it sent a message that cannot be decoded: {exc}")
                 return
             except Exception as exc:  # one message's trouble must not cost those behind it
                 self.loop.on_error(exc)
@@ -427,14 +427,14 @@ class Proc:
         elif not relay.lost:
             self._on_message(relay, msg, Frame(envelope.head, frame.body, frame.buffers))
 
-    def _on_tree_call(self, dealt: TreeCall, frame: Frame) -> None:
+    def _on_tree_call(self, tree_call: TreeCall, frame: Frame) -> None:
         """A call came down the tree."""
-        call = dealt.call
-        if dealt.target_incarnation in (-1, self.incarnation):
-            self._deliver(call, frame.body, frame.buffers, dealt.source, dealt.up)
+        call = tree_call.call
+        if tree_call.target_incarnation in (-1, self.incarnation):
+            self._deliver(call, frame.body, frame.buffers, tree_call.source, tree_call.up)
             return
         text = f"the process of rank {call.rank} was replaced after {call.method}() was sent: it was meant for the one before"
-        delivery = Delivery(call, frame.body, frame.buffers, dealt.source, dealt.up)
+        delivery = Delivery(call, frame.body, frame.buffers, tree_call.source, tree_call.up)
         if call.port:
             self.refuse(
                 delivery, Failure(text, call.to, ranks=[call.rank], event=text, stopped=True, will_restart=True)
@@ -556,7 +556,7 @@ class Proc:
     def on_proc_reachable(self, there: ProcReachable) -> None:
         """The agent's word: a process can be reached there; perhaps a new one in the place of one that ended."""
         if self._directs is not None:
-            self._directs.settle(there.address)
+            self._directs.tell_end(there.address)
         self.processes.reachable(there)
 
     def on_connection_broke(self, peer: Peer, before: int) -> None:

@@ -200,7 +200,7 @@ class Entry(Source):
         self.owner: Instance | None = None  # the actor that opened the port
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
-        # (process, what became of it, connection that was spared): a connection broke.
+        # (process, what became of it, the connection that survived): a connection broke.
         self.broken: tuple[str, Failure, Connection | None] | None = None
 
     def receive(self, raw: Raw) -> None:
@@ -292,7 +292,7 @@ class _Result(Entry):
         if not self.ready:
             self._error = error
             self.close()
-            self.settle()
+            self.set_ready()
 
     def abandon(self) -> None:
         """Its answer, should one come, finds no port and is dropped."""
@@ -319,7 +319,7 @@ class OneReply(_Result):
     def receive(self, raw: Raw) -> None:
         self._raw = raw
         self.close()
-        self.settle()
+        self.set_ready()
 
     def waits_for(self, address: str) -> bool:
         return self.target is not None and self.target.addresses[self.rank] == address
@@ -361,7 +361,7 @@ class Gather(_Result):
         self._arrived.append(rank)
         if len(self._arrived) == len(self._answers):
             self.close()
-            self.settle()
+            self.set_ready()
 
     def close(self) -> None:
         super().close()
@@ -488,11 +488,11 @@ class Arrival(Source):
 
     def arrive(self, raw: Raw) -> None:
         self._raw = raw
-        self.settle()
+        self.set_ready()
 
     def give_up(self, error: BaseException | None) -> None:
         self._error = error
-        self.settle()
+        self.set_ready()
 
     def value(self) -> Any:
         if self._raw is None:

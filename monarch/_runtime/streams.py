@@ -210,9 +210,9 @@ class Streams:
         def begin() -> None:
             try:
                 to = host_address.parse_dial(host_of(address))
-                attempts.append(tcp.dial(to, self._proc.loop, waiter.settle, secret=secret, start_thread=start_thread))
+                attempts.append(tcp.dial(to, self._proc.loop, waiter.give, secret=secret, start_thread=start_thread))
             except ValueError as exc:
-                waiter.settle(DialFailed(str(exc), final=True))
+                waiter.give(DialFailed(str(exc), final=True))
 
         self._proc.loop.call_soon(begin)
         try:
@@ -238,7 +238,7 @@ class Streams:
         if type(answer) is Bye:
             raise NoStreamError(f"the process {address} takes no stream: {answer.reason}")
         if type(answer) is not LinkHello or answer.purpose != purpose:
-            raise NoStreamError(f"the process {address} did not answer with a LinkHello")
+            raise NoStreamError(f"the process {address} gave an answer that is not a LinkHello")
         sock.settimeout(None)
 
     # --- what the agent says
@@ -267,7 +267,7 @@ class Streams:
         with self._lock:
             waiting = self._waiting.pop(told.address, [])
         for waiter in waiting:
-            waiter.settle(told)
+            waiter.give(told)
 
     # --- the end
 
@@ -289,23 +289,23 @@ class _Waiter(Generic[T]):
     """One outcome that one thread waits for; one that comes too late goes to `late`."""
 
     def __init__(self, late: Callable[[T], None] | None = None) -> None:
-        self._settled = threading.Event()
+        self._given = threading.Event()
         self._lock = threading.Lock()
         self._outcome: list[T] = []
         self._over = False
         self._late = late
 
-    def settle(self, outcome: T) -> None:
+    def give(self, outcome: T) -> None:
         with self._lock:
             if not self._over:
                 self._outcome.append(outcome)
-                self._settled.set()
+                self._given.set()
                 return
         if self._late is not None:
             self._late(outcome)
 
     def wait(self, deadline: float, what: str) -> T:
-        self._settled.wait(max(0.0, min(deadline - monotonic(), _LONGEST)))
+        self._given.wait(max(0.0, min(deadline - monotonic(), _LONGEST)))
         with self._lock:
             self._over = True
             if not self._outcome:

@@ -258,7 +258,7 @@ def test_a_connection_that_comes_too_late_is_closed() -> None:
     with pytest.raises(TimeoutError):
         waiter.wait(monotonic(), "it")
     ours, theirs = socket.socketpair()
-    waiter.settle(ours)
+    waiter.give(ours)
     with theirs:
         assert theirs.recv(1) == b""
     assert ours.fileno() == -1

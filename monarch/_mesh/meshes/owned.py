@@ -39,7 +39,7 @@ class Acks(Entry):
         self._lock = threading.Lock()
         self._left = dict(enumerate(addresses))
         if not addresses:
-            self.settle()
+            self.set_ready()
 
     def ask(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -58,7 +58,7 @@ class Acks(Entry):
             last = not self._left
         if last and not self.ready:
             self.close()
-            self.settle()
+            self.set_ready()
 
     def left(self) -> list[str]:
         """The addresses that have neither answered nor ended."""
@@ -83,7 +83,7 @@ class Acks(Entry):
     def give_up(self, error: BaseException) -> None:
         if not self.ready:
             self.close()
-            self.settle()
+            self.set_ready()
 
     def awaited(self) -> str:
         with self._lock:
