@@ -19,7 +19,7 @@ from monarch._runtime.future import Source
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Failure, ProcEnded
+from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -135,6 +135,18 @@ class Ports:
             return False
         entry.receive(raw)
         return True
+
+    def receive_many(self, answers: Answers, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        """Answers that came up the tree together."""
+        if buffers or len(answers.ranks) == 1:  # it is one, and what is merged into it
+            self.receive(answers.port, (answers.ranks[0], answers.kinds[0], body, buffers))
+            for rank in answers.ranks[1:]:
+                self.receive(answers.port, (rank, MERGED, b"", ()))
+            return
+        view, start = memoryview(body), 0
+        for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=True):
+            self.receive(answers.port, (rank, kind, bytes(view[start : start + size]), ()))
+            start += size
 
     def actor_ended(self, instance: Instance) -> None:
         """The ports it opened are closed: who still sends there is told, and whatever of it still waits there."""
