@@ -15,13 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from monarch._runtime.context import Current, current
-from monarch._runtime.ending import (
-    CleanupTooLong,
-    abandon,
-    aborted_meanwhile,
-    cleanup_failed,
-    stop_owned,
-)
+from monarch._runtime.ending import CleanupTooLong, abandon, aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.future import make_future
 from monarch._runtime.instance import Instance, Leave, Supervise
 from monarch._runtime.loop import Timer

@@ -394,9 +394,7 @@ def done_future(result: Any = None) -> Future[Any]:
 
 
 def follow(
-    future: Future[Any],
-    convert: Callable[[Any], Any],
-    rescue: Callable[[Exception], BaseException] | None = None,
+    future: Future[Any], convert: Callable[[Any], Any], rescue: Callable[[Exception], BaseException] | None = None
 ) -> Future[Any]:
     """The Future of `convert(result)`, called in the thread that observes it; what it raises, the Future raises.
 

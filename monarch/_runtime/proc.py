@@ -32,19 +32,7 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import (
-    FAILED,
-    VALUE,
-    VERSION,
-    ActorEnded,
-    Answer,
-    Bounced,
-    Bye,
-    Call,
-    Failure,
-    Hello,
-    ProcEnded,
-)
+from monarch._wire.message import FAILED, VALUE, ActorEnded, Answer, Bounced, Bye, Call, Failure, Hello, ProcEnded
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay, enclose
 from monarch._wire.transport.base import Connection
@@ -348,8 +336,8 @@ class Proc:
         if type(hello) is not Hello:
             connection.close("its first frame was no Hello")
             return False
-        if hello.version != VERSION:
-            reason = f"protocol version {hello.version} meets version {VERSION}: all processes need one monarch version"
+        if hello.version != message.VERSION:
+            reason = f"protocol version {hello.version} meets version {message.VERSION}: all processes need one monarch version"
             self.errors.append(reason)
             send_first(connection, Bye(reason))
         else:
