@@ -15,13 +15,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from monarch._runtime.context import Current, current
-from monarch._runtime.ending import (
-    CleanupTooLong,
-    abandon,
-    aborted_meanwhile,
-    cleanup_failed,
-    stop_owned,
-)
+from monarch._runtime.ending import CleanupTooLong, abandon, aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.future import make_future
 from monarch._runtime.instance import Instance, Leave, Supervise
 from monarch._runtime.loop import Timer
@@ -253,7 +247,7 @@ class AsyncDriver:
             self._late.cancel()
         instance.close(leave.failure or behaviour.describe_stop(leave.reason))
         await self._cancel_hooks()
-        await behaviour.settle_tasks()
+        await behaviour.cancel_tasks()
         if instance.owned:
             try:
                 await asyncio.wait_for(make_future(stop_owned(instance, leave)), settings.get("stop_actor_timeout"))

@@ -44,7 +44,7 @@ class Blocked(NamedTuple):
     targets: Sequence[str]
 
 
-class Send(NamedTuple):
+class SendChase(NamedTuple):
     """Effect: a message to the process at `address`."""
 
     address: str
@@ -70,11 +70,11 @@ class Detector:
 
     def sweep(
         self, waits: Iterable[tuple[int, float]], look: Callable[[int], Blocked | None], now: float, after: float
-    ) -> list[Send]:
+    ) -> list[SendChase]:
         """From time to time, with (number, since) of every wait that stands; `look` says what is known of one that is due,
         None for one that can end by itself."""
         asked = {}
-        effects: list[Send] = []
+        effects: list[SendChase] = []
         begun = 0
         for number, since in waits:
             attempt, due = self._asked.get(number, (0, since + after))
@@ -89,9 +89,9 @@ class Detector:
         self._asked = asked
         return effects
 
-    def chased(self, chase: Chase, blockers: Iterable[Blocked], now: float, after: float) -> list[Send | Broken]:
+    def chased(self, chase: Chase, blockers: Iterable[Blocked], now: float, after: float) -> list[SendChase | Broken]:
         """A Chase has come; `blockers` are the waits that keep the message it asks about from being answered."""
-        effects: list[Send | Broken] = []
+        effects: list[SendChase | Broken] = []
         origin = (chase.since, chase.who, chase.origin, chase.number)
         for wait in blockers:
             mine = (wait.since, wait.who, self._address, wait.number)
@@ -115,14 +115,14 @@ class Detector:
             self._seen.popitem(last=False)
         return False
 
-    def _begin(self, wait: Blocked, attempt: int, again: bool = False) -> list[Send]:
+    def _begin(self, wait: Blocked, attempt: int, again: bool = False) -> list[SendChase]:
         path = [self._describe(wait)] if again else []
         asking = self._address, wait.number, wait.since, wait.who, attempt, 1, path, again
-        return [Send(address, Chase(wait.key, wait.port, self._address, *asking)) for address in wait.targets]
+        return [SendChase(address, Chase(wait.key, wait.port, self._address, *asking)) for address in wait.targets]
 
-    def _pass_on(self, chase: Chase, wait: Blocked) -> list[Send]:
+    def _pass_on(self, chase: Chase, wait: Blocked) -> list[SendChase]:
         if chase.steps >= _STEPS:
             return []
         path = [*chase.path, self._describe(wait)] if chase.again else []
         asking = chase.origin, chase.number, chase.since, chase.who, chase.attempt, chase.steps + 1, path, chase.again
-        return [Send(address, Chase(wait.key, wait.port, self._address, *asking)) for address in wait.targets]
+        return [SendChase(address, Chase(wait.key, wait.port, self._address, *asking)) for address in wait.targets]

@@ -356,7 +356,7 @@ class Directs:
         if ended is not None:
             self._proc.on_process_ended(ended)
 
-    def settle(self, address: str) -> None:
+    def tell_end(self, address: str) -> None:
         """The end of that process, if it was put off, is told now."""
         for pair in self._with(address):
             self._tell_end(pair)

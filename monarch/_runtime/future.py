@@ -70,7 +70,7 @@ class Source:
     def abandon(self) -> None:
         """Nobody will observe it: its only Future was dropped. Any thread, at any point of its work: takes no lock."""
 
-    def settle(self) -> None:
+    def set_ready(self) -> None:
         """Any thread: the result is there; wakes every observer."""
         self.ready = True
         wakers = self._wakers
@@ -90,7 +90,7 @@ class Source:
                     self._wakers = deque()
         self._wakers.append(wake)
         if self.ready:
-            self.settle()
+            self.set_ready()
 
     def discard(self, wake: Callable[[], Any]) -> None:
         try:
@@ -198,12 +198,12 @@ class Slot(Source):
     def set(self, result: Any = None) -> None:
         if not self.ready:
             self._result = result
-            self.settle()
+            self.set_ready()
 
     def fail(self, error: BaseException) -> None:
         if not self.ready:
             self._error = error
-            self.settle()
+            self.set_ready()
 
     def value(self) -> Any:
         if self._error is not None:
@@ -220,7 +220,7 @@ class Then(Source):
         super().__init__()
         self._first = first
         self._convert = convert
-        first.on_ready(self.settle)
+        first.on_ready(self.set_ready)
 
     def begin(self) -> None:
         self._first.begin()
@@ -252,7 +252,7 @@ class All(Source):
         except ValueError:
             return
         if not self._left:
-            self.settle()
+            self.set_ready()
 
     def awaited(self) -> str:
         return next((source.awaited() for source in self._sources if not source.ready), "")
@@ -394,9 +394,7 @@ def done_future(result: Any = None) -> Future[Any]:
 
 
 def follow(
-    future: Future[Any],
-    convert: Callable[[Any], Any],
-    rescue: Callable[[Exception], BaseException] | None = None,
+    future: Future[Any], convert: Callable[[Any], Any], rescue: Callable[[Exception], BaseException] | None = None
 ) -> Future[Any]:
     """The Future of `convert(result)`, called in the thread that observes it; what it raises, the Future raises.
 

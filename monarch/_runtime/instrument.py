@@ -207,12 +207,7 @@ class Meter:
         return UpDownCounter(name, unit, description)
 
     def create_histogram(
-        self,
-        name: str,
-        unit: str = "",
-        description: str = "",
-        *,
-        explicit_bucket_boundaries_advisory: Any = None,
+        self, name: str, unit: str = "", description: str = "", *, explicit_bucket_boundaries_advisory: Any = None
     ) -> Histogram:
         """The advisory is taken and not passed on: buckets are for the program's OpenTelemetry views."""
         return Histogram(name, unit, description)

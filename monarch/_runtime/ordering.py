@@ -15,7 +15,7 @@ from monarch._wire.message import Stamp
 
 T = TypeVar("T")
 
-Receiver = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarted one
+RankKey = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarted one
 
 
 class Numbering:
@@ -28,16 +28,16 @@ class Numbering:
     __slots__ = ("_counts", "_lock", "_repeated", "_single")
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, dict[Receiver, Iterator[int]]] = {}
+        self._counts: dict[Hashable, dict[RankKey, Iterator[int]]] = {}
         # What was sent to a mesh since it all goes to the same receivers; such meshes are not in `_single`.
         self._repeated: dict[Hashable, _Repeated] = {}
-        self._single: dict[Hashable, dict[Receiver, Iterator[int]]] = {}
+        self._single: dict[Hashable, dict[RankKey, Iterator[int]]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def next(self, mesh: Hashable, rank: Receiver) -> int:
+    def next(self, mesh: Hashable, rank: RankKey) -> int:
         """The number of the next message to (mesh, rank); the first is 1."""
         with self._lock:
             try:
@@ -45,7 +45,7 @@ class Numbering:
             except KeyError:
                 return self._next(self._counters(mesh), rank)
 
-    def _counters(self, mesh: Hashable) -> dict[Receiver, Iterator[int]]:
+    def _counters(self, mesh: Hashable) -> dict[RankKey, Iterator[int]]:
         """With the lock: those of a mesh, all that was sent counted."""
         counters = self._counts.setdefault(mesh, {})
         self._single[mesh] = counters
@@ -55,7 +55,7 @@ class Numbering:
                 counters[rank] = itertools.count(next(counters[rank]) + repeated.times)
         return counters
 
-    def _next(self, counters: dict[Receiver, Iterator[int]], rank: Receiver) -> int:
+    def _next(self, counters: dict[RankKey, Iterator[int]], rank: RankKey) -> int:
         counter = counters.get(rank)
         if counter is None:
             counter = counters[rank] = itertools.count(1)
@@ -63,14 +63,14 @@ class Numbering:
                 self._forget_before(counters, *rank)
         return next(counter)
 
-    def _forget_before(self, counters: dict[Receiver, Iterator[int]], rank: int, incarnation: int) -> None:
+    def _forget_before(self, counters: dict[RankKey, Iterator[int]], rank: int, incarnation: int) -> None:
         """Nothing is sent to earlier incarnations any more."""
         counters.pop(rank, None)
         for known in list(counters):
             if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
                 del counters[known]
 
-    def next_many(self, mesh: Hashable, ranks: Sequence[Receiver]) -> Stamp:
+    def next_many(self, mesh: Hashable, ranks: Sequence[RankKey]) -> Stamp:
         """Numbers of one message to many ranks, each there once: one number when all stand at the same count, else runs
         (number, length).
 
@@ -99,7 +99,7 @@ class _Repeated:
 
     __slots__ = ("ranks", "stamp", "times")
 
-    def __init__(self, ranks: tuple[Receiver, ...], stamp: Stamp) -> None:
+    def __init__(self, ranks: tuple[RankKey, ...], stamp: Stamp) -> None:
         self.ranks = ranks
         self.stamp = stamp
         self.times = 0

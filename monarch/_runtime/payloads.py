@@ -18,10 +18,13 @@ from typing import Any, Protocol
 import msgspec
 
 from monarch._wire import message
-from monarch._wire.frame import Buffer, Frame
+from monarch._wire.address import AGENT, name_of
+from monarch._wire.frame import Buffer, Frame, encode
 from monarch._wire.message import LentSegment, SegmentsGone, SharedPayload
+from monarch._wire.peer import Peer
 from monarch._wire.segments import RECEIVERS, Pool, Segment, capacity_for
 from monarch._wire.shared_memory import LentMemory, OwnMemory
+from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
 
 _SEGMENTS = 256  # of one process: each has a descriptor there
@@ -138,6 +141,43 @@ class Payloads:
             placement.close()
             raise
         return placement
+
+    def reaches(self, peer: Peer) -> bool:
+        """Whether payloads for it can be in memory that it shares with this process."""
+        return not peer.route and name_of(peer.address) != AGENT and peer.connect() is not None
+
+    def post(
+        self,
+        peer: Peer,
+        head: bytes,
+        body: bytes,
+        buffers: Sequence[memoryview],
+        port: int,
+        placement: Placement | None,
+    ) -> Connection | None:
+        """The connection that took a message; None when nothing was sent: it has to go with all it carries."""
+        address = peer.address
+        if not self.reaches(peer):
+            return None
+        own = None
+        if placement is None or address not in placement.slots:
+            placement = own = self.place(body, buffers, [address])
+            if placement is None:
+                return None
+        connection = peer.connection
+        try:
+            if connection is None or not self.introduce(placement.segment, address, connection):
+                return None
+            connection.send(encode(placement.message(address, head), placement.inline(body)))
+            placement.sent(address)
+            return connection
+        except ConnectionLost:
+            assert connection is not None
+            peer.lost(connection, port)
+            return None
+        finally:
+            if own is not None:
+                own.close()
 
     def _begin(self, size: int, receivers: Sequence[str]) -> Segment[OwnMemory] | None:
         now = self._loop.now()

@@ -25,16 +25,7 @@ class Port(Generic[T]):
     gone, the sending actor is told (`_handle_undeliverable_message`), unless `return_undeliverable` is False.
     """
 
-    __slots__ = (
-        "_address",
-        "_number",
-        "_on_used",
-        "_once",
-        "_proc",
-        "_rank",
-        "_used",
-        "return_undeliverable",
-    )
+    __slots__ = ("_address", "_number", "_on_used", "_once", "_proc", "_rank", "_used", "return_undeliverable")
 
     def __init__(self, proc: Proc, address: str, number: int, *, rank: int = -1, once: bool = False) -> None:
         self._proc = proc

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -33,41 +34,10 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import (
-    FAILED,
-    MERGED,
-    VALUE,
-    VERSION,
-    ActorEnded,
-    Answer,
-    Answers,
-    Barrier,
-    Bounced,
-    Bye,
-    Call,
-    Envelope,
-    Failure,
-    Hello,
-    HostEnded,
-    MayDial,
-    Pause,
-    Ping,
-    Pong,
-    ProcEnded,
-    ProcReachable,
-    Restarted,
-    SegmentsGone,
-    SenderEnded,
-    SharedPayload,
-    Skip,
-    Suspected,
-    TreeAnswer,
-    TreeCall,
-    Welcome,
-)
+from monarch._wire.message import FAILED, VALUE, ActorEnded, Answer, Bounced, Bye, Call, Failure, Hello, ProcEnded
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay, enclose
-from monarch._wire.transport.base import Connection, ConnectionLost
+from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 if TYPE_CHECKING:
@@ -84,7 +54,7 @@ _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits
 
 _making = threading.Lock()  # of the Streams of any process
 
-# (connection or stand-in with `remote`, message, frame)
+# (connection, or a stand-in with `remote`; message; frame)
 OnMessage = Callable[[Any, Any, Frame], None]
 
 
@@ -129,26 +99,26 @@ class Proc:
         self._notified: deque[tuple[str, ActorEnded]] = deque(maxlen=_TOLD)  # (process of the owner, failure)
         self.errors: deque[str] = deque(maxlen=100)
         self.receivers: dict[type, OnMessage] = {
-            ActorEnded: lambda connection, ended, frame: self.hooks.actor_failed(ended),
-            Answers: lambda connection, answers, frame: self._on_answers(answers, frame),
-            Barrier: lambda connection, barrier, frame: self.directs().barrier(connection, barrier),
-            Bounced: lambda connection, bounced, frame: self.hooks.bounced(bounced),
-            Bye: self._on_bye,
-            Envelope: lambda connection, envelope, frame: self._on_envelope(envelope, frame),
-            HostEnded: lambda connection, ended, frame: self.host_ended(ended.host, ended.why),
-            MayDial: lambda connection, may, frame: self._on_may_dial(connection.remote, may),
-            Pause: lambda connection, pause, frame: self.backpressure.set_pause(connection.remote, pause),
-            Ping: lambda connection, ping, frame: self.tell(connection.remote, Pong(ping.token)),
-            ProcEnded: lambda connection, ended, frame: self._on_word_of_end(ended),
-            ProcReachable: lambda connection, there, frame: self.on_proc_reachable(there),
-            Restarted: lambda connection, restarted, frame: self._on_restarted(connection.remote, restarted),
-            SegmentsGone: self._on_segments_gone,
-            SenderEnded: lambda connection, ended, frame: self.table.sender_ended(connection.remote, ended.sender),
-            SharedPayload: self._on_shared_payload,
-            Skip: lambda connection, skip, frame: self.table.skip_lost(skip),
-            Suspected: lambda connection, suspected, frame: self._on_suspected(suspected),
-            TreeCall: lambda connection, dealt, frame: self._on_tree_call(dealt, frame),
-            Welcome: lambda connection, welcome, frame: self.processes.welcome(connection.remote, welcome),
+            ActorEnded: lambda origin, msg, frame: self.hooks.actor_failed(msg),
+            message.Answers: lambda origin, msg, frame: self.ports.receive_many(msg, frame.body, frame.buffers),
+            message.Barrier: lambda origin, msg, frame: self.directs().barrier(origin, msg),
+            Bounced: lambda origin, msg, frame: self.hooks.bounced(msg),
+            Bye: lambda origin, msg, frame: self.errors.append(f"{origin.remote} closed the connection: {msg.reason}"),
+            message.Envelope: lambda origin, msg, frame: self._on_envelope(msg, frame),
+            message.HostEnded: lambda origin, msg, frame: self.host_ended(msg.host, msg.why),
+            message.MayDial: lambda origin, msg, frame: self._on_may_dial(origin.remote, msg),
+            message.Pause: lambda origin, msg, frame: self.backpressure.set_pause(origin.remote, msg),
+            message.Ping: lambda origin, msg, frame: self.tell(origin.remote, message.Pong(msg.token)),
+            ProcEnded: lambda origin, msg, frame: self._on_word_of_end(msg),
+            message.ProcReachable: lambda origin, msg, frame: self.on_proc_reachable(msg),
+            message.Restarted: lambda origin, msg, frame: self._on_restarted(origin.remote, msg),
+            message.SegmentsGone: self._on_segments_gone,
+            message.SenderEnded: lambda origin, msg, frame: self.table.sender_ended(origin.remote, msg.sender),
+            message.SharedPayload: self._on_shared_payload,
+            message.Skip: lambda origin, msg, frame: self.table.skip_lost(msg),
+            message.Suspected: lambda origin, msg, frame: self._on_suspected(msg),
+            message.TreeCall: lambda origin, msg, frame: self._on_tree_call(msg, frame),
+            message.Welcome: lambda origin, msg, frame: self.processes.welcome(origin.remote, msg),
         }
         _all.add(self)
 
@@ -214,8 +184,8 @@ class Proc:
         size = len(body) + sum(b.nbytes for b in buffers) if buffers else len(body)
         port = msg.port if type(msg) is Call else 0
         payloads = self.payloads
-        if payloads is not None and size >= payloads.least and not 0 < self.frame_limit < size and self._reaches(peer):
-            taken = self._post_placed(payloads, peer, head, body, buffers, port, placement)
+        if payloads is not None and size >= payloads.least and not 0 < self.frame_limit < size:
+            taken = payloads.post(peer, head, body, buffers, port, placement)
             if taken is not None:
                 return taken
         pieces = frames.encode(enclose(peer.route, head) if peer.route else head, body, buffers, self.frame_limit)
@@ -232,43 +202,8 @@ class Proc:
         if payloads is None or size < payloads.least:
             return None
         peers = [self.processes.peer(address) for address in addresses if address != self.address]
-        near = [peer.address for peer in peers if self._reaches(peer)]
+        near = [peer.address for peer in peers if payloads.reaches(peer)]
         return payloads.place(body, buffers, near) if len(near) > 1 else None
-
-    def _reaches(self, peer: Peer) -> bool:
-        """Whether payloads can be in memory that it shares with this process."""
-        return not peer.route and name_of(peer.address) != AGENT and peer.connect() is not None
-
-    def _post_placed(
-        self,
-        payloads: Payloads,
-        peer: Peer,
-        head: bytes,
-        body: bytes,
-        buffers: Sequence[memoryview],
-        port: int,
-        placement: Placement | None,
-    ) -> Connection | None:
-        """The connection that took it; None when nothing was sent: it has to go with all it carries."""
-        address, connection = peer.address, peer.connection
-        own = None
-        if placement is None or address not in placement.slots:
-            placement = own = payloads.place(body, buffers, [address])
-            if placement is None:
-                return None
-        try:
-            if connection is None or not payloads.introduce(placement.segment, address, connection):
-                return None
-            connection.send(frames.encode(placement.message(address, head), placement.inline(body)))
-            placement.sent(address)
-            return connection
-        except ConnectionLost:
-            assert connection is not None
-            peer.lost(connection, port)
-            return None
-        finally:
-            if own is not None:
-                own.close()
 
     def check_size(self, body: bytes, buffers: Sequence[memoryview]) -> int:
         """The size of a message. Raises MessageTooLargeError when it cannot be sent."""
@@ -303,7 +238,7 @@ class Proc:
             self.answer(delivery.back, answer, body, buffers, coalesce_within)
             return
         try:
-            self.post(agent_of(self.address), TreeAnswer(delivery.back, answer), body, buffers, coalesce_within)
+            self.post(agent_of(self.address), message.TreeAnswer(delivery.back, answer), body, buffers, coalesce_within)
         except PeerEnded:  # and this process with it
             pass
 
@@ -334,7 +269,7 @@ class Proc:
 
     def pause_sender(self, address: str, key: str, on: bool) -> None:
         """Has the process at `address` wait with messages to actor `key`, or go on."""
-        self.tell(address, Pause(key, on))
+        self.tell(address, message.Pause(key, on))
 
     # --- receiving, on the I/O thread
 
@@ -358,7 +293,7 @@ class Proc:
                 else:
                     remote = connection.remote
             except msgspec.DecodeError as exc:
-                connection.close(f"it sent an invalid message: {exc}")
+                connection.close(f"it sent a message that cannot be decoded: {exc}")
                 return
             except Exception as exc:  # one message's trouble must not cost those behind it
                 self.loop.on_error(exc)
@@ -385,7 +320,7 @@ class Proc:
         elif kind is Answer:
             self._on_answer(msg, body, owned, self.address)
         else:
-            self.receivers[kind](_Here(self.address), msg, Frame(b"", body, owned))
+            self.receivers[kind](SimpleNamespace(remote=self.address), msg, Frame(b"", body, owned))
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         remote = connection.remote
@@ -403,8 +338,9 @@ class Proc:
         if type(hello) is not Hello:
             connection.close("its first frame was not a Hello")
             return False
-        if hello.version != VERSION:
-            reason = f"protocol version {hello.version} meets version {VERSION}: all processes need one monarch version"
+        if hello.version != message.VERSION:
+            ours = message.VERSION
+            reason = f"protocol version {hello.version} meets version {ours}: all processes need one monarch version"
             self.errors.append(reason)
             send_first(connection, Bye(reason))
         else:
@@ -415,7 +351,7 @@ class Proc:
             self.table.connection_broke(hello.address)
         return not reason
 
-    def _on_envelope(self, envelope: Envelope, frame: Frame) -> None:
+    def _on_envelope(self, envelope: message.Envelope, frame: Frame) -> None:
         """A process of another host, or the agent there, speaks to us."""
         if envelope.target_incarnation not in (-1, self.incarnation):
             return  # for the process before this one, which has ended: its sender is being told
@@ -429,14 +365,14 @@ class Proc:
         elif not relay.lost:
             self._on_message(relay, msg, Frame(envelope.head, frame.body, frame.buffers))
 
-    def _on_tree_call(self, dealt: TreeCall, frame: Frame) -> None:
+    def _on_tree_call(self, tree_call: message.TreeCall, frame: Frame) -> None:
         """A call came down the tree."""
-        call = dealt.call
-        if dealt.target_incarnation in (-1, self.incarnation):
-            self._deliver(call, frame.body, frame.buffers, dealt.source, dealt.up)
+        call = tree_call.call
+        if tree_call.target_incarnation in (-1, self.incarnation):
+            self._deliver(call, frame.body, frame.buffers, tree_call.source, tree_call.up)
             return
         text = f"the process of rank {call.rank} was replaced after {call.method}() was sent: it was meant for the one before"
-        delivery = Delivery(call, frame.body, frame.buffers, dealt.source, dealt.up)
+        delivery = Delivery(call, frame.body, frame.buffers, tree_call.source, tree_call.up)
         if call.port:
             self.refuse(
                 delivery, Failure(text, call.to, ranks=[call.rank], event=text, stopped=True, will_restart=True)
@@ -451,32 +387,16 @@ class Proc:
                 bounced = Bounced(answer.sender, dest, dest, "its receiver is gone", True)
             self.tell(remote, bounced)
 
-    def _on_answers(self, answers: Answers, frame: Frame) -> None:
-        """They came up the tree together."""
-        receive, port = self.ports.receive, answers.port
-        if frame.buffers or len(answers.ranks) == 1:  # it is one, and what is merged into it
-            receive(port, (answers.ranks[0], answers.kinds[0], frame.body, frame.buffers))
-            for rank in answers.ranks[1:]:
-                receive(port, (rank, MERGED, b"", ()))
-            return
-        view, start = memoryview(frame.body), 0
-        for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=True):
-            receive(port, (rank, kind, bytes(view[start : start + size]), ()))
-            start += size
-
-    def _on_shared_payload(self, connection: Connection, shared: SharedPayload, frame: Frame) -> None:
+    def _on_shared_payload(self, connection: Connection, shared: message.SharedPayload, frame: Frame) -> None:
         whole = self.payloads.open(shared, frame) if self.payloads is not None else None
         if whole is None:  # as when no memory can be had for what comes through the socket
             connection.close("a message came in shared memory that could not be mapped here")
             return
         self._on_message(connection, message.decode(whole.head), whole)
 
-    def _on_segments_gone(self, connection: Connection, gone: SegmentsGone, frame: Frame) -> None:
+    def _on_segments_gone(self, connection: Connection, gone: message.SegmentsGone, frame: Frame) -> None:
         if self.payloads is not None:
             self.payloads.gone(connection.remote, gone.segments)
-
-    def _on_bye(self, connection: Connection, bye: Bye, frame: Frame) -> None:
-        self.errors.append(f"{connection.remote} closed the connection: {bye.reason}")
 
     # --- actors
 
@@ -490,13 +410,13 @@ class Proc:
         self.ports.actor_ended(instance)
         if instance.numbering:
             for address in (self.address, *self.processes.connected(), *self.hooks.cast_to(instance.unique)):
-                self.tell(address, SenderEnded(instance.unique))
+                self.tell(address, message.SenderEnded(instance.unique))
         if failure is not None and instance.owner_proc:
             ended = ActorEnded(instance.owner, failure)
             self._notified.append((instance.owner_proc, ended))
             self.tell(instance.owner_proc, ended)
 
-    def _on_restarted(self, remote: str, restarted: Restarted) -> None:
+    def _on_restarted(self, remote: str, restarted: message.Restarted) -> None:
         """An actor was restarted in its process: calls mean the new one from now on."""
         self.incarnations.actor_restarted(restarted.key, restarted.rank, restarted.incarnation)
         if restarted.port:
@@ -504,7 +424,7 @@ class Proc:
 
     def tell_restarted(self, address: str, instance: Instance, port: int = 0) -> None:
         """Its actors may still mean the one that `instance` has taken the place of."""
-        self.tell(address, Restarted(instance.key, instance.rank, instance.incarnation, port))
+        self.tell(address, message.Restarted(instance.key, instance.rank, instance.incarnation, port))
 
     # --- other processes
 
@@ -529,7 +449,7 @@ class Proc:
         """The agent gives us a connection that a process of another host has made."""
         self.directs().handed(sock, data)
 
-    def _on_may_dial(self, remote: str, may: MayDial) -> None:
+    def _on_may_dial(self, remote: str, may: message.MayDial) -> None:
         if remote != agent_of(self.address):
             return
         if may.stream:
@@ -555,10 +475,10 @@ class Proc:
 
     # --- what becomes of other processes
 
-    def on_proc_reachable(self, there: ProcReachable) -> None:
+    def on_proc_reachable(self, there: message.ProcReachable) -> None:
         """The agent's word: a process can be reached there; perhaps a new one in the place of one that ended."""
         if self._directs is not None:
-            self._directs.settle(there.address)
+            self._directs.tell_end(there.address)
         self.processes.reachable(there)
 
     def on_connection_broke(self, peer: Peer, before: int) -> None:
@@ -606,7 +526,7 @@ class Proc:
             self.on_process_ended(ProcEnded(address, 0, 1, False, [], why, _NEWEST))
         self.processes.forget_agent(agent)
 
-    def _on_suspected(self, suspected: Suspected) -> None:
+    def _on_suspected(self, suspected: message.Suspected) -> None:
         if suspected.why:
             self.suspected[suspected.address] = suspected.why
         else:
@@ -655,13 +575,6 @@ class Proc:
                 os.close(fd)
             except OSError:
                 pass
-
-
-class _Here:
-    """Stands for the connection of a message that never left the process."""
-
-    def __init__(self, address: str) -> None:
-        self.remote = address
 
 
 _all: weakref.WeakSet[Proc] = weakref.WeakSet()

@@ -19,7 +19,7 @@ from monarch._runtime.future import Source
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Failure, ProcEnded
+from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -136,6 +136,18 @@ class Ports:
         entry.receive(raw)
         return True
 
+    def receive_many(self, answers: Answers, body: Buffer, buffers: Sequence[Buffer]) -> None:
+        """Answers that came up the tree together."""
+        if buffers or len(answers.ranks) == 1:  # it is one, and what is merged into it
+            self.receive(answers.port, (answers.ranks[0], answers.kinds[0], body, buffers))
+            for rank in answers.ranks[1:]:
+                self.receive(answers.port, (rank, MERGED, b"", ()))
+            return
+        view, start = memoryview(body), 0
+        for rank, kind, size in zip(answers.ranks, answers.kinds, answers.sizes, strict=True):
+            self.receive(answers.port, (rank, kind, bytes(view[start : start + size]), ()))
+            start += size
+
     def actor_ended(self, instance: Instance) -> None:
         """The ports it opened are closed: who still sends there is told, and whatever of it still waits there."""
         for entry in list(self._entries.values()):
@@ -200,7 +212,7 @@ class Entry(Source):
         self.owner: Instance | None = None  # the actor that opened the port
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
-        # (process, what became of it, connection that was spared): a connection broke.
+        # (process, what became of it, the connection that survived): a connection broke.
         self.broken: tuple[str, Failure, Connection | None] | None = None
 
     def receive(self, raw: Raw) -> None:
@@ -292,7 +304,7 @@ class _Result(Entry):
         if not self.ready:
             self._error = error
             self.close()
-            self.settle()
+            self.set_ready()
 
     def abandon(self) -> None:
         """Its answer, should one come, finds no port and is dropped."""
@@ -319,7 +331,7 @@ class OneReply(_Result):
     def receive(self, raw: Raw) -> None:
         self._raw = raw
         self.close()
-        self.settle()
+        self.set_ready()
 
     def waits_for(self, address: str) -> bool:
         return self.target is not None and self.target.addresses[self.rank] == address
@@ -361,7 +373,7 @@ class Gather(_Result):
         self._arrived.append(rank)
         if len(self._arrived) == len(self._answers):
             self.close()
-            self.settle()
+            self.set_ready()
 
     def close(self) -> None:
         super().close()
@@ -488,11 +500,11 @@ class Arrival(Source):
 
     def arrive(self, raw: Raw) -> None:
         self._raw = raw
-        self.settle()
+        self.set_ready()
 
     def give_up(self, error: BaseException | None) -> None:
         self._error = error
-        self.settle()
+        self.set_ready()
 
     def value(self) -> Any:
         if self._raw is None:

@@ -45,11 +45,11 @@ class _Body(Source):
             self._result = await self._body()
         except BaseException as exc:
             self._error = exc
-            self.settle()
+            self.set_ready()
             if not isinstance(exc, Exception):
                 raise
         else:
-            self.settle()
+            self.set_ready()
 
     def wait(self, timeout: float | None) -> bool:
         if self.ready or not self._claim():
@@ -76,9 +76,9 @@ class _Body(Source):
             if not self.ready:
                 self._error = exc
             if not isinstance(exc, (Exception, asyncio.CancelledError)):
-                self.settle()
+                self.set_ready()
                 raise
-        self.settle()
+        self.set_ready()
 
     def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
         import asyncio
@@ -90,7 +90,7 @@ class _Body(Source):
             except asyncio.CancelledError:
                 if not self.ready:
                     self._error = asyncio.CancelledError()
-                    self.settle()
+                    self.set_ready()
                 raise
             return
         yield from super().wait_async(loop)

@@ -17,11 +17,12 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 
 from monarch._errors import NoStreamError
+from monarch._runtime.future import Slot
 from monarch._runtime.loop import Loop, start_thread
 from monarch._wire import frame as frames
 from monarch._wire import host_address, message
@@ -39,8 +40,6 @@ MOST = 256
 _ANSWER_BYTES = 64 * 1024  # of an answer's head; a longer one is not ours
 _LONGEST = 24 * 3600.0  # seconds of one wait
 _ANSWER_SECONDS = 5.0  # for an answer, which takes a small part of it, to be written
-
-T = TypeVar("T")
 
 logger = logging.getLogger("monarch")
 
@@ -70,7 +69,7 @@ class Streams:
         self._proc = proc
         self._handlers: dict[str, Handler] = {}
         self._lock = threading.Lock()
-        self._waiting: dict[str, list[_Waiter[MayDial]]] = {}  # by address
+        self._waiting: dict[str, list[Slot]] = {}  # by address
         # Hosts that the agent was asked for, and why there is no way to them, for good, or "".
         self._hosts: dict[str, str] = {}
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -200,7 +199,7 @@ class Streams:
         if way.why:
             raise NoStreamError(way.why)
         secret = Secret(way.secret) if way.secret else None
-        waiter: _Waiter[StreamSocket | DialFailed] = _Waiter(_close)
+        slot = Slot()
         attempts: list[tcp.Dial] = []
 
         def give_up() -> None:
@@ -210,15 +209,16 @@ class Streams:
         def begin() -> None:
             try:
                 to = host_address.parse_dial(host_of(address))
-                attempts.append(tcp.dial(to, self._proc.loop, waiter.settle, secret=secret, start_thread=start_thread))
+                attempts.append(tcp.dial(to, self._proc.loop, slot.set, secret=secret, start_thread=start_thread))
             except ValueError as exc:
-                waiter.settle(DialFailed(str(exc), final=True))
+                slot.set(DialFailed(str(exc), final=True))
 
         self._proc.loop.call_soon(begin)
         try:
-            outcome = waiter.wait(deadline, f"the connection to {host_of(address)}")
+            outcome = _wait(slot, deadline, f"the connection to {host_of(address)}")
         except TimeoutError:
             self._proc.loop.call_soon(give_up)
+            slot.on_ready(lambda: _close(slot.value()))  # it may come all the same
             raise
         if not isinstance(outcome, socket.socket):
             raise NoStreamError(str(outcome))
@@ -247,17 +247,18 @@ class Streams:
         host = host_of(address)
         if not host.startswith(("tcp:", "ipc:")):
             raise NoStreamError("its host has no address that can be dialled")
-        waiter: _Waiter[MayDial] = _Waiter()
+        slot = Slot()
         with self._lock:
-            self._waiting.setdefault(address, []).append(waiter)
+            self._waiting.setdefault(address, []).append(slot)
         try:
             self._proc.post(agent_of(self._proc.address), AskDirect(address, True))
-            return waiter.wait(deadline, "the agent of this host")
+            told: MayDial = _wait(slot, deadline, "the agent of this host")
+            return told
         except (PeerEnded, RuntimeError) as exc:
             raise NoStreamError(f"the agent of this host has ended: {exc}") from None
         finally:
             with self._lock:
-                left = [other for other in self._waiting.pop(address, ()) if other is not waiter]
+                left = [other for other in self._waiting.pop(address, ()) if other is not slot]
                 if left:
                     self._waiting[address] = left
 
@@ -266,8 +267,8 @@ class Streams:
         self._hosts[host_of(told.address)] = told.why
         with self._lock:
             waiting = self._waiting.pop(told.address, [])
-        for waiter in waiting:
-            waiter.settle(told)
+        for slot in waiting:
+            slot.set(told)
 
     # --- the end
 
@@ -285,32 +286,10 @@ class Streams:
             sock.close()
 
 
-class _Waiter(Generic[T]):
-    """One outcome that one thread waits for; one that comes too late goes to `late`."""
-
-    def __init__(self, late: Callable[[T], None] | None = None) -> None:
-        self._settled = threading.Event()
-        self._lock = threading.Lock()
-        self._outcome: list[T] = []
-        self._over = False
-        self._late = late
-
-    def settle(self, outcome: T) -> None:
-        with self._lock:
-            if not self._over:
-                self._outcome.append(outcome)
-                self._settled.set()
-                return
-        if self._late is not None:
-            self._late(outcome)
-
-    def wait(self, deadline: float, what: str) -> T:
-        self._settled.wait(max(0.0, min(deadline - monotonic(), _LONGEST)))
-        with self._lock:
-            self._over = True
-            if not self._outcome:
-                raise TimeoutError(f"{what} did not answer in time")
-            return self._outcome[0]
+def _wait(slot: Slot, deadline: float, what: str) -> Any:
+    if not slot.wait(max(0.0, min(deadline - monotonic(), _LONGEST))):
+        raise TimeoutError(f"{what} did not answer in time")
+    return slot.value()
 
 
 def _left(deadline: float) -> float:

@@ -1,6 +1,6 @@
 """One ordered conversation of two host agents over one connection after another. Pure: events in, effects out.
 
-    dialler:   down ──dialled──► greeting ──its hello──► up ──broken, silent──► down ──…──► dead
+    dialler:   down ──dialled──► handshake ──its hello──► up ──broken, silent──► down ──…──► dead
     acceptor:  down ──────────accepted────────────────► up ──broken, silent──► down ──…──► dead
 
 Data frames carry no number: both sides count them. What was sent is kept until the other side says, in a Beat or in the
@@ -39,7 +39,7 @@ Connection: TypeAlias = Any  # a key; only whoever carries out effects knows mor
 
 
 class LinkLimits(NamedTuple):
-    """How a link behaves; times in seconds. The settings that they come from are named by `linked.limits_from`."""
+    """How a link behaves; times in seconds. The settings that they come from are named by `link_connection.limits_from`."""
 
     ack_every: int = 1000  # data frames received, after which the sender is told
     ack_bytes: int = 4 << 20  # or bytes
@@ -57,7 +57,7 @@ class Dial(NamedTuple):
     """Begin one attempt. Answered by `dialled` or `dial_failed`, once."""
 
 
-class Send(NamedTuple):
+class SendMessage(NamedTuple):
     """A message of the link itself, which does not count; the connection may be gone."""
 
     connection: Connection
@@ -70,7 +70,7 @@ class Carry(NamedTuple):
     connection: Connection
 
 
-class Refuse(NamedTuple):
+class SendBye(NamedTuple):
     """Send Bye, close."""
 
     connection: Connection
@@ -89,15 +89,15 @@ class Suspect(NamedTuple):
 
 
 class Dead(NamedTuple):
-    """The last effect that is not a Refuse or Close. `orderly`: one of the two closed it on purpose."""
+    """The last effect that is not a SendBye or Close. `orderly`: one of the two closed it on purpose."""
 
     why: str
     orderly: bool = False
 
 
-Effect: TypeAlias = Dial | Send | Carry | Refuse | Close | Suspect | Dead
+LinkEffect: TypeAlias = Dial | SendMessage | Carry | SendBye | Close | Suspect | Dead
 
-_DOWN, _GREETING, _UP = "down", "greeting", "up"
+_DOWN, _HANDSHAKE, _UP = "down", "handshake", "up"
 
 
 class LinkTarget(NamedTuple):
@@ -188,7 +188,7 @@ class Link:
         if self._state == _UP:
             beat = self._beat_at + self._limits.heartbeat if self._limits.heartbeat > 0 else NEVER
             return min(beat, self._silent_at(), self._ack_at)
-        if self._state == _GREETING:
+        if self._state == _HANDSHAKE:
             return min(self._window, self._silent_at())
         return min(self._window, self._dial_at)
 
@@ -205,7 +205,7 @@ class Link:
         self.kept.append((pieces, size))
         self.unacknowledged_bytes += size
 
-    def took(self, now: float, connection: Connection, count: int, size: int) -> list[Effect]:
+    def took(self, now: float, connection: Connection, count: int, size: int) -> list[LinkEffect]:
         """`count` data frames of `size` bytes arrived and are passed on."""
         if connection is not self.connection:
             return []
@@ -219,7 +219,7 @@ class Link:
             self._ack_at = now + self._limits.ack_interval
         return []
 
-    def beat(self, now: float, connection: Connection, received: int) -> list[Effect]:
+    def beat(self, now: float, connection: Connection, received: int) -> list[LinkEffect]:
         """A Beat arrived."""
         if connection is not self.connection:
             return []
@@ -244,10 +244,10 @@ class Link:
             self.unacknowledged_bytes -= kept.popleft()[1]
             self._acknowledged += 1
 
-    def _beat(self, now: float) -> Effect:
+    def _beat(self, now: float) -> LinkEffect:
         self._beat_at = now
         self._told()
-        return Send(self.connection, Beat(self.received))
+        return SendMessage(self.connection, Beat(self.received))
 
     def _told(self) -> None:
         """The other side hears how much we have received."""
@@ -255,21 +255,21 @@ class Link:
 
     # --- events: connections
 
-    def start(self, now: float) -> list[Effect]:
+    def start(self, now: float) -> list[LinkEffect]:
         """The dialler begins."""
         self._window = now + self._limits.attach
         return self._dial()
 
-    def dialled(self, now: float, connection: Connection) -> list[Effect]:
+    def dialled(self, now: float, connection: Connection) -> list[LinkEffect]:
         if self.dead or not self._dialling:
             return [Close(connection, "it is not wanted any more")]
         self._dialling = False
         self._refusals = 0
-        self._state, self.connection = _GREETING, connection
+        self._state, self.connection = _HANDSHAKE, connection
         self._heard_at = now
-        return [Send(connection, self._hello(self._host, self._reached))]
+        return [SendMessage(connection, self._hello(self._host, self._reached))]
 
-    def dial_failed(self, now: float, why: str, refused: bool = False, final: bool = False) -> list[Effect]:
+    def dial_failed(self, now: float, why: str, refused: bool = False, final: bool = False) -> list[LinkEffect]:
         """`refused`: nobody listens there. `final`: trying again would not help."""
         if self.dead or not self._dialling:
             return []
@@ -286,11 +286,11 @@ class Link:
         self._dial_later(now)
         return []
 
-    def greeted(self, now: float, connection: Connection, hello: LinkHello) -> list[Effect]:
+    def hello_received(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         """The acceptor's hello arrived."""
         if connection is not self.connection:
             return []
-        if self._state != _GREETING:
+        if self._state != _HANDSHAKE:
             return self._close_broken(now, "the other side said hello a second time")
         why = self._unfit(hello)
         if not why and self._established and (not hello.resume or hello.received < self._acknowledged):
@@ -299,25 +299,25 @@ class Link:
             return self._refuse_and_die(connection, why)
         return self._open(now, connection, hello)
 
-    def accepted(self, now: float, connection: Connection, hello: LinkHello) -> list[Effect]:
+    def accepted(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         """A connection for this link was accepted; `hello` is the dialler's. Takes the place of the one before it."""
         if self.dead:
-            return [Refuse(connection, self.dead.why)]
+            return [SendBye(connection, self.dead.why)]
         self.remote = self.remote or hello.host
         why = self._unfit(hello)
         if why:
             return self._refuse_and_die(connection, why)
         if hello.received < self._acknowledged or (not hello.resume and (self.received or self._acknowledged)):
             # The same process, which forgets nothing: it has said more since, on a connection that overtook this one.
-            return [Refuse(connection, "a newer connection has taken the place of this one")]
-        effects: list[Effect] = []
+            return [SendBye(connection, "a newer connection has taken the place of this one")]
+        effects: list[LinkEffect] = []
         if self.connection is not None:
             effects.append(Close(self.connection, "a newer connection has taken the place of this one"))
         self._reached = hello.reached
-        effects.append(Send(connection, self._hello(hello.reached, hello.reached)))
+        effects.append(SendMessage(connection, self._hello(hello.reached, hello.reached)))
         return effects + self._open(now, connection, hello)
 
-    def broken(self, now: float, connection: Connection, why: str) -> list[Effect]:
+    def broken(self, now: float, connection: Connection, why: str) -> list[LinkEffect]:
         """That connection is gone."""
         if connection is not self.connection or self.dead:
             return []
@@ -338,7 +338,7 @@ class Link:
         self._attempt = 0
         return effects + self._dial()
 
-    def said_bye(self, now: float, connection: Connection, reason: str) -> list[Effect]:
+    def said_bye(self, now: float, connection: Connection, reason: str) -> list[LinkEffect]:
         """The other side gives the link up, or refuses it."""
         if connection is not self.connection:
             return []
@@ -346,7 +346,7 @@ class Link:
         why = f"{self.remote} said goodbye: {reason}" if up else f"{self.remote} refused the link: {reason}"
         return self._die(why, orderly=up)
 
-    def close(self, now: float, reason: str) -> list[Effect]:
+    def close(self, now: float, reason: str) -> list[LinkEffect]:
         """Ours gives it up."""
         if self.dead:
             return []
@@ -379,7 +379,7 @@ class Link:
     def _miscounted(self, received: int) -> str:
         return f"{self.remote} says it has received {received} frames of the {self.sent} that were sent: please report this"
 
-    def _open(self, now: float, connection: Connection, hello: LinkHello) -> list[Effect]:
+    def _open(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         self._state, self.connection = _UP, connection
         self._established = True
         self._other_agent = hello.agent
@@ -389,7 +389,7 @@ class Link:
         self._acknowledge(hello.received)
         return [Carry(connection), *self._suspect("")]
 
-    def _suspect(self, why: str) -> list[Effect]:
+    def _suspect(self, why: str) -> list[LinkEffect]:
         if bool(why) == bool(self.suspected):
             return []
         self.suspected = why
@@ -397,7 +397,7 @@ class Link:
 
     # --- events: time
 
-    def tick(self, now: float, busy: bool = False) -> list[Effect]:
+    def tick(self, now: float, busy: bool = False) -> list[LinkEffect]:
         """`busy`: the connection has bytes to write, behind which a heartbeat would only wait."""
         due = self.due()
         if now + _ROUNDING < due:
@@ -417,7 +417,7 @@ class Link:
             return self._dial()
         return []
 
-    def _beats(self, now: float, busy: bool) -> list[Effect]:
+    def _beats(self, now: float, busy: bool) -> list[LinkEffect]:
         if now + _ROUNDING >= self._ack_at:
             return [self._beat(now)]
         if self._limits.heartbeat > 0 and now + _ROUNDING >= self._beat_at + self._limits.heartbeat:
@@ -434,19 +434,19 @@ class Link:
         if self._state != _UP:
             self._window = max(self._window, now + min(limit, SILENT_AFTER * heartbeat))
 
-    def _close_broken(self, now: float, why: str) -> list[Effect]:
+    def _close_broken(self, now: float, why: str) -> list[LinkEffect]:
         """We give the connection up, not the link."""
         connection = self.connection
         return [Close(connection, why), *self.broken(now, connection, why)]
 
-    def _give_up(self) -> list[Effect]:
+    def _give_up(self) -> list[LinkEffect]:
         if self._established:
             limit = f"{self._limits.reconnect:g} s (setting channel_reconnect_timeout)"
             return self._die(f"no new connection with {self.remote} came about within {limit}: {self._why}")
         limit = f"{self._limits.attach:g} s (setting mesh_attach_config_timeout)"
         return self._die(f"{self.remote} could not be reached within {limit}: {self._why}")
 
-    def _dial(self) -> list[Effect]:
+    def _dial(self) -> list[LinkEffect]:
         self._dialling, self._dial_at = True, NEVER
         return [Dial()]
 
@@ -457,14 +457,14 @@ class Link:
 
     # --- the end
 
-    def _refuse_and_die(self, connection: Connection, why: str, orderly: bool = False) -> list[Effect]:
-        effects: list[Effect] = [Refuse(connection, why)]
+    def _refuse_and_die(self, connection: Connection, why: str, orderly: bool = False) -> list[LinkEffect]:
+        effects: list[LinkEffect] = [SendBye(connection, why)]
         if connection is self.connection:
             self.connection = None
         return effects + self._die(why, orderly)
 
-    def _die(self, why: str, orderly: bool = False) -> list[Effect]:
-        effects: list[Effect] = []
+    def _die(self, why: str, orderly: bool = False) -> list[LinkEffect]:
+        effects: list[LinkEffect] = []
         if self.connection is not None:
             effects.append(Close(self.connection, why))
         self.dead = Dead(why, orderly)

@@ -33,12 +33,12 @@ from monarch._wire.link import (
     Close,
     Dead,
     Dial,
-    Effect,
     Link,
+    LinkEffect,
     LinkLimits,
     LinkTarget,
-    Refuse,
-    Send,
+    SendBye,
+    SendMessage,
     Suspect,
 )
 from monarch._wire.message import Beat, Bye, LinkHello
@@ -127,7 +127,7 @@ class LinkConnection:
         self._carrier: Any = None  # takes data: the link's connection once it is up
         self._room = threading.Condition()
         self._was_full = False
-        self._effects: deque[Effect] = deque()
+        self._effects: deque[LinkEffect] = deque()
         self._acting = False
         self._timer: Timer | None = None
         self._armed_for = NEVER
@@ -345,7 +345,7 @@ class LinkConnection:
             case Beat(received):
                 self._event(self._link.beat, connection, received)
             case LinkHello():
-                self._event(self._link.greeted, connection, msg)
+                self._event(self._link.hello_received, connection, msg)
             case Bye(reason):
                 self._event(self._link.said_bye, connection, reason)
 
@@ -360,14 +360,14 @@ class LinkConnection:
 
     # --- effects
 
-    def _event(self, event: Callable[..., list[Effect]], *args: Any) -> None:
+    def _event(self, event: Callable[..., list[LinkEffect]], *args: Any) -> None:
         with self._lock:
             effects = event(self._loop.now(), *args)
             if self._link.connection is not self._carrier:
                 self._carrier = None
         self._act(effects)
 
-    def _act(self, effects: Iterable[Effect]) -> None:
+    def _act(self, effects: Iterable[LinkEffect]) -> None:
         """Carries them out in order. What comes of one of them is done after those that were wanted before."""
         self._effects.extend(effects)
         if self._acting:
@@ -386,15 +386,15 @@ class LinkConnection:
         """To the loop, which has somewhere to say it."""
         self._loop.call_soon(lambda: _raise(exc))
 
-    def _do(self, effect: Effect) -> None:
+    def _do(self, effect: LinkEffect) -> None:
         match effect:
-            case Send(connection, msg):
+            case SendMessage(connection, msg):
                 self._tell(connection, msg)
             case Carry(connection):
                 self._carry(connection)
             case Dial():
                 self._begin_dial()
-            case Refuse(connection, why):
+            case SendBye(connection, why):
                 self._tell(connection, Bye(why))
                 connection.close(why)
             case Close(connection, why):

@@ -353,7 +353,7 @@ class Preload(_Message, tag=26):
 
 class ProcReachable(_Message, tag=30):
     """The process at `address` can be reached; the answer to Watch when it lives. With an incarnation above the one that
-    was known: a new process has taken its place (answered by Heard)."""
+    was known: a new process has taken its place (answered by IncarnationAck)."""
 
     address: str
     incarnation: int = 0
@@ -663,7 +663,7 @@ class HostUnreachable(_Message, tag=72):
 
 class TreeCall(_Message, tag=68):
     """From the agent of this host: a call that came down the tree from the process at `source`. `up`: its answer goes back to
-    the agent (Climb)."""
+    the agent (TreeAnswer)."""
 
     source: str
     call: Call

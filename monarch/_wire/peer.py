@@ -10,7 +10,7 @@ breaks only with its process).
 A process that has ended may be replaced by another at the same address: the peer is then `revived`, with the next
 incarnation. What was sent to the one before it is never sent to the new one.
 
-A process of another host is `far`: frames to it are enclosed (see `relay`), and its agent is asked before the first of them
+A process of another host is remote: frames to it are enclosed (see `relay`), and its agent is asked before the first of them
 is sent, because nobody else would tell of its end.
 """
 
@@ -39,7 +39,7 @@ class PeerEnded(ConnectionError):
 
 class Peer:
     """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the
-    agent. `source`: our own address, for a process that is far; `learned()` is called then when it is known which is there.
+    agent. `source`: our own address, for a remote process; `learned()` is called then when it is known which is there.
     """
 
     __slots__ = (

@@ -179,8 +179,8 @@ class _Abandoned:
     def cleanup(self, cause: Exception | None) -> Any:
         return None
 
-    async def settle_tasks(self) -> None:
-        await self._behaviour.settle_tasks()
+    async def cancel_tasks(self) -> None:
+        await self._behaviour.cancel_tasks()
 
     def describe_failure(self, exc: BaseException, doing: str) -> Failure:
         return Failure("the process was killed", stopped=True)

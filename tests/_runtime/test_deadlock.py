@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._runtime import deadlock as module
-from monarch._runtime.deadlock import Blocked, Broken, Detector, Send
+from monarch._runtime.deadlock import Blocked, Broken, Detector, SendChase
 
 AFTER = 1.0
 
@@ -55,15 +55,17 @@ class World:
     def _of(self, home: str) -> dict[int, Blocked]:
         return {number: wait for number, wait in self.waits.items() if self.homes[wait.who] == home}
 
-    def sweep(self, *homes: str) -> list[Send]:
-        found: list[Send] = []
+    def sweep(self, *homes: str) -> list[SendChase]:
+        found: list[SendChase] = []
         for home in homes or sorted(self.detectors):
             own = self._of(home)
             found += self.detectors[home].sweep([(n, w.since) for n, w in own.items()], own.get, self.now, AFTER)
         self.sent += len(found)
         return found
 
-    def deliver(self, sends: list[Send], chance: random.Random | None = None, steps: int = 100_000) -> list[Send]:
+    def deliver(
+        self, sends: list[SendChase], chance: random.Random | None = None, steps: int = 100_000
+    ) -> list[SendChase]:
         """Until nothing is under way (or `steps` messages were delivered; the rest is returned)."""
         waiting = list(sends)
         while waiting and steps:
@@ -267,7 +269,7 @@ def test_a_wait_with_a_way_out_that_loses_it_is_found_then() -> None:
     assert detector.sweep([(1, 0.0)], lambda number: wait, 1.5, AFTER) == []
     (send,) = detector.sweep([(1, 0.0)], lambda number: wait, 2.0, AFTER)
     (again,) = detector.chased(send.chase, [wait], 2.0, AFTER)
-    assert isinstance(again, Send) and again.chase.again
+    assert isinstance(again, SendChase) and again.chase.again
     assert detector.chased(again.chase, [wait], 2.0, AFTER) == [Broken(1, ["a waits"])]
 
 

@@ -568,7 +568,7 @@ def test_the_end_of_one_whose_barrier_is_lost(net: Net) -> None:
 def test_an_end_that_was_put_off_is_told_before_the_next_process_is(net: Net) -> None:
     a, b = net.linked()
     assert in_loop(net.loop, lambda: a.directs.ended(ProcEnded(B, 1, 0, False, [])))
-    in_loop(net.loop, lambda: a.directs.settle(B))
+    in_loop(net.loop, lambda: a.directs.tell_end(B))
     assert a.log == [f"ended {B}"] and a.directs.pairs == []
     b.wait(lambda log: log == ["lost"])
 

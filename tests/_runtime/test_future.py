@@ -456,8 +456,8 @@ def test_every_observer_is_woken_though_one_of_them_was_woken_before() -> None:
     source = Source()
     woken: list[int] = []
     source.on_ready(lambda: woken.append(1))
-    source.settle()
-    source.settle()
+    source.set_ready()
+    source.set_ready()
     source.on_ready(lambda: woken.append(2))
     source.discard(lambda: None)
     assert woken == [1, 2]

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from monarch._errors import BackpressureTimeout, ForkedClientError, MessageTooLargeError
-from monarch._runtime import actor_table
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
@@ -245,17 +244,6 @@ def test_who_was_refused_is_told_of_those_that_come_later(machine: Machine) -> N
     assert worker.table.senders_to("key") == []
     refuse(client, worker, 4)
     assert worker.table.senders_to("key") == [client.address] and worker.table.senders_to("other") == []
-
-
-def test_actors_that_never_came_are_remembered_up_to_a_bound(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_table, "_MISSED", 3)
-    client, worker = machine.start("client"), machine.start("m.0")
-    settings.LAYERS.set_runtime({**settings.LAYERS.runtime(), "undelivered_messages": 0})
-    for number in range(5):
-        entry, port = wait_reply(client, worker)
-        client.post(worker.address, call(1, key=f"key{number}", port=port))
-        assert entry.wait(TIMEOUT)
-    assert list(worker.table._missed) == ["key2", "key3", "key4"]
 
 
 def test_the_owner_of_a_failed_actor_is_told(machine: Machine) -> None:

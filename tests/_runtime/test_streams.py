@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -253,12 +252,16 @@ def test_nor_is_a_process(pair: Pair) -> None:
         pair.open(timeout=0.5)
 
 
-def test_a_connection_that_comes_too_late_is_closed() -> None:
-    waiter = streams._Waiter(streams._close)
+def test_a_connection_that_comes_too_late_is_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    dials: list[Any] = []
+    cancelled = threading.Event()
+    attempt = SimpleNamespace(cancel=cancelled.set)
+    monkeypatch.setattr(streams.tcp, "dial", lambda to, loop, done, **how: (dials.append(done), attempt)[1])
     with pytest.raises(TimeoutError):
-        waiter.wait(monotonic(), "it")
+        pair.open(timeout=0.1)
+    assert cancelled.wait(TIMEOUT)
     ours, theirs = socket.socketpair()
-    waiter.settle(ours)
+    dials[0](ours)
     with theirs:
         assert theirs.recv(1) == b""
     assert ours.fileno() == -1

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from monarch._runtime.loop import Loop
 from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Challenge, Dialler, Failure, Secret
-from monarch._wire.transport.handshake import DEADLINE, Greeting
+from monarch._wire.transport.handshake import DEADLINE, Handshake
 from monarch.testing.clock import VirtualClock
 from tests.support.examples import examples
 
@@ -36,13 +36,13 @@ class World:
         self._come = threading.Semaphore(0)
         self.far: list[socket.socket] = []
 
-    def greet(self, challenge: Challenge) -> tuple[Greeting, socket.socket]:
+    def shake_hands(self, challenge: Challenge) -> tuple[Handshake, socket.socket]:
         here, far = socket.socketpair()
         far.settimeout(TIMEOUT)
         self.far.append(far)
-        greeting = Greeting(here, self.loop, challenge, self.done)
-        self.loop.call_soon(greeting.start)
-        return greeting, far
+        handshake = Handshake(here, self.loop, challenge, self.done)
+        self.loop.call_soon(handshake.start)
+        return handshake, far
 
     def done(self, outcome: Any) -> None:
         assert self.loop.in_loop()
@@ -98,7 +98,7 @@ def converse(far: socket.socket, machine: Challenge) -> None:
 def test_the_socket_comes_out_ready(
     world: World, here: type[Challenge], there: type[Challenge], secret: Secret | None
 ) -> None:
-    _, far = world.greet(here(secret))
+    _, far = world.shake_hands(here(secret))
     converse(far, there(secret))
     sock = world.outcome()
     far.sendall(b"after")
@@ -109,7 +109,7 @@ def test_the_socket_comes_out_ready(
 
 def test_nothing_that_follows_is_swallowed(world: World) -> None:
     """Frames may come in the same packet as the last word of the handshake."""
-    _, far = world.greet(Dialler(SECRET))
+    _, far = world.shake_hands(Dialler(SECRET))
     machine = Acceptor(SECRET)
     machine.start()
     for _ in range(2):
@@ -124,7 +124,7 @@ def test_nothing_that_follows_is_swallowed(world: World) -> None:
 
 
 def test_the_other_side_is_told_before_the_socket_closes(world: World) -> None:
-    _, far = world.greet(Acceptor(SECRET))
+    _, far = world.shake_hands(Acceptor(SECRET))
     machine = Dialler(Secret("another"))
     converse(far, machine)
     assert machine.failure is not None
@@ -137,7 +137,7 @@ def test_the_other_side_is_told_before_the_socket_closes(world: World) -> None:
 
 def test_whoever_drips_bytes_is_given_up_at_the_deadline(world: World) -> None:
     """A byte a second would keep a limit between bytes happy for ever."""
-    _, far = world.greet(Acceptor(SECRET))
+    _, far = world.shake_hands(Acceptor(SECRET))
     world.settle()
     hello = Dialler(SECRET).start()
     for second in range(int(DEADLINE) - 1):
@@ -154,7 +154,7 @@ def test_whoever_drips_bytes_is_given_up_at_the_deadline(world: World) -> None:
 
 def test_whoever_says_nothing_is_given_up_at_the_deadline(world: World) -> None:
     for kind in (Acceptor, Dialler):
-        world.greet(kind(SECRET))
+        world.shake_hands(kind(SECRET))
         world.settle()
         world.clock.advance(DEADLINE - 0.5)
         assert world.outcomes == []
@@ -163,18 +163,18 @@ def test_whoever_says_nothing_is_given_up_at_the_deadline(world: World) -> None:
 
 
 def test_a_deadline_that_was_met_does_nothing(world: World) -> None:
-    greeting, far = world.greet(Acceptor(None))
+    handshake, far = world.shake_hands(Acceptor(None))
     converse(far, Dialler(None))
     sock = world.outcome()
     world.clock.advance(2 * DEADLINE)
-    greeting.give_up("too late")
+    handshake.give_up("too late")
     assert sock.fileno() >= 0
     sock.close()
 
 
 @pytest.mark.parametrize("count", range(auth.HELLO_BYTES + auth.PROOF_BYTES))
 def test_a_connection_that_ends_at_any_byte_fails(world: World, count: int) -> None:
-    _, far = world.greet(Acceptor(SECRET))
+    _, far = world.shake_hands(Acceptor(SECRET))
     machine = Dialler(SECRET)
     hello = machine.start()
     far.sendall(hello[:count])
@@ -189,10 +189,10 @@ def test_a_connection_that_ends_at_any_byte_fails(world: World, count: int) -> N
 
 def test_a_connection_that_is_reset_fails(world: World) -> None:
     here, far = tcp_pair()
-    greeting = Greeting(here, world.loop, Acceptor(SECRET), world.done)
+    handshake = Handshake(here, world.loop, Acceptor(SECRET), world.done)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     far.close()
-    world.loop.call_soon(greeting.start)
+    world.loop.call_soon(handshake.start)
     assert "the connection broke" in world.outcome().text
 
 
@@ -201,7 +201,7 @@ def test_a_refusal_is_no_reset(world: World) -> None:
     here, far = tcp_pair()
     far.settimeout(TIMEOUT)
     far.sendall(b"\x16\x03\x01" + bytes(500))
-    world.loop.call_soon(Greeting(here, world.loop, Acceptor(SECRET), world.done).start)
+    world.loop.call_soon(Handshake(here, world.loop, Acceptor(SECRET), world.done).start)
     assert "it speaks TLS" in world.outcome().text
     assert read(far, 7) == auth.TLS_ALERT
     assert far.recv(1) == b""
@@ -217,7 +217,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 def test_bytes_that_are_too_many_are_not_read(world: World) -> None:
     """They wait in the kernel, whose buffer is bounded, until the socket is closed."""
-    _, far = world.greet(Acceptor(SECRET))
+    _, far = world.shake_hands(Acceptor(SECRET))
     far.setblocking(False)
     sent = 0
     try:
@@ -270,7 +270,7 @@ def test_ten_thousand_random_streams_never_reach_a_decoder(world: World) -> None
 
     def play(count: int) -> None:
         for _ in range(count):
-            _, far = world.greet(rng.choice((Acceptor, Dialler))(SECRET))
+            _, far = world.shake_hands(rng.choice((Acceptor, Dialler))(SECRET))
             try:
                 far.sendall(random_bytes(rng))
                 far.shutdown(socket.SHUT_WR)
@@ -300,7 +300,7 @@ def test_ten_thousand_random_streams_never_reach_a_decoder(world: World) -> None
     begin=st.sampled_from([b"", auth.MAGIC, Dialler(SECRET).start()]),
 )
 def test_no_bytes_in_any_pieces_pass(world: World, chunks: list[bytes], begin: bytes) -> None:
-    _, far = world.greet(Acceptor(SECRET))
+    _, far = world.shake_hands(Acceptor(SECRET))
     try:
         far.sendall(begin)
         for chunk in chunks:
@@ -313,12 +313,12 @@ def test_no_bytes_in_any_pieces_pass(world: World, chunks: list[bytes], begin: b
     assert "long and random" not in failure.text
 
 
-def test_it_can_be_seen_where_a_greeting_is(world: World) -> None:
-    greeting, far = world.greet(Acceptor(SECRET))
+def test_it_can_be_seen_where_a_handshake_is(world: World) -> None:
+    handshake, far = world.shake_hands(Acceptor(SECRET))
     far.sendall(auth.MAGIC)
     world.settle()
     world.settle()
-    assert repr(greeting) == "<Greeting <Acceptor wants 35 bytes>>"
-    world.loop.call_soon(lambda: greeting.give_up("enough"))
+    assert repr(handshake) == "<Handshake <Acceptor wants 35 bytes>>"
+    world.loop.call_soon(lambda: handshake.give_up("enough"))
     assert world.outcome() == Failure("enough", final=False)
-    assert repr(greeting) == "<Greeting over>"
+    assert repr(handshake) == "<Handshake over>"

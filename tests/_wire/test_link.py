@@ -18,11 +18,11 @@ from monarch._wire.link import (
     Close,
     Dead,
     Dial,
-    Effect,
     Link,
+    LinkEffect,
     LinkLimits,
-    Refuse,
-    Send,
+    SendBye,
+    SendMessage,
     Suspect,
 )
 from monarch._wire.message import VERSION, Beat, Bye, LinkHello
@@ -160,7 +160,7 @@ class Simulation:
                 wire.greeted = True
                 self.act(side, link.accepted(now, wire, item))
             case LinkHello():
-                self.act(side, link.greeted(now, wire, item))
+                self.act(side, link.hello_received(now, wire, item))
             case Beat(received):
                 self.act(side, link.beat(now, wire, received))
             case Bye(reason):
@@ -171,12 +171,12 @@ class Simulation:
                     self.delivered[side].append(item)
                 self.act(side, link.took(now, wire, 1, 100))
 
-    def act(self, side: int, effects: list[Effect]) -> None:
+    def act(self, side: int, effects: list[LinkEffect]) -> None:
         for effect in effects:
             match effect:
                 case Dial():
                     self._dial()
-                case Send(wire, msg):
+                case SendMessage(wire, msg):
                     if type(msg) is LinkHello and side == DIALLER:
                         self.hellos.append(msg)
                     if type(msg) is Beat:
@@ -186,7 +186,7 @@ class Simulation:
                     self.carriers[side] = wire
                     for pieces, _size in self.links[side].kept:
                         wire.put(side, int(bytes(pieces[0])))
-                case Refuse(wire, why):
+                case SendBye(wire, why):
                     wire.put(side, Bye(why))
                     wire.close(side)
                 case Close(wire, _):
@@ -455,14 +455,14 @@ def test_a_heartbeat_does_not_queue_behind_bytes_that_wait() -> None:
     link = sim.links[DIALLER]
     assert link.tick(2, busy=True) == []
     assert link.due() == 4
-    assert link.tick(4, busy=False) == [Send(link.connection, Beat(0))]
+    assert link.tick(4, busy=False) == [SendMessage(link.connection, Beat(0))]
 
 
 def test_but_an_acknowledgement_does() -> None:
     sim = up(LinkLimits(heartbeat=2))
     link = sim.links[DIALLER]
     link.took(1, link.connection, 2, 10)
-    assert link.tick(1.5, busy=True) == [Send(link.connection, Beat(2))]
+    assert link.tick(1.5, busy=True) == [SendMessage(link.connection, Beat(2))]
 
 
 def test_full_from_the_bound_on_and_not_after_the_acknowledgement() -> None:
@@ -495,7 +495,7 @@ def test_three_missed_heartbeats_end_the_connection_and_not_the_link() -> None:
 
 def test_a_process_that_did_not_run_itself_does_not_judge_silence() -> None:
     link = up().links[ACCEPTOR]
-    assert [type(effect) for effect in link.tick(100)] == [Send]  # a Beat
+    assert [type(effect) for effect in link.tick(100)] == [SendMessage]  # a Beat
     assert link.up
     assert link.due() == 101
     link.tick(101)
@@ -609,7 +609,7 @@ def test_time_that_this_process_did_not_run_does_not_count_for_the_window() -> N
     assert [type(effect) for effect in link.tick(103)] == [Dead]
 
 
-def test_a_greeting_without_an_answer_is_tried_again() -> None:
+def test_a_handshake_without_an_answer_is_tried_again() -> None:
     link = dialler()
     link.start(0)
     first = object()
@@ -716,12 +716,12 @@ def redialled(frames: int) -> tuple[Link, object]:
 def test_another_process_at_the_same_address_is_another_host(changes: dict[str, Any]) -> None:
     link, there = redialled(frames=2)
     why = "the process at tcp://far:1 is another one now: the host was restarted"
-    assert link.greeted(1, there, hello(**({"received": 2} | changes))) == [Refuse(there, why), Dead(why)]
+    assert link.hello_received(1, there, hello(**({"received": 2} | changes))) == [SendBye(there, why), Dead(why)]
 
 
 def test_the_same_process_goes_on_where_it_was() -> None:
     link, there = redialled(frames=2)
-    assert link.greeted(1, there, hello(received=2)) == [Carry(there), Suspect("")]
+    assert link.hello_received(1, there, hello(received=2)) == [Carry(there), Suspect("")]
     assert (link.sent, link.unacknowledged) == (3, 1)
 
 
@@ -729,20 +729,20 @@ def test_versions_that_differ_are_named_to_both_sides() -> None:
     far, there = acceptor(), object()
     why = f"protocol version {VERSION} meets version 99 of tcp://near:1: all hosts need one monarch version"
     assert far.accepted(0, there, hello(version=99, host="tcp://near:1", resume=False)) == [
-        Refuse(there, why),
+        SendBye(there, why),
         Dead(why),
     ]
     near = dialler()
     near.start(0)
     near.dialled(0, there)
     why = f"protocol version {VERSION} meets version 99 of tcp://far:1: all hosts need one monarch version"
-    assert near.greeted(0, there, hello(version=99)) == [Refuse(there, why), Dead(why)]
+    assert near.hello_received(0, there, hello(version=99)) == [SendBye(there, why), Dead(why)]
 
 
 def test_an_acceptor_without_memory_of_the_link_refuses_it() -> None:
     link, there = acceptor(), object()
     effects = link.accepted(0, there, hello(host="tcp://near:1", agent="agent-0", received=4))
-    assert [type(effect) for effect in effects] == [Refuse, Dead]
+    assert [type(effect) for effect in effects] == [SendBye, Dead]
     assert link.dead is not None
     assert "does not know the link" in link.dead.why
 
@@ -751,37 +751,37 @@ def test_an_acceptor_whose_dialler_is_another_process_gives_the_link_up() -> Non
     link = up().links[ACCEPTOR]
     there = object()
     effects = link.accepted(1, there, hello(agent="agent-9"))
-    assert [type(effect) for effect in effects] == [Refuse, Close, Dead]
+    assert [type(effect) for effect in effects] == [SendBye, Close, Dead]
 
 
 def test_a_dead_link_refuses_with_the_reason() -> None:
     link = up().links[ACCEPTOR]
     link.close(1, "the host shuts down")
     there = object()
-    assert link.accepted(2, there, hello()) == [Refuse(there, "the host shuts down")]
+    assert link.accepted(2, there, hello()) == [SendBye(there, "the host shuts down")]
 
 
 @pytest.mark.parametrize("beat", [True, False], ids=["beat", "hello"])
 def test_a_count_of_frames_that_were_never_sent_ends_the_link(beat: bool) -> None:
     link, there = redialled(frames=0)
     if beat:
-        link.greeted(1, there, hello())
+        link.hello_received(1, there, hello())
         link.beat(1, there, 2)
     else:
-        link.greeted(1, there, hello(received=2))
+        link.hello_received(1, there, hello(received=2))
     assert link.dead is not None
     assert "2 frames of the 1 that were sent" in link.dead.why
 
 
 def test_what_connections_of_before_say_is_ignored() -> None:
     link, there = redialled(frames=0)
-    link.greeted(1, there, hello())
+    link.hello_received(1, there, hello())
     old = object()
     assert link.took(2, old, 5, 5) == []
     assert link.beat(2, old, 1) == []
     assert link.broken(2, old, "cut") == []
     assert link.said_bye(2, old, "gone") == []
-    assert link.greeted(2, old, hello()) == []
+    assert link.hello_received(2, old, hello()) == []
     assert link.up
     assert (link.received, link.unacknowledged) == (0, 1)
 

@@ -163,7 +163,7 @@ def test_two_hosts_meet(host: Host, secret: Secret | None) -> None:
     assert accepted.reached == listener.prefix
     assert accepted.peer == f"127.0.0.1:{sock.getsockname()[1]}"
     exchange(sock, accepted.sock)
-    assert listener.statistics() == {"greeting": 0, "failed": 0}
+    assert listener.statistics() == {"handshake": 0, "failed": 0}
 
 
 @needs_ipv6
@@ -505,7 +505,7 @@ def test_a_cancelled_dial_says_nothing(host: Host) -> None:
         one = host.call(lambda: dial(address, host.loop, outcomes.append, secret=None, start_thread=start_thread))
         far, _ = silent.accept()
         far.settimeout(TIMEOUT)
-        assert far.recv(1) == auth.MAGIC[:1]  # it is in its greeting
+        assert far.recv(1) == auth.MAGIC[:1]  # it is in its handshake
         host.call(one.cancel)
         while far.recv(100):
             pass
@@ -559,17 +559,17 @@ def test_few_lines_are_logged_of_many_failures(
     assert listener.statistics()["failed"] == 13
 
 
-def test_the_oldest_in_greeting_gives_way(slow_host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_oldest_in_handshake_gives_way(slow_host: Host, caplog: pytest.LogCaptureFixture) -> None:
     listener = slow_host.listen()
     silent = []
-    for count in range(tcp.IN_GREETING + 3):
+    for count in range(tcp.IN_HANDSHAKE + 3):
         silent.append(socket.create_connection(("127.0.0.1", port_of(listener))))
         slow_host.until(lambda count=count: sum(listener.statistics().values()) == count + 1)  # type: ignore[misc]
     for sock in silent[:3]:
         sock.settimeout(TIMEOUT)
         assert sock.recv(1) == b""
-    assert slow_host.call(listener.statistics) == {"greeting": tcp.IN_GREETING, "failed": 3}
-    assert "others were waiting to be greeted" in messages(caplog)[0]
+    assert slow_host.call(listener.statistics) == {"handshake": tcp.IN_HANDSHAKE, "failed": 3}
+    assert "others were waiting for their handshake" in messages(caplog)[0]
     slow_host.dial(listener.prefix)  # a good one is served meanwhile
     slow_host.wait_accepted()
     for sock in silent:
@@ -579,9 +579,9 @@ def test_the_oldest_in_greeting_gives_way(slow_host: Host, caplog: pytest.LogCap
 def test_silent_strangers_are_given_up(slow_host: Host, clock: VirtualClock) -> None:
     listener = slow_host.listen()
     silent = [socket.create_connection(("127.0.0.1", port_of(listener))) for _ in range(10)]
-    slow_host.until(lambda: listener.statistics()["greeting"] == 10)
+    slow_host.until(lambda: listener.statistics()["handshake"] == 10)
     clock.advance(5.0)
-    assert slow_host.call(listener.statistics)["greeting"] == 0
+    assert slow_host.call(listener.statistics)["handshake"] == 0
     for sock in silent:
         sock.settimeout(TIMEOUT)
         assert sock.recv(1) == b""
@@ -613,7 +613,7 @@ def test_without_descriptors_it_accepts_later(
         assert slow_host.loop.statistics()["descriptors"] == 0, "the kernel would tell of it again and again"
         listener._sock = real
         clock.advance(1.0)
-        slow_host.until(lambda: listener.statistics()["greeting"] == 1)
+        slow_host.until(lambda: listener.statistics()["handshake"] == 1)
     assert "it is accepted later: Too many open files" in messages(caplog)[0]
 
 
@@ -647,7 +647,7 @@ def test_ten_thousand_random_strangers_reach_nothing(
     tracemalloc.start()
     try:
         play(9_500)
-        host.until(lambda: not listener.statistics()["greeting"])
+        host.until(lambda: not listener.statistics()["handshake"])
         grown, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -660,10 +660,10 @@ def test_ten_thousand_random_strangers_reach_nothing(
 def test_a_listener_that_is_closed_lets_go_of_everything(host: Host) -> None:
     listener = host.listen()
     with socket.create_connection(("127.0.0.1", port_of(listener))) as silent:
-        host.until(lambda: listener.statistics()["greeting"] == 1)
+        host.until(lambda: listener.statistics()["handshake"] == 1)
         host.call(listener.close)
         silent.settimeout(TIMEOUT)
         assert silent.recv(1) == b""
     host.call(listener.close)
-    assert repr(listener) == f"<TcpListener {listener.prefix} (0 in greeting, closed)>"
+    assert repr(listener) == f"<TcpListener {listener.prefix} (0 in handshake, closed)>"
     assert host.dial(listener.prefix).refused

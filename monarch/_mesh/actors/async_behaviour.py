@@ -29,7 +29,7 @@ class AsyncActorBehaviour(ActorBehaviour):
         self._unstarted = False  # whether a concurrent endpoint was given to the loop just now
         super().construct()
 
-    async def settle_tasks(self) -> None:
+    async def cancel_tasks(self) -> None:
         """Cancels the concurrent endpoints that still run, and awaits them for `stop_actor_timeout`."""
         tasks = [task for task in self._running_tasks if not task.done()]
         for task in tasks:

@@ -83,8 +83,8 @@ class ActorBehaviour:
         with self._no_loop_for(self.actor.__cleanup__):
             return self.actor.__cleanup__(cause)
 
-    async def settle_tasks(self) -> None:
-        """Nothing runs beside an actor without an event loop."""
+    async def cancel_tasks(self) -> None:
+        """Nothing runs beside an actor without a loop."""
 
     # --- messages
 

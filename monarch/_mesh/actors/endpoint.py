@@ -20,7 +20,7 @@ from monarch._mesh.casts.sender import stamps
 from monarch._mesh.failures.ledger import MeshFacts, process_failure
 from monarch._runtime.context import current, proc_of, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
-from monarch._runtime.ordering import Receiver
+from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
 from monarch._shape.region import Shape
@@ -442,7 +442,7 @@ class Endpoint(Generic[P, R]):
                         if entry is not None:
                             entry.close()
                         raise
-                receiver: Receiver = rank
+                receiver: RankKey = rank
                 if restarts is not None:
                     incarnation = restarts.of(key, rank, address)
                     if incarnation:

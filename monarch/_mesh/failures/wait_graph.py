@@ -174,7 +174,7 @@ class _Survey(Entry):
     def _finish_if_complete(self) -> None:
         if not self.ready:
             self.close()
-            self.settle()
+            self.set_ready()
 
     def give_up(self, error: BaseException) -> None:
         self._finish_if_complete()

@@ -24,7 +24,7 @@ from types import FrameType
 from monarch._errors import DeadlockError
 from monarch._mesh.failures.activity import Helpers, Job, Jobs, blockers, display, edge_of, is_bound, lines_of_job
 from monarch._runtime import stacks
-from monarch._runtime.deadlock import Blocked, Broken, Detector, Send
+from monarch._runtime.deadlock import Blocked, Broken, Detector, SendChase
 from monarch._runtime.instance import Delivery
 from monarch._runtime.loop import Timer, start_thread
 from monarch._runtime.proc import Proc
@@ -128,7 +128,7 @@ class Sweep:
             else:
                 self._send([effect])
 
-    def _send(self, effects: Sequence[Send]) -> None:
+    def _send(self, effects: Sequence[SendChase]) -> None:
         proc = self._proc
         for effect in effects:
             if effect.address == proc.address:  # in a turn of its own: chains within a process may be long

@@ -252,7 +252,7 @@ class Attaching(Entry):
         self._facts[raw[0]] = msgspec.msgpack.decode(raw[2], type=AttachedHost)
         if all(facts is not None for facts in self._facts):
             self.close()
-            self.settle()
+            self.set_ready()
 
     def unanswered(self) -> list[int]:
         return [rank for rank, facts in enumerate(self._facts) if facts is None]
@@ -264,7 +264,7 @@ class Attaching(Entry):
         if not self.ready:
             self._error = self._late() if isinstance(error, TimeoutError) else error
             self.close()
-            self.settle()
+            self.set_ready()
 
     def _late(self) -> RuntimeError:
         assert self.target is not None

@@ -36,7 +36,7 @@ class Acks(Entry):
         self._lock = threading.Lock()
         self._left = dict(enumerate(addresses))
         if not addresses:
-            self.settle()
+            self.set_ready()
 
     def ask(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
@@ -55,7 +55,7 @@ class Acks(Entry):
             last = not self._left
         if last and not self.ready:
             self.close()
-            self.settle()
+            self.set_ready()
 
     def left(self) -> list[str]:
         """The addresses that have neither answered nor ended."""
@@ -80,7 +80,7 @@ class Acks(Entry):
     def give_up(self, error: BaseException) -> None:
         if not self.ready:
             self.close()
-            self.settle()
+            self.set_ready()
 
     def awaited(self) -> str:
         with self._lock:
@@ -102,7 +102,7 @@ class Timeout(Entry):
     def end(self) -> None:
         if not self.ready:
             self.close()
-            self.settle()
+            self.set_ready()
 
     def receive(self, raw: Raw) -> None:
         """Nobody answers."""

@@ -63,10 +63,9 @@ class Connection(Protocol):
 
     `send` may be called from any thread and never waits unless `wait` is given: then it returns when the pieces have left
     the caller's memory. `coalesce_within` seconds: when the last frame was sent less than that ago this is a flood, and
-    frames are
-    written together a little later, at the latest before the next frame that is not lazy. It raises ConnectionLost once
-    the connection is gone. `owned`: nobody changes the pieces from now on, so none has to be copied. `queued` counts bytes
-    not yet taken by the transport; `wait_room` blocks until it is below the limit.
+    frames are written together a little later, at the latest before the next frame without it. It raises ConnectionLost
+    once the connection is gone. `owned`: nobody changes the pieces from now on, so none has to be copied. `queued` counts
+    bytes not yet taken by the transport; `wait_room` blocks until it is below the limit.
     """
 
     remote: str

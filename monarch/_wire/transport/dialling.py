@@ -1,4 +1,4 @@
-"""Dialling another host: names, addresses one after the other, and the Greeting."""
+"""Dialling another host: names, addresses one after the other, and the handshake."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._wire.auth import Dialler, Failure, Secret
 from monarch._wire.host_address import HostAddress, Ipc, Tcp, is_address
 from monarch._wire.transport.base import DialFailed, Reactor, StreamSocket, Timer
-from monarch._wire.transport.handshake import Greeting
+from monarch._wire.transport.handshake import Handshake
 from monarch._wire.transport.listeners import TLS_MISSING, name_of, tls_over, tune
 from monarch._wire.transport.unix import same_user
 
@@ -34,11 +34,11 @@ def dial(
     start_thread: Callable[[Callable[[], None], str], Any],
 ) -> Dial:
     """Connects to the host at `address.dial`; call it on the I/O thread. `done` hears of the outcome there, once, after this
-    returned: the socket, greeted and ready for a StreamConnection, or why there is none.
+    returned: the socket, ready for a StreamConnection, or why there is none.
 
     `tls`: a context for clients. `start_thread(fn, name)` runs `fn` beside the loop, for names that have to be looked up.
     Bounds: 10 seconds for the name service, 8 addresses of a name one after the other, 5 seconds for each to connect and
-    5 for the Greeting.
+    5 for the handshake.
     """
     attempt = Dial(address, loop, done, secret, tls, start_thread)
     loop.call_soon(attempt._begin)
@@ -71,7 +71,7 @@ class Dial:
         self._refused = True
         self._final = False
         self._sock: socket.socket | None = None
-        self._greeting: Greeting | None = None
+        self._handshake: Handshake | None = None
         self._timer: Timer | None = None
         self._over = False
 
@@ -149,7 +149,7 @@ class Dial:
         elif error:
             self._failed(where, error)
         else:
-            self._greet(sock, where)
+            self._shake_hands(sock, where)
 
     def _connected(self, sock: socket.socket, where: Any) -> None:
         error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -160,9 +160,9 @@ class Dial:
             sock.getpeername()
         except OSError:  # an event that came early
             return
-        self._greet(sock, where)
+        self._shake_hands(sock, where)
 
-    def _greet(self, sock: socket.socket, where: Any) -> None:
+    def _shake_hands(self, sock: socket.socket, where: Any) -> None:
         self._stop_watching()
         try:
             if sock.family == socket.AF_UNIX and not same_user(sock):
@@ -173,8 +173,8 @@ class Dial:
             self._failed(where, exc.errno or errno.EIO)
             return
 
-        def greeted(outcome: StreamSocket | Failure) -> None:
-            self._greeting = None
+        def finished(outcome: StreamSocket | Failure) -> None:
+            self._handshake = None
             if self._over:
                 if not isinstance(outcome, Failure):
                     outcome.close()
@@ -185,8 +185,8 @@ class Dial:
                 self._sock = None
                 self._done(outcome)
 
-        self._greeting = Greeting(sock, self._loop, Dialler(self._secret), greeted, tls=tls)
-        self._greeting.start()
+        self._handshake = Handshake(sock, self._loop, Dialler(self._secret), finished, tls=tls)
+        self._handshake.start()
 
     def _refuse(self, where: Any, failure: Failure) -> None:
         """Somebody answered, but is not to be spoken to. Another address of the name may belong to somebody else."""
@@ -221,8 +221,8 @@ class Dial:
     def _drop(self) -> None:
         """Lets go of the socket that is tried just now."""
         self._stop_watching()
-        if self._greeting is not None:
-            self._greeting.give_up("given up")
+        if self._handshake is not None:
+            self._handshake.give_up("given up")
         if self._sock is not None:
             self._sock.close()
             self._sock = None

@@ -1,6 +1,6 @@
 """The first seconds of a connection between hosts: TLS where it is used, then the challenge of `monarch._wire.auth`.
 
-Until a Greeting is done nothing of the connection reaches a frame decoder, and it reads not one byte more than the
+Until a handshake is done nothing of the connection reaches a frame decoder, and it reads not one byte more than the
 challenge asks for. Memory: what `auth.Challenge` keeps; TLS adds a few records.
 """
 
@@ -20,7 +20,7 @@ DEADLINE = 5.0  # seconds for all of it, however lively the other side is meanwh
 _DRAINED = 16  # reads, of 4 KiB, of what is not wanted any more
 
 
-class Greeting:
+class Handshake:
     """One connection until it may speak. All of it runs on the I/O thread.
 
     `done` is called once: with the socket, which is ready for frames and no longer watched here, or with the Failure,
@@ -54,7 +54,7 @@ class Greeting:
         self._seconds = deadline
 
     def __repr__(self) -> str:
-        return f"<Greeting {'over' if self._over else repr(self._challenge)}>"
+        return f"<Handshake {'over' if self._over else repr(self._challenge)}>"
 
     def start(self) -> None:
         """Begins. `done` may be called before this returns, when the socket is broken already."""

@@ -1,4 +1,4 @@
-"""Sockets between hosts before and after the Greeting: making those that listen, tuning, naming."""
+"""Sockets between hosts before and after the handshake: making those that listen, tuning, naming."""
 
 from __future__ import annotations
 

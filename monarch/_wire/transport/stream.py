@@ -51,8 +51,8 @@ class StreamConnection:
         self._lost = False
         self._reason = ""
         self._reading = True
-        self._lazy = False  # the queue holds frames only because their senders were in no hurry
-        self._last_lazy = 0.0
+        self._coalesced = False  # the queue holds frames only because their senders were in no hurry
+        self._last_coalesced = 0.0
 
     def start(self) -> None:
         """Begins to read. Call once `remote` and the owner are ready for events."""
@@ -102,7 +102,7 @@ class StreamConnection:
                 self._take_deferred()
             if coalesce_within and not self._lost and self._follows_within(coalesce_within):
                 self._enqueue(pieces, owned)
-                self._lazy = True
+                self._coalesced = True
             else:
                 self._write(pieces, wait, owned)
         finally:
@@ -113,8 +113,8 @@ class StreamConnection:
     def _write(self, pieces: Sequence[Buffer], wait: bool, owned: bool = False) -> None:
         if self._lost:
             raise ConnectionLost(self._reason)
-        if self._lazy:  # what was put off goes first, with small frames in the same system call
-            self._lazy = False
+        if self._coalesced:  # what was put off goes first, with small frames in the same system call
+            self._coalesced = False
             if not wait:
                 self._enqueue(pieces, owned)
                 self._write_queue()
@@ -141,8 +141,8 @@ class StreamConnection:
     def _follows_within(self, seconds: float) -> bool:
         """Whether frames follow each other so closely that writing several at once pays."""
         now = perf_counter()
-        closely = now - self._last_lazy < seconds
-        self._last_lazy = now
+        closely = now - self._last_coalesced < seconds
+        self._last_coalesced = now
         return closely
 
     def _write_waiting(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
@@ -260,7 +260,7 @@ class StreamConnection:
         if not self._lock.acquire(False):
             return  # level-triggered: the loop calls again
         try:
-            self._lazy = False
+            self._coalesced = False
             self._write_queue()
             if not self._out and not self._lost:
                 self._loop.want_write(self._fd, False, self._reading)

@@ -1,6 +1,6 @@
 """Connections between hosts: listening and dialling over TCP, or over a Unix socket (`ipc://`) on one machine.
 
-Whoever gets a socket from here knows that the other side has gone through the Greeting: TLS where certificates are given,
+Whoever gets a socket from here knows that the other side has gone through the handshake: TLS where certificates are given,
 and the challenge on the job's secret. Everything runs on the I/O thread, but for names that have to be looked up.
 `dialling` has the other half.
 """
@@ -18,7 +18,7 @@ from monarch._wire.auth import Acceptor, Failure, Secret
 from monarch._wire.host_address import HostAddress
 from monarch._wire.transport.base import Reactor, StreamSocket, Timer
 from monarch._wire.transport.dialling import Dial, dial
-from monarch._wire.transport.handshake import Greeting
+from monarch._wire.transport.handshake import Handshake
 from monarch._wire.transport.listeners import (
     TLS_MISSING,
     listen,
@@ -39,7 +39,7 @@ __all__ = ["Accepted", "Dial", "TcpListener", "dial"]
 
 logger = logging.getLogger("monarch")
 
-IN_GREETING = 64  # connections of one listener that have not shown yet who they are
+IN_HANDSHAKE = 64  # connections of one listener that have not shown yet who they are
 _ACCEPTS_A_TURN = 64
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 1.0  # seconds without accepting when there are no descriptors left
@@ -60,7 +60,7 @@ class TcpListener:
     """Listens where `address` says, from its making until `close`, and hands each connection that may speak to `accept`.
 
     `*` listens over IPv6 and IPv4 where the machine has both. A Unix socket has mode 0600 and takes our own user only; a
-    file that is left there is removed when nobody listens to it. Bounds: 64 connections in their Greeting, the oldest gives
+    file that is left there is removed when nobody listens to it. Bounds: 64 connections in their handshake, the oldest gives
     way to the next; each for 5 seconds at most. Those that fail are logged with their address, 5 lines in 10 seconds.
 
     Make and close it on the I/O thread, or before it runs. OSError when the address cannot be had, ValueError when it wants
@@ -81,7 +81,7 @@ class TcpListener:
         self._loop = loop
         self._accept = accept
         self._secret = secret
-        self._greetings: dict[Greeting, str] = {}  # oldest first
+        self._handshakes: dict[Handshake, str] = {}  # oldest first
         self._log = _FailureLog(loop)
         self._timer: Timer | None = None
         self._sock = listen(address)
@@ -93,10 +93,10 @@ class TcpListener:
         loop.add(self._sock.fileno(), self._on_event)
 
     def __repr__(self) -> str:
-        return f"<TcpListener {self.prefix} ({len(self._greetings)} in greeting{', closed' if self._closed else ''})>"
+        return f"<TcpListener {self.prefix} ({len(self._handshakes)} in handshake{', closed' if self._closed else ''})>"
 
     def statistics(self) -> dict[str, int]:
-        return {"greeting": len(self._greetings), "failed": self._log.total}
+        return {"handshake": len(self._handshakes), "failed": self._log.total}
 
     def _on_event(self, _mask: int) -> None:
         for _ in range(_ACCEPTS_A_TURN):
@@ -112,7 +112,7 @@ class TcpListener:
                     return
                 self._pause(exc)
                 return
-            self._greet(sock)
+            self._shake_hands(sock)
 
     def _pause(self, exc: OSError) -> None:
         """Without descriptors the kernel would tell of the waiting connection again and again."""
@@ -127,11 +127,11 @@ class TcpListener:
             self._loop.add(self._sock.fileno(), self._on_event)
 
     def _give_up_oldest(self) -> None:
-        for greeting in self._greetings:
-            greeting.give_up("it was slow, and others were waiting to be greeted")
+        for handshake in self._handshakes:
+            handshake.give_up("it was slow, and others were waiting for their handshake")
             return
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _shake_hands(self, sock: socket.socket) -> None:
         try:
             peer = peer_of(sock)
             reached = name_of(sock.getsockname()) or self.prefix
@@ -144,23 +144,23 @@ class TcpListener:
         except OSError:  # gone already
             sock.close()
             return
-        if len(self._greetings) >= IN_GREETING:
+        if len(self._handshakes) >= IN_HANDSHAKE:
             self._give_up_oldest()
 
         def done(outcome: StreamSocket | Failure) -> None:
-            del self._greetings[greeting]
+            del self._handshakes[handshake]
             if isinstance(outcome, Failure):
                 if not self._closed:
                     self._log.failed(peer, outcome.text, self.prefix)
             else:
                 self._accept(Accepted(outcome, peer, reached))
 
-        greeting = Greeting(sock, self._loop, Acceptor(self._secret), done, tls=tls)
-        self._greetings[greeting] = peer
-        greeting.start()
+        handshake = Handshake(sock, self._loop, Acceptor(self._secret), done, tls=tls)
+        self._handshakes[handshake] = peer
+        handshake.start()
 
     def close(self) -> None:
-        """Stops listening and gives up connections in their Greeting; what was handed to `accept` lives on."""
+        """Stops listening and gives up connections in their handshake; what was handed to `accept` lives on."""
         if self._closed:
             return
         self._closed = True
@@ -170,8 +170,8 @@ class TcpListener:
         self._sock.close()
         if self._file is not None:
             remove_own(*self._file)
-        for greeting in list(self._greetings):
-            greeting.give_up("the listener was closed")
+        for handshake in list(self._handshakes):
+            handshake.give_up("the listener was closed")
         self._log.close()
 
 

@@ -1,0 +1,262 @@
+"""What a process knows of others: no loop, no socket; connections, agents and the transport are the test's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from monarch._runtime import processes as module
+from monarch._runtime.incarnations import Incarnations, first_in
+from monarch._runtime.processes import Processes
+from monarch._runtime.replies import Ports
+from monarch._wire import message
+from monarch._wire.frame import Frame
+from monarch._wire.message import Flushed, Hello, IncarnationAck, ProcEnded, ProcReachable, Watch, Welcome
+from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.relay import Relay, enclose
+from monarch._wire.transport.base import ConnectionLost
+
+AGENT, M0 = "unix:/h/agent", "unix:/h/m.0"
+REMOTE, REMOTE_AGENT = "tcp://10.0.0.2:1/m.0", "tcp://10.0.0.2:1/agent"
+
+
+class Connection:
+    route = b""
+    queued = 0
+
+    def __init__(self, remote: str = "") -> None:
+        self.remote = remote
+        self.pid = 0
+        self.lost = False
+        self.sent: list[Any] = []
+        self.reason = ""
+
+    def send(self, pieces: Any, *_how: Any) -> None:
+        if self.lost:
+            raise ConnectionLost("lost")
+        data = b"".join(bytes(piece) for piece in pieces)
+        self.sent.append(message.decode(data[module.frames.PREFIX.size :]))
+
+    def close(self, reason: str) -> None:
+        self.lost, self.reason = True, reason
+
+    finish = close
+
+
+class Us:
+    """The process, and its transport: whom it can dial is in `listening`."""
+
+    address, host, pid = "unix:/h/client", "unix:/h", 7
+
+    def __init__(self, incarnation: int = 0) -> None:
+        self.incarnation = incarnation
+        self.closed: BaseException | None = None
+        self.transport: Any = self
+        self.ports = Ports()
+        self.listening: set[str] = set()
+        self.told: list[tuple[str, Any]] = []
+        self.events: list[Any] = []
+        self.incarnations = Incarnations()
+        self.known = Processes(self, self.incarnations)
+
+    def dial(self, address: str) -> Connection:
+        if address not in self.listening:
+            raise ConnectionRefusedError
+        return Connection(address)
+
+    def close(self) -> None: ...
+
+    def check_open(self, address: str) -> None:
+        if self.closed is not None:
+            raise self.closed
+
+    def tell(self, address: str, msg: message.Message) -> None:
+        self.told.append((address, msg))
+
+    def connection_received(self, connection: Any, received: list[Frame]) -> None:
+        self.events.append([frame.head for frame in received])
+
+    def on_process_ended(self, ended: ProcEnded) -> None:
+        peer = self.known.ending(ended)
+        assert peer is not None
+        self.known.finish_connections(ended.address)
+        self.known.ended(peer, ended)
+        self.events.append(ended.detail)
+
+    def on_connection_broke(self, peer: Peer, before: int) -> None:
+        self.events.append(("broke", peer.address, sorted(peer.take_unsent())))
+
+    def on_busy(self, relay: Relay) -> None: ...
+
+    def hello(self, address: str = M0, **fields: Any) -> tuple[Connection, str]:
+        """A process dials us; the connection, and why it was refused."""
+        connection = Connection()
+        return connection, self.known.hello(connection, Hello(message.VERSION, address, 1, **fields))
+
+    def end(self, address: str = M0, incarnation: int = 0) -> None:
+        self.on_process_ended(ProcEnded(address, 1, -9, False, [], "killed", incarnation))
+
+
+@pytest.fixture
+def us() -> Us:
+    return Us()
+
+
+def send(us: Us, address: str = M0, port: int = 0) -> Any:
+    peer, head = us.known.peer(address), message.encode(Flushed(1))
+    return peer.send(module.frames.encode(enclose(peer.route, head) if peer.route else head), port=port)
+
+
+# --- on one host
+
+
+def test_a_process_is_dialled_with_the_first_message_and_says_hello_before_it(us: Us) -> None:
+    us.listening.add(M0)
+    connection = send(us)
+    assert connection.sent == [Hello(message.VERSION, us.address, 7, 0, -1, False), Flushed(1)]
+    assert us.known.connected() == [M0] and [address for address, _ in us.known.known()] == [M0]
+    assert us.told == []
+
+
+def test_the_agent_is_asked_for_one_that_does_not_listen_yet(us: Us) -> None:
+    assert send(us) is None and us.told == [(AGENT, Watch(M0))]
+    us.listening.add(M0)
+    us.known.reachable(ProcReachable(M0))
+    assert us.known.connected() == [M0] and us.known.incarnation_at(M0) == 0
+
+
+def test_one_that_dials_us_is_sent_what_was_kept_for_it(us: Us) -> None:
+    send(us)
+    connection, why = us.hello()
+    assert why == "" and (connection.remote, connection.pid) == (M0, 1)
+    assert connection.sent == [Flushed(1)]
+
+
+def test_nothing_is_sent_to_one_that_has_ended(us: Us) -> None:
+    connection, _ = us.hello()
+    us.end()
+    assert connection.reason == "the process has ended" and us.known.connected() == []
+    assert us.known.ending(ProcEnded(M0, 1, 0, False, [])) is None  # known already
+    with pytest.raises(PeerEnded):
+        send(us)
+    end = us.known.end_of(M0)
+    assert end is not None and end.code == -9 and us.known.end_of("unix:/h/m.1") is None
+
+
+def test_a_closed_process_knows_nobody_new(us: Us) -> None:
+    us.known.peer(M0)
+    us.closed = RuntimeError("closed")
+    us.known.peer(M0)
+    with pytest.raises(RuntimeError, match="closed"):
+        us.known.peer("unix:/h/m.1")
+
+
+def test_ended_processes_are_remembered_up_to_a_bound(us: Us, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_ENDED_PEERS", 2)
+    for rank in range(4):
+        us.end(f"unix:/h/m.{rank}")
+    assert [address for address, _ in us.known.known()] == ["unix:/h/m.2", "unix:/h/m.3"]
+
+
+def test_a_connection_that_broke_is_told_when_its_process_is_known_to_live(us: Us) -> None:
+    us.listening.add(M0)
+    connection = send(us)
+    connection.lost = True
+    us.listening.clear()
+    assert us.known.lost(connection)
+    send(us, port=5)  # this one finds it broken, and is kept
+    assert us.told == [(AGENT, Watch(M0))] and us.events == []
+    us.listening.add(M0)
+    us.known.reachable(ProcReachable(M0))
+    assert us.events == [("broke", M0, [5])]
+    hello = us.known.peer(M0).connection.sent[0]  # type: ignore[union-attr]
+    assert hello.again
+    us.known.reachable(ProcReachable(M0))
+    assert len(us.events) == 1
+
+
+# --- one takes the place of another
+
+
+def test_what_a_newcomer_sends_waits_until_the_end_of_the_one_before_it_is_known(us: Us) -> None:
+    old, _ = us.hello()
+    new, why = us.hello(incarnation=1)
+    assert why == "" and us.told == [(AGENT, Watch(M0))]
+    assert us.known.early(new, Frame(b"first", b"", ())) and not us.known.early(old, Frame(b"x", b"", ()))
+    us.known.reachable(ProcReachable(M0, 1))
+    assert us.events == ["was replaced by a new process", [b"first"]]
+    assert (old.lost, new.lost) == (True, False) and us.known.peer(M0).connection is new  # type: ignore[comparison-overlap]
+    assert us.told[-1] == (AGENT, IncarnationAck(M0, 1))
+    assert us.incarnations.of("key", 0, M0) == first_in(1) and us.known.newcomers == {}
+    assert us.hello()[1] == "another process has taken its place"
+
+
+def test_a_newcomer_whose_connection_broke_is_not_told_as_lost(us: Us) -> None:
+    us.hello()
+    new, _ = us.hello(incarnation=1)
+    new.lost = True
+    assert not us.known.lost(new)
+    us.known.reachable(ProcReachable(M0, 1))
+    assert us.known.peer(M0).connection is None
+
+
+def test_an_end_of_an_earlier_incarnation_is_old_news(us: Us) -> None:
+    us.hello(incarnation=0)
+    us.end()
+    us.known.reachable(ProcReachable(M0, 1))
+    assert us.known.ending(ProcEnded(M0, 1, 0, False, [])) is None
+    assert us.known.end_of(M0) is None
+
+
+def test_whoever_means_the_process_before_us_is_not_let_in() -> None:
+    us = Us(incarnation=2)
+    assert us.hello(target_incarnation=1)[1].startswith("the process that is meant has ended")
+    connection, why = us.hello(target_incarnation=2)
+    assert why == "" and connection.sent == [Welcome(2)]
+
+
+def test_a_welcome_says_that_we_dialled_a_later_one(us: Us) -> None:
+    us.listening.add(M0)
+    send(us)
+    us.known.welcome(M0, Welcome(3))
+    us.known.welcome(M0, Welcome(2))
+    assert us.known.incarnation_at(M0) == 3 and us.incarnations.of("key", 0, M0) == first_in(3)
+
+
+# --- on other hosts
+
+
+def test_a_process_of_another_host_is_reached_through_the_agent_once_that_says_so(us: Us) -> None:
+    agent = Connection(AGENT)
+    us.known.use_agent(agent)  # type: ignore[arg-type]
+    assert send(us, REMOTE) is None and us.told == [(REMOTE_AGENT, Watch(REMOTE))]
+    us.known.reachable(ProcReachable(REMOTE))
+    assert [type(sent) for sent in agent.sent] == [message.Envelope, message.Envelope]  # Hello and what was kept
+    assert type(us.known.peer(REMOTE).connection) is Relay and us.known.remote_changes == 1
+
+
+def test_their_ends_are_counted_apart_and_forgotten_with_their_host(us: Us) -> None:
+    us.end(REMOTE)
+    us.end(M0)
+    assert us.known.ended_remote == {REMOTE}
+    us.known.reachable(ProcReachable(REMOTE, 1))
+    assert us.known.ended_remote == set()
+    us.known.peer(REMOTE_AGENT)
+    us.known.forget_agent(REMOTE_AGENT)
+    us.known.forget_agent(AGENT)  # ours: never
+    assert REMOTE_AGENT not in us.known.peers
+
+
+def test_they_speak_through_relays(us: Us) -> None:
+    assert us.known.relay_from(REMOTE, None) is None  # it has not said hello
+    relay = us.known.relay_from(REMOTE, Hello(message.VERSION, REMOTE, 1))
+    assert relay is us.known.relay_from(REMOTE, None) and relay is not None
+    assert us.known.relay_from(REMOTE_AGENT, None) is not None  # agents need not
+
+
+def test_one_of_another_host_is_watched_once(us: Us) -> None:
+    us.known.watch(REMOTE)
+    us.known.watch(REMOTE)
+    us.known.watch(M0)
+    assert us.told == [(REMOTE_AGENT, Watch(REMOTE))]
