@@ -15,6 +15,7 @@ from monarch.tensor.engines import spawn_tensor_engine
 from monarch.tensor.remote import remote
 from monarch.tensor.rendezvous import MessageStore, Rendezvous
 from monarch.tensor.taint import Taints, merge, unconfirmed
+from tests.support.tiers import first_of, full
 
 TIMEOUT = 30
 
@@ -216,6 +217,7 @@ class Spmd(Actor):
         return dist.is_initialized()
 
 
+@full
 def test_the_default_group_is_the_programs_own(mesh: Any, square: ProcMesh, tmp_path: Any) -> None:
     group = mesh.process_group("gpu")
     tensor = torch.ones(2)
@@ -241,7 +243,7 @@ def die(tensor: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["reduce", "move", "group"])
+@pytest.mark.parametrize("how", first_of(["reduce", "move", "group"]))
 def test_a_death_ends_what_waits_for_it(how: str) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, name=f"mortal-{how}")
     try:
