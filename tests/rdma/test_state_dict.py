@@ -36,7 +36,7 @@ from monarch.rdma.registry import registry
 from tests.support.processes import kill
 from tests.support.tiers import first_of
 
-pytestmark = pytest.mark.procs
+pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 60
 ROOT = Path(__file__).resolve().parents[2]
 
