@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.examples.running import EXAMPLES, run_program
+from tests.support.tiers import full
 
 
+@full
 @pytest.mark.procs
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
 def test_async_rl_learns(tmp_path: Path) -> None:

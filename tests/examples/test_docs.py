@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.running import ROOT, run_program
+from tests.support.tiers import first_of
 
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^`]*)")
 
@@ -61,7 +62,7 @@ WITH_PYTHON = [page for page in PAGES if program(page.read_text()).strip()]
 
 
 @pytest.mark.procs
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", first_of(WITH_PYTHON), ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}_md.py"
     script.write_text(program(page.read_text()))

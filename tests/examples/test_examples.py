@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from tests.examples.running import EXAMPLES, read_notebook, run_notebook, run_program
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the example needs torch")
@@ -61,7 +62,7 @@ def test_ping_pong_plays_rallies_in_which_the_players_take_turns(tmp_path: Path)
     assert score == f"after 4 rallies: ping {points['ping']}, pong {points['pong']}"
 
 
-@pytest.mark.parametrize("crawlers", [1, 3])
+@pytest.mark.parametrize("crawlers", first_of([1, 3]))
 def test_crawler_maps_the_whole_site_once(tmp_path: Path, crawlers: int) -> None:
     *pages, total = run("crawler.py", "--crawlers", str(crawlers), cwd=tmp_path)
     assert [re.split(r"\s+-> |\s{2,}", line) for line in pages] == [
@@ -191,6 +192,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
     assert kept == []
 
 
+@full
 @needs_torch
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams = run_notebook("ddp.ipynb", tmp_path, monkeypatch)
@@ -204,6 +206,7 @@ def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.Monke
     assert shown["stop"] == "stopped\n"
 
 
+@full
 @needs_torch
 def test_fault_tolerant_ddp_learns_what_an_undisturbed_run_learns(tmp_path: Path) -> None:
     lines = run("fault_tolerant_ddp.py", "--ranks", "2", "--steps", "300", "--every", "0.3", cwd=tmp_path)
@@ -217,6 +220,7 @@ def test_fault_tolerant_ddp_learns_what_an_undisturbed_run_learns(tmp_path: Path
     assert "plot: fault_tolerant_ddp.png" in lines and (tmp_path / "fault_tolerant_ddp.png").stat().st_size > 10_000
 
 
+@full
 @needs_torch
 def test_a_simulated_cluster_takes_longer_between_hosts(tmp_path: Path) -> None:
     lines = run("simulate_cluster.py", "--hosts", "1", "4", "--trace", "trace.json", cwd=tmp_path)

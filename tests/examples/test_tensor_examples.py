@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.running import EXAMPLES, read_notebook, run_notebook, run_program
+from tests.support.tiers import first_of, full
 
 pytest.importorskip("torch")
 
@@ -22,7 +23,7 @@ def run(name: str, *arguments: str, cwd: Path) -> str:
 
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("data_parallel.py", ["--procs", "4"]), ("tensor_parallel.py", []), ("pipeline_parallel.py", [])],
+    first_of([("data_parallel.py", ["--procs", "4"]), ("tensor_parallel.py", []), ("pipeline_parallel.py", [])]),
 )
 def test_training_in_parallel_learns_what_one_process_learns(name: str, arguments: list[str], tmp_path: Path) -> None:
     printed = run(name, *arguments, cwd=tmp_path)
@@ -34,6 +35,7 @@ def test_training_in_parallel_learns_what_one_process_learns(name: str, argument
     assert float(found[1]) <= 1e-5
 
 
+@full
 def test_the_tour_prints_a_line_for_every_stop(tmp_path: Path) -> None:
     lines = run("tensor_tour.py", cwd=tmp_path).splitlines()
     assert [line[:2] for line in lines if line[0] != " "] == [f"{number}." for number in range(1, 8)]
@@ -44,6 +46,7 @@ def test_the_tour_prints_a_line_for_every_stop(tmp_path: Path) -> None:
     assert "wrong = torch.zeros(2)[torch.tensor([5])]" in "\n".join(lines)
 
 
+@full
 def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sheet = read_notebook("tensors.ipynb")
     assert not any(cell.outputs for cell in sheet.cells if cell.cell_type == "code")  # kept without

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.netns.lab import NAMESPACES, ROOT, Host, Lab
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.netns
 
@@ -136,6 +137,7 @@ def trio(lab: Lab) -> Callable[..., tuple[Client, list[subprocess.Popen[str]]]]:
 # --- nothing goes wrong
 
 
+@full
 def test_a_mesh_over_eight_hosts() -> None:
     with Lab(hosts=9) as lab:
         there = lab.hosts[1:]
@@ -172,6 +174,7 @@ def test_actors_of_several_hosts_that_wait_for_each_other(trio: Any) -> None:
     assert "DeadlockError: 2 actors wait for each other in a circle" in error
 
 
+@full
 def test_what_is_sent_does_not_wait_for_answers_from_afar(lab: Lab) -> None:
     workers = [serve(host) for host in lab.hosts[1:]]
     proxies = [lab.proxy(host.index, f"127.0.0.1:{PORT}", delay=0.1) for host in lab.hosts[1:]]
@@ -289,6 +292,7 @@ def test_a_link_that_is_cut_and_healed_loses_nothing(lab: Lab, trio: Any, who: i
     assert client.ask("told") == []
 
 
+@full
 def test_a_host_that_was_lost_is_attached_again_before_it_has_noticed(lab: Lab, trio: Any) -> None:
     client, workers = trio(SOON_DEAD | {"HYPERACTOR_MESH_ORPHAN_TIMEOUT": "1h"})
     lost = [pid for net, pid, _ in client.ask("where") if net == network(lab.hosts[1])]
@@ -361,6 +365,7 @@ def test_a_host_that_is_killed_is_told_of_and_the_others_go_on(lab: Lab, trio: A
     assert again.wait(SECONDS) == 0
 
 
+@full
 @pytest.mark.parametrize("how", ["kill", pytest.param("cut", marks=pytest.mark.slow)])
 def test_an_inner_host_of_a_tree_dies_while_casts_go_down_it(how: str) -> None:
     env = SOON_DEAD | {
@@ -391,6 +396,7 @@ def test_an_inner_host_of_a_tree_dies_while_casts_go_down_it(how: str) -> None:
         assert client.ask("heard") == [[f"cast {number}" for number in range(sent + 10)]] * 6
 
 
+@full
 def test_two_hosts_that_cannot_reach_each_other_are_served_all_the_same(lab: Lab) -> None:
     chain = {"HYPERACTOR_MESH_MAX_CAST_FANOUT": "1", "MONARCH_TREE_CASTS_FROM": "2", "MONARCH_TREE_CALLS_FROM": "2"}
     env = SOON_DEAD | chain

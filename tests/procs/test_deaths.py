@@ -29,6 +29,7 @@ from monarch.actor import (
     endpoint,
 )
 from monarch.config import configured
+from tests.support.tiers import every_nth, first_of
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -139,7 +140,7 @@ def name(mesh: Any) -> str:
 # --- how a process ends
 
 
-@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("how", every_nth(WAYS, 3))
 def test_a_death_is_told_once_for_each_mesh_with_all_that_is_known(own: Any, faults: Any, how: str) -> None:
     meshes = {name(mesh): mesh for mesh in (own.spawn("first", Mortal), own.spawn("second", Mortal))}
     mesh = next(iter(meshes.values()))
@@ -253,7 +254,7 @@ def test_a_process_that_dies_in_the_bootstrap_function(spawn_procs: Any, faults:
     assert faults.rest() == []
 
 
-@pytest.mark.parametrize("ranks", [[1, 2], [0, 1, 2, 3]], ids=["two of four", "all"])
+@pytest.mark.parametrize("ranks", first_of([[1, 2], [0, 1, 2, 3]]), ids=["two of four", "all"])
 def test_processes_that_die_at_once_are_told_of_one_by_one(spawn_procs: Any, faults: Any, ranks: list[int]) -> None:
     procs = spawn_procs({"gpus": 4})
     mesh = procs.spawn("mortal", Mortal)
@@ -315,7 +316,9 @@ while True:  # a new process in a new session every few milliseconds, its parent
 """
 
 
-@pytest.mark.parametrize("end", ["sys.stdin.readline()", "os.kill(os.getpid(), 9)"], ids=["return", "SIGKILL"])
+@pytest.mark.parametrize(
+    "end", first_of(["sys.stdin.readline()", "os.kill(os.getpid(), 9)"]), ids=["return", "SIGKILL"]
+)
 def test_what_has_left_its_process_dies_with_the_client(scripts: Any, tmp_path: Path, end: str) -> None:
     fifo = tmp_path / "held"
     os.mkfifo(fifo)

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import first_of
+
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 GRACE = 2  # seconds in which everything must be gone; part of the contract
@@ -105,7 +107,7 @@ def test_os_exit(ending: Any) -> None:
     assert process.returncode == 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGHUP])
+@pytest.mark.parametrize("number", first_of([signal.SIGTERM, signal.SIGKILL, signal.SIGHUP], quick=2))
 def test_a_signal(ending: Any, number: signal.Signals) -> None:
     process, _, _ = ending("sys.stdin.readline()", lambda process: process.send_signal(number))
     assert process.returncode == -number
@@ -125,7 +127,7 @@ def test_ctrl_c_in_a_waiting_call(ending: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["spin", "wait"])
-@pytest.mark.parametrize("number", [None, signal.SIGKILL], ids=["return", "SIGKILL"])
+@pytest.mark.parametrize("number", first_of([None, signal.SIGKILL]), ids=["return", "SIGKILL"])
 def test_an_actor_that_is_busy_keeps_nobody_alive(ending: Any, how: str, number: signal.Signals | None) -> None:
     body = f"kid = occupied({how!r}); print('ready', flush=True); sys.stdin.readline()"
     ending(body, None if number is None else lambda process: process.send_signal(number))

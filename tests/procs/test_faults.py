@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import first_of, full
+
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 HEADING = "Unhandled monarch error on the root actor"
@@ -118,20 +120,23 @@ SCRIPT = """
 
 @pytest.mark.parametrize(
     ("prepare", "wait"),
-    [
-        ("port, receiver = Channel.open()", "receiver.recv().get(timeout=30)"),
-        ("", "time.sleep(30)"),
-        ("r, w = os.pipe()", "os.read(r, 1)"),
-        ("r, w = os.pipe()", "select.select([r], [], [], 30)"),
-        ("lock = threading.Lock(); lock.acquire()", "lock.acquire()"),
-        ("lock = threading.Lock(); lock.acquire()", "lock.acquire(timeout=30)"),
-        ("condition = threading.Condition(); condition.acquire()", "condition.wait()"),
-        ("", "queue.Queue().get()"),
-        ("", "queue.SimpleQueue().get()"),
-        ("thread = threading.Thread(target=time.sleep, args=(60,), daemon=True); thread.start()", "thread.join()"),
-        ("r, w = os.pipe(); os.dup2(r, 0)", "input()"),
-        ("", "while True: pass"),
-    ],
+    first_of(
+        [
+            ("port, receiver = Channel.open()", "receiver.recv().get(timeout=30)"),
+            ("", "time.sleep(30)"),
+            ("r, w = os.pipe()", "os.read(r, 1)"),
+            ("r, w = os.pipe()", "select.select([r], [], [], 30)"),
+            ("lock = threading.Lock(); lock.acquire()", "lock.acquire()"),
+            ("lock = threading.Lock(); lock.acquire()", "lock.acquire(timeout=30)"),
+            ("condition = threading.Condition(); condition.acquire()", "condition.wait()"),
+            ("", "queue.Queue().get()"),
+            ("", "queue.SimpleQueue().get()"),
+            ("thread = threading.Thread(target=time.sleep, args=(60,), daemon=True); thread.start()", "thread.join()"),
+            ("r, w = os.pipe(); os.dup2(r, 0)", "input()"),
+            ("", "while True: pass"),
+        ],
+        quick=3,
+    ),
     ids=[
         "our get",
         "sleep",
@@ -154,6 +159,7 @@ def test_in_a_script_that_waits(programs: Any, prepare: str, wait: str) -> None:
     ended_by_fault(programs.run(source), "finally ran", "atexit ran")
 
 
+@full
 def test_in_native_code_that_no_signal_interrupts_it_is_heard_of_afterwards(programs: Any) -> None:
     done = programs.run(
         """
@@ -377,12 +383,12 @@ def ended_in_asyncio(done: Any, where: str) -> None:
     ended_by_fault(done, *done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("where", WAITS)
+@pytest.mark.parametrize("where", first_of(WAITS, quick=2))
 def test_under_asyncio_run_with_a_client_from_before(programs: Any, where: str) -> None:
     ended_in_asyncio(in_asyncio(programs, where), where)
 
 
-@pytest.mark.parametrize("where", WAITS)
+@pytest.mark.parametrize("where", first_of(WAITS))
 def test_under_asyncio_run_with_a_client_started_there(programs: Any, where: str) -> None:
     ended_in_asyncio(in_asyncio(programs, where, client="None"), where)
 
@@ -632,6 +638,7 @@ def test_a_fault_after_one_that_was_handled_is_raised_again(programs: Any) -> No
     assert done.stderr.count(HEADING) == 3 and "Traceback (most recent call last)" not in done.stderr
 
 
+@full
 def test_who_keeps_the_exception_hears_of_the_next_fault_a_little_later(programs: Any) -> None:
     done = programs.run(
         """
@@ -778,7 +785,7 @@ def test_hooks_are_called_one_after_the_other(programs: Any) -> None:
 # --- who else runs the main thread
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", first_of(["fork", "spawn"]))
 def test_in_a_child_of_multiprocessing(programs: Any, method: str) -> None:
     done = programs.run(
         f"""

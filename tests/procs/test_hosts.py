@@ -33,6 +33,7 @@ from monarch.actor import (
 )
 from monarch.config import configure
 from tests.support.hosts import LOOP, ROOT, TIMEOUT, TRUST, Hosts
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 GRACE = 5  # seconds in which what lost its owner must be gone
@@ -84,7 +85,7 @@ def pids(procs: ProcMesh) -> list[int]:
 # --- attaching
 
 
-@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+@pytest.mark.parametrize("kind", first_of(["ipc", "tcp"]))
 def test_attach_spawn_shut_down(hosts: Hosts, watch: Any, kind: str) -> None:
     start = hosts.start if kind == "ipc" else hosts.start_tcp
     first, second = start(), start()
@@ -101,6 +102,7 @@ def test_attach_spawn_shut_down(hosts: Hosts, watch: Any, kind: str) -> None:
     assert running.survivors(GRACE) == {}
 
 
+@full
 def test_workers_may_start_after_the_client_and_their_addresses_be_futures(hosts: Hosts) -> None:
     address, known = Channel.open()
     mesh = attach_to_workers(workers=[hosts.address("late"), known.recv()], ca=TRUST)
@@ -181,6 +183,7 @@ def one(hosts: Hosts) -> HostMesh:
     return hosts.attach(hosts.start())
 
 
+@full
 def test_after_shutdown_every_use_fails(hosts: Hosts, one: HostMesh) -> None:
     procs = one.spawn_procs()
     residents = procs.spawn("residents", Resident)
@@ -229,6 +232,7 @@ class Receiver(Actor):
         return "it was shut down"
 
 
+@full
 def test_slices_and_received_meshes_are_references(hosts: Hosts) -> None:
     mesh = hosts.attach(hosts.start(), hosts.start())
     reference = "`HostMesh` that is a reference instead of owned"
@@ -240,6 +244,7 @@ def test_slices_and_received_meshes_are_references(hosts: Hosts) -> None:
     mesh.shutdown().get(TIMEOUT)
 
 
+@full
 def test_async_with_shuts_down(hosts: Hosts) -> None:
     worker = hosts.start()
 
@@ -272,6 +277,7 @@ def test_until_shutdown_returns(hosts: Hosts) -> None:
     assert (worker.status(), worker.output()) == (7, "went on\n")
 
 
+@full
 def test_start_worker_loop_in_this_process(hosts: Hosts) -> None:
     address = hosts.address("mine")
     ended = start_worker_loop_forever(address=address, ca=TRUST)
@@ -345,7 +351,7 @@ def two(hosts: Hosts) -> HostMesh:
     return hosts.attach(hosts.start(), hosts.start())
 
 
-@pytest.mark.parametrize("victim", ["agent", "worker"])
+@pytest.mark.parametrize("victim", first_of(["agent", "worker"]))
 def test_a_worker_that_is_killed(
     hosts: Hosts, two: HostMesh, proc: ProcMesh, faults: Any, watch: Any, victim: str
 ) -> None:
@@ -411,7 +417,7 @@ CLIENT = """
 """
 
 
-@pytest.mark.parametrize("way", ["return", "raise", "os._exit", "SIGTERM", "SIGKILL"])
+@pytest.mark.parametrize("way", first_of(["return", "raise", "os._exit", "SIGTERM", "SIGKILL"]))
 def test_a_client_that_leaves(hosts: Hosts, scripts: Any, watch: Any, way: str) -> None:
     workers = [hosts.start(), hosts.start_tcp()]
     client = scripts.start(CLIENT, way, *(worker.address for worker in workers))
@@ -424,7 +430,7 @@ def test_a_client_that_leaves(hosts: Hosts, scripts: Any, watch: Any, way: str) 
     assert [worker.status() for worker in workers] == [0, 0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", first_of([signal.SIGKILL, signal.SIGSTOP]))
 def test_a_client_whose_machine_is_gone(
     hosts: Hosts, scripts: Any, watch: Any, descendants: Any, number: signal.Signals
 ) -> None:
@@ -467,6 +473,7 @@ def test_what_a_lost_host_owned_on_others_ends(hosts: Hosts, two: HostMesh, faul
     two.shutdown().get(TIMEOUT)
 
 
+@full
 def test_an_owner_on_another_host_hears_of_a_lost_host(hosts: Hosts, two: HostMesh, faults: Any) -> None:
     """Without its client: what the two hosts say to each other does not go through it."""
     spawner = two.slice(hosts=0).spawn_procs().spawn("spawner", Spawner)
@@ -544,6 +551,7 @@ class Large(Actor):
         return data[::-1]
 
 
+@full
 def test_200_megabytes_there_and_back(hosts: Hosts) -> None:
     mesh = hosts.attach(hosts.start_tcp())
     data = os.urandom(1 << 20) * 200
@@ -566,6 +574,7 @@ def test_environment_comes_from_the_worker_then_attach_then_spawn(hosts: Hosts) 
     mesh.shutdown().get(TIMEOUT)
 
 
+@full
 def test_folders_and_import_paths(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     there, gone = tmp_path / "there", tmp_path / "gone"
     there.mkdir()
@@ -578,6 +587,7 @@ def test_folders_and_import_paths(hosts: Hosts, tmp_path: Path, monkeypatch: pyt
     mesh.shutdown().get(TIMEOUT)
 
 
+@full
 def test_commands_executables_bindings_bootstraps(hosts: Hosts, one: HostMesh) -> None:
     names = ["IN_COMMAND", "IN_WORKER", "IN_BOOTSTRAP"]
     command = default_bootstrap_cmd().with_env({"IN_COMMAND": "yes"})
@@ -629,6 +639,7 @@ class Reborn(Resident):
         self.port.send(os.getpid())
 
 
+@full
 def test_a_policy_restarts_on_another_host_but_not_on_a_lost_one(hosts: Hosts, two: HostMesh, faults: Any) -> None:
     port, reborn = Channel.open()
     procs = two.spawn_procs(name="policed")
@@ -659,6 +670,7 @@ class Chained(Actor):
         receiver.recv().get(TIMEOUT)
 
 
+@full
 def test_a_circle_of_waits_across_hosts(hosts: Hosts) -> None:
     configure(deadlock_after="200ms")
     mesh = hosts.attach(hosts.start(), hosts.start())
@@ -801,6 +813,7 @@ SLOW = """
 """
 
 
+@full
 def test_a_slow_receiver_holds_the_sender_and_nothing_is_lost(hosts: Hosts, scripts: Any) -> None:
     small = {"MONARCH_OUTGOING_QUEUE_BYTES": str(4 << 20), "MONARCH_MAILBOX_MESSAGES": "20"}
     workers = [hosts.start_tcp(env=small), hosts.start_tcp(env=small)]
@@ -918,6 +931,7 @@ def test_a_client_with_an_address_is_a_host_for_others(hosts: Hosts, scripts: An
     assert worker.status() == 0
 
 
+@full
 def test_hosts_from_config(scripts: Any) -> None:
     done = scripts.run(
         """

@@ -12,6 +12,7 @@ import pytest
 from monarch._runtime.context import home
 from monarch._runtime.proc import Proc
 from monarch.actor import Actor, ProcMesh, SupervisionError, endpoint
+from tests.support.tiers import first_of, full
 
 np = pytest.importorskip("numpy")
 
@@ -147,7 +148,7 @@ def test_small_ones_do_not(store: Any) -> None:
     assert numbers() == before
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray])
+@pytest.mark.parametrize("kind", first_of([bytes, bytearray]))
 @pytest.mark.parametrize("wrap", [lambda v: v, lambda v: {"nested": [v, 1]}], ids=["plain", "nested"])
 def test_bytes(store: Any, kind: Any, wrap: Any) -> None:
     value, free = wrap(kind(os.urandom(3 * MIB))), busy(store)
@@ -238,6 +239,7 @@ def test_small_messages_after_large_ones_arrive_after_them(procs2: ProcMesh) -> 
     assert [int(value[0]) for value in found] == list(range(100))
 
 
+@full
 def test_memory_stays_flat(store: Any) -> None:
     sizes = [256 * 1024, 600 * 1024, MIB]
     for size in sizes:

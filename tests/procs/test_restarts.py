@@ -24,6 +24,7 @@ from monarch.actor import (
     default_bootstrap_cmd,
     endpoint,
 )
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -180,7 +181,7 @@ def test_a_living_process_runs_its_cleanups_first(spawn_procs: Any, tmp_path: Pa
     assert after[1] == before[1] and after[0] != before[0]
 
 
-@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize("code", first_of([0, 7]))
 def test_a_process_that_exited(spawn_procs: Any, faults: Any, code: int) -> None:
     procs = spawn_procs({"gpus": 2})
     mesh = procs.spawn("node", Node)
@@ -214,7 +215,7 @@ def test_a_new_process_has_the_surroundings_of_the_first(
     assert values(mesh, "surroundings", "MINE") == before
 
 
-@pytest.mark.parametrize("bootstrap", [False, True])
+@pytest.mark.parametrize("bootstrap", first_of([False, True]))
 def test_processes_that_are_executed(spawn_procs: Any, faults: Any, bootstrap: bool) -> None:
     def prepare() -> None:
         os.environ["PREPARED"] = str(os.getpid())
@@ -232,6 +233,7 @@ def test_processes_that_are_executed(spawn_procs: Any, faults: Any, bootstrap: b
     assert faults.rest() == []
 
 
+@full
 def test_stopped_after_restarts_no_process_is_left(spawn_procs: Any, faults: Any, watch: Any, descendants: Any) -> None:
     procs = spawn_procs({"gpus": 3})
     mesh = procs.spawn("node", Node)
@@ -251,6 +253,7 @@ def test_stopped_after_restarts_no_process_is_left(spawn_procs: Any, faults: Any
         procs.restart()
 
 
+@full
 def test_all_at_once(spawn_procs: Any, faults: Any) -> None:
     procs = spawn_procs({"a": 2, "b": 2})
     mesh = procs.spawn("node", Node)

@@ -30,6 +30,7 @@ from monarch.actor import (
     this_host,
 )
 from monarch.config import configured
+from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -126,7 +127,7 @@ class Tree:
         return self.journal.read_text().splitlines() if self.journal.exists() else []
 
 
-@pytest.fixture(params=[Node, AsyncNode], ids=["sync", "async"])
+@pytest.fixture(params=first_of([Node, AsyncNode]), ids=["sync", "async"])
 def kind(request: pytest.FixtureRequest) -> Any:
     return request.param
 

@@ -14,7 +14,11 @@ from monarch.rdma import BufferDroppedError, RDMAAction, RDMABuffer
 from tests.rdma.buffers import call
 from tests.support.processes import kill
 
-pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
+pytestmark = [
+    pytest.mark.procs,
+    pytest.mark.usefixtures("torch_preloaded"),
+    pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning"),
+]
 TIMEOUT = 30
 MIB = 1 << 20
 SIZES = [1, 4096, (1 << 16) + 1, 9 * MIB + 3]

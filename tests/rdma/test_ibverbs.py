@@ -32,6 +32,7 @@ from monarch.rdma.backends.ibverbs_queue import Request
 from tests.rdma.buffers import call
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
 from tests.support.processes import kill
+from tests.support.tiers import full
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -171,6 +172,7 @@ def test_between_hosts(two: HostMesh, fabric: str) -> None:
     moves(*sides(two, fabric))
 
 
+@full
 @copies
 @pytest.mark.procs
 def test_a_dropped_buffer_is_not_read_and_its_successor_is(two: HostMesh, fabric: str) -> None:
@@ -209,6 +211,7 @@ def test_an_owner_without_devices_is_reached_another_way(two: HostMesh, fabric: 
     assert call(other.path, again) == "tcp"
 
 
+@full
 @copies
 @pytest.mark.procs
 def test_an_owner_that_ends_is_told_of(two: HostMesh, fabric: str) -> None:
@@ -220,6 +223,7 @@ def test_an_owner_that_ends_is_told_of(two: HostMesh, fabric: str) -> None:
     assert call(other.write, buffer, b"more") == "OwnerEndedError"
 
 
+@full
 @copies
 @pytest.mark.procs
 def test_it_can_be_switched_off(two: HostMesh, fabric: str) -> None:

@@ -21,6 +21,7 @@ from monarch.rdma.registry import registry
 from tests.rdma.buffers import call
 from tests.support.processes import kill
 from tests.support.resources import open_files, resident
+from tests.support.tiers import first_of, full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -52,7 +53,7 @@ def test_a_dead_owner_is_named_on_the_way_through_actors(fresh: Any, owners: typ
     assert call(reader.write, buffer, b"more", {})[0] == "OwnerEndedError"
 
 
-@pytest.mark.parametrize("chunk", [0, 1, 5])
+@pytest.mark.parametrize("chunk", first_of([0, 1, 5]))
 @pytest.mark.parametrize("write", [False, True], ids=["read", "write"])
 def test_an_owner_that_is_killed_in_the_middle(
     fresh: Any, owners: type, monkeypatch: pytest.MonkeyPatch, chunk: int, write: bool
@@ -186,6 +187,7 @@ import os; os._exit(0)
         buffer.read_into(bytearray(1 << 20)).get(TIMEOUT)
 
 
+@full
 def test_ten_thousand_buffers_leave_nothing(reader: Any) -> None:
     data = bytearray(1 << 16)
     RDMABuffer(data).drop().get()
@@ -210,6 +212,7 @@ def test_ten_thousand_buffers_leave_nothing(reader: Any) -> None:
     data.append(1)
 
 
+@full
 def test_ten_thousand_transfers_leave_nothing(owner: Any) -> None:
     _, buffer = call(owner.make, bytes(4096))
     into = bytearray(4096)
@@ -228,6 +231,7 @@ def test_ten_thousand_transfers_leave_nothing(owner: Any) -> None:
     assert resident() < memory + 4 * MIB
 
 
+@full
 def test_descriptors_of_owners_are_bounded(fresh: Any, owners: type, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_vm, "PEERS", 2)
     buffers = [call(fresh(owners).make, b"data")[1] for _ in range(4)]

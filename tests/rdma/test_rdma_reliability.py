@@ -34,8 +34,10 @@ from monarch.rdma.registry import registry
 from tests.rdma.buffers import Owner as PlainOwner
 from tests.rdma.buffers import Reader as PlainReader
 from tests.rdma.buffers import call
+from tests.support.pairs import pairs
 from tests.support.processes import kill
 from tests.support.resources import open_files, resident
+from tests.support.tiers import every_nth, first_of, full
 
 pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning")]
 TIMEOUT = 30
@@ -242,9 +244,9 @@ def streams() -> int:
 # --- the owner
 
 
-@ALL
-@BOTH
-@pytest.mark.parametrize("when", ["first", "third", "last"])
+@pytest.mark.parametrize(
+    ("path", "write", "when"), every_nth(pairs(PATHS, [False, True], ["first", "third", "last"]), 3)
+)
 def test_an_owner_that_is_killed_before_a_chunk_is_named(
     fresh: Any, only: Any, monkeypatch: pytest.MonkeyPatch, path: str, write: bool, when: str
 ) -> None:
@@ -300,9 +302,7 @@ def test_an_owner_that_is_stopped_is_waited_for_until_the_timeout(
     transfer(buffer, write).get(TIMEOUT)
 
 
-@ALL
-@BOTH
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(("path", "write", "at"), every_nth(pairs(PATHS, [False, True], [0, 2]), 2))
 def test_a_buffer_that_is_dropped_in_the_middle_fails_the_transfer(
     fresh: Any, only: Any, monkeypatch: pytest.MonkeyPatch, path: str, write: bool, at: int
 ) -> None:
@@ -324,7 +324,7 @@ def test_a_buffer_that_is_dropped_in_the_middle_fails_the_transfer(
 
 
 @pytest.mark.parametrize("how", ["killed", "dropped"])
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("at", first_of([0, 2]))
 def test_weights_whose_owner_goes_away_between_two_requests(
     fresh: Any, only: Any, monkeypatch: pytest.MonkeyPatch, at: int, how: str
 ) -> None:
@@ -373,7 +373,7 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "where", "at", "write"), STEPS)
+@pytest.mark.parametrize(("path", "where", "at", "write"), every_nth(STEPS, 2))
 def test_a_reader_that_is_killed_leaves_nothing(fresh: Any, path: str, where: str, at: int, write: bool) -> None:
     data: Any = empty(SIZE) if path == "segment" else bytearray(SIZE)
     before, served = len(registry()), streams()
@@ -396,7 +396,7 @@ def test_a_reader_that_is_killed_leaves_nothing(fresh: Any, path: str, where: st
 # --- again and again
 
 
-@ALL
+@pytest.mark.parametrize("path", first_of(PATHS))
 def test_messages_and_transfers_again_and_again_leave_nothing(fresh: Any, path: str) -> None:
     """A warm-up, then as much again three times: neither descriptors nor memory grow."""
     np = pytest.importorskip("numpy")
@@ -421,6 +421,7 @@ def test_messages_and_transfers_again_and_again_leave_nothing(fresh: Any, path: 
         assert memory_after < memory + 24 * MIB
 
 
+@full
 def test_a_thousand_buffers_that_others_drop_leave_nothing(fresh: Any) -> None:
     owner, reader = fresh(Bouncer), fresh(Reader)
     call(reader.only, "process_vm")
@@ -457,7 +458,7 @@ REFUSED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", first_of(REFUSED, quick=2))
 def test_without_room_to_share_a_payload_goes_through_the_socket(
     fresh: Any, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

@@ -23,7 +23,7 @@ from monarch.rdma.backends import process_vm
 from tests.rdma.buffers import call
 from tests.support.processes import kill
 
-pytestmark = pytest.mark.procs
+pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 30
 MIB = 1 << 20
 

@@ -34,8 +34,9 @@ from monarch.rdma import (
 )
 from monarch.rdma.registry import registry
 from tests.support.processes import kill
+from tests.support.tiers import first_of
 
-pytestmark = pytest.mark.procs
+pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 60
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -193,7 +194,7 @@ def test_a_storage_is_registered_once() -> None:
 
 
 @quiet
-@pytest.mark.parametrize("path", ["process_vm", "tcp", "actor"])
+@pytest.mark.parametrize("path", first_of(["process_vm", "tcp", "actor"]))
 @both
 def test_two_thousand_tensors(peer: Any, use: Any, path: str, double_buffer: bool) -> None:
     handle = publish(peer, lambda: {f"w{i}": torch.full((i % 40,), float(i)) for i in range(2000)}, double_buffer)
@@ -471,7 +472,7 @@ def test_reads_that_are_overtaken_each_time_say_so(monkeypatch: pytest.MonkeyPat
 @both
 @pytest.mark.parametrize(
     ("path", "reads", "large", "compute"),
-    [("process_vm", 2000, 3_000, 0.0005), ("process_vm", 60, 3_000_000, 0.02), ("actor", 100, 3_000, 0.02)],
+    first_of([("process_vm", 2000, 3_000, 0.0005), ("process_vm", 60, 3_000_000, 0.02), ("actor", 100, 3_000, 0.02)]),
     ids=["inline", "threads", "sockets"],
 )
 def test_no_read_is_torn(

@@ -59,6 +59,7 @@ from monarch.rdma.transfer import Transfer
 from tests.rdma.buffers import call
 from tests.support.hosts import hosts_in
 from tests.support.processes import kill
+from tests.support.tiers import full
 
 TIMEOUT = 30
 MIB = 1 << 20
@@ -1009,6 +1010,7 @@ def test_between_hosts(two: HostMesh) -> None:
     assert call(reader.write, buffer, new) == "BufferDroppedError"
 
 
+@full
 @pytest.mark.procs
 def test_the_end_of_an_owner_is_told(two: HostMesh) -> None:
     owner, reader = pair(two)
@@ -1030,6 +1032,7 @@ def test_without_a_way_for_streams_actors_do_it(two: HostMesh) -> None:
     buffer.drop().get(TIMEOUT)
 
 
+@full
 @pytest.mark.procs
 def test_over_unix_sockets_too(tmp_path: Path) -> None:
     with hosts_in(tmp_path) as hosts:
@@ -1060,6 +1063,7 @@ def test_on_one_host(shared_procs: Any) -> None:
     owner.stop().get(TIMEOUT)
 
 
+@full
 @pytest.mark.procs
 def test_a_job_with_tls_leaves_it_to_actors(tmp_path: Path) -> None:
     pytest.importorskip("cryptography", reason="certificates are made with it")

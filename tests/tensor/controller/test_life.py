@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import full
+
 torch = pytest.importorskip("torch")
 
 import monarch  # noqa: E402
@@ -177,6 +179,7 @@ def test_a_slice_starts_the_engine_of_the_whole(procs: ProcMesh) -> None:
         assert monarch.inspect(torch.ones(1), gpus=0).tolist() == [1.0]
 
 
+@full
 def test_a_program_far_ahead_waits_and_memory_stays_flat(procs: ProcMesh) -> None:
     with procs.activate() as mesh:
         engine = mesh.client
@@ -199,6 +202,7 @@ def _living() -> int:
     return len(current.worker().executor.tensors)
 
 
+@full
 def test_a_program_that_ends_without_exit_ends_quietly(tmp_path: Path) -> None:
     script = tmp_path / "quiet.py"
     script.write_text(

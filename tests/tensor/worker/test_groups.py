@@ -16,6 +16,7 @@ from monarch.tensor.controller.taint import Taints, merge, unconfirmed
 from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import current
 from monarch.tensor.worker.rendezvous import MessageStore, Rendezvous
+from tests.support.tiers import first_of, full
 
 TIMEOUT = 30
 
@@ -217,6 +218,7 @@ class Spmd(Actor):
         return dist.is_initialized()
 
 
+@full
 def test_the_default_group_is_the_programs_own(mesh: Any, square: ProcMesh, tmp_path: Any) -> None:
     group = mesh.process_group("gpu")
     tensor = torch.ones(2)
@@ -242,7 +244,7 @@ def die(tensor: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", ["reduce", "move", "group"])
+@pytest.mark.parametrize("how", first_of(["reduce", "move", "group"]))
 def test_a_death_ends_what_waits_for_it(how: str) -> None:
     procs = this_host().spawn_procs({"gpus": 2}, name=f"mortal-{how}")
     try:
