@@ -211,7 +211,7 @@ def test_an_end_of_an_earlier_incarnation_is_old_news(us: Us) -> None:
 
 def test_whoever_means_the_process_before_us_is_not_let_in() -> None:
     us = Us(incarnation=2)
-    assert us.hello(target_incarnation=1)[1].startswith("the process that is meant has ended")
+    assert us.hello(target_incarnation=1)[1].startswith("that process has ended")
     connection, why = us.hello(target_incarnation=2)
     assert why == "" and connection.sent == [Welcome(2)]
 

@@ -553,7 +553,7 @@ def test_processes_asked_of_a_fork_server_that_dies_before_it_forks_them_are_sai
     try:
         mesh.pid.call().get(timeout=30)
     except SupervisionError as exc:
-        assert "the fork server ended" in str(exc), exc
+        assert "the fork server has ended" in str(exc), exc
     else:
         raise SystemExit("no error")
     after = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
