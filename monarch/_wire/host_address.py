@@ -207,7 +207,7 @@ def _is_number(text: str) -> bool:
 
 
 def _invalid(text: str, why: str) -> ValueError:
-    return ValueError(f"{text!r} is no address of a host: {why}")
+    return ValueError(f"{text!r} is not a host address: {why}")
 
 
 def routable_address() -> str:

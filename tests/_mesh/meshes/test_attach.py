@@ -52,7 +52,7 @@ def test_a_host_is_in_a_mesh_once() -> None:
 def test_futures_that_give_no_address() -> None:
     with pytest.raises(TypeError, match="worker 1 gave 7, which is no address"):
         Workers([A, future(7)]).resolve()
-    with pytest.raises(ValueError, match="no address of a host"):
+    with pytest.raises(ValueError, match="is not a host address"):
         Workers([future("nonsense")]).resolve()
     with pytest.raises(KeyError):
         Workers([future(KeyError("theirs"))]).resolve()
