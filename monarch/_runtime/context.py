@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from monarch._runtime.current import Current, current
@@ -18,16 +17,12 @@ __all__ = [
     "forget_root",
     "here",
     "home",
-    "proc_of",
     "root",
     "root_of",
     "set_home",
     "set_root",
     "start_client_with",
 ]
-
-# The Proc that an actor runs in, with all it has; Instance itself names only what it needs of it.
-proc_of: Callable[[Instance], Proc] = attrgetter("proc")
 
 _home: Proc | None = None
 _start_client: Callable[[], Proc] | None = None
@@ -53,7 +48,8 @@ def here() -> Proc:
     """The Proc that the current code runs in: the running actor's, else this process's; starts a client if need be."""
     running = current.get()
     if running is not None:
-        return proc_of(running.instance)
+        proc: Proc = running.instance.proc
+        return proc
     if _home is not None:
         return _home
     if _start_client is None:

@@ -11,9 +11,9 @@ circle. Three rules are added:
   tell people.
 - A wait asks again as long as it stands, less and less often: a wait that had a way out may lose it later.
 
-What is given in must be waits that nothing but their answer, and nobody's own doing, can end; the callers see to that. Then
-nothing is ever found that is no circle: a Chase passes a wait only while it stands, with its message unanswered, and neither
-ends before the waits further on do.
+Callers give in only waits that nothing but their answer can end: no time limit, no cancelling. Then every circle that is
+found is one: a Chase passes a wait only while it stands, with its message unanswered, and neither ends before the waits
+further on do.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class Pair:
 
 
 class Directs:
-    """The links of one process. On its I/O thread but for `busy` and `close`. Bound: MOST; a further one is refused."""
+    """The links of one process. On its I/O thread but for `close`. Bound: MOST; a further one is refused."""
 
     def __init__(self, proc: ProcForDirects) -> None:
         self._proc = proc
@@ -114,10 +114,7 @@ class Directs:
     # --- making one
 
     def busy(self, relay: Relay) -> None:
-        """Any thread: much has gone that way."""
-        self._loop.call_soon(lambda: self._on_busy(relay))
-
-    def _on_busy(self, relay: Relay) -> None:
+        """Much has gone that way."""
         address, proc = relay.remote, self._proc
         if relay.lost or proc.closed is not None:
             return

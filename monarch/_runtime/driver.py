@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from monarch._runtime.context import Current, current, proc_of
+from monarch._runtime.context import Current, current
 from monarch._runtime.ending import aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
 from monarch._wire.message import Bounced
@@ -20,7 +20,7 @@ def run(instance: Instance) -> None:
     """The whole life of an actor, on the thread that calls it."""
     assert instance.behaviour is not None
     instance.thread_ident = threading.get_ident()
-    proc_of(instance).waits.actor_started()
+    instance.proc.waits.actor_started()
     if instance.behaviour.is_async:
         from monarch._runtime.async_driver import AsyncDriver  # asyncio: loaded by the first actor that needs it
 

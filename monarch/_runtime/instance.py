@@ -91,7 +91,7 @@ class Behaviour(Protocol):
 
 
 class ProcForInstance(Protocol):
-    """What an actor's life needs of Proc; `context.proc_of` gives the whole of it."""
+    """What an actor's life needs of Proc."""
 
     address: str
     loop: Loop
@@ -127,7 +127,8 @@ class Instance:
         replaced: Failure | None = None,
         will_restart: bool = False,
     ) -> None:
-        self.proc = proc
+        self.proc: Any = proc  # with all it has: whoever uses more of it annotates it as Proc
+        self._proc = proc
         self.key = key
         self.unique = f"{key}.{rank}~{incarnation}" if incarnation else f"{key}.{rank}"
         self.incarnation = incarnation
@@ -187,10 +188,10 @@ class Instance:
                 refused = True
         if refused:
             self.refuse(delivery)
-        elif delivery.source != self.proc.address and delivery.source not in self.paused_senders:
+        elif delivery.source != self._proc.address and delivery.source not in self.paused_senders:
             # On the I/O thread, as is every pause and its end: they leave in the order in which they were decided.
             self.paused_senders.add(delivery.source)
-            self.proc.pause_sender(delivery.source, self.key, True)
+            self._proc.pause_sender(delivery.source, self.key, True)
             if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
                 self._resume_senders()
 
@@ -201,8 +202,8 @@ class Instance:
     def _refuse_stale(self, delivery: Delivery) -> None:
         """It was meant for an actor that has ended, and nobody else may handle it."""
         assert self.behaviour is not None
-        self.proc.refuse(delivery, self.behaviour.describe_stale())
-        self.proc.tell_restarted(delivery.source, self)
+        self._proc.refuse(delivery, self.behaviour.describe_stale())
+        self._proc.tell_restarted(delivery.source, self)
 
     def missed(self, sender: str, incarnation: int) -> None:
         """Messages of `sender` for that incarnation were refused before this actor was here; those that follow are taken."""
@@ -247,16 +248,16 @@ class Instance:
         if failure is None:
             assert self.behaviour is not None
             failure = self.behaviour.describe_stop("stopping")
-        self.proc.refuse(delivery, failure)
+        self._proc.refuse(delivery, failure)
 
     def resume_senders(self) -> None:
         """The mailbox has room again."""
-        self.proc.loop.call_soon(self._resume_senders)
+        self._proc.loop.call_soon(self._resume_senders)
 
     def _resume_senders(self) -> None:
         senders, self.paused_senders = self.paused_senders, set()
         for sender in senders:
-            self.proc.pause_sender(sender, self.key, False)
+            self._proc.pause_sender(sender, self.key, False)
 
     # --- the end
 
@@ -303,7 +304,7 @@ class Instance:
         body = message.encode(failure)
         told = {(delivery.back, delivery.call.port, delivery.call.rank) for delivery in waiting}
         for back, number, rank in ports - told:
-            self.proc.answer(back, Answer(number, rank, FAILED), body, ())
+            self._proc.answer(back, Answer(number, rank, FAILED), body, ())
         if self.paused_senders:
             self.resume_senders()
 
@@ -312,7 +313,7 @@ class Instance:
         need not hear: the owner hears of the actor's end."""
         for delivery in waiting:
             if delivery.call.port:
-                self.proc.refuse(delivery, failure)
+                self._proc.refuse(delivery, failure)
 
     def finish(self, leave: Leave) -> None:
         """The last step, after cleanup: tells the owner of a failure and whoever waits for the end. Once only."""
@@ -320,6 +321,6 @@ class Instance:
             if self._finished:
                 return
             self._finished = True
-        self.proc.actor_ended(self, leave.failure)
+        self._proc.actor_ended(self, leave.failure)
         self.ready.set(self.end)
         self.ended.set(leave.failure)

@@ -339,8 +339,8 @@ class Proc:
             connection.close("its first frame was not a Hello")
             return False
         if hello.version != message.VERSION:
-            ours = message.VERSION
-            reason = f"protocol version {hello.version} meets version {ours}: all processes need one monarch version"
+            both = f"protocol version {hello.version} meets version {message.VERSION}"
+            reason = f"{both}: all processes need one monarch version"
             self.errors.append(reason)
             send_first(connection, Bye(reason))
         else:

@@ -339,7 +339,7 @@ class LinkConnection:
         try:
             msg = message.decode(frame.head)
         except msgspec.MsgspecError as exc:
-            self._give_up(connection, f"it sent an invalid message: {exc}")
+            self._give_up(connection, f"it sent a message that cannot be decoded: {exc}")
             return
         match msg:
             case Beat(received):

@@ -92,10 +92,13 @@ class Process:
     def knows(self, other: Process, many: int = 0) -> Relay:
         """As if both had exchanged a Hello through their agents."""
         way = self.ways[other.address] = Way()
-        relay = Relay(lambda: way, route(other.address, self.address), other.address, many, self.directs.busy)
+        relay = Relay(lambda: way, route(other.address, self.address), other.address, many, self._busy)
         peer = self.peers[other.address] = Peer(other.address, _no_dial, lambda peer: None, self.address)
         peer.connection, peer.incarnation = relay, other.incarnation
         return relay
+
+    def _busy(self, relay: Relay) -> None:
+        self.loop.call_soon(lambda: self.directs.busy(relay))
 
     def send(self, other: Process, number: int) -> None:
         connection = self.peers[other.address].connection

@@ -19,10 +19,11 @@ from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._runtime import instrument
-from monarch._runtime.context import Current, current, proc_of
+from monarch._runtime.context import Current, current
 from monarch._runtime.ending import CleanupTooLong
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
+from monarch._runtime.proc import Proc
 from monarch._runtime.replies import encode_error
 from monarch._wire import codec
 from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure
@@ -53,7 +54,7 @@ class ActorBehaviour:
 
     def __init__(self, instance: Instance, load: Callable[[], Any], display: str, mesh_name: str) -> None:
         self.instance = instance
-        self.proc = proc_of(instance)
+        self.proc: Proc = instance.proc
         self.display = display
         self.mesh_name = mesh_name
         self.actor: Any = None

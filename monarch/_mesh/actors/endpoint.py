@@ -18,7 +18,7 @@ from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_f
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
 from monarch._mesh.casts.sender import stamps
 from monarch._mesh.failures.ledger import MeshFacts, process_failure
-from monarch._runtime.context import current, proc_of, root
+from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
@@ -32,6 +32,7 @@ from monarch.config import settings
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
+    from monarch._runtime.proc import Proc
     from monarch._shape.value_mesh import ValueMesh
 
 P = ParamSpec("P")
@@ -391,7 +392,7 @@ class Endpoint(Generic[P, R]):
             raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance
-        proc = proc_of(sender)
+        proc: Proc = sender.proc
         if proc.closed is not None:
             raise proc.closed
         size = proc.check_size(body, buffers)
@@ -475,7 +476,8 @@ class Endpoint(Generic[P, R]):
         may_wait: bool,
     ) -> None:
         """One message for all receivers on other hosts. `cast` lacks what the sender numbers it with."""
-        proc, spec = proc_of(sender), self._mesh._spec
+        proc: Proc = sender.proc
+        spec = self._mesh._spec
         if may_wait and sender.key != spec.key:
             try:
                 proc.backpressure.wait_room_for_all(parted.addresses, spec.key)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from monarch._runtime import stacks
-from monarch._runtime.context import Current, current, proc_of, root_of
+from monarch._runtime.context import Current, current, root_of
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import shown
@@ -191,7 +191,8 @@ def edge_of(proc: Proc, wait: Wait, jobs: Jobs, frames: dict[int, FrameType]) ->
 
 def handler_of(job: Job, frames: dict[int, FrameType]) -> RunningHandler:
     """A message that is handled, as people see it."""
-    instance, proc = job.instance, proc_of(job.instance)
+    instance = job.instance
+    proc: Proc = instance.proc
     return RunningHandler(
         display(instance),
         instance.rank,

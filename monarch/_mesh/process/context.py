@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch._mesh.actors.behaviour import Aborted
-from monarch._runtime.context import Current, current, proc_of, root
+from monarch._runtime.context import Current, current, root
 from monarch._runtime.instance import Instance, Leave
 from monarch._shape.extent import Extent, Point
 from monarch._wire.address import host_of, name_of, split_proc_name
@@ -76,11 +76,11 @@ class ActorInstance:
     @property
     def proc(self) -> ProcMesh:
         """This actor's process, as a mesh of one."""
-        return proc_of(self._instance).mesh.this_proc()  # type: ignore[no-any-return]
+        return self._instance.proc.mesh.this_proc()  # type: ignore[no-any-return]
 
     @property
     def proc_id(self) -> str:
-        proc = proc_of(self._instance)
+        proc = self._instance.proc
         return str(_proc_uid(proc.address, proc.mesh.name))
 
     @property
