@@ -9,11 +9,11 @@ import warnings
 from typing import Literal
 
 from monarch._devices import vendors
-from monarch._errors import RDMAUnavailableError
 from monarch.config import settings
 from monarch.rdma import staging
 from monarch.rdma.backends import Backend, ibverbs_devices
 from monarch.rdma.backends.actor import ThroughActors
+from monarch.rdma.backends.detour import first_usable, reroute
 from monarch.rdma.backends.device_ipc import DeviceIpc
 from monarch.rdma.backends.ibverbs import Ibverbs
 from monarch.rdma.backends.local import Local
@@ -27,12 +27,7 @@ from monarch.rdma.transfer import Transfer
 
 def elsewhere(transfer: Transfer) -> None:
     """Begins a transfer over another path than the one it was given to."""
-    try:
-        backend = choose(transfer.handle)
-        transfer.path = backend.name
-        begin(backend, transfer)
-    except Exception as exc:
-        transfer.finish(exc)
+    reroute(transfer, choose, begin)
 
 
 LOCAL = Local()
@@ -70,13 +65,7 @@ for _category in (RDMATcpFallbackWarning, RDMAReadTransferWarning, RDMAWriteTran
 
 def choose(handle: Handle) -> Backend:
     """The fastest way. RDMAUnavailableError when there is none, with what stands in the way of each."""
-    obstacles = []
-    for backend in BACKENDS:
-        obstacle = backend.obstacle(handle)
-        if not obstacle:
-            return backend
-        obstacles.append(f"{backend.name}: {obstacle}")
-    raise RDMAUnavailableError(f"no compatible RDMA backend for buffer: {handle}; {'; '.join(obstacles)}")
+    return first_usable(BACKENDS, handle)
 
 
 def begin(backend: Backend, transfer: Transfer) -> None:

@@ -14,10 +14,10 @@ import torch
 
 
 class Meta:
-    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `coalesce_within` is
+    """Metadata of one strided tensor. `nbytes` is the size of the storage it lies in, which views share; `deferred` is
     CONJUGATE and NEGATIVE, where torch has put off computing these."""
 
-    __slots__ = ("__weakref__", "coalesce_within", "device", "dtype", "nbytes", "offset", "shape", "stride")
+    __slots__ = ("__weakref__", "deferred", "device", "dtype", "nbytes", "offset", "shape", "stride")
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Meta:
         dtype: Any,
         device: Any,
         nbytes: int,
-        coalesce_within: int = 0,
+        deferred: int = 0,
     ) -> None:
         self.shape = shape
         self.stride = stride
@@ -35,7 +35,7 @@ class Meta:
         self.dtype = dtype
         self.device = device
         self.nbytes = nbytes
-        self.coalesce_within = coalesce_within
+        self.deferred = deferred
 
     def __repr__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -54,7 +54,7 @@ class Meta:
         itemsize = self.dtype.itemsize
         whole = torch.empty(-(-self.nbytes // itemsize), dtype=self.dtype, device=self.device)
         made = torch.as_strided(whole, self.shape, self.stride, self.offset)
-        return mark(made, self.coalesce_within) if self.coalesce_within else made
+        return mark(made, self.deferred) if self.deferred else made
 
 
 _table: weakref.WeakValueDictionary[tuple[Any, ...], Meta] = weakref.WeakValueDictionary()
@@ -64,10 +64,10 @@ CONJUGATE = 1
 NEGATIVE = 2
 
 
-def mark(tensor: torch.Tensor, coalesce_within: int) -> torch.Tensor:
+def mark(tensor: torch.Tensor, deferred: int) -> torch.Tensor:
     """`tensor`, which from here on stands for the conjugate or the negative of its memory, or both."""
-    torch._C._set_conj(tensor, bool(coalesce_within & CONJUGATE))
-    torch._C._set_neg(tensor, bool(coalesce_within & NEGATIVE))
+    torch._C._set_conj(tensor, bool(deferred & CONJUGATE))
+    torch._C._set_neg(tensor, bool(deferred & NEGATIVE))
     return tensor
 
 
@@ -78,9 +78,9 @@ def intern(
     dtype: Any,
     device: Any,
     nbytes: int,
-    coalesce_within: int = 0,
+    deferred: int = 0,
 ) -> Meta:
-    key = (shape, stride, offset, dtype, device, nbytes, coalesce_within)
+    key = (shape, stride, offset, dtype, device, nbytes, deferred)
     known = _table.get(key)
     if known is None:
         known = _table[key] = Meta(*key)

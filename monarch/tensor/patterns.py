@@ -151,7 +151,7 @@ def _sent(leaf: Leaf) -> tuple[Any, ...]:
     return (
         True,
         leaf.view,
-        (shape, tuple(meta.stride), meta.offset, meta.dtype, meta.device, meta.nbytes, meta.coalesce_within),
+        (shape, tuple(meta.stride), meta.offset, meta.dtype, meta.device, meta.nbytes, meta.deferred),
     )
 
 

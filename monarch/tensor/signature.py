@@ -163,7 +163,7 @@ def _expression(value: Any, constants: list[Any]) -> str:
         return f"n[{int(value)}]"
     if kind is bool or kind is int or value is None:
         return repr(value)
-    if kind in (list, tuple) and _has_hole(value):
+    if kind in (list, tuple) and has_hole(value):
         inner = ", ".join(_expression(item, constants) for item in value)
         if kind is list:
             return f"[{inner}]"
@@ -172,9 +172,10 @@ def _expression(value: Any, constants: list[Any]) -> str:
     return f"c[{len(constants) - 1}]"
 
 
-def _has_hole(value: Any) -> bool:
+def has_hole(value: Any) -> bool:
+    """Whether a tensor or a number that travels with each call belongs somewhere in `value`."""
     if type(value) in (list, tuple):
-        return any(_has_hole(item) for item in value)
+        return any(has_hole(item) for item in value)
     return type(value) in (Slot, Number)
 
 

@@ -53,7 +53,7 @@ class Side(Actor):
         if nics:
             root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
             devices = Devices(FakeBinding(Path(fabric), nics), root)
-            ibverbs_devices._made[os.getpid()] = devices
+            ibverbs_devices._made.value = devices
 
     @endpoint
     def configure(self, settings: dict[str, Any]) -> None:
@@ -102,7 +102,7 @@ class Side(Actor):
         """Owners with whom it is not tried."""
         from monarch.rdma.backends import ibverbs
 
-        return len(ibverbs._failed)
+        return len(ibverbs.unreachable)
 
     @endpoint
     def pid(self) -> int:
@@ -246,11 +246,10 @@ def test_it_can_be_switched_off(two: HostMesh, fabric: str) -> None:
 @pytest.fixture
 def unknown() -> Iterator[None]:
     """This process has not looked for devices."""
-    before = ibverbs_devices._made.copy()
-    ibverbs_devices._made.clear()
+    before = ibverbs_devices._made.value
+    ibverbs_devices._made.value = None
     yield
-    ibverbs_devices._made.clear()
-    ibverbs_devices._made.update(before)
+    ibverbs_devices._made.value = before
 
 
 @pytest.mark.skipif(bool(ibverbs_sysfs.present()), reason="this machine has RDMA devices")

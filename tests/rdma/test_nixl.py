@@ -92,7 +92,7 @@ class Side(Actor):
         """Owners with whom NIXL has failed."""
         from monarch.rdma.backends import nixl
 
-        return len(nixl._failed)
+        return len(nixl.unreachable)
 
     @endpoint
     def pid(self) -> int:

@@ -852,9 +852,9 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
     monkeypatch.setattr(nixl_agent, "agent", lambda: made)
     monkeypatch.setattr(nixl_agent, "lend", lambda region: b"shown")
     monkeypatch.setattr(nixl, "PART", MIB)
-    nixl._failed.clear()
+    nixl.unreachable.clear()
     yield made
-    nixl._failed.clear()
+    nixl.unreachable.clear()
 
 
 @pytest.mark.parametrize("write", [False, True])

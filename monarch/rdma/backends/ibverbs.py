@@ -28,15 +28,16 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from monarch._errors import RDMAError, RDMAUnavailableError
+from monarch._errors import RDMAError
 from monarch.actor import stream_obstacle
 from monarch.config import settings
 from monarch.rdma import copying, manager
 from monarch.rdma.backends import actor, tcp
 from monarch.rdma.backends import ibverbs_memory as memories
+from monarch.rdma.backends.detour import Avoided, first_usable, reroute
 from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, Pair, Registration
 from monarch.rdma.backends.ibverbs_choice import ChoiceError, affinity, pairs, stripes
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError, devices
@@ -46,6 +47,7 @@ from monarch.rdma.backends.ibverbs_messages import End, Key, Lend, Lent, Meet, c
 from monarch.rdma.backends.ibverbs_queue import Fault, Request, Segment, split
 from monarch.rdma.backends.process_vm import dropped
 from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.once import OncePerProcess
 from monarch.rdma.registry import WORD
 from monarch.rdma.transfer import Transfer
 
@@ -57,7 +59,6 @@ DISTURBED = 16  # times that a transfer is begun again because another one's fai
 LINKS = 256  # connected queue pairs; the one used longest ago that is idle is closed
 KNOWN = 4096  # buffers whose keys are kept; the one met first is forgotten
 AVOID = 60.0  # seconds in which it is not tried with an owner that cannot be reached this way
-_AVOIDED = 1024  # such owners
 SPIN = 50e-6  # seconds that a small transfer is waited for before another thread waits
 _KIB = 1 << 10
 
@@ -73,7 +74,7 @@ class Ibverbs:
             devices()
         except NoDevicesError as exc:
             return str(exc)
-        return avoided(handle.owner) or stream_obstacle(handle.service)
+        return unreachable.why(handle.owner) or stream_obstacle(handle.service)
 
     def start(self, transfer: Transfer) -> None:
         if transfer.late():
@@ -93,7 +94,7 @@ def begin(transfer: Transfer) -> None:
     except NoDevicesError as exc:  # switched off since the path was chosen
         elsewhere(transfer, str(exc))
         return
-    why = avoided(transfer.handle.owner)
+    why = unreachable.why(transfer.handle.owner)
     if why:
         elsewhere(transfer, why)
     else:
@@ -102,40 +103,17 @@ def begin(transfer: Transfer) -> None:
 
 def elsewhere(transfer: Transfer, why: str) -> None:
     """The transfer goes by the next path. Needs a context."""
-    obstacles = [f"ibverbs: {why}"]
-    try:
-        for backend in (tcp.Streams(), actor.ThroughActors()):
-            obstacle = backend.obstacle(transfer.handle)
-            if not obstacle:
-                transfer.path = backend.name
-                backend.start(transfer)
-                return
-            obstacles.append(f"{backend.name}: {obstacle}")
-    except Exception as exc:  # this process is ending
-        transfer.finish(exc)
-        return
-    text = f"no compatible RDMA backend for buffer: {transfer.handle}; {'; '.join(obstacles)}"
-    transfer.finish(RDMAUnavailableError(text))
+    ways = (tcp.Streams(), actor.ThroughActors())
+    reroute(transfer, lambda handle: first_usable(ways, handle, [f"ibverbs: {why}"]))
 
 
 # --- owners that cannot be reached
 
-_failed: OrderedDict[Owner, tuple[str, float]] = OrderedDict()
-_failing = threading.Lock()
-
-
-def avoided(owner: Owner) -> str:
-    why, until = _failed.get(owner, ("", 0.0))
-    return why if monotonic() < until else ""
+unreachable = Avoided()
 
 
 def avoid(owner: Owner, why: str) -> None:
-    with _failing:
-        first = owner not in _failed
-        _failed[owner] = (why, monotonic() + AVOID)
-        if len(_failed) > _AVOIDED:
-            _failed.popitem(last=False)
-    if first:
+    if unreachable.add(owner, why, AVOID):
         logging.getLogger("monarch").warning("transfers to %s do not use RDMA devices: %s", owner, why)
 
 
@@ -570,26 +548,10 @@ class Engine:
         return Words(page, address, self.devices.device(nic).register(address, len(page), LOCAL_WRITE))
 
 
-_made: dict[int, Engine] = {}  # by pid: a forked child has none of its parent's
-_making = threading.Lock()
+_made: OncePerProcess[Engine] = OncePerProcess()
 
 
 def engine() -> Engine:
     """This process's. NoDevicesError."""
     has = devices()
-    with _making:
-        made = _made.get(os.getpid())
-        if made is None:
-            made = _made[os.getpid()] = Engine(has)
-    return made
-
-
-def _after_fork() -> None:
-    global _making, _failing
-    _making, _failing = threading.Lock(), threading.Lock()
-    _abandoned.extend(_made.values())
-    _made.clear()
-
-
-_abandoned: list[Engine] = []  # in a forked child: its parent's, which must not be closed here
-os.register_at_fork(after_in_child=_after_fork)
+    return _made.get(lambda: Engine(has))

@@ -1,4 +1,4 @@
-"""The door to libibverbs: what is used of it here, and the PyPI package `ibverbs` behind it.
+"""The way to libibverbs: what is used of it here, and the PyPI package `ibverbs` behind it.
 
 The package (https://github.com/d4l3k/rdma4py, BSD-3-Clause, extra `rdma-verbs`) calls libibverbs' inline functions from
 compiled code and releases the interpreter lock; it loads libibverbs.so.1 when it is imported. `Package` has never run on

@@ -26,6 +26,7 @@ from monarch.rdma.backends.ibverbs_choice import (
     place_of_target,
 )
 from monarch.rdma.memory import Memory
+from monarch.rdma.once import OncePerProcess
 
 SPREAD = 2 << 20  # bytes: memory that lies so far apart begins with another of equally near devices
 
@@ -122,8 +123,7 @@ class Devices:
         return sysfs.pci_place(address, self._root)
 
 
-_made: dict[int, Devices | NoDevicesError] = {}  # by pid: a forked child has none of its parent's
-_making = threading.Lock()
+_made: OncePerProcess[Devices | NoDevicesError] = OncePerProcess()
 
 
 def devices() -> Devices:
@@ -135,10 +135,7 @@ def devices() -> Devices:
 
 def found() -> Devices:
     """The same, whatever the setting."""
-    with _making:
-        known = _made.get(os.getpid())
-        if known is None:
-            known = _made[os.getpid()] = _find()
+    known = _made.get(_find)
     if isinstance(known, NoDevicesError):
         raise NoDevicesError(str(known))
     return known
@@ -158,14 +155,3 @@ def _find() -> Devices | NoDevicesError:
     except Exception as exc:  # a driver's surprise must not keep transfers from the next path
         logging.getLogger("monarch").warning("RDMA devices are not used: %r", exc)
         return NoDevicesError(f"they cannot be used: {exc!r}")
-
-
-def _after_fork() -> None:
-    global _making
-    _making = threading.Lock()
-    _abandoned.extend(_made.values())
-    _made.clear()
-
-
-_abandoned: list[object] = []  # in a forked child: its parent's, which must not be closed here
-os.register_at_fork(after_in_child=_after_fork)

@@ -13,7 +13,6 @@ A process that ends without a word leaves its queue pairs here until MET others 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -25,6 +24,7 @@ from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError, devic
 from monarch.rdma.backends.ibverbs_memory import close
 from monarch.rdma.backends.ibverbs_messages import End, Key, Lend, Lent, Meet
 from monarch.rdma.memory import Memory
+from monarch.rdma.once import OncePerProcess
 from monarch.rdma.registry import WORD, Region, Registry, registry
 
 MET = 4096  # queue pairs for others; the one made first is closed when another comes
@@ -161,26 +161,10 @@ def answer(request: Any, mine: Owner | None = None, known: Registry | None = Non
         return str(exc)
 
 
-_made: dict[int, Owner] = {}  # by pid
-_making = threading.Lock()
+_made: OncePerProcess[Owner] = OncePerProcess()
 
 
 def owner() -> Owner:
     """This process's. NoDevicesError."""
     has = devices()
-    with _making:
-        made = _made.get(os.getpid())
-        if made is None:
-            made = _made[os.getpid()] = Owner(has)
-    return made
-
-
-def _after_fork() -> None:
-    global _making
-    _making = threading.Lock()
-    _abandoned.extend(_made.values())
-    _made.clear()
-
-
-_abandoned: list[Owner] = []  # in a forked child: its parent's, which must not be closed here
-os.register_at_fork(after_in_child=_after_fork)
+    return _made.get(lambda: Owner(has))

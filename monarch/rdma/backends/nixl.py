@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
-from time import monotonic
+from functools import partial
 
 from monarch.actor import bind_context, stream_obstacle
 from monarch.rdma.backends import nixl_agent, tcp
+from monarch.rdma.backends.detour import Avoided, reroute
 from monarch.rdma.backends.nixl_agent import NixlError, NoAgentError
 from monarch.rdma.backends.tcp_wire import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, Way
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.handle import Handle
 from monarch.rdma.transfer import Transfer
 
 PART = 256 << 20  # bytes for which a buffer is lent at a time
 SHOWN = 1 << 20  # bytes that describe a buffer, at most
 AVOID = 60.0  # seconds in which it is not tried with an owner with whom it failed
-_AVOIDED = 1024  # such owners
 _SPIN = 50  # looks at a transfer without a pause between them
 
 
@@ -43,8 +42,8 @@ class Nixl:
         return stream_obstacle(handle.service)
 
     def start(self, transfer: Transfer) -> None:
-        if transfer.late() or _avoided(transfer.handle.owner) or not transfer.size:
-            tcp.Streams().start(_by_tcp(transfer))
+        if transfer.late() or unreachable.why(transfer.handle.owner) or not transfer.size:
+            _by_tcp(transfer)
         else:
             tcp.lanes_to(transfer.handle.owner).begin(_NixlJob(transfer))
 
@@ -57,7 +56,7 @@ class _NixlJob(tcp.Job):
     def __init__(self, transfer: Transfer) -> None:
         super().__init__(transfer)
         self._given_up = False
-        self._go_elsewhere: Callable[[], None] = bind_context(lambda: tcp.Streams().start(_by_tcp(transfer)))
+        self._go_elsewhere: Callable[[], None] = bind_context(partial(_by_tcp, transfer))
 
     def chunk_bytes(self) -> int:
         return PART
@@ -108,7 +107,7 @@ class _NixlJob(tcp.Job):
     def refused(self, status: int) -> None:
         if status == UNSUPPORTED:
             self._given_up = True
-            _avoid(self.transfer.handle.owner)
+            unreachable.add(self.transfer.handle.owner, "NIXL failed with it", AVOID)
         else:
             super().refused(status)
 
@@ -120,8 +119,7 @@ class _NixlJob(tcp.Job):
 
 
 _nap = threading.Event()  # never set
-_failed: OrderedDict[Owner, float] = OrderedDict()
-_lock = threading.Lock()
+unreachable = Avoided()
 
 
 def _agent() -> nixl_agent.Agent:
@@ -131,17 +129,5 @@ def _agent() -> nixl_agent.Agent:
         raise NixlError(str(exc)) from exc
 
 
-def _avoided(owner: Owner) -> bool:
-    return monotonic() < _failed.get(owner, 0.0)
-
-
-def _avoid(owner: Owner) -> None:
-    with _lock:
-        _failed[owner] = monotonic() + AVOID
-        if len(_failed) > _AVOIDED:
-            _failed.popitem(last=False)
-
-
-def _by_tcp(transfer: Transfer) -> Transfer:
-    transfer.path = "tcp"
-    return transfer
+def _by_tcp(transfer: Transfer) -> None:
+    reroute(transfer, lambda handle: tcp.Streams())

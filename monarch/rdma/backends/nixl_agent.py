@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 import threading
 import uuid
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from typing import Any
 
 from monarch.config import settings
 from monarch.rdma.memory import Memory
+from monarch.rdma.once import OncePerProcess
 from monarch.rdma.registry import Region
 
 MODULES = ("nixl_cu12._api", "nixl_cu13._api", "nixl._api")
@@ -156,31 +156,30 @@ class Agent:
 
 
 _nap = threading.Event()  # never set
-_made: dict[int, Agent | NoAgentError] = {}  # by pid: a forked child has none of its parent's
-_making = threading.Lock()
+_made: OncePerProcess[Agent | NoAgentError] = OncePerProcess()
 
 
 def agent() -> Agent:
     """This process's, made by the first call, which takes about half a second. NoAgentError."""
     if not settings.get("rdma_nixl"):
         raise NoAgentError("the setting rdma_nixl is off")
-    with _making:
-        known = _made.get(os.getpid())
-        if known is None:
-            try:
-                known = Agent()
-            except NoAgentError as exc:
-                known = exc
-            _made[os.getpid()] = known
+    known = _made.get(_agent)
     if isinstance(known, NoAgentError):
         raise known
     return known
 
 
+def _agent() -> Agent | NoAgentError:
+    try:
+        return Agent()
+    except NoAgentError as exc:
+        return exc
+
+
 def lend(region: Region) -> bytes:
     """In the owner: how others reach the buffer. It stays registered with NIXL until it is dropped. NoAgentError."""
     lender = agent()
-    with _making:
+    with _made.lock:
         if "nixl" not in region.lent:
             try:
                 region.lent["nixl"] = Lent(lender, region.memory)
@@ -205,14 +204,3 @@ def _module() -> Any:
     finally:
         logging.raiseExceptions = shows
     raise NoAgentError("NIXL is not installed: pip install 'pymonarch[rdma-nixl]'")
-
-
-def _after_fork() -> None:
-    global _making
-    _making = threading.Lock()
-    _abandoned.extend(_made.values())
-    _made.clear()
-
-
-_abandoned: list[Any] = []  # in a forked child: its parent's, which must not be closed here
-os.register_at_fork(after_in_child=_after_fork)

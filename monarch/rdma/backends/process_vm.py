@@ -78,9 +78,6 @@ _scratch = _Scratch()
 # --- the owner
 
 
-_let = 0  # the process that has done it
-
-
 _let = 0  # the process that has asked
 
 

@@ -28,6 +28,7 @@ from monarch.actor import open_stream, start_thread, stream_obstacle
 from monarch.config import settings
 from monarch.rdma import manager
 from monarch.rdma.backends import actor
+from monarch.rdma.backends.detour import reroute
 from monarch.rdma.backends.process_vm import dropped
 from monarch.rdma.backends.tcp_wire import (
     CHUNK,
@@ -199,11 +200,7 @@ class Job:
         self._bound(self._through_actors)
 
     def _through_actors(self) -> None:
-        self.transfer.path = "actor"
-        try:
-            actor.ThroughActors().start(self.transfer)
-        except Exception as exc:  # this process is ending
-            self.transfer.finish(exc)
+        reroute(self.transfer, lambda handle: actor.ThroughActors())
 
     def _ask_owner(self) -> None:
         """Why a stream broke, its owner says best."""

@@ -58,8 +58,8 @@ class Entry:
         self.fresh = len(outcome.fresh)
         self.kind, self.meta, self.view, self.same = Entry.OTHER, None, -1, -1
         leaf = outcome.leaves[0] if outcome.structure is None else None
-        coalesce_within = leaf is not None and leaf.meta is not None and leaf.meta.coalesce_within and leaf.same < 0
-        if leaf is not None and not outcome.changed and not outcome.moved and not coalesce_within:
+        deferred = leaf is not None and leaf.meta is not None and leaf.meta.deferred and leaf.same < 0
+        if leaf is not None and not outcome.changed and not outcome.moved and not deferred:
             self.meta = leaf.meta
             if leaf.same >= 0:
                 self.kind, self.same = Entry.SAME, leaf.same
@@ -298,7 +298,7 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
 
 def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | None:
     """The strides that workers have to give a new tensor; None for views, which follow from those of what they view."""
-    return leaf.meta.stride if leaf.meta is not None and leaf.view == -1 and not leaf.meta.coalesce_within else None
+    return leaf.meta.stride if leaf.meta is not None and leaf.view == -1 and not leaf.meta.deferred else None
 
 
 def _frozen(value: Any) -> Any:

@@ -402,6 +402,14 @@ class Engine:
 
     # --- answers
 
+    def _question(self) -> int:
+        """The ident of what the workers are about to be asked. Under the lock. EngineEnded."""
+        self.check_alive()
+        ident = self._next
+        self._next += 1
+        self.issued.add(ident)
+        return ident
+
     def fetch(
         self, mesh: DeviceMesh, rank: int, refs: Sequence[int], taints: Sequence[Taint | None],
         convert: Callable[[list[Any]], Any], stream: Stream = MAIN,
@@ -415,10 +423,7 @@ class Engine:
         place = mesh.place(stream)
         with self._sending:
             with self._lock:
-                self.check_alive()
-                ident = self._next
-                self._next += 1
-                self.issued.add(ident)
+                ident = self._question()
             open_ = unconfirmed(taints)
             command = commands.Fetch(ident, tuple(refs), rank, tuple(taint.ident for taint in open_))
             self._gather_batch(command, self._reach(place, open_))
@@ -472,10 +477,7 @@ class Engine:
         with self._sending:
             self.flush()
             with self._lock:
-                self.check_alive()
-                ident = self._next
-                self._next += 1
-                self.issued.add(ident)
+                ident = self._question()
                 commands_ = [
                     commands.Place(place.mesh_number, place.stream_number),
                     commands.Ask(ident, 0, mesh.number, tuple(refs), tuple(taint.ident for taint in open_)),

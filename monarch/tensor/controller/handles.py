@@ -33,6 +33,6 @@ def make(record: Record) -> Any:
     meta = record.meta
     made = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.device)
     made._record = record
-    if meta.coalesce_within:
-        metadata.mark(made, meta.coalesce_within)
+    if meta.deferred:
+        metadata.mark(made, meta.deferred)
     return made

@@ -44,7 +44,7 @@ def know(op: Any, outcome: propagation.Outcome, args: Any, kwargs: Any, inputs: 
 def value_of(record: Record, any_shape: bool = False) -> torch.Tensor | None:
     """What is known of a tensor's only element, as a scalar: nothing through a view that shows it as something else."""
     known, meta = record.storage.known, record.meta
-    if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.coalesce_within:
+    if known is None or (meta.shape and not any_shape) or meta.dtype is not known.dtype or meta.deferred:
         return None
     return known
 

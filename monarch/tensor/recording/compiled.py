@@ -16,21 +16,10 @@ from monarch.tensor.controller import misuse
 from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.records import recorder
 from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.recording.arguments import Arguments
+from monarch.tensor.recording.calls import TRACES, Replay, Run, label_of
 from monarch.tensor.recording.recorder import Recorder, divergence
-from monarch.tensor.recording.replaying import (
-    Arguments,
-    Trace,
-    Unrecordable,
-    aliased,
-    drop_leaked,
-    label_of,
-    on_its_stream,
-    put_together,
-    reshaped,
-    results_of,
-)
-
-TRACES = 64  # recordings of one function; the one unused for longest is forgotten then
+from monarch.tensor.recording.trace import Trace, Unrecordable, drop_leaked
 
 
 def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
@@ -63,15 +52,13 @@ def compile(fn: Callable[..., Any] | None = None, verify: bool = True) -> Any:
     return _Compiled(fn, verify)
 
 
-class _Kept:
-    """A trace, and how to put together what a call returns."""
+class _Kept(Replay):
+    """`verified`: it was recorded twice, and came out the same, or need not."""
 
-    __slots__ = ("plan", "spec", "trace", "verified")
+    __slots__ = ("verified",)
 
-    def __init__(self, trace: Trace, plan: list[Any], spec: Any, verified: bool) -> None:
-        self.trace = trace
-        self.plan = plan
-        self.spec = spec
+    def __init__(self, trace: Trace, run: Run, verified: bool) -> None:
+        super().__init__(trace, run)
         self.verified = verified
 
 
@@ -107,26 +94,19 @@ class _Compiled:
                 self._verified(kept, self._record(arguments))
         except _Unknown:  # nothing was done so far
             return self._function(*args, **kwargs)
-        made = kept.trace.replay(arguments.tensors)
-        return put_together(kept.plan, kept.spec, arguments.tensors, made)
+        return kept.call(arguments)
 
     def _record(self, arguments: Arguments) -> _Kept:
-        formals = aliased(arguments.tensors)
-        with _Strict(hold=True) as noted:
-            value = arguments.call(self._function, formals)
-            plan, spec, made = results_of(value, formals, arguments.tensors)
-            self._no_grad(made, "result")
-            made = [on_its_stream(tensor) for tensor in made]
-        del value
-        reshaped(noted, formals, arguments, give=False)
+        noted = _Strict(hold=True)
+        run = Run(noted, self._function, arguments, False, lambda made: self._no_grad(made, "result"))
         try:
-            trace = Trace(self._label, noted, formals, made, keep=False)
+            trace = Trace(self._label, noted, run.formals, run.made, keep=False)
         except Unrecordable as exc:
             raise NotImplementedError(
                 f"{self._label} cannot be compiled: {exc} (monarch.function runs such functions operation by operation)"
             ) from None
-        drop_leaked(noted, {tensor._record.ref for tensor in made})
-        return _Kept(trace, plan, spec, not self._verify)
+        drop_leaked(noted, {tensor._record.ref for tensor in run.made})
+        return _Kept(trace, run, not self._verify)
 
     def _verified(self, kept: _Kept, again: _Kept) -> None:
         again.trace.forget()

@@ -20,20 +20,11 @@ import torch
 
 from monarch.tensor.controller.records import recorder
 from monarch.tensor.controller.tensor import Tensor
+from monarch.tensor.recording.arguments import Arguments
+from monarch.tensor.recording.calls import TRACES, Replay, Run, label_of, put_together, results_of, without_graph
 from monarch.tensor.recording.recorder import Held, Recorder, Watcher
-from monarch.tensor.recording.replaying import (
-    Arguments,
-    Trace,
-    Unrecordable,
-    aliased,
-    label_of,
-    on_its_stream,
-    put_together,
-    reshaped,
-    results_of,
-)
+from monarch.tensor.recording.trace import Trace, Unrecordable
 
-TRACES = 64  # recordings of one function; the one unused for longest is forgotten then
 TRIES = 8  # recordings that went stale or did not fit one after the other, until recording is given up
 
 
@@ -65,15 +56,13 @@ def function(fn: Callable[..., Any]) -> Function:
     return Function(fn)
 
 
-class _Variant:
-    """A trace, with what it takes and leaves of gradients: (parameter, its gradient or None)."""
+class _Variant(Replay):
+    """With what it takes and leaves of gradients: (parameter, its gradient or None)."""
 
-    __slots__ = ("needs", "plan", "sets", "spec", "trace")
+    __slots__ = ("needs", "sets")
 
-    def __init__(self, trace: Trace, plan: list[Any], spec: Any, needs: list[Any], sets: list[Any]) -> None:
-        self.trace = trace
-        self.plan = plan
-        self.spec = spec
+    def __init__(self, trace: Trace, run: Run, needs: list[Any], sets: list[Any]) -> None:
+        super().__init__(trace, run)
         self.needs = needs
         self.sets = sets
 
@@ -85,12 +74,12 @@ class _Variant:
         return True
 
     def call(self, arguments: Arguments) -> Any:
-        made = self.trace.replay(arguments.tensors)
+        result = super().call(arguments)
         for weak, grad in self.sets:
             parameter = weak()
             if parameter is not None and parameter.grad is not grad:
                 parameter.grad = grad
-        return put_together(self.plan, self.spec, arguments.tensors, made)
+        return result
 
 
 class _Kind:
@@ -180,22 +169,15 @@ class Function:
 
     def _recorded(self, kind: _Kind, arguments: Arguments) -> Any:
         kind.tries += 1
-        formals = aliased(arguments.tensors)
         noted = Recorder()
         for weak in kind.met:
             tensor = weak()
             if tensor is not None:
                 noted.meet(tensor)
-        with noted:
-            value = arguments.call(self._function, formals)
-            plan, spec, made = results_of(value, formals, arguments.tensors)
-            with torch.no_grad():
-                made = [on_its_stream(tensor) for tensor in made]
-        del value
-        reshaped(noted, formals, arguments, give=True)
-        result = put_together(plan, spec, arguments.tensors, made)
+        run = Run(noted, self._function, arguments, True)
+        result = put_together(run.plan, run.spec, arguments.tensors, run.made)
         try:
-            kind.variants.insert(0, self._variant(noted, formals, made, plan, spec))
+            kind.variants.insert(0, self._variant(noted, run))
         except Unrecordable as exc:
             if noted.problem or kind.tries >= 3:
                 self._give_up(str(exc))
@@ -204,8 +186,8 @@ class Function:
         self._make_room()
         return result
 
-    def _variant(self, noted: Recorder, formals: list[Any], made: list[Any], plan: list[Any], spec: Any) -> _Variant:
-        given = {id(tensor) for tensor in formals}
+    def _variant(self, noted: Recorder, run: Run) -> _Variant:
+        given = {id(tensor) for tensor in run.formals}
         sets: list[Any] = []
         for tensor, before in noted.grads.values():
             if tensor.grad is before:
@@ -213,21 +195,20 @@ class Function:
             if id(tensor) in given:
                 noted.refuse("it leaves a gradient in an argument: return torch.autograd.grad(...) instead")
             sets.append((weakref.ref(tensor), tensor.grad))
-        trace = Trace(self._label, noted, formals, made, keep=True)
+        trace = Trace(self._label, noted, run.formals, run.made, keep=True)
         captures = trace.recording.captures
         needs = [
             (weakref.ref(tensor), before)
             for tensor, before in noted.grads.values()
             if id(tensor) not in given and (before is None or before._record.ref in captures)
         ]
-        return _Variant(trace, plan, spec, needs, sets)
+        return _Variant(trace, run, needs, sets)
 
     def _plain(self, value: Any, given: Any) -> Any:
         """What a call operation by operation returns: as a replay would, without graphs."""
         arguments = [leaf for leaf in torch.utils._pytree.tree_leaves(given) if type(leaf) is Tensor]
         plan, spec, made = results_of(value, arguments, arguments)
-        with torch.no_grad():
-            made = [on_its_stream(tensor) if tensor.requires_grad else tensor for tensor in made]
+        made = [without_graph(tensor) if tensor.requires_grad else tensor for tensor in made]
         return put_together(plan, spec, arguments, made)
 
     # --- bounds

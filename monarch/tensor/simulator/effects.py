@@ -181,7 +181,7 @@ def zeros(meta: Meta | None) -> torch.Tensor:
     with _disable_current_modes():
         made = torch.zeros(-(-meta.nbytes // meta.dtype.itemsize), dtype=meta.dtype)
         made = torch.as_strided(made, meta.shape, meta.stride, meta.offset)
-        return metadata.mark(made, meta.coalesce_within) if meta.coalesce_within else made
+        return metadata.mark(made, meta.deferred) if meta.deferred else made
 
 
 __all__ = ["Effect", "Effects", "described", "returned", "zeros"]

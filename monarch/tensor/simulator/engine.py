@@ -134,10 +134,7 @@ class SimulatedEngine(Engine):
         with self._sending:
             self.flush()
             with self._lock:
-                self.check_alive()
-                ident = self._next
-                self._next += 1
-                self.issued.add(ident)
+                ident = self._question()
             value, ready = self._asked(call, ident, refs, place)
         self._open.pop(ident, None)
         asked = set(mesh.processes)

@@ -9,6 +9,7 @@ import torch
 
 from monarch.tensor.failures import Failed, GroupLost, is_echo
 from monarch.tensor.worker import current, reductions
+from monarch.tensor.worker.expected import Expected, problem_with
 from monarch.tensor.worker.process_groups import groups_of
 
 
@@ -20,7 +21,7 @@ class Reduce:
 
     def __init__(
         self, mesh: int, stream: int, dims: tuple[str, ...], reduction: str, scatter: bool, inplace: bool, has_out: bool,
-        expected: tuple[Any, ...],
+        expected: tuple[Expected, ...],
     ) -> None:  # fmt: skip
         self._mesh = mesh
         self._stream = stream
@@ -66,17 +67,13 @@ class Reduce:
         """What this rank takes part with: zeros in place of what it does not have, and then why."""
         mine: list[torch.Tensor] = []
         problem: Exception | None = None
-        for tensor, (shape, dtype, device) in zip(tensors, self._expected, strict=False):
-            if type(tensor) is Failed:
-                problem = problem or RuntimeError(tensor.text)
-            elif tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                problem = problem or RuntimeError(
-                    f"the local tensor is {tensor.dtype}{list(tensor.shape)}, and the controller knows it as "
-                    f"{dtype}{list(shape)}: what `propagate` gives has to have the shapes of what the function returns"
-                )
-            else:
+        for tensor, expected in zip(tensors, self._expected, strict=False):
+            wrong = problem_with(tensor, expected)
+            if wrong is None:
                 mine.append(tensor)
                 continue
+            problem = problem or wrong
+            shape, dtype, device = expected
             mine.append(torch.zeros(shape, dtype=dtype, device=device))
         out = tensors[-1]
         if self._has_out and type(out) is Failed:

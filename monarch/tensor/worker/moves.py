@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from monarch.actor import start_thread
-from monarch.tensor.failures import Failed
 from monarch.tensor.worker import current
+from monarch.tensor.worker.expected import Expected, problem_with
 from monarch.tensor.worker.handover import ready_here, taken_here, used_here
 from monarch.tensor.worker.process_groups import Groups, groups_of
 
@@ -47,7 +47,7 @@ class Send:
     keeps: tuple[int, ...] | None = ()
     mutates: tuple[int, ...] = ()
 
-    def __init__(self, pairs: tuple[tuple[int, int], ...], streams: tuple[int, int], what: tuple[Any, ...]) -> None:
+    def __init__(self, pairs: tuple[tuple[int, int], ...], streams: tuple[int, int], what: Expected) -> None:
         self._pairs = pairs
         self._streams = streams
         self._what = what
@@ -63,16 +63,9 @@ class Send:
         def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
             if not receivers:
                 return
-            tensor, problem = tensors[0], None
-            if type(tensor) is Failed:
-                problem = RuntimeError(tensor.text)
-            elif tuple(tensor.shape) != shape or tensor.dtype != dtype:
-                problem = RuntimeError(
-                    f"the local tensor is {tensor.dtype}{list(tensor.shape)}, and the controller knows it as "
-                    f"{dtype}{list(shape)}"
-                )
+            problem = problem_with(tensors[0], self._what)
             if problem is None:
-                copy = tensor.clone(memory_format=torch.contiguous_format)
+                copy = tensors[0].clone(memory_format=torch.contiguous_format)
             else:
                 copy = torch.zeros(shape, dtype=dtype, device=device)
             for receiver in receivers:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monarch.tensor.failures import Failed
-from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, resolve_op
+from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, has_hole, resolve_op
 
 
 class Step:
@@ -188,17 +188,11 @@ def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:
         kind = type(value)
     if kind is bool or kind is int or value is None:
         return repr(value)
-    if kind in (list, tuple) and _has_tensor(value):
+    if kind in (list, tuple) and has_hole(value):
         inner = "".join(f"{_written(item, step, constants, number)}, " for item in value)
         return f"[{inner}]" if kind is list else f"({inner})"
     constants.append(value)
     return f"c{number}_{len(constants) - 1}"
-
-
-def _has_tensor(value: Any) -> bool:
-    if type(value) in (list, tuple):
-        return any(_has_tensor(item) for item in value)
-    return type(value) in (Slot, Number)
 
 
 def _pick(result: Any, keeps: tuple[int, ...]) -> list[Any]:

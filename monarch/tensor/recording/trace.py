@@ -8,13 +8,12 @@ from __future__ import annotations
 import gc
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from monarch.tensor.controller import dispatch, misuse
+from monarch.tensor.controller import misuse
 from monarch.tensor.controller.activation import active_mesh
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.handles import make
@@ -22,7 +21,6 @@ from monarch.tensor.controller.noted import Noted
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, Storage, share
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.taint import merge
-from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.frames import internal
 from monarch.tensor.recording.recorder import Recorder, assemble
 
@@ -33,91 +31,6 @@ _ARGUMENT, _THERE, _NEW = range(3)  # where the memory of a result is
 
 class Unrecordable(Exception):
     """Why a recording cannot be replayed."""
-
-
-# --- arguments ------------------------------------------------------------------------------------------------
-
-
-class Arguments:
-    """The arguments of one call: `leaves` of the tree of them, of which `tensors` are distributed. `key`: equal for
-    calls that a recording of one of them serves. Raises TypeError for arguments that cannot be compared."""
-
-    __slots__ = ("before", "key", "leaves", "spec", "tensors")
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], extra: Any = None) -> None:
-        self.spec: Any = None
-        self.leaves: Sequence[Any] = args
-        if kwargs or any(not isinstance(arg, torch.Tensor) and pytree._get_node_type(arg) in _NODES for arg in args):
-            self.leaves, self.spec = pytree.tree_flatten((args, kwargs))
-        self.tensors: list[Any] = []
-        self.before: list[tuple[Any, Storage]] = []  # their metadata and memory
-        key: list[Any] = [
-            len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
-            torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
-            torch.is_inference_mode_enabled(), extra,
-        ]  # fmt: skip
-        storages: dict[int, int] = {}
-        for leaf in self.leaves:
-            if type(leaf) is Tensor:
-                record = leaf._record
-                self.tensors.append(leaf)
-                self.before.append((record.meta, record.storage))
-                alias = storages.setdefault(id(record.storage), len(storages))
-                key.append((record.meta, record.place, leaf.requires_grad, alias))
-            elif isinstance(leaf, torch.Tensor):
-                raise TypeError("an argument is a tensor of this process alone: its values would stay as they are now")
-            else:
-                key.append((type(leaf), leaf))
-        if len(self.tensors) > 1:  # the same tensor twice is not two views of it
-            refs: dict[int, int] = {}
-            key.append(tuple(refs.setdefault(tensor._record.ref, len(refs)) for tensor in self.tensors))
-        self.key = tuple(key)
-        hash(self.key)
-
-    def call(self, function: Callable[..., Any], stand_ins: Sequence[Any]) -> Any:
-        """Calls `function` with `stand_ins` in place of the distributed tensors."""
-        rest = iter(stand_ins)
-        leaves = [next(rest) if type(leaf) is Tensor else leaf for leaf in self.leaves]
-        if self.spec is None:
-            return function(*leaves)
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return function(*args, **kwargs)
-
-
-_NODES = pytree.SUPPORTED_NODES
-
-
-def _autocast() -> tuple[Any, ...]:
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
-
-
-def aliased(tensors: Sequence[Any]) -> list[Any]:
-    """Other tensors of the same memory, so that a function's use of an argument is not mistaken for its use of a
-    variable of its own that is the same tensor. Those that require grad, or may not be used now, stand for themselves."""
-    found: dict[int, Any] = {}
-    for tensor in tensors:
-        if id(tensor) not in found:
-            plain = not tensor.requires_grad and not tensor._record.storage.flags & ~KNOWN
-            with tensor._record.place.stream.activate(), torch.no_grad():
-                found[id(tensor)] = tensor.detach() if plain else tensor
-    return [found[id(tensor)] for tensor in tensors]
-
-
-def reshaped(noted: Recorder, formals: Sequence[Any], arguments: Arguments, give: bool) -> None:
-    """Stops a recording that gave an argument, one of `formals`, another shape or memory. With `give` the tensors that they
-    stand for are given it too."""
-    for formal, tensor, (meta, storage) in zip(formals, arguments.tensors, arguments.before, strict=True):
-        record = formal._record
-        if record.meta is meta and record.storage is storage:
-            continue
-        noted.refuse("it changes the shape or the memory of an argument")
-        if give and formal is not tensor:
-            tensor._record = record
-            dispatch.change_meta(None, (), {}, tensor, record.meta)
-
-
-# --- a recording ----------------------------------------------------------------------------------------------
 
 
 class Trace:
@@ -350,49 +263,3 @@ def drop_leaked(recorder: Recorder, without: set[int]) -> None:
             f"the end of the recording that made it; return it instead\n{misuse.here(3)}",
         )
         record.storage, record.ref = storage, -1
-
-
-def results_of(value: Any, given: Sequence[Any], formals: Sequence[Any]) -> tuple[list[Any], Any, list[Any]]:
-    """The leaves of what a function returned, its tree, and the tensors among them that are no arguments. In the leaves
-    those are `_Made` and arguments `_Given`, by number."""
-    leaves, spec = pytree.tree_flatten(value)
-    arguments = {id(tensor): at for at, tensor in reversed([*enumerate(given), *enumerate(formals)])}
-    made: dict[int, Any] = {}
-    plan: list[Any] = []
-    for leaf in leaves:
-        if type(leaf) is not Tensor:
-            plan.append(leaf)
-        elif id(leaf) in arguments:
-            plan.append(_Given(arguments[id(leaf)]))
-        else:
-            number = list(made).index(id(leaf)) if id(leaf) in made else len(made)
-            made[id(leaf)] = leaf
-            plan.append(_Made(number))
-    return plan, spec, list(made.values())
-
-
-def on_its_stream(tensor: Any) -> Any:
-    """The same memory without a graph of derivatives, as another tensor."""
-    with tensor._record.place.stream.activate(), torch.no_grad():
-        return tensor.detach()
-
-
-class _Given(int):
-    __slots__ = ()
-
-
-class _Made(int):
-    __slots__ = ()
-
-
-def put_together(plan: Sequence[Any], spec: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
-    """What a call returns: the tree with these arguments and tensors."""
-    if spec is None:
-        return made[0]
-    leaves = [given[leaf] if type(leaf) is _Given else made[leaf] if type(leaf) is _Made else leaf for leaf in plan]
-    return pytree.tree_unflatten(leaves, spec)
-
-
-def label_of(function: Any) -> str:
-    """As errors show it."""
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

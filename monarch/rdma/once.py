@@ -1,0 +1,35 @@
+"""What a process makes once, when it is first used. A forked child has none of its parent's: it makes its own, and never
+closes its parent's, whose descriptors and registrations both share.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class OncePerProcess(Generic[T]):
+    """A variable of a module: `value` is None until `get` has made it."""
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self.lock = threading.Lock()  # held while it is made
+        self._abandoned: list[T] = []  # in a forked child: its parent's, kept so that nothing closes them
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def get(self, make: Callable[[], T]) -> T:
+        """What `make` gave the first time that it did not raise."""
+        with self.lock:
+            if self.value is None:
+                self.value = make()
+            return self.value
+
+    def _after_fork(self) -> None:
+        self.lock = threading.Lock()
+        if self.value is not None:
+            self._abandoned.append(self.value)
+            self.value = None
