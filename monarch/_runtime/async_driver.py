@@ -131,8 +131,7 @@ class AsyncDriver:
     def _failed(self, exc: BaseException) -> Leave:
         behaviour = self.instance.behaviour
         assert behaviour is not None
-        failure = behaviour.describe_failure(exc, "" if self._constructed else "__init__")
-        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+        return Leave.failing(behaviour.describe_failure(exc), exc)
 
     # --- the pump
 

@@ -64,8 +64,7 @@ def _run_sync(instance: Instance) -> None:
     except Leave as leave:
         why = leave
     except BaseException as exc:
-        failure = behaviour.describe_failure(exc, "" if constructed else "__init__")
-        why = Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+        why = Leave.failing(behaviour.describe_failure(exc), exc)
     _leave_sync(instance, why, constructed)
 
 

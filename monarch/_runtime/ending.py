@@ -26,7 +26,7 @@ def cleanup_failed(instance: Instance, leave: Leave, exc: BaseException) -> Leav
     logger.warning("__cleanup__ of actor %s did not succeed", instance.name, exc_info=exc)
     if leave.failure is not None:
         return leave
-    return Leave(leave.reason, instance.behaviour.describe_failure(exc, "cleanup error"), None)
+    return Leave(leave.reason, instance.behaviour.describe_failure(exc, in_cleanup=True), None)
 
 
 def aborted_meanwhile(instance: Instance, leave: Leave) -> Leave:

@@ -182,7 +182,7 @@ class _Abandoned:
     async def cancel_tasks(self) -> None:
         await self._behaviour.cancel_tasks()
 
-    def describe_failure(self, exc: BaseException, doing: str) -> Failure:
+    def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure:
         return Failure("the process was killed", stopped=True)
 
     def describe_stop(self, reason: str) -> Failure:

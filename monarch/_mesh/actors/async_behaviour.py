@@ -87,7 +87,7 @@ class AsyncActorBehaviour(ActorBehaviour):
             self._running_tasks.discard(task)
             if raised is not None and (method.explicit or not isinstance(raised, Exception)):
                 # It stays among those that run: its caller is told with the end of the actor.
-                instance.mailbox.put_control(self._fatal(raised, method.fn.__name__))
+                instance.mailbox.put_control(self._fatal(raised))
             elif instance.concurrent.pop(task, None) is None:
                 return  # the actor is ending, this task was cancelled, and its caller has been told
             elif raised is None:

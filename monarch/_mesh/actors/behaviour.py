@@ -172,11 +172,10 @@ class ActorBehaviour:
         if delivery.call.port and not (method is not None and method.explicit):
             self._reply_error(delivery, exc)
         else:
-            raise self._fatal(exc, delivery.call.method)
+            raise self._fatal(exc)
 
-    def _fatal(self, exc: BaseException, doing: str) -> Leave:
-        failure = self.describe_failure(exc, doing)
-        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+    def _fatal(self, exc: BaseException) -> Leave:
+        return Leave.failing(self.describe_failure(exc), exc)
 
     # --- failures
 
@@ -212,19 +211,19 @@ class ActorBehaviour:
             None if exc is None else f"actor explicitly aborted due to: {format_remote(exc)}",
         )
         failure.incarnation, failure.will_restart = instance.incarnation, instance.will_restart
-        return Leave(failure.report, failure, exc if isinstance(exc, Exception) else RuntimeError(failure.report))
+        return Leave.failing(failure, exc)
 
     def undeliverable(self, bounced: Bounced) -> Any:
         """A message of this actor came back: asks the hook when there is a choice, else the actor fails."""
         envelope = UndeliverableMessageEnvelope(bounced)
         if not bounced.hook:
-            return self._fatal_text(envelope.report())
+            return Leave.failing(self._failure(envelope.report()))
         hook = self.actor._handle_undeliverable_message
         try:
             with self._no_loop_for(hook):
                 handled = hook(envelope)
         except BaseException as exc:
-            return self._fatal(exc, "_handle_undeliverable_message")
+            return self._fatal(exc)
         if inspect.isawaitable(handled):
             return self._undeliverable_later(handled)
         return None
@@ -235,15 +234,11 @@ class ActorBehaviour:
         except BaseException as exc:
             if self.instance.end is not None:  # it was cancelled, because the actor ends
                 raise
-            return self._fatal(exc, "_handle_undeliverable_message")
+            return self._fatal(exc)
         return None
 
-    def _fatal_text(self, text: str) -> Leave:
-        failure = self._failure(text)
-        return Leave(failure.report, failure, RuntimeError(failure.report))
-
-    def describe_failure(self, exc: BaseException, doing: str) -> Failure:
-        if doing == "cleanup error":
+    def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure:
+        if in_cleanup:
             cause = f"cleanup error: {exc if isinstance(exc, CleanupTooLong) else format_remote(exc)}"
         elif isinstance(exc, Aborted):
             cause = f"actor explicitly aborted due to: {exc}"

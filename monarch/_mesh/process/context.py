@@ -113,8 +113,8 @@ class ActorInstance:
         text = reason or "(no reason provided)"
         if instance.behaviour is None:
             raise RuntimeError("the client cannot abort itself: raise an exception, or leave the program")
-        failure = instance.behaviour.describe_failure(Aborted(text), "abort")
-        instance.leave_soon(Leave(failure.report, failure, Aborted(text)))
+        failure = instance.behaviour.describe_failure(Aborted(text))
+        instance.leave_soon(Leave.failing(failure, Aborted(text)))
 
     def kill(self, reason: str | None = None) -> None:
         """The same as `abort`."""
