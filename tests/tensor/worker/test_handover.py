@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from monarch.tensor.worker.handover import ready_here, taken_here, used_here
-from monarch.tensor.worker.moves import Lines
+from monarch.tensor.worker.moves import Adopt, Lines
 
 
 class OnCard(torch.Tensor):
@@ -88,3 +88,10 @@ def test_who_waits_for_a_move_that_will_not_come_is_told(card: Any) -> None:
     lines.close()
     with pytest.raises(RuntimeError, match="the tensor engine has ended"):
         lines.receive(0, 0, (0, 1), 7, (2,), torch.float32, "cuda")
+
+
+def test_a_copy_that_another_stream_made_is_taken_over(card: Any) -> None:
+    tensor = on_card()
+    card.stream = "second"
+    Adopt().prepare(None)([tensor], ())
+    assert tensor.users == ["second"]
