@@ -3,8 +3,6 @@
 Routes: a message for this process is delivered here and now, one for another goes to its Peer. The actors here are in the
 `actor_table`, those who wait for answers in the port table (`replies`), other processes in `processes`. Several Procs can
 live in one operating-system process (monarch.testing).
-
-Over 600 lines because this is where the parts meet: a message, or word of an end, goes to several of them, in an order.
 """
 
 from __future__ import annotations
