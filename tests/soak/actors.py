@@ -8,7 +8,7 @@ from typing import Any
 
 from monarch.actor import Actor, ActorError, MeshFailure, concurrent_endpoint, context, endpoint
 from monarch.testing import Local
-from tests.soak.history import Born, Ended, Handled, History, IncarnationAck, Receipt, Sent, Told
+from tests.soak.history import Born, Ended, Handled, Heard, History, Receipt, Sent, Told
 from tests.soak.program import BROADCAST, STREAM, Cast, Spawn
 
 HELD = 60.0  # real seconds after which an actor that was held goes on, should the program have died
@@ -149,14 +149,14 @@ def send(history: History, sender: str, place: str, cast: Cast, target: Any) -> 
 def hear(history: History, sender: str, cast: Cast, get: Any) -> None:
     """Waits for an answer and notes it."""
     try:
-        history.note(IncarnationAck(sender, cast.number, _receipts(get())))
+        history.note(Heard(sender, cast.number, _receipts(get())))
     except Exception as exc:
         history.note(_failed(sender, cast, exc))
 
 
 async def hear_async(history: History, sender: str, cast: Cast, future: Any) -> None:
     try:
-        history.note(IncarnationAck(sender, cast.number, _receipts(await future)))
+        history.note(Heard(sender, cast.number, _receipts(await future)))
     except Exception as exc:
         history.note(_failed(sender, cast, exc))
 
@@ -166,7 +166,7 @@ def _receipts(value: Any) -> tuple[Receipt, ...]:
     return (value,) if isinstance(value, Receipt) else tuple(receipt for _, receipt in value)
 
 
-def _failed(sender: str, cast: Cast, exc: Exception) -> IncarnationAck:
+def _failed(sender: str, cast: Cast, exc: Exception) -> Heard:
     raised = exc.exception if isinstance(exc, ActorError) else exc
     kind = type(exc).__name__ + (f"({type(raised).__name__})" if raised is not exc else "")
-    return IncarnationAck(sender, cast.number, (), kind, str(exc))
+    return Heard(sender, cast.number, (), kind, str(exc))

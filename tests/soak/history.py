@@ -84,7 +84,7 @@ class Receipt:
 
 
 @dataclass
-class IncarnationAck(Fact):
+class Heard(Fact):
     """An answer, or one of several answers: receipts, or the type and text of an exception."""
 
     sender: str

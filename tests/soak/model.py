@@ -18,7 +18,7 @@ from tests.soak.history import (
     Ended,
     Fact,
     Handled,
-    IncarnationAck,
+    Heard,
     Over,
     Refused,
     Sent,
@@ -71,7 +71,7 @@ class Known:
         self.facts = facts
         self.spawned = {fact.mesh: fact for fact in self.all(Spawned)}
         self.sent = {(fact.sender, fact.number): fact for fact in self.all(Sent)}
-        self.heard = _grouped(self.all(IncarnationAck), lambda fact: (fact.sender, fact.number))
+        self.heard = _grouped(self.all(Heard), lambda fact: (fact.sender, fact.number))
         self.handled = _grouped(self.all(Handled), lambda fact: (fact.sender, fact.number, fact.actor))
         self.handled_by = _grouped(self.all(Handled), lambda fact: fact.actor)
         self.born = _grouped(self.all(Born), lambda fact: fact.actor)
@@ -257,7 +257,7 @@ def at_most_once(known: Known) -> Iterator[str]:
 
 def answered_is_handled(known: Known) -> Iterator[str]:
     """A value that was returned means that its actor handled the message, exactly once."""
-    for heard in known.all(IncarnationAck):
+    for heard in known.all(Heard):
         sent = known.sent[heard.sender, heard.number]
         for receipt in heard.receipts:
             handled = known.handled[heard.sender, receipt.number, receipt.actor]
@@ -279,7 +279,7 @@ def every_rank_answers(known: Known) -> Iterator[str]:
 
 def errors_are_typed(known: Known) -> Iterator[str]:
     """What ends without a value ends with SupervisionError, with the exception of the endpoint, or at its deadline."""
-    for heard in known.all(IncarnationAck):
+    for heard in known.all(Heard):
         sent = known.sent[heard.sender, heard.number]
         expected = ["", "SupervisionError"]
         if sent.deadline is not None:
@@ -294,7 +294,7 @@ def errors_are_typed(known: Known) -> Iterator[str]:
 
 def errors_have_a_cause(known: Known) -> Iterator[str]:
     """SupervisionError says that a target or the sender ended, was being restarted, or that their connection broke."""
-    for heard in known.all(IncarnationAck):
+    for heard in known.all(Heard):
         sent = known.sent[heard.sender, heard.number]
         if heard.error == "SupervisionError" and not known.excuses(sent, heard.at):
             yield f"nothing happened to {sent}: {heard.text}"
@@ -329,7 +329,7 @@ def _conversations(known: Known) -> dict[tuple[str, Actor], list[Sent]]:
 def _answered_by_life(known: Known, sender: str, who: Actor) -> dict[int, int]:
     return {
         receipt.number: receipt.life
-        for heard in known.all(IncarnationAck)
+        for heard in known.all(Heard)
         if heard.sender == sender
         for receipt in heard.receipts
         if receipt.actor == who

@@ -11,7 +11,7 @@ from tests.soak.history import (
     Ended,
     Fact,
     Handled,
-    IncarnationAck,
+    Heard,
     Over,
     Receipt,
     Refused,
@@ -38,8 +38,8 @@ def handled(number: int, who: tuple[str, int] = A, life: int = 0, method: str = 
     return Handled(who, life, CLIENT, number, method)
 
 
-def heard(number: int, *receipts: Receipt, error: str = "") -> IncarnationAck:
-    return IncarnationAck(CLIENT, number, receipts, error)
+def heard(number: int, *receipts: Receipt, error: str = "") -> Heard:
+    return Heard(CLIENT, number, receipts, error)
 
 
 def receipt(number: int, who: tuple[str, int] = A, life: int = 0) -> Receipt:
