@@ -337,11 +337,14 @@ class Flush(_Message, tag=24):
 
 
 class LogOption(_Message, tag=25):
-    """Streaming and aggregation of the output of one mesh. `window` 0: no aggregation."""
+    """Streaming and aggregation of the output of one mesh. `window` 0: no aggregation. Answer to `port` once it is in force,
+    with that rank."""
 
     mesh: str
     stream: bool
     window: float
+    port: int
+    rank: int
 
 
 class Preload(_Message, tag=26):

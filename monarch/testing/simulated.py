@@ -39,6 +39,7 @@ from monarch._wire.message import (
     Flushed,
     Hello,
     LinkHello,
+    LogOption,
     ProcEnded,
     StopProc,
 )
@@ -221,6 +222,9 @@ class SimulatedAgent(BaseHostAgent):
         self._inproc = InprocTransport(network, agent_at(host), loop, _Door(self), lambda: limits)
         self._inproc.listen()
         self.receivers[Flush] = lambda connection, flush, frame: self.send(connection, Flushed(flush.token))
+        self.receivers[LogOption] = lambda connection, option, frame: self.send(
+            connection, Answer(option.port, option.rank, VALUE)
+        )
         self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
 
     # --- other hosts

@@ -96,7 +96,7 @@ class HostAgent(BaseHostAgent):
             self.client = self.transport.connect(sock, f"{self.host}/{CLIENT}")
             self.routes.joined(CLIENT, self.client)
         self.receivers[Flush] = lambda connection, flush, frame: self._on_flush(connection, flush)
-        self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(option)
+        self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(connection, option)
         self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
         self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
         self.receivers[AskDirect] = lambda connection, ask, frame: self._on_ask_direct(connection, ask)
@@ -315,10 +315,11 @@ class HostAgent(BaseHostAgent):
 
     # --- output
 
-    def _on_log_option(self, option: LogOption) -> None:
+    def _on_log_option(self, connection: Connection, option: LogOption) -> None:
         mesh = self._meshes.get(option.mesh)
         if mesh is not None:
             self.outputs.set_option(mesh, option.stream, option.window)
+        self.send(connection, Answer(option.port, option.rank, VALUE))
 
     def _on_flush(self, connection: Connection, flush: Flush) -> None:
         self.outputs.read_now()

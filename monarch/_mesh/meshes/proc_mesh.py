@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from monarch._mesh import plugins
 from monarch._mesh.failures import restart_policy
 from monarch._mesh.meshes import replacements
+from monarch._mesh.meshes.owned import Acks
 from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
@@ -184,9 +185,16 @@ class ProcMesh(ShapedMesh):
                 stacklevel=2,
             )
             stream_to_client = False
-        spec = self._spec
-        for host in spec.hosts:  # the agents' part of it
-            here().post(agent_at(host), LogOption(spec.uid, stream_to_client, aggregate_window_sec or 0.0))
+        spec, proc, window = self._spec, here(), aggregate_window_sec or 0.0
+        agents = [agent_at(host) for host in spec.hosts]
+
+        def ask(port: int, rank: int) -> None:
+            proc.post(agents[rank], LogOption(spec.uid, stream_to_client, window, port, rank))
+
+        acks = Acks(agents, ask)  # what is written from now on may reach an agent before the order does
+        proc.ports.add(acks)
+        acks.ask(range(len(agents)))
+        await make_future(acks)
         mesh = here().mesh.spawning.spawn_actors(self, "log-level", LogLevel, (level,), {})
         await mesh.apply.call()
         await mesh.stop()
