@@ -381,7 +381,7 @@ def _hello(worker: Worker, name: str, **changes: Any) -> LinkHello:
         [
             ({"to": "tcp://127.0.0.1:1/nobody.0"}, "could not be handed to the process nobody.0"),
             ({"to": "tcp://127.0.0.1:1/../x"}, "could not be handed to the process x"),
-            ({"target_incarnation": 3}, "another has taken its place"),
+            ({"target_incarnation": 3}, "a new one has taken its place"),
             ({"resume": True}, "not known here"),
         ]
     ),
