@@ -449,9 +449,11 @@ def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_
         from monarch.actor import Actor, default_bootstrap_cmd, endpoint, this_host
 
         class Deaf(Actor):
+            def __init__(self):
+                sys.setswitchinterval(1000)  # no thread takes the interpreter lock from another
             @endpoint
             async def hang(self):
-                c = ctypes.PyDLL(None)  # its calls keep the interpreter lock: no other thread runs any more
+                c = ctypes.PyDLL(None)  # its calls keep the lock: no other thread runs any more
                 ready = b"%d %d\\n" % (os.getpid(), os.getppid())
                 c.write(1, ready, len(ready))
                 c.pause()
