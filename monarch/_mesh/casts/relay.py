@@ -160,7 +160,7 @@ class Casts(Machine):
     def __init__(self, patience: float = PATIENCE) -> None:
         super().__init__()
         self._patience = patience
-        self._above: dict[UpstreamKey, Upstream] = {}
+        self._upstreams: dict[UpstreamKey, Upstream] = {}
         self._children: dict[str, Downstream] = {}  # one a host, until that ends: its numbers go on
         self._apart: dict[str, set[str]] = {}  # by child: hosts below it that it cannot reach
         self._ended: OrderedDict[str, None] = OrderedDict()  # children that count as ended
@@ -170,10 +170,10 @@ class Casts(Machine):
     def counts(self) -> Counts:
         children = self._children.values()
         return Counts(
-            plans=sum(len(upstream.plans) for upstream in self._above.values()),
+            plans=sum(len(upstream.plans) for upstream in self._upstreams.values()),
             registered=sum(len(child.registered) for child in children),
             gatherings=len(self._gatherings),
-            unconfirmed=sum(len(upstream.open) for upstream in self._above.values()),
+            unconfirmed=sum(len(upstream.open) for upstream in self._upstreams.values()),
             kept=sum(len(child.kept) for child in children),
             kept_bytes=sum(child.size for child in children),
             given_up=sum(len(child.given_up) for child in children),
@@ -197,7 +197,7 @@ class Casts(Machine):
     @event
     def forget(self, upstream_key: UpstreamKey, forget: ForgetPlan) -> None:
         """No more casts name that plan."""
-        upstream = self._above.get(upstream_key)
+        upstream = self._upstreams.get(upstream_key)
         plan = upstream.plans.pop(forget.number, None) if upstream is not None else None
         if plan is not None:
             self._forget(plan)
@@ -345,20 +345,23 @@ class Casts(Machine):
             self._ended[host] = None
             if len(self._ended) > ENDED:
                 self._ended.popitem(last=False)
-            for upstream in self._above.values():  # before its ranks are said to be gone: perhaps they can reach it
+            for upstream in self._upstreams.values():  # before its ranks are said to be gone: perhaps they can reach it
                 if upstream.is_agent:
                     self._effects.append(Up(upstream.key, HostUnreachable(host)))
             skips = []
             for what, gap in child.given_up.items():
-                passing = UnacknowledgedCast(None, 0)
-                passing.gap = gap
-                skips.append((what, passing))
+                unacknowledged = UnacknowledgedCast(None, 0)
+                unacknowledged.gap = gap
+                skips.append((what, unacknowledged))
             for in_flight in list(child.kept.values()):
                 lost = self._adopt(child, in_flight)
                 if lost is not None:
                     skips.append((in_flight.gap, lost))
-            for what, passing in skips:  # last: receivers handle what is sent to them again before they skip anything
-                self._skip(*what, passing)
+            for (
+                what,
+                unacknowledged,
+            ) in skips:  # last: receivers handle what is sent to them again before they skip anything
+                self._skip(*what, unacknowledged)
 
     @event
     def unreached(self, host: str, unreached: HostUnreachable) -> None:
@@ -387,7 +390,7 @@ class Casts(Machine):
                 gathering.armed = False
                 self._flush(gathering)
         elif key[0] == "confirm":
-            upstream = self._above.get(key[1])
+            upstream = self._upstreams.get(key[1])
             if upstream is not None:
                 self._confirm(upstream)
         else:
@@ -448,11 +451,11 @@ class Casts(Machine):
         if cast.number:
             upstream.last = cast.number
             upstream.open[cast.number] = None
-        passing = UnacknowledgedCast(upstream, cast.number)
+        unacknowledged = UnacknowledgedCast(upstream, cast.number)
         self._deliver(plan, cast, body, buffers)
         for part in plan.parts:
-            self._pass_part(passing, part, _cut_cast(cast, part), body, buffers, set())
-        self._passed(passing)
+            self._pass_part(unacknowledged, part, _cut_cast(cast, part), body, buffers, set())
+        self._passed(unacknowledged)
 
     def _deliver(self, plan: Plan, cast: Cast, body: Buffer, buffers: Sequence[Buffer]) -> None:
         count = len(plan.here)
@@ -534,18 +537,18 @@ class Casts(Machine):
         if isinstance(in_flight.owner, UnacknowledgedCast):
             self._passed(in_flight.owner)
 
-    def _passed(self, passing: UnacknowledgedCast) -> None:
-        passing.in_flight -= 1
-        if passing.in_flight:
+    def _passed(self, unacknowledged: UnacknowledgedCast) -> None:
+        unacknowledged.in_flight -= 1
+        if unacknowledged.in_flight:
             return
-        if passing.lost is not None:
-            self._lose(*passing.lost)
-        gap, upstream = passing.gap, passing.upstream
+        if unacknowledged.lost is not None:
+            self._lose(*unacknowledged.lost)
+        gap, upstream = unacknowledged.gap, unacknowledged.upstream
         if gap is not None:
             gap.close()
             upstream = gap.upstream
-        if passing.number and upstream is not None:
-            del upstream.open[passing.number]
+        if unacknowledged.number and upstream is not None:
+            del upstream.open[unacknowledged.number]
         if upstream is not None:
             self._progress(upstream)
 
@@ -740,11 +743,11 @@ class Casts(Machine):
             child.release(in_flight)
         self._finish_if_answered(owner)
 
-    def _skip_alone(self, sender: str, to: str, solo: Part, around: str, passing: UnacknowledgedCast) -> None:
+    def _skip_alone(self, sender: str, to: str, solo: Part, around: str, unacknowledged: UnacknowledgedCast) -> None:
         """Tells the receivers on one host of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=around)
-        self._pass(passing, solo, skip, b"", (), set())
-        self._passed(passing)
+        self._pass(unacknowledged, solo, skip, b"", (), set())
+        self._passed(unacknowledged)
 
     def _fail_branch(self, gathering: Gathering, in_flight: InFlight) -> UnacknowledgedCast:
         """It cannot be sent again: whoever below has not had it never will. They are told to skip it before it fails, for
@@ -766,9 +769,9 @@ class Casts(Machine):
             )
         )
         gathering.skips += 1
-        passing = UnacknowledgedCast(None, 0)
-        passing.lost = gathering, [Record(rank, FAILED, body, ()) for rank in sorted(pending)]
-        return passing
+        unacknowledged = UnacknowledgedCast(None, 0)
+        unacknowledged.lost = gathering, [Record(rank, FAILED, body, ()) for rank in sorted(pending)]
+        return unacknowledged
 
     def _lose(self, gathering: Gathering, records: list[Record]) -> None:
         gathering.skips -= 1
@@ -777,15 +780,15 @@ class Casts(Machine):
                 self._hold(gathering, record)
             self._finish_if_answered(gathering)
 
-    def _skip(self, sender: str, to: str, part: Part, passing: UnacknowledgedCast) -> None:
+    def _skip(self, sender: str, to: str, part: Part, unacknowledged: UnacknowledgedCast) -> None:
         """Tells the receivers below a host that has ended of a gap."""
         skip = Cast(0, 0, "", to, sender, "", 0, "", b"", 0, 0, 0, skip=True, again=part.host)
         for below in part.below():
-            self._pass_part(passing, below, skip, b"", (), set())
-        self._passed(passing)
+            self._pass_part(unacknowledged, below, skip, b"", (), set())
+        self._passed(unacknowledged)
 
     def _upstream_gone(self, now: float, upstream_key: UpstreamKey) -> None:
-        upstream = self._above.pop(upstream_key, None)
+        upstream = self._upstreams.pop(upstream_key, None)
         if upstream is None:
             return
         upstream.there = False
@@ -813,9 +816,9 @@ class Casts(Machine):
     # --- parts
 
     def _upstream(self, key: UpstreamKey) -> Upstream:
-        upstream = self._above.get(key)
+        upstream = self._upstreams.get(key)
         if upstream is None:
-            upstream = self._above[key] = Upstream(key)
+            upstream = self._upstreams[key] = Upstream(key)
         return upstream
 
 

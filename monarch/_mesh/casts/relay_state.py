@@ -315,16 +315,16 @@ class Downstream:
             if self.bodies.pop(number, None) is not None:
                 self.size -= in_flight.size
 
-    def give_up(self, in_flight: InFlight, passing: UnacknowledgedCast) -> None:
+    def give_up(self, in_flight: InFlight, unacknowledged: UnacknowledgedCast) -> None:
         """Over a bound: should this child's host end, the receivers below it are told of a gap."""
         self.release(in_flight)
-        upstream = passing.upstream if passing.number else None
+        upstream = unacknowledged.upstream if unacknowledged.number else None
         gap = self.given_up.get(in_flight.gap)
         if gap is not None:
-            gap.add(passing.number, in_flight.cast.number)
+            gap.add(unacknowledged.number, in_flight.cast.number)
             self.given_up.move_to_end(in_flight.gap)
             return
-        gap = self.given_up[in_flight.gap] = Gap(upstream, passing.number, in_flight.cast.number)
+        gap = self.given_up[in_flight.gap] = Gap(upstream, unacknowledged.number, in_flight.cast.number)
         if upstream is not None:
             upstream.gaps[gap] = None
         if len(self.given_up) > GIVEN_UP:
