@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -43,15 +42,3 @@ def branch(name: str) -> Any:
                 "distributed tensors need torch: pip install 'pymonarch[torch]' here and in the workers", name="torch"
             ) from None
         raise
-
-
-def default_fault_hook(failure: Any) -> None:
-    """What happens to a failure that nobody supervised: the program ends with status 1."""
-    sys.exit(1)
-
-
-def fault_hook() -> Callable[[Any], Any]:
-    """`monarch.actor.unhandled_fault_hook` as it is now: programs replace it by assignment."""
-    door = sys.modules.get("monarch.actor")
-    hook = getattr(door, "unhandled_fault_hook", None)
-    return hook if hook is not None else default_fault_hook

@@ -31,6 +31,7 @@ from monarch._mesh.actors.endpoint import (
     send,
 )
 from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
+from monarch._mesh.failures.fault_hook import default_fault_hook as unhandled_fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.restart_policy import RestartPolicy
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
@@ -45,7 +46,6 @@ from monarch._mesh.meshes.proc_mesh import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch._mesh.meshes.replacements import Replacement
-from monarch._mesh.plugins import default_fault_hook as unhandled_fault_hook
 from monarch._mesh.process.client import shutdown_context
 from monarch._mesh.process.context import (
     Context,

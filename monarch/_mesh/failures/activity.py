@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from monarch._runtime import stacks
+from monarch._mesh.failures import stacks
+from monarch._mesh.failures.stacks import Line
 from monarch._runtime.context import Current, current, root_of
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import shown
-from monarch._runtime.stacks import Line
 from monarch._runtime.waiting import Wait
 from monarch._wire.message import Call
 

@@ -38,7 +38,7 @@ from types import CodeType, FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._errors import UnhandledFaultError
-from monarch._mesh import plugins
+from monarch._mesh.failures.fault_hook import fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._runtime.future import Slot, running_loop
 from monarch._runtime.loop import start_thread
@@ -179,7 +179,7 @@ class Faults:
     def _ask(self, failure: MeshFailure) -> None:
         """Asks `monarch.actor.unhandled_fault_hook`; what it raises makes the failure the main thread's."""
         try:
-            plugins.fault_hook()(failure)
+            fault_hook()(failure)
         except BaseException as exc:
             self._tell(Fault(failure.report(), _block(failure, exc)))
 

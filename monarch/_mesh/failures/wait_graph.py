@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Jobs, RunningHandler, WaitEdge, edge_of, handler_of
-from monarch._runtime import stacks
 from monarch._runtime.context import here
 from monarch._runtime.future import Future, check_timeout, make_future
 from monarch._runtime.proc import Proc

@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from types import FrameType
 
 from monarch._errors import DeadlockError
+from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Helpers, Job, Jobs, blockers, display, edge_of, is_bound, lines_of_job
-from monarch._runtime import stacks
-from monarch._runtime.deadlock import Blocked, Broken, Detector, SendChase
+from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
 from monarch._runtime.instance import Delivery
 from monarch._runtime.loop import Timer, start_thread
 from monarch._runtime.proc import Proc

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._runtime import deadlock as module
-from monarch._runtime.deadlock import Blocked, Broken, Detector, SendChase
+from monarch._mesh.failures import deadlock as module
+from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
 
 AFTER = 1.0
 

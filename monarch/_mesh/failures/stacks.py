@@ -15,7 +15,7 @@ from typing import Any
 
 Line = tuple[str, int, str]
 
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_PACKAGE = os.path.join(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")), "")
 _ASYNCIO = os.path.join(os.path.dirname(os.path.abspath(threading.__file__)), "asyncio", "")  # not imported for this
 _POOLS = os.path.join(os.path.dirname(_ASYNCIO[:-1]), "concurrent", "futures", "")
 _HIDDEN = (_PACKAGE, _ASYNCIO, _POOLS, os.path.abspath(threading.__file__), "<frozen ")
