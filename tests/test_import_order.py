@@ -1,11 +1,11 @@
 """Who may import whom. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too.
 
-    _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < branches < job < tools
+    _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < optional packages < job < tools
 
-The trunk, from _errors to actor, imports only from its left. A branch stands on the door, as a user's program
-does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the branches,
-tools also job, `__main__` also tools. FACES are public paths of what monarch.tensor has, and import it and other faces,
-nothing else. monarch.testing is the trunk's own test-kit and imports the trunk.
+The trunk, from _errors to actor, imports only from its left. An optional package uses the public API, as a user's program
+does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the optional
+packages, tools also job, `__main__` also tools. FACES are public paths of what monarch.tensor has, and import it and other
+faces, nothing else. monarch.testing is the trunk's own test-kit and imports the trunk.
 `monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
 
 Inside a part of ROOMS the folders have an order as well, and no files import each other in a ring, within a folder neither.
@@ -25,7 +25,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
 TRUNK = ("_errors", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
-DOOR = ("_errors", "_devices", "config", "actor")
+PUBLIC = ("_errors", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
 FACES = (
     "_testing",
@@ -84,7 +84,7 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
         return True
     if part == ROOT:
         return deferred
-    if target == ROOT:  # a name of the door table: everything is to its left
+    if target == ROOT:  # a name of the public table: everything is to its left
         return False
     if part in TRUNK:
         return target in TRUNK[: TRUNK.index(part)]
@@ -93,9 +93,9 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
     if part in FACES:
         return target == "tensor" or target in FACES
     if part in LATE:
-        branches = parts - set(TRUNK) - set(LATE)
-        return target in DOOR or target in branches or target in LATE[: LATE.index(part)]
-    return target in DOOR
+        packages = parts - set(TRUNK) - set(LATE)
+        return target in PUBLIC or target in packages or target in LATE[: LATE.index(part)]
+    return target in PUBLIC
 
 
 def imports(path: Path, inside: tuple[str, ...], parts: set[str]) -> Iterator[tuple[int, str, bool]]:

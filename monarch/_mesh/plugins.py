@@ -32,7 +32,7 @@ def end_client(timeout: float) -> None:
         fn(timeout)
 
 
-def branch(name: str) -> Any:
+def load(name: str) -> Any:
     """A module of an outer layer, loaded when something of it is first used. ImportError names what is not installed."""
     try:
         return importlib.import_module(f"monarch.{name}")

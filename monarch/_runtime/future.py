@@ -398,7 +398,7 @@ def follow(
 ) -> Future[Any]:
     """The Future of `convert(result)`, called in the thread that observes it; what it raises, the Future raises.
 
-    An exception of `future` itself is replaced by `rescue(it)`, with the first as its cause. For the other branches, and only
+    An exception of `future` itself is replaced by `rescue(it)`, with the first as its cause. For optional packages, and only
     for a Future that nobody has observed: it is used up.
     """
     source = detach(future)
@@ -423,7 +423,7 @@ class _Rescued(Then):
 
 def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
     """Begins to wait for `future`, which nobody has observed yet; `act()` once it is ready, at once if it is: on any
-    thread, and perhaps more than once, so it must be quick and not block. For the other branches."""
+    thread, and perhaps more than once, so it must be quick and not block. For optional packages."""
     source = future._source
     assert source is not None
     source.begin()
@@ -433,7 +433,7 @@ def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
 class Promise(Generic[T]):
     """A Future that code of this package fulfils: `future` is given away, then one call of `set` or `fail`, on any thread.
 
-    For the other branches. Observers of `future` wait until then; a second call does nothing. `fail` takes the exception that
+    For optional packages. Observers of `future` wait until then; a second call does nothing. `fail` takes the exception that
     every observation raises.
     """
 

@@ -1,4 +1,4 @@
-"""Streams as the branches of this package use them: by an actor of the process that is meant."""
+"""Streams as optional packages use them: to the process of an actor."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from monarch._runtime.loop import start_thread
 if TYPE_CHECKING:
     import asyncio
 
-# asyncio is imported where a body runs: programs that never use it need not load it with the door.
+# asyncio is imported where a body runs: programs that never use it need not load it with the public API.
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -275,4 +275,4 @@ class Aborted(Exception):
 def _keep(delivery: Delivery, result: Any, error: BaseException | None) -> None:
     """The result, or exception, of a call with `rref` stays in this process, under a name that its caller knows."""
     name = (delivery.back, delivery.call.sender, delivery.call.port)
-    plugins.branch("tensor.worker.claims").keep(name, result, error)
+    plugins.load("tensor.worker.claims").keep(name, result, error)

@@ -320,7 +320,7 @@ class Endpoint(Generic[P, R]):
                 f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says "
                 f"that there are none"
             )
-        return plugins.branch("tensor.remote.rref").rref(self, args, kwargs)
+        return plugins.load("tensor.remote.rref").rref(self, args, kwargs)
 
     def _keep(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,6 +1,6 @@
 """Arguments that mean something only to those who receive them: pickled anew once it is known who that is.
 
-Another branch may send an object of this process as a claim on something that its counterpart in each receiving process
+An optional package may send an object of this process as a claim on something that its counterpart in each receiving process
 has (a distributed tensor, on the local tensors there). Ordinary messages are encoded without a thought of receivers;
 the first such object stops that, and the message is encoded again by `encode_for`. So ordinary messages pay nothing.
 """
@@ -46,8 +46,8 @@ _now = _Now()
 
 def reduce_for(cls: type, reduce: Callable[[Any, Receivers], Any], why: str) -> None:
     """Objects of exactly this type are pickled as `reduce(obj, receivers)`, a tuple as from `__reduce__`, in arguments
-    of endpoints and constructors. Anywhere else (results, port messages) NotSendableError says `why` not. For the other
-    branches."""
+    of endpoints and constructors. Anywhere else (results, port messages) NotSendableError says `why` not. For optional
+    packages."""
 
     def reduced(obj: Any) -> Any:
         if _now.receivers is None:
@@ -72,12 +72,12 @@ def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memory
 
 
 def lives_here(key: str) -> bool:
-    """Whether an actor of the mesh of that key runs in this process. For the other branches."""
+    """Whether an actor of the mesh of that key runs in this process. For optional packages."""
     return key in here().actors
 
 
 def own_key() -> str:
-    """The key of the mesh that the running actor belongs to. RuntimeError outside of any. For the other branches."""
+    """The key of the mesh that the running actor belongs to. RuntimeError outside of any. For optional packages."""
     running = current.get()
     if running is None:
         raise RuntimeError("no actor runs here")

@@ -533,7 +533,7 @@ class Casts(Machine):
             child.drop_body(in_flight)
 
     def _left(self, in_flight: InFlight) -> None:
-        """A branch is through, was given up, or others took its place."""
+        """A cast to a child is through, was given up, or others took its place."""
         if isinstance(in_flight.owner, UnacknowledgedCast):
             self._passed(in_flight.owner)
 
@@ -703,7 +703,7 @@ class Casts(Machine):
             self._effects.append(Pass(host, CancelGather(*gathering.key)))
 
     def _adopt(self, child: Downstream, in_flight: InFlight) -> UnacknowledgedCast | None:
-        """The host of the branch's child has ended: its own children are ours now. When the cast is lost to them, that of
+        """The host of a cast's child has ended: its own children are ours now. When the cast is lost to them, that of
         the message that they are to skip it."""
         owner, part = in_flight.owner, in_flight.part
         again = msgspec.structs.replace(in_flight.cast, again=child.host)

@@ -138,7 +138,7 @@ class Gap:
 
 
 class UnacknowledgedCast:
-    """A cast without a gathering: through once no branch is left.
+    """A cast without a gathering: through once none of it is in flight.
 
     Of one that tells receivers to skip: `gap` is what is through then, or `lost` the answers that the callers get then.
     """

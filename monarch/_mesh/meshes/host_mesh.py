@@ -227,7 +227,7 @@ class HostMesh(ShapedMesh):
                 "cannot call sync_workspace on a sliced host mesh or one that was sent over an actor endpoint; this host "
                 "shares its files with its processes anyway"
             )
-        await plugins.branch("_mesh.workspace.sync").sync_hosts(self, workspace, conda, auto_reload)
+        await plugins.load("_mesh.workspace.sync").sync_hosts(self, workspace, conda, auto_reload)
 
     def __reduce__(self) -> Any:
         return HostMesh, (self._hosts, self._shape, self._executable)

@@ -199,13 +199,13 @@ class ProcMesh(ShapedMesh):
         await mesh.apply.call()
         await mesh.stop()
 
-    # --- parts that other branches bring
+    # --- what optional packages bring
 
     @property
     def _device_mesh(self) -> Any:
         """These processes as a place for distributed tensors; the first use starts the tensor engine of the whole mesh."""
         self._check_alive()
-        return plugins.branch("tensor.controller.engines").device_mesh(self)
+        return plugins.load("tensor.controller.engines").device_mesh(self)
 
     def activate(self) -> Any:
         """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.

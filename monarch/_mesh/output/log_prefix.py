@@ -33,8 +33,8 @@ def install() -> None:
 
 def prefix() -> str:
     """The prefix for code that runs here and now; "" in no actor, and where it is switched off."""
-    door = sys.modules.get("monarch.actor.config")  # not loaded: nobody has switched it off
-    if door is not None and not getattr(door, "prefix_python_logs_with_actor", True):
+    config = sys.modules.get("monarch.actor.config")  # not loaded: nobody has switched it off
+    if config is not None and not getattr(config, "prefix_python_logs_with_actor", True):
         return ""
     now = current.get()
     if now is not None:
