@@ -221,7 +221,6 @@ class SpawnProcs(_Message, tag=20):
     name: str
     first: int
     count: int
-    extent: bytes
     owner: str  # address of the owning process: they do not outlive it
     host: str = ""  # the address prefix by which the owner knows this host; "" is the host's own
 

@@ -42,12 +42,13 @@ def test_a_running_thread_is_reported_with_where_it_is() -> None:
 
 
 def test_a_child_process_is_reported_with_its_command() -> None:
-    command = [sys.executable, "-c", "input()"]
+    command = [sys.executable, "-c", "print(flush=True), input()"]
     with pytest.raises(LeakError) as caught, check_leaks(NOW):
-        child = subprocess.Popen(command, stdin=subprocess.PIPE)
-    assert child.stdin is not None
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout is not None
+        child.stdout.readline()  # it runs: just after exec the kernel may not show its command yet
     child.communicate(b"\n")
-    assert f"process {child.pid}: {sys.executable} -c input()" in str(caught.value)
+    assert f"process {child.pid}: {sys.executable} -c print(flush=True), input()" in str(caught.value)
 
 
 def test_a_segment_of_the_runtime_is_reported() -> None:

@@ -246,9 +246,8 @@ class Spawning:
         owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone)
         procs[spec.uid] = owned
         owner.owned[spec.uid] = owned
-        view = encode_extent(tuple(spec.labels), tuple(spec.sizes))
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
-            ask = SpawnProcs(spec.uid, spec.name, index * per_host, per_host, view, self._proc.address, host)
+            ask = SpawnProcs(spec.uid, spec.name, index * per_host, per_host, self._proc.address, host)
             self._proc.post(agent_at(host), ask, launch)
         if owner.end is not None:  # meanwhile, in another thread
             owned.stop("its owner ended")

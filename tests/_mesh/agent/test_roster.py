@@ -168,7 +168,7 @@ class Player:
 
     def spawn(self, mesh: str, count: str, by: str = "C") -> None:
         owner = {"C": CLIENT, "F": FAR}.get(by) or address_of(by)[0]
-        ask = SpawnProcs(mesh, mesh, 0, int(count), b"", owner)
+        ask = SpawnProcs(mesh, mesh, 0, int(count), owner)
         self.do(self.roster.spawn(self.now, by, ask, self.spec, self.limits))
 
     def restart(self, *names: str) -> None:
@@ -1554,7 +1554,7 @@ class AnyEvents(RuleBasedStateMachine):
         for rank in range(count):
             self.asked[f"{HOST}/{uid}.{rank}"] = 0
             self.outcomes.add((connection, f"{HOST}/{uid}.{rank}", 0))
-        ask = SpawnProcs(uid, uid, 0, count, b"", owner)
+        ask = SpawnProcs(uid, uid, 0, count, owner)
         self.do(self.roster.spawn(self.now, connection, ask, SPEC, LIMITS))
 
     def an_owner(self, data: st.DataObject) -> tuple[str, str]:
@@ -1713,7 +1713,7 @@ def test_who_is_awaited() -> None:
 
 def test_processes_are_known_by_the_address_under_which_their_host_was_reached() -> None:
     roster = Roster(HOST, 30.0)
-    ask = SpawnProcs("m", "m", 2, 2, b"", FAR, host="tcp://named:2")
+    ask = SpawnProcs("m", "m", 2, 2, FAR, host="tcp://named:2")
     (prepare,) = (effect for effect in roster.spawn(0.0, "F", ask, SPEC, LIMITS) if isinstance(effect, Prepare))
     assert [start.address for start in prepare.starts] == ["tcp://named:2/m.2", "tcp://named:2/m.3"]
     assert [start.place for start in prepare.starts] == [0, 1]
