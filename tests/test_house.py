@@ -17,6 +17,7 @@ REASON = f"Over {MOST_LINES} lines because"
 
 # `_mesh/actors/endpoint.py: Endpoint.call` or `_mesh/actors/endpoint.py`, as the pages name code.
 REFERENCE = re.compile(r"`((?:\w+/)*\w+\.py)(?:: ([\w., ]+))?`")
+LINK = re.compile(r"\]\(([\w/.-]+)\)")
 FOLDER = re.compile(r"`((?:_?[a-z]\w*/)+)`")
 
 
@@ -66,11 +67,15 @@ def test_what_a_page_names_exists(page: str) -> None:
     for folder in FOLDER.findall((ROOT / page).read_text()):
         if not any((base / folder).is_dir() for base in (PACKAGE, ROOT)) and not list(PACKAGE.glob(f"*/{folder}")):
             wrong.append(f"{folder}: no such folder")
+    for link in LINK.findall((ROOT / page).read_text()):
+        if not ((ROOT / page).parent / link).exists():
+            wrong.append(f"{link}: leads nowhere")
     assert wrong == []
 
 
 def test_the_pages_name_code() -> None:
     assert len(references(ROOT / "docs/architecture.md")) > 40
+    assert len(references(ROOT / "CONTRIBUTING.md")) > 15
 
 
 def test_every_room_is_on_the_page() -> None:

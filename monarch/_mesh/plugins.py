@@ -19,17 +19,18 @@ def client_started(client: Any) -> None:
         fn(client)
 
 
-_end_client: list[Callable[[float], Any]] = []
+_end_client: Callable[[float], Any] | None = None
 
 
 def end_client_with(fn: Callable[[float], Any]) -> None:
     """`fn(timeout)` ends the client of this process, if it has one; returns when it has ended, or cannot be ended in time."""
-    _end_client[:] = [fn]
+    global _end_client
+    _end_client = fn
 
 
 def end_client(timeout: float) -> None:
-    for fn in _end_client:
-        fn(timeout)
+    if _end_client is not None:
+        _end_client(timeout)
 
 
 def load(name: str) -> Any:

@@ -18,6 +18,7 @@ from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
+from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
@@ -116,7 +117,7 @@ class MeshLayer(Hooks):
 
     # --- processes that start and end
 
-    def _procs_of(self, address: str) -> tuple[Any, int]:
+    def _procs_of(self, address: str) -> tuple[OwnedProcs | None, int]:
         """(the owned mesh, the rank in it) of the process at `address`; (None, 0) when it is not owned here."""
         split = split_proc_name(name_of(address))
         return (None, 0) if split is None else (self.owned.procs.get(split[0]), split[1])
