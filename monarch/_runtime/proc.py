@@ -487,6 +487,10 @@ class Proc:
             self.payloads.broke(address)
         what = f"the connection to {address} broke while the call was under way; it may have run there or not"
         self.ports.connection_broke(address, range(before), peer.take_unsent(), Failure(what), peer.survivor)
+        self.tell_again(address)
+
+    def tell_again(self, address: str) -> None:
+        """What must not be lost with a connection, for it is asked for by nobody."""
         for owner_proc, ended in list(self._notified):
             if owner_proc == address:
                 self.tell(address, ended)

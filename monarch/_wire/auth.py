@@ -240,6 +240,11 @@ class Challenge:
             self._fail("the answer is what this side sent: the connection leads back to itself", final=False)
 
     @property
+    def greeted(self) -> bool:
+        """Whether the other side has sent a hello, so that it is a host of ours or knows what one says."""
+        return bool(self._theirs)
+
+    @property
     def _their_version(self) -> int:
         return int(_REST.unpack(self._theirs[len(MAGIC) :])[0])
 

@@ -14,6 +14,7 @@ from monarch._wire.host_address import HostAddress, Ipc, Tcp, is_address
 from monarch._wire.transport.base import DialFailed, Reactor, StreamSocket, Timer
 from monarch._wire.transport.handshake import Handshake
 from monarch._wire.transport.listeners import TLS_MISSING, name_of, tls_over, tune
+from monarch._wire.transport.socket_errors import OnDial, explain, on_dial
 from monarch._wire.transport.unix import same_user
 
 if TYPE_CHECKING:
@@ -198,7 +199,7 @@ class Dial:
 
     def _failed(self, where: Any, error: int) -> None:
         self._drop()
-        self._refused = self._refused and error in (errno.ECONNREFUSED, errno.ENOENT)
+        self._refused = self._refused and on_dial(error) is OnDial.ENDED
         self._failures.append(self._at(where, _explain(error)))
         self._try_next()
 
@@ -240,6 +241,4 @@ def _explain(error: int) -> str:
         return f"{text} (nobody listens there: is the worker running, and is the port right?)"
     if error == errno.ETIMEDOUT:
         return f"{text} (no answer within {CONNECT_DEADLINE:g} s: is the host up, and does a firewall let the port through?)"
-    if error == errno.EAGAIN:
-        return "its queue of connections is full; it may be busy"
-    return text
+    return explain(OSError(error, text))

@@ -348,6 +348,7 @@ class StreamConnection:
             return
         self._out.clear()
         self.queued = 0
+        self._decoder.release()  # whoever remembers the connection is not to keep what it received into
         self._sock.close()
         self._lock.release()
 
