@@ -75,7 +75,8 @@ def make_certificates(
     Existing files are left alone: FileExistsError names them, and nothing is written. With ``force=True`` they are
     replaced by new files, one by one; a process that reads them meanwhile may see the old one of one and the new one
     of another. Raises ValueError for a host that is neither a name nor an address and for days out of range,
-    PermissionError if `directory` may be written by others (who could then put files of their own there),
+    PermissionError if `directory` belongs to somebody else or may be written by others (who could then put files of their
+    own there),
     ModuleNotFoundError if `cryptography` is not installed, and OSError if the files cannot be written.
     """
     given = [parse_host(host) for host in hosts]
@@ -225,9 +226,15 @@ def _make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        mode = folder.stat().st_mode
+        found = folder.stat()
+        mode = found.st_mode
         if not stat.S_ISDIR(mode):
             raise NotADirectoryError(f"{folder} exists and is not a directory") from None
+        if found.st_uid != os.geteuid():
+            raise PermissionError(
+                f"{folder} belongs to another user (uid {found.st_uid}), who could put keys of their own there; name a "
+                f"directory of your own, or one that does not exist yet"
+            ) from None
         if mode & 0o022:
             raise PermissionError(
                 f"{folder} may be written by others (mode {stat.S_IMODE(mode):04o}), who could put keys of their own "
