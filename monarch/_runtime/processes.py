@@ -68,7 +68,7 @@ class ProcForProcesses(Protocol):
 
     def on_process_ended(self, ended: ProcEnded) -> None: ...
 
-    def on_connection_broke(self, peer: Peer, before: int) -> None:
+    def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
         """A connection broke and its process lives; `before`: a port number above all that were open then."""
 
     def tell_again(self, address: str) -> None:
@@ -107,6 +107,9 @@ class Processes:
         self._connections: dict[str, list[Connection]] = {}
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
         self._redials: dict[str, _Redialling] = {}  # by address: those that are to be dialled again
+        self._reasons: dict[
+            str, str
+        ] = {}  # process -> why a connection to it broke, until its agent has said what became of it
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
         self._lock = threading.Lock()
 
@@ -203,6 +206,7 @@ class Processes:
         if not kept or us.closed is not None:
             return
         self._broken.pop(address, None)
+        self._reasons.pop(address, None)
         text = (
             f"nothing could be sent from {us.address} (pid {us.pid}) to {address}: {explain(error)}. "
             f"It did not run there; the process may be well"
@@ -267,9 +271,17 @@ class Processes:
         with self._lock:
             self._connections[remote] = [*self._connections.get(remote, ()), connection]
 
-    def lost(self, connection: Connection) -> bool:
+    def said_bye(self, address: str, why: str) -> None:
+        """That process closes a connection, and says why."""
+        if address in self.peers:
+            self._reasons[address] = f"it said: {why}"
+
+    def lost(self, connection: Connection, why: str) -> bool:
         """That connection is lost. False when it was a newcomer's: nothing of it was taken, and its agent tells its end."""
         remote = connection.remote
+        peer = self.peers.get(remote)
+        if peer is not None and peer.ended is None:
+            self._reasons.setdefault(remote, why)
         with self._lock:
             known = [other for other in self._connections.pop(remote, ()) if other is not connection]
             if known:
@@ -352,9 +364,9 @@ class Processes:
             self._us.tell(agent_of(address), IncarnationAck(address, incarnation))
 
     def _tell_broken(self, peer: Peer) -> None:
-        before = self._broken.pop(peer.address, None)
+        before, why = self._broken.pop(peer.address, None), self._reasons.pop(peer.address, "no reason was told")
         if before is not None:
-            self._us.on_connection_broke(peer, before)
+            self._us.on_connection_broke(peer, before, why)
         else:
             peer.take_unsent()
 
@@ -384,6 +396,7 @@ class Processes:
         """From now on who sends there is told so."""
         peer.end(ended)
         self._broken.pop(peer.address, None)
+        self._reasons.pop(peer.address, None)
         if peer.address not in self.newcomers:  # else it may be that one's
             self._relays.pop(peer.address, None)
         for_good = ended.stopped and not ended.replaced

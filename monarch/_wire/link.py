@@ -271,13 +271,15 @@ class Link:
         self._heard_at = now
         return [SendMessage(connection, self._hello(self._host, self._reached))]
 
-    def dial_failed(self, now: float, why: str, refused: bool = False, final: bool = False) -> list[LinkEffect]:
-        """`refused`: nobody listens there. `final`: trying again would not help."""
+    def dial_failed(
+        self, now: float, why: str, refused: bool = False, final: bool = False, unknown: bool = False
+    ) -> list[LinkEffect]:
+        """`refused`: nobody listens there. `final`: trying again would not help. `unknown`: nor if it was never there."""
         if self.dead or not self._dialling:
             return []
         self._dialling = False
         self._why = why
-        if final:
+        if final or (unknown and not self._established):
             return self._die(why)
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals == 1:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch.tools import private_file
+
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -95,7 +97,8 @@ def make_certificates(
     contents = _make(names, days)
     _make_private(folder)
     for path, content in zip(files, contents, strict=True):
-        _write(path, content, 0o600 if path in (made.ca_key, made.private_key) else 0o644, replace=force)
+        mode = 0o600 if path in (made.ca_key, made.private_key) else 0o644
+        private_file.write(path, content, mode, replace=force)
     return made
 
 
@@ -240,18 +243,3 @@ def _make_private(folder: Path) -> None:
                 f"{folder} may be written by others (mode {stat.S_IMODE(mode):04o}), who could put keys of their own "
                 f"there; chmod 700 it, or name a directory that does not exist yet"
             ) from None
-
-
-def _write(path: Path, content: bytes, mode: int, *, replace: bool) -> None:
-    """A new file with `mode` from its first moment. FileExistsError if one is there, unless it is to be replaced."""
-    # Never into an existing file: its mode may be wider, and somebody may hold it open.
-    target = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if replace else path
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        if replace:
-            os.replace(target, path)
-    except BaseException:
-        os.unlink(target)
-        raise

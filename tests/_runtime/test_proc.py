@@ -353,6 +353,29 @@ def test_a_request_to_stop_answers_what_waits_and_refuses_what_follows(machine: 
     assert len(instance.mailbox.control) == 1
 
 
+# --- out of memory
+
+
+def test_a_message_that_the_receiver_has_no_memory_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+
+    def scarce(size: int) -> bytearray:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(frame, "allocate", scarce)
+    entry, port = wait_reply(client, worker)
+    client.post(worker.address, call(1, port=port), bytes(1 << 20))
+    peer = client.processes.peer(worker.address)
+    while not peer.asking:
+        in_loop(client, lambda: None)
+    in_loop(client, lambda: client.on_proc_reachable(ProcReachable(worker.address)))  # as the agent says: it lives
+    with pytest.raises(
+        RuntimeError, match=r"broke while the call was under way \(it said: no memory for a message of 1048576"
+    ):
+        entry.wait(TIMEOUT) and entry.value()
+    assert client.processes._reasons == {}
+
+
 # --- out of descriptors
 
 

@@ -132,7 +132,7 @@ class Us:
         self.known.ended(peer, ended)
         self.events.append(ended.detail)
 
-    def on_connection_broke(self, peer: Peer, before: int) -> None:
+    def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
         self.events.append(("broke", peer.address, sorted(peer.take_unsent())))
 
     def tell_again(self, address: str) -> None:
@@ -215,7 +215,7 @@ def test_a_connection_that_broke_is_told_when_its_process_is_known_to_live(us: U
     connection = send(us)
     connection.lost = True
     us.listening.clear()
-    assert us.known.lost(connection)
+    assert us.known.lost(connection, "closed")
     send(us, port=5)  # this one finds it broken, and is kept
     assert us.told == [(AGENT, Watch(M0))] and us.events == []
     us.listening.add(M0)
@@ -247,7 +247,7 @@ def test_a_newcomer_whose_connection_broke_is_not_told_as_lost(us: Us) -> None:
     us.hello()
     new, _ = us.hello(incarnation=1)
     new.lost = True
-    assert not us.known.lost(new)
+    assert not us.known.lost(new, "closed")
     us.known.reachable(ProcReachable(M0, 1))
     assert us.known.peer(M0).connection is None
 
@@ -403,7 +403,7 @@ def die(us: Us, number: int, stopped: bool) -> None:
     connection.memory = bytearray(256 * 1024)
     us.listening.discard(address)
     us.on_process_ended(ProcEnded(address, 1, 0 if stopped else -9, stopped, []))
-    us.known.lost(connection)
+    us.known.lost(connection, "closed")
     us.known.peers[address].lost(connection)
     us.told.clear()
     us.events.clear()
@@ -433,7 +433,15 @@ def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, 
     assert left < most
     known = us.known
     assert len(known.peers) == (module._STOPPED_PEERS if stopped else 1_200)
-    assert known._connections == known._relays == known._broken == known._redials == known.newcomers == {}
+    assert (
+        known._connections
+        == known._relays
+        == known._broken
+        == known._reasons
+        == known._redials
+        == known.newcomers
+        == {}
+    )
 
 
 def test_one_that_was_forgotten_is_asked_for_again(us: Us) -> None:

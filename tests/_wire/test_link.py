@@ -816,3 +816,21 @@ def test_hosts_that_run_different_versions_of_python_are_not() -> None:
     bye, dead = greet("cpython 3.11.1", "cpython 3.13.0")
     assert isinstance(bye, SendBye) and isinstance(dead, Dead)
     assert f"{ADDRESS} runs cpython 3.13.0" in bye.why and "tcp://near:1 runs cpython 3.11.1" in bye.why
+
+
+# --- names that nobody knows
+
+
+def test_a_host_whose_name_is_unknown_is_given_up_at_once_unless_it_was_reached_before() -> None:
+    link = dialler()
+    link.start(0.0)
+    assert link.dial_failed(0.0, "no such name", unknown=True) == [Dead("no such name")]
+
+    link = dialler()
+    link.start(0.0)
+    link.dialled(0.0, "connection")
+    link.hello_received(0.0, "connection", LinkHello(VERSION, ADDRESS, "agent-1", "link", ADDRESS, 0, False))
+    assert link.up
+    link.broken(5.0, "connection", "cut")
+    assert link.dial_failed(5.0, "no such name", unknown=True) == []  # the name service may be behind
+    assert link.dead is None

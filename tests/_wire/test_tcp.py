@@ -399,7 +399,20 @@ def test_a_name_that_is_not_known(host: Host, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(dialling, "_resolve", unknown)
     failure = host.dial("tcp://no-such:5")
     assert (failure.refused, failure.final) == (False, False)
-    assert "the name 'no-such' is not known: Name or service not known" in str(failure)
+    assert "the name 'no-such' is not known: Name or service not known (is it spelt right" in str(failure)
+    assert failure.unknown and not failure.final
+
+
+def test_a_name_service_that_fails_for_the_moment_says_nothing_of_the_name(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(place: Tcp) -> Any:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(dialling, "_resolve", fail)
+    failure = host.dial("tcp://node1:1")
+    assert "the name 'node1' could not be looked up: Temporary failure" in str(failure)
+    assert not failure.unknown and not failure.final
 
 
 def test_no_thread_for_the_name_service(host: Host) -> None:

@@ -81,12 +81,13 @@ def _check_open(addresses: list[str], trusting: bool) -> None:
     if not trusting:
         raise ValueError(
             f"nothing protects {where}: whoever can connect can run code there. Give both sides the same secret "
-            f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...) or certificates (ca=, certificate=, private_key=, made by "
-            f"`monarch certs`). In a network where everybody is trusted: ca={TRUST_ALL!r}"
+            f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...; `monarch secret FILE` makes one) or certificates (ca=, "
+            f"certificate=, private_key=; `monarch certs DIRECTORY` makes them). In a network where everybody is trusted: "
+            f"ca={TRUST_ALL!r}"
         )
     warnings.warn(
         f"ca={TRUST_ALL!r} without a secret: whoever can connect to {where} can run code there. Set MONARCH_SECRET_FILE "
-        f"on both sides to keep strangers out",
+        f"on both sides to keep strangers out (`monarch secret FILE` makes one)",
         UserWarning,
         stacklevel=4,
     )

@@ -207,6 +207,7 @@ class UnixTransport:
         queue_limit, frame_limit = self._limits()
         connection = StreamConnection(sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit)
         connection.remote = remote
+        connection.says_why = True
         return connection
 
     def listen(self, sock: socket.socket) -> None:
