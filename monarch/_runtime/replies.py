@@ -10,6 +10,7 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -201,10 +202,11 @@ _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("broken", "number", "owner", "sending", "table", "taken", "target", "timer")
+    __slots__ = ("began", "broken", "number", "owner", "sending", "table", "taken", "target", "timer")
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
+        self.began = monotonic()  # for people who print its Future
         self.number = 0
         self.table: dict[int, Entry] = {}
         self.target = target
@@ -230,6 +232,19 @@ class Entry(Source):
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
         return (self,)
+
+    def awaited(self) -> str:
+        left = self.unanswered()
+        return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
+
+    def of(self) -> str:
+        return f"{self.target.label}()" if self.target is not None else ""
+
+    def progress(self) -> str:
+        if self.target is None:
+            return ""
+        count = len(self.target.addresses)
+        return f" for {monotonic() - self.began:.1f} s, {count - len(self.unanswered())} of {count} rank(s) answered"
 
     def connection_broke(self, address: str, failure: Failure) -> None:
         """That process lives, and what was under way to it or from it may be lost."""
@@ -319,6 +334,7 @@ class OneReply(_Result):
     def __init__(self, target: Target | None, rank: int = 0) -> None:
         self.ready = False  # what the bases' constructors do, without calling three for each call
         self._wakers = None
+        self.began = monotonic()
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
@@ -338,6 +354,9 @@ class OneReply(_Result):
 
     def unanswered(self) -> list[int]:
         return [self.rank]
+
+    def progress(self) -> str:
+        return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
 
     def value(self) -> Any:
         if self._raw is None:
@@ -497,6 +516,15 @@ class Arrival(Source):
     def abandon(self) -> None:
         """A claim stays a claim; it no longer keeps the queue open."""
         self._reader = None
+
+    def awaited(self) -> str:
+        return self._queue.awaited() or " from the senders of its Port"
+
+    def of(self) -> str:
+        return self._queue.of() or "a message of a Channel"
+
+    def progress(self) -> str:
+        return self._queue.progress()
 
     def arrive(self, raw: Raw) -> None:
         self._raw = raw
