@@ -1,6 +1,6 @@
 """Which part of an object cannot be pickled: looked for only after pickling it has failed.
 
-Pure but for the `fails` it is given, which tries to pickle a part. It is asked at most `MOST` times, and the parts are looked
+`find` is pure but for the `fails` it is given, which tries to pickle a part. It is asked at most `MOST` times, and the parts are looked
 at from the outside in, so that a large object costs no more than its few levels.
 """
 
@@ -12,8 +12,50 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from monarch._errors import MessageTooLargeError
+from monarch._wire import codec
+
 MOST = 300  # parts that are tried; what was found until then is named
 _DEEPEST = 20  # levels
+_OF_EVERY_CLASS = ("__dict__", "__weakref__", "_abc_impl")
+
+
+def explain(
+    exc: Exception, what: str, values: Mapping[str, Any], encode: Callable[[Any], object] = codec.encode
+) -> None:
+    """Adds to what encoding raised, of `values` by name, what it was and which part of it: as a note of the exception."""
+    text = f"while encoding {what}: nothing was sent"
+    if not isinstance(exc, MessageTooLargeError):
+        try:
+            text += _named(exc, values, lambda part: _fails(encode, part))
+        except Exception:  # the objects' own code runs here, and has failed once already
+            pass
+    exc.add_note(text)
+
+
+def _named(exc: Exception, values: Mapping[str, Any], fails: Callable[[Any], bool]) -> str:
+    for name, value in values.items():
+        if fails(value):
+            part, culprit = find(value, name, fails)
+            kind = type(culprit)
+            shown = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            text = f". {part} cannot be sent: it is of type {shown}"
+            if "cannot pickle" not in str(exc):  # then it says itself what to do
+                return text
+            return (
+                f"{text}. Locks, sockets, open files and the like stay in their process: send what they are made from "
+                f"(an address, a path), and make them where they are used; or give the class a __reduce__ or __getstate__ "
+                f"that leaves them out"
+            )
+    return ""
+
+
+def _fails(encode: Callable[[Any], object], part: Any) -> bool:
+    try:
+        encode(part)
+    except Exception:
+        return True
+    return False
 
 
 def find(value: Any, name: str, fails: Callable[[Any], bool]) -> tuple[str, Any]:
@@ -37,7 +79,12 @@ def find(value: Any, name: str, fails: Callable[[Any], bool]) -> tuple[str, Any]
 
 
 def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What an object holds, with the expression that leads there."""
+    """What an object holds, with the expression that leads there. Nothing of what stays in its process as a whole."""
+    if codec.is_forbidden(type(value)):
+        return
+    wrapped = getattr(value, "__wrapped__", None)  # of a decorated function, an endpoint among them
+    if wrapped is not None:
+        yield name, wrapped
     if isinstance(value, Mapping):
         for key, inner in list(value.items()):
             yield f"{name}[{_short(key)}]", inner
@@ -57,7 +104,12 @@ def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield f"{name}.__self__", value.__self__
     elif isinstance(value, types.FunctionType):
         yield from _of_function(value, name)
-    elif not isinstance(value, type):
+    elif isinstance(value, type):
+        if not codec.importable(value.__module__):  # otherwise its name is sent
+            for attribute, inner in list(vars(value).items()):
+                if attribute not in _OF_EVERY_CLASS:
+                    yield f"{name}.{attribute}", inner
+    else:
         for attribute, inner in list(getattr(value, "__dict__", {}).items()):
             yield f"{name}.{attribute}", inner
         for attribute in _slots(type(value)):
@@ -74,7 +126,7 @@ def _of_function(function: types.FunctionType, name: str) -> Iterator[tuple[str,
     for kind in (used.nonlocals, used.globals):
         for variable, inner in kind.items():
             if not isinstance(inner, types.ModuleType):
-                yield f"{variable}, which {name} uses", inner
+                yield f"{variable} (which {name} uses)", inner
     for index, inner in enumerate(function.__defaults__ or ()):
         yield f"default {index} of {name}", inner
 

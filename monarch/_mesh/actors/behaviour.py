@@ -25,7 +25,7 @@ from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import encode_error
-from monarch._wire import codec
+from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure
 
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
@@ -143,6 +143,8 @@ class ActorBehaviour:
             body, buffers = codec.encode_value(result)
             self.proc.check_size(body, buffers)
         except Exception as exc:
+            what = f"the return value of {type(self.actor).__qualname__}.{delivery.call.method}"
+            culprit.explain(exc, what, {"result": result})
             self._reply_error(delivery, exc)
             return
         instance = self.instance

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
 
 from monarch._mesh import plugins
-from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
 from monarch._mesh.casts.sender import stamps
 from monarch._mesh.failures.ledger import MeshFacts, process_failure
@@ -190,6 +190,16 @@ class _Arity:
             self._signature.bind(*args, **kwargs)
         except TypeError as exc:
             raise TypeError(f"{exc}: it is {self._name}{self._signature}") from None
+
+
+def named(
+    method: Callable[..., Any], skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments by the names of their parameters, the first `skip` of which are not the caller's."""
+    try:
+        return dict(_arity(method, skip)._signature.bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # they do not fit, or nobody knows what would
+        return {f"argument {index}": arg for index, arg in enumerate(args)} | kwargs
 
 
 _arities: dict[tuple[Any, int], _Arity] = {}
@@ -388,7 +398,8 @@ class Endpoint(Generic[P, R]):
             except ReceiversUnknown:
                 body, buffers = encode_for(self._receivers(only), (args, kwargs))
         except Exception as exc:
-            exc.add_note(f"while encoding the arguments of {self._mesh._spec.name}.{self._name}(): nothing was sent")
+            by_name = named(self._method, 2 if self._property._user_port else 1, args, kwargs)
+            explain(exc, self._receivers(only), f"the arguments of {self._mesh._spec.name}.{self._name}()", by_name)
             raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance
