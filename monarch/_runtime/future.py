@@ -35,7 +35,7 @@ Note = tuple[int, Any, float, bool, Any]
 _MADE = object()
 _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
-_LOOK = "print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
+LOOK = "print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 
@@ -328,7 +328,7 @@ class Future(Generic[T]):
                 if not source.ready and not source.wait(timeout):
                     raise TimeoutError(
                         f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again). "
-                        f"{_LOOK}"
+                        f"{LOOK}"
                     )
                 self._decode()
         if self._error is not None:

@@ -11,11 +11,11 @@ from typing import Any
 
 # Of a ValueMesh, of an actor mesh, of arrays and tensors, of containers and texts.
 _OF_RESULTS = (
-    "values items item slice split flatten rename size sizes extent to_table "
-    "call call_one choose stream broadcast "
-    "shape dtype device numpy tolist cpu cuda detach backward mean sum "
-    "keys append copy count index strip lower upper encode decode"
-).split()  # fmt: skip
+    "values", "items", "item", "slice", "split", "flatten", "rename", "size", "sizes", "extent", "to_table",
+    "call", "call_one", "choose", "stream", "broadcast", "shape", "dtype", "device", "numpy", "tolist", "cpu",
+    "cuda", "detach", "backward", "mean", "sum", "keys", "append", "copy", "count", "index", "strip", "lower",
+    "upper", "encode", "decode",
+)  # fmt: skip
 
 # Of the Futures of concurrent.futures and asyncio.
 _OF_OTHER_FUTURES = {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from monarch._errors import ActorError, SupervisionError
-from monarch._runtime.future import Source
+from monarch._runtime.future import LOOK, Source
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
@@ -283,7 +283,8 @@ class Entry(Source):
             self.give_up(
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
-                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
+                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}. "
+                    f"{LOOK}"
                 )
             )
 

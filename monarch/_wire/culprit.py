@@ -1,7 +1,7 @@
 """Which part of an object cannot be pickled: looked for only after pickling it has failed.
 
-`find` is pure but for the `fails` it is given, which tries to pickle a part. It is asked at most `MOST` times, and the parts are looked
-at from the outside in, so that a large object costs no more than its few levels.
+`find` is pure but for the `fails` it is given, which tries to pickle a part. It is asked at most `MOST` times, and the parts
+are looked at from the outside in, so that a large object costs no more than its few levels.
 """
 
 from __future__ import annotations

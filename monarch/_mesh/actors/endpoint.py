@@ -192,9 +192,7 @@ class _Arity:
             raise TypeError(f"{exc}: it is {self._name}{self._signature}") from None
 
 
-def named(
-    method: Callable[..., Any], skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
+def named(method: Callable[..., Any], skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by the names of their parameters, the first `skip` of which are not the caller's."""
     try:
         return dict(_arity(method, skip)._signature.bind(*args, **kwargs).arguments)

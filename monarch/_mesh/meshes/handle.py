@@ -23,7 +23,9 @@ class Handle(ShapedMesh):
 
     def _as_a_handle(self) -> str:
         """For the text of an error: what this is, and where attributes go instead."""
-        return f"this {type(self).__name__}, which stands for what is elsewhere: keep the value in a variable of your own"
+        return (
+            f"this {type(self).__name__}, which stands for what is elsewhere: keep the value in a variable of your own"
+        )
 
     if not TYPE_CHECKING:  # type checkers shall find the mistake themselves
 

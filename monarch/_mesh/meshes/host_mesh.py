@@ -72,7 +72,9 @@ class HostMesh(Handle):
         return f"<HostMesh {self._shape} of {len(self)} host(s)>"
 
     def __getattr__(self, name: str) -> Any:
-        hint = ' (actors live in processes: host.spawn_procs({"gpus": 4}).spawn("name", Class))' if name == "spawn" else ""
+        hint = (
+            ' (actors live in processes: host.spawn_procs({"gpus": 4}).spawn("name", Class))' if name == "spawn" else ""
+        )
         raise AttributeError(f"'HostMesh' object has no attribute {name!r}{hint}")
 
     # --- processes
