@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
 from monarch._runtime.replies import Arrival, Queue
-from monarch._wire import codec
+from monarch._wire import codec, culprit
 from monarch._wire.message import RAISED, VALUE, Answer
 
 if TYPE_CHECKING:
@@ -48,7 +48,11 @@ class Port(Generic[T_contra]):
     def send(self, obj: T_contra) -> None:
         """Sends `obj`. Raises RuntimeError on a once port that was used, and whatever pickling raises."""
         self._check()
-        body, buffers = codec.encode_value(obj)
+        try:
+            body, buffers = codec.encode_value(obj)
+        except Exception as exc:
+            culprit.explain(exc, "a message for a Port", {"obj": obj})
+            raise
         self._deliver(VALUE, body, buffers)
 
     def exception(self, exc: Exception) -> None:

@@ -304,7 +304,7 @@ class HostAgent(BaseHostAgent):
         output = self._running.pop(key, None)
         if output is not None:
             self.outputs.close(output)
-            ended.tail.extend(output.tail)
+            ended.tail.extend(output.tail.shown(crashed=ended.code < 0))
         _unlink(self._path_of(ended.address))
         ended.hostname = self.hostname
 
