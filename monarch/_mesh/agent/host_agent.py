@@ -31,6 +31,7 @@ from monarch._mesh.start.forkserver_pool import ForkServers
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
 from monarch._runtime import direct  # noqa: F401  so that processes forked from here have it already
+from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
 from monarch._wire.frame import Frame
@@ -413,6 +414,7 @@ def main() -> None:
     sock = socket.socket(fileno=descriptor)
     options = agent_process.read_options(sock)
     loop = Loop("monarch-agent")
+    loop.ended_unasked = end_process
     try:
         listening = HostListener(options, loop)
     except (OSError, ValueError) as exc:

@@ -28,6 +28,7 @@ from monarch._mesh.start.launch import apply_affinity
 from monarch._runtime import async_driver  # noqa: F401
 from monarch._runtime.context import set_home
 from monarch._runtime.future import All
+from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
@@ -49,6 +50,7 @@ class Served:
         self._stop.acquire()
         self._reason = ""
         loop = Loop()
+        loop.ended_unasked = end_process
         proc = self.proc = Proc(address, loop)
         proc.incarnation = incarnation
         proc.client = spec.client

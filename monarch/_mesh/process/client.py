@@ -28,6 +28,7 @@ from monarch._mesh.start.run_directory import make_directory, remove_directory
 from monarch._runtime.context import home, set_home, set_root, start_client_with
 from monarch._runtime.future import Future, Slot, done_future, make_future
 from monarch._runtime.instance import Instance
+from monarch._runtime.internal_errors import REPORTER
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_at, agent_of, host_of
@@ -38,6 +39,7 @@ from monarch.config import settings
 
 ROOT = "root"
 _EXIT_BUDGET = 1.0  # seconds that processes get at exit before they are killed
+_LOOKS = 2.0  # seconds between two looks whether the I/O thread can still be woken
 _AGENT_ENDS = 0.5  # seconds until the end of an agent that has closed its connection is known
 
 _lock = threading.Lock()
@@ -53,6 +55,7 @@ class Client:
         try:
             self.agent, ours, prefix = agent_process.start(_options(self.directory))
             loop = Loop()
+            loop.ended_unasked = self._on_loop_ended
             host = prefix or f"unix:{self.directory}"
             proc = self.proc = Proc(f"{host}/client", loop)
             transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
@@ -76,6 +79,7 @@ class Client:
         proc.processes.use_agent(connection)
         connection.start()
         loop.start()
+        self._look_at_loop()
         faults.start()
 
     def warm_up(self) -> None:
@@ -88,16 +92,33 @@ class Client:
 
     def _on_agent_lost(self, reason: str) -> None:
         """The host agent is gone, and with it every process it started."""
+        if self.proc.closed is None:
+            self._give_up(f"the host agent (pid {self.agent.pid}) {self._how_agent_ended()}, and its processes with it")
+
+    def _look_at_loop(self) -> None:
+        """Now and then the loop has something to do, so that it is noticed when it cannot."""
+        if self.proc.closed is None:
+            self.proc.loop.call_rarely(_LOOKS, self._look_at_loop)
+
+    def _on_loop_ended(self, exc: BaseException) -> None:
+        """Nothing that comes would be read any more. The program goes on; its processes do not."""
+        REPORTER.report("the I/O thread, which has ended", exc)
+        self.agent.terminate()
+        if self.proc.closed is None:
+            self._give_up(f"the I/O thread of this program has ended unasked ({type(exc).__name__}: {exc})")
+
+    def _give_up(self, detail: str) -> None:
+        """No process can be reached any more: whoever waits is told."""
         proc = self.proc
-        if proc.closed is not None:
-            return
-        detail = f"the host agent (pid {self.agent.pid}) {self._how_agent_ended()}, and its processes with it"
         error = ClientClosedError(f"{detail}; this client cannot go on")
         hosts = {host_of(address) for address, _ in proc.processes.known()} | {proc.host}
         for mesh in list(self.layer.owned.procs.values()):
             hosts.update(mesh.spec.hosts)
         for host in sorted(hosts):  # the others cannot be reached without it
-            proc.host_ended(host, detail)
+            try:
+                proc.host_ended(host, detail)
+            except Exception as exc:  # who waits is told all the same, below
+                REPORTER.report("the way to the end of this client", exc)
         proc.closed = error
         proc.ports.close_all(Failure(str(error)))
         remove_directory(self.directory)
