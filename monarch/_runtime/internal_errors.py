@@ -7,17 +7,17 @@ What stderr has no room for is not said.
 from __future__ import annotations
 
 import os
-import select
 import threading
 import time
 import traceback
 from collections.abc import Callable
 
+from monarch._runtime.standard_streams import write_stderr
+
 WINDOW = 10.0  # seconds in which an error is said once, and counted when it comes again
 KINDS = 20  # different errors said in a window; others are counted together
 SIZE = 8 * 1024  # characters of one report; a longer one lacks its middle
 LOOP_ENDED = 4  # exit status of a process whose I/O thread has ended unasked
-_STDERR = 2
 _LAST_WORDS = 0.2  # seconds that a full stderr gets to take the reason why a process ends
 
 
@@ -109,26 +109,6 @@ def shortened(text: str) -> str:
         return text
     half = SIZE // 2
     return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out) ...\n{text[-half:]}"
-
-
-def write_stderr(text: str, patience: float = 0.0) -> None:
-    """Writes what stderr has room for within `patience` seconds.
-
-    To the descriptor: `sys.stderr` may be None, closed, or an object of the program's, with locks that another thread holds.
-    """
-    data = memoryview(text.encode("utf-8", "backslashreplace"))
-    deadline = time.monotonic() + patience
-    room = select.poll()
-    room.register(_STDERR, select.POLLOUT)
-    try:
-        while data:
-            ready = room.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready or not ready[0][1] & select.POLLOUT:
-                return
-            written = os.write(_STDERR, data[: select.PIPE_BUF])  # a pipe that has room takes so much without waiting
-            data = data[written:]
-    except OSError:  # closed, nobody reads, the disk is full
-        return
 
 
 def end_process(exc: BaseException) -> None:

@@ -20,11 +20,12 @@ from monarch._mesh.output import log_prefix
 from monarch._mesh.output.printer import Printer
 from monarch._mesh.process import named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
-from monarch._mesh.start import agent_process, transports
+from monarch._mesh.start import agent_process, leftovers, transports
 from monarch._mesh.start.agent_process import AgentOptions
 from monarch._mesh.start.launch_spec import launch_spec
 from monarch._mesh.start.preload import preloads
-from monarch._mesh.start.run_directory import make_directory, remove_directory
+from monarch._mesh.start.run_directory import make_directory
+from monarch._runtime import standard_streams
 from monarch._runtime.context import home, set_home, set_root, start_client_with
 from monarch._runtime.future import Future, Slot, done_future, make_future
 from monarch._runtime.instance import Instance
@@ -51,9 +52,11 @@ class Client:
     """The client of this process: its Proc, its root actor, and the host agent it started."""
 
     def __init__(self) -> None:
-        self.directory = make_directory()
+        standard_streams.secure()
+        self._run_directory = make_directory()
+        self.directory = self._run_directory.path
         try:
-            self.agent, ours, prefix = agent_process.start(_options(self.directory))
+            self.agent, ours, prefix = agent_process.start(_options(self.directory), self._run_directory.lock)
             loop = Loop()
             loop.ended_unasked = self._on_loop_ended
             host = prefix or f"unix:{self.directory}"
@@ -64,7 +67,7 @@ class Client:
             proc.share_memory(transport)
             listening = unix.listen(os.path.join(self.directory, "client"))
         except BaseException:
-            remove_directory(self.directory)
+            self._run_directory.remove()
             raise
         self.layer = MeshLayer(proc)
         self.layer.fault = faults.report
@@ -81,6 +84,11 @@ class Client:
         loop.start()
         self._look_at_loop()
         faults.start()
+
+    @property
+    def lock(self) -> int:
+        """The descriptor that keeps the client's folder."""
+        return self._run_directory.lock
 
     def warm_up(self) -> None:
         """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
@@ -121,13 +129,13 @@ class Client:
                 REPORTER.report("the way to the end of this client", exc)
         proc.closed = error
         proc.ports.close_all(Failure(str(error)))
-        remove_directory(self.directory)
+        self._run_directory.remove()
 
     def _how_agent_ended(self) -> str:
         import subprocess
 
         try:
-            code = self.agent.wait(_AGENT_ENDS)
+            code = leftovers.reap(self.agent, self.directory, _AGENT_ENDS)
         except subprocess.TimeoutExpired:
             return "closed its connection"
         return f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
@@ -154,10 +162,10 @@ class Client:
         import subprocess
 
         try:
-            self.agent.wait(timeout + 3.0)
+            leftovers.reap(self.agent, self.directory, timeout + 3.0)
         except subprocess.TimeoutExpired:
             self.agent.kill()
-            self.agent.wait()
+            leftovers.reap(self.agent, self.directory)
         if proc.closed is None:  # the last words of the processes are read and printed
             heard_all.wait(1.0)
             self.printer.wait_printed(1.0)
@@ -167,7 +175,7 @@ class Client:
             )
         )
         faults.stop(1.0)
-        remove_directory(self.directory)
+        self._run_directory.remove()
 
 
 def _options(directory: str) -> AgentOptions:
