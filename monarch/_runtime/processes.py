@@ -57,6 +57,7 @@ class ProcForProcesses(Protocol):
     ports: Ports
     hooks: Hooks
     loop: Loop
+    errors: deque[str]
 
     def check_open(self, address: str) -> None:
         """Raises why nothing is sent to `address` from here any more."""
@@ -273,6 +274,7 @@ class Processes:
 
     def said_bye(self, address: str, why: str) -> None:
         """That process closes a connection, and says why."""
+        self._us.errors.append(f"{address} closed the connection: {why}")
         if address in self.peers:
             self._reasons[address] = f"it said: {why}"
 

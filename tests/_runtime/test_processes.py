@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import tracemalloc
+from collections import deque
 from typing import Any
 
 import pytest
@@ -97,6 +98,7 @@ class Us:
         self.ports = Ports()
         self.hooks = Hooks()
         self.loop: Any = Timers()
+        self.errors: deque[str] = deque()
         self.listening: set[str] = set()
         self.error = 0  # of the kernel, while dialling
         self.dialled = 0
