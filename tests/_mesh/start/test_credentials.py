@@ -122,13 +122,16 @@ def test_an_address_that_wants_certificates_is_never_spoken_to_in_plain(address:
     assert given(address, **PEMS).ca == b"authority"
 
 
-def test_of_an_alias_whoever_reaches_either_place_counts() -> None:
+def test_of_an_alias_whoever_reaches_either_place_counts_and_for_who_dials_that_place() -> None:
     for address in ("tcp://10.0.0.1:1@tcp://127.0.0.1:1", "tcp://127.0.0.1:1@tcp://*:1", "tcp://h:1@ipc:///tmp/w"):
         with pytest.warns(UserWarning, match="whoever can connect"):
             given(address, ca=TRUST_ALL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert given("tcp://127.0.0.1:1@tcp://localhost:1", ca=TRUST_ALL) == Credentials()
+        assert given("tcp://127.0.0.1:1@tcp://*:1", ca=TRUST_ALL, dialled=True) == Credentials()
+    with pytest.warns(UserWarning, match="whoever can connect"):
+        given("tcp://10.0.0.1:1@ipc:///tmp/w", ca=TRUST_ALL, dialled=True)
 
 
 def test_of_a_descriptor_its_socket_counts_and_not_what_is_said_of_it(tmp_path: Path) -> None:
@@ -143,5 +146,4 @@ def test_of_a_descriptor_its_socket_counts_and_not_what_is_said_of_it(tmp_path: 
         warnings.simplefilter("error")
         ours.bind(str(tmp_path / "s"))
         given(f"tcp://127.0.0.1:fd{ours.fileno()}")
-    with pytest.raises(ValueError, match="nothing protects"):
-        given("tcp://127.0.0.1:fd9999")
+        assert given("tcp://127.0.0.1:fd9999") == Credentials()  # that it is not open is said by who tries to listen
