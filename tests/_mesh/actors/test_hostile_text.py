@@ -41,12 +41,13 @@ TIMEOUT = 30
 def _unlogged() -> Iterator[None]:
     """pytest keeps what is logged, and pytest-xdist cannot send such text to the process that prints it."""
     logger = logging.getLogger("monarch")
-    nowhere = logging.NullHandler()
-    logger.addHandler(nowhere)
-    logger.propagate = False
+    logger.addFilter(_drop)
     yield
-    logger.propagate = True
-    logger.removeHandler(nowhere)
+    logger.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
 
 
 LONE = os.fsdecode(b"caf\xe9")  # a str that has no UTF-8
