@@ -142,7 +142,7 @@ def test_programs_of_endpoints_end_with_the_next_run_when_all_was_killed(scripts
     os.kill(agent, signal.SIGKILL)
     assert not held.all_ended(0)
     scripts.run("from monarch.actor import this_host; this_host().spawn_procs().initialized.get()")
-    for line in subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True).stdout.splitlines():
+    for line in subprocess.check_output(["ps", "-eo", "pid,args"], text=True).splitlines():
         pid, _, command = line.strip().partition(" ")
         if command.startswith("/bin/sh -c echo x; while"):  # the one that had no environment, in no session of ours
             os.kill(int(pid), signal.SIGKILL)

@@ -36,6 +36,7 @@ from monarch._runtime import (
 )
 from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
+from monarch._wire import os_text
 from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
 from monarch._wire.frame import Frame
 from monarch._wire.link_connection import LinkConnection
@@ -155,7 +156,7 @@ class HostAgent(BaseHostAgent):
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """A client will use this host: processes that other hosts ask for get this environment."""
-        self.pushed = dict(attach.env)
+        self.pushed = os_text.decode(attach.env, dict[str, str])
         settings.restore(msgspec.msgpack.decode(attach.config))
         facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0])
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
@@ -219,13 +220,13 @@ class HostAgent(BaseHostAgent):
     def _fork(self, starts: Sequence[tuple[Start, socket.socket]]) -> None:
         spec = starts[0][0].spec
         server = self.servers.serving(spec)
-        server.send(("batch", len(starts)), [_memory_file(msgspec.msgpack.encode(spec))])
+        server.send(("batch", len(starts)), [_memory_file(os_text.encode(spec))])
         for start, listening in starts:
             fds = {"listen": os.dup(listening.fileno()), **self._open_output(start)}
             server.fork(start.address, start.incarnation, fds, spec.binds[start.place] if spec.binds else {})
 
     def _execute(self, start: Start, command: Command, listening: socket.socket) -> None:
-        spec_fd = _memory_file(msgspec.msgpack.encode(start.spec))
+        spec_fd = _memory_file(os_text.encode(start.spec))
         writing = self._open_output(start)
         given = f"{spec_fd},{listening.fileno()},{os.getpid()},{start.place},{start.incarnation},{start.address}"
         try:

@@ -91,7 +91,7 @@ def test_a_full_disk_leaves_nothing(base: Path, monkeypatch: pytest.MonkeyPatch)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
 
     monkeypatch.setattr(run_directory, "open", full, raising=False)
-    with pytest.raises(RuntimeError, match="No space left on device .*/pid"):
+    with pytest.raises(RuntimeError, match=r"No space left on device .*/pid"):
         make_directory()
     assert list(base.iterdir()) == []
 
