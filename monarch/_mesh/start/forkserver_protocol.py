@@ -4,7 +4,9 @@ They talk over a sequenced-packet socket; packets are msgpack and carry descript
 
     agent -> fork server    ("batch", n) + spec        then n times ("proc", address, incarnation, ...) + its descriptors
                             ("forkserver", preload, env) + socket of the new one
-    fork server -> agent    ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
+    fork server -> agent    ("serving", pid), first of all
+                            ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
+                            ("ended", why), of one that could not be started
 """
 
 from __future__ import annotations
