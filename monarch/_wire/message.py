@@ -408,6 +408,7 @@ class Output(_Message, tag=35):
 
     stream: int
     text: str
+    source: str = ""  # whose output it is
 
 
 class Flushed(_Message, tag=36):

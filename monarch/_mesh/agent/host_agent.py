@@ -37,7 +37,7 @@ from monarch._runtime import (
 from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._wire import os_text
-from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
+from monarch._wire.address import AGENT, CLIENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Frame
 from monarch._wire.link_connection import LinkConnection
 from monarch._wire.message import (
@@ -83,7 +83,7 @@ class HostAgent(BaseHostAgent):
         super().__init__(listening.prefix or f"unix:{options.directory}", loop)
         self.directory = directory = options.directory
         self.servers = ForkServers(first, self.loop, self)
-        self.outputs = Outputs(self.loop, lambda mesh, output: self._to_client(mesh.client, output))
+        self.outputs = Outputs(self.loop, self._to_client, self._has_room)
         self._meshes: dict[str, MeshOutput] = {}
         self._prepared: dict[tuple[str, int], Prepared] = {}
         self._forking: dict[tuple[str, int], LaunchSpec] = {}  # asked of a fork server, and not answered
@@ -174,6 +174,12 @@ class HostAgent(BaseHostAgent):
         credentials = msgspec.msgpack.decode(frame.body, type=Credentials)
         for host in trust.hosts:
             self.links.trust(host, credentials)
+
+    def _has_room(self, client: str) -> bool:
+        """Whether output may be sent there: a program that is stopped takes none, and memory is not to grow meanwhile."""
+        here = self.client is not None and client in ("", self.client.remote)
+        way = self.client if here else self.routes.way_to(host_of(client)) if client else None
+        return way is None or way.queued < 2 * int(settings.get("outgoing_queue_bytes"))
 
     def _to_client(self, client: str, output: Output) -> None:
         if self.client is not None and client in ("", self.client.remote):
