@@ -466,6 +466,7 @@ class Output(_Message, tag=35):
 
     stream: int
     text: str
+    source: str = ""  # whose output it is
 
 
 class Flushed(_Message, tag=36):
@@ -541,7 +542,7 @@ class Attach(_Message, tag=55):
     """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
 
     config: bytes  # the client's settings
-    env: dict[str, str]  # for the processes that are started there from now on
+    env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
     port: int
     rank: int
 

@@ -11,8 +11,6 @@ import os
 import sys
 import threading
 
-import msgspec
-
 from monarch._errors import ClientClosedError
 from monarch._mesh import plugins
 from monarch._mesh.failures.main_thread import faults
@@ -32,6 +30,7 @@ from monarch._runtime.instance import Instance
 from monarch._runtime.internal_errors import REPORTER
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
+from monarch._wire import os_text
 from monarch._wire.address import agent_at, agent_of, host_of
 from monarch._wire.message import Failure, Preload, Shutdown, encode_extent
 from monarch._wire.peer import PeerEnded
@@ -94,7 +93,7 @@ class Client:
         """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
         if preloads():
             spec = launch_spec("", {}, "", gated=False)
-            self.proc.post(agent_of(self.proc.address), Preload(), msgspec.msgpack.encode(spec))
+            self.proc.post(agent_of(self.proc.address), Preload(), os_text.encode(spec))
 
     # --- failures
 
