@@ -10,12 +10,13 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from monarch._errors import ActorError, SupervisionError
-from monarch._runtime.future import Source
+from monarch._runtime.future import LOOK, Source
 from monarch._text import NAME_LIMIT, sendable, text_of
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
@@ -213,10 +214,11 @@ _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("broken", "number", "owner", "sending", "table", "taken", "target", "timer")
+    __slots__ = ("began", "broken", "number", "owner", "sending", "table", "taken", "target", "timer")
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
+        self.began = monotonic()  # for people who print its Future
         self.number = 0
         self.table: dict[int, Entry] = {}
         self.target = target
@@ -242,6 +244,19 @@ class Entry(Source):
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
         return (self,)
+
+    def awaited(self) -> str:
+        left = self.unanswered()
+        return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
+
+    def of(self) -> str:
+        return f"{self.target.label}()" if self.target is not None else ""
+
+    def progress(self) -> str:
+        if self.target is None:
+            return ""
+        count = len(self.target.addresses)
+        return f" for {monotonic() - self.began:.1f} s, {count - len(self.unanswered())} of {count} rank(s) answered"
 
     def connection_broke(self, address: str, failure: Failure) -> None:
         """That process lives, and what was under way to it or from it may be lost."""
@@ -280,7 +295,8 @@ class Entry(Source):
             self.give_up(
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
-                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
+                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}. "
+                    f"{LOOK}"
                 )
             )
 
@@ -331,6 +347,7 @@ class OneReply(_Result):
     def __init__(self, target: Target | None, rank: int = 0) -> None:
         self.ready = False  # what the bases' constructors do, without calling three for each call
         self._wakers = None
+        self.began = monotonic()
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
@@ -350,6 +367,9 @@ class OneReply(_Result):
 
     def unanswered(self) -> list[int]:
         return [self.rank]
+
+    def progress(self) -> str:
+        return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
 
     def value(self) -> Any:
         if self._raw is None:
@@ -509,6 +529,15 @@ class Arrival(Source):
     def abandon(self) -> None:
         """A claim stays a claim; it no longer keeps the queue open."""
         self._reader = None
+
+    def awaited(self) -> str:
+        return self._queue.awaited() or " from the senders of its Port"
+
+    def of(self) -> str:
+        return self._queue.of() or "a message of a Channel"
+
+    def progress(self) -> str:
+        return self._queue.progress()
 
     def arrive(self, raw: Raw) -> None:
         self._raw = raw

@@ -45,6 +45,10 @@ def forbid(cls: type, why: str) -> None:
     _forbidden[cls] = why
 
 
+def is_forbidden(cls: type) -> bool:
+    return cls in _forbidden
+
+
 def reduce_as(cls: type, reduce: Callable[[Any], Any]) -> None:
     """Objects of exactly this type are pickled as `reduce(obj)`, a tuple as from `__reduce__`."""
     _reducers[cls] = reduce
@@ -82,7 +86,7 @@ def encode(value: Any) -> tuple[bytes, list[memoryview]]:
     except NotSendableError:
         raise
     except Exception as exc:
-        exc.__context__ = None if isinstance(plain, _NotPlain) else plain
+        exc.__context__ = None if isinstance(plain, _NotPlain) or str(plain) == str(exc) else plain
         raise
     return file.getvalue(), buffers
 

@@ -71,7 +71,8 @@ class WaitEdge(Text, msgspec.Struct, frozen=True):
 
 
 class RunningHandler(Text, msgspec.Struct, frozen=True):
-    """One endpoint that runs: where, for how long (`seconds`), and at which line it is. Fields as those of WaitEdge."""
+    """One endpoint that runs: where, for how long (`seconds`), and at which line it is. Fields as those of WaitEdge.
+    `queued`: messages of its actor that wait until it has returned; `is_async`: it is an `async def`."""
 
     names = ("who", "host", "endpoint", "file", "function")
 
@@ -85,12 +86,26 @@ class RunningHandler(Text, msgspec.Struct, frozen=True):
     file: str
     line: int
     function: str
+    queued: int = 0
+    is_async: bool = False
 
     def __str__(self) -> str:
         return (
             f"{self.who} (rank {self.rank}, host {self.host}, pid {self.pid}) has been running {self.endpoint}() for "
-            f"{self.seconds:.1f} s{_at(self.file, self.line, self.function)}"
+            f"{self.seconds:.1f} s{_at(self.file, self.line, self.function)}{behind(self.queued, self.is_async)}"
         )
+
+
+def behind(queued: int, is_async: bool) -> str:
+    """What is said of the messages that wait for an endpoint to return, and of how they need not."""
+    if not queued:
+        return ""
+    text = f"; {queued} message(s) of this actor wait behind it"
+    if is_async:
+        text += (
+            ", because async endpoints of an actor run one after the other too: @concurrent_endpoint lets calls overlap"
+        )
+    return text
 
 
 def _at(file: str, line: int, function: str) -> str:
@@ -107,9 +122,21 @@ class Job(NamedTuple):
     @property
     def explicit(self) -> bool:
         """Whether the endpoint answers through a port, which it may have given to others."""
-        methods = getattr(self.instance.behaviour, "_methods", {})
-        method = methods.get(self.delivery.call.method)
+        method = self._method
         return method is None or bool(method.explicit)
+
+    @property
+    def is_async(self) -> bool:
+        return self._method is not None and bool(self._method.is_async)
+
+    @property
+    def queued(self) -> int:
+        """Messages that wait until this one has been handled."""
+        return len(self.instance.mailbox.messages) if self.delivery is self.instance.current else 0
+
+    @property
+    def _method(self) -> Any:
+        return getattr(self.instance.behaviour, "_methods", {}).get(self.delivery.call.method)
 
 
 def jobs_of(instance: Instance) -> list[Job]:
@@ -206,6 +233,8 @@ def handler_of(job: Job, frames: dict[int, FrameType]) -> RunningHandler:
         job.delivery.call.method,
         max(0.0, proc.loop.now() - job.delivery.started),
         *_innermost(lines_of_job(job, frames)),
+        job.queued,
+        job.is_async,
     )
 
 

@@ -7,6 +7,7 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -239,12 +240,23 @@ class Ledger:
 # --- the texts ----------------------------------------------------------------------------------------------
 
 
+_CRASHED = "a crash in native code (an extension module, or memory that was misused through one)"
+_SIGNALS: dict[int, str] = {
+    signal.SIGSEGV: f", SIGSEGV: {_CRASHED}",
+    signal.SIGBUS: f", SIGBUS: {_CRASHED}, or shared memory that the machine did not have",
+    signal.SIGFPE: f", SIGFPE: {_CRASHED}",
+    signal.SIGILL: f", SIGILL: {_CRASHED}, perhaps built for another CPU",
+    signal.SIGABRT: ", SIGABRT: native code gave up (abort(), a failed assertion, an exception of C++)",
+    signal.SIGTERM: ", SIGTERM: something asked it to end",
+}  # what users ask first; SIGKILL tells no more than its number
+
+
 def describe_exit(ended: ProcEnded) -> str:
     """`Killed(sig=9)`, `exited with non-zero code 7`, `exited cleanly`, or why it never ran."""
     if ended.detail:
         return ended.detail
     if ended.code < 0:
-        return f"Killed(sig={-ended.code})"
+        return f"Killed(sig={-ended.code}){_SIGNALS.get(-ended.code, '')}"
     return "exited cleanly" if ended.code == 0 else f"exited with non-zero code {ended.code}"
 
 
