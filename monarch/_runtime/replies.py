@@ -203,6 +203,12 @@ class Ports:
                 if entry.may_be_lost(survivor):
                     entry.connection_broke(address, failure)
 
+    def not_sent(self, address: str, ports: Container[int], failure: Failure) -> None:
+        """What was to be sent to that process will not be: tells whatever waits at these ports for an answer to it."""
+        for entry in list(self._entries.values()):
+            if entry.number in ports:
+                entry.connection_broke(address, failure)
+
     def close_all(self, failure: Failure) -> None:
         for entry in list(self._entries.values()):
             entry.fail(failure)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from monarch._text import NAME_LIMIT, TEXT_LIMIT, sendable
+from monarch._wire.software import Software
 
 VERSION = 1
 
@@ -520,6 +521,7 @@ class LinkHello(_Message, tag=51):
     target_incarnation: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
     purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
+    software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
 
 
 class Beat(_Message, tag=52):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._mesh.agent import neighbours
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop, start_thread
-from monarch._wire import host_address, message
+from monarch._wire import host_address, message, software
 from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
@@ -94,7 +94,7 @@ class HostLinks:
 
         link = LinkConnection(
             self._loop, self._routes, uid=new_id(), host=self._host, agent=self._routes.agent, limits=limits,
-            rng=self._rng, reached=host, dial=begin,
+            rng=self._rng, reached=host, dial=begin, software=software.ours(),
         )  # fmt: skip
         link.start()
         return link
@@ -106,7 +106,7 @@ class HostLinks:
             limits = limits._replace(reconnect=settings.get("mesh_orphan_timeout"))
         return LinkConnection(
             self._loop, self._routes, uid=hello.link, host=hello.reached, agent=self._routes.agent, limits=limits,
-            rng=self._rng,
+            rng=self._rng, software=software.ours(),
         )  # fmt: skip
 
     def look_after(self, host: str, link: LinkConnection) -> None:
