@@ -2,6 +2,8 @@
 
 A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
 so a late answer finds nothing and is dropped.
+
+Over 600 lines because the ends that wait differ in a few steps of one protocol, which is read in one place.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class HostLinks:
 
     def _address(self, host: str) -> host_address.HostAddress | None:
         """None: of another program of this machine, whose agent is dialled at its socket."""
-        return None if neighbours.is_neighbour(host) else host_address.parse_dial(host)
+        return None if host.startswith(neighbours.SCHEME) else host_address.parse_dial(host)
 
     def _dial(self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]) -> None:
         if address is None:

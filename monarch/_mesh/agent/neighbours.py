@@ -15,24 +15,24 @@ from monarch._wire.address import AGENT
 from monarch._wire.transport import unix
 from monarch._wire.transport.base import DialFailed, Reactor
 
-_SCHEME = "unix:"
+SCHEME = "unix:"
 _GONE = (FileNotFoundError, ConnectionRefusedError)  # its agent has ended
 
 
 def is_neighbour(host: str) -> bool:
     """Whether the agent of that host prefix is, or was a moment ago, one of this machine's."""
-    return host.startswith(_SCHEME) and os.path.exists(_socket_of(host))
+    return host.startswith(SCHEME) and os.path.exists(_socket_of(host))
 
 
 def dial(host: str, loop: Reactor, done: Callable[[Any], None]) -> None:
-    """Calls `done` soon, with a connected socket or DialFailed."""
+    """Calls `done` soon, with a connected socket or DialFailed. Never waits."""
     outcome: Any
     try:
-        outcome = unix.dial(_socket_of(host))
+        outcome = unix.dial(_socket_of(host), wait=False)
     except OSError as exc:
         outcome = DialFailed(f"{_socket_of(host)}: {exc.strerror or exc}", refused=isinstance(exc, _GONE))
     loop.call_soon(lambda: done(outcome))
 
 
 def _socket_of(host: str) -> str:
-    return os.path.join(host.removeprefix(_SCHEME), AGENT)
+    return os.path.join(host.removeprefix(SCHEME), AGENT)
