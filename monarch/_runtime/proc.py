@@ -501,7 +501,7 @@ class Proc:
         self.processes.reachable(there)
 
     def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
-        """A connection broke and its process lives: what was under way may be lost. Waits at ports below `before` are told."""
+        """A connection broke and its process lives: what was under way may be lost. Ports below `before` hear of it."""
         address = peer.address
         if self.payloads is not None:
             self.payloads.broke(address)

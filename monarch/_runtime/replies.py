@@ -2,6 +2,8 @@
 
 A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
 so a late answer finds nothing and is dropped.
+
+Over 600 lines because the ends that wait differ in a few steps of one protocol, which is read in one place.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,9 +34,13 @@ if TYPE_CHECKING:
 Raw = tuple[int, int, Buffer, Sequence[Buffer]]
 
 _ENDED_KEPT = 10_000
+_EXPECTED_KEPT = 10_000
 
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
+
+
+FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process at that address means
 
 
 class Target:
@@ -129,6 +135,9 @@ class Ports:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def get(self, number: int) -> Entry | None:
+        return self._entries.get(number)
+
     def add(self, entry: Entry) -> int:
         number = next(self._numbers)
         entry.number = number
@@ -176,9 +185,7 @@ class Ports:
     def process_ended(self, ended: ProcEnded) -> None:
         """Fails whatever still waits for an answer from that process."""
         for entry in list(self._entries.values()):
-            if entry.waits_for(ended.address):
-                assert entry.target is not None
-                entry.fail(entry.target.failure_of(ended.address, ended))
+            entry.process_ended(ended)
 
     def count(self) -> int:
         """A number above those of all ports there are, and below those to come."""
@@ -246,6 +253,11 @@ class Entry(Source):
 
     def waits_for(self, address: str) -> bool:
         return self.target is not None and address in self.target.addresses
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        if self.waits_for(ended.address):
+            assert self.target is not None
+            self.fail(self.target.failure_of(ended.address, ended))
 
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
@@ -443,7 +455,7 @@ class Gather(_Result):
 class Queue(Entry):
     """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
 
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_left", "_lock", "_seen", "unwanted")
+    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_expected", "_left", "_lock", "_seen", "unwanted")
 
     def __init__(self, target: Target | None = None, limit: int = 0) -> None:
         super().__init__(target)
@@ -453,9 +465,29 @@ class Queue(Entry):
         self._error: BaseException | None = None
         self._left = limit
         self._seen: set[int] = set()
+        # Messages sent with this port for the answer: (process, rank, what its end means). Answers are told apart by their
+        # ranks only. At the bound the oldest go: their answers still come, and the end of their process is not told.
+        self._expected: deque[tuple[str, int, FailureOf]] = deque(maxlen=_EXPECTED_KEPT)
         self.unwanted: Callable[[], None] | None = None  # called when it is closed before all have answered
 
+    def expect(self, receivers: Iterable[tuple[int, int, str]], failure_of: FailureOf) -> None:
+        """Messages are sent whose answers come here: should a process end before, that is said here."""
+        with self._lock:
+            self._expected.extend((address, rank, failure_of) for rank, _, address in receivers)
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        super().process_ended(ended)
+        for there, rank, failure_of in [expected for expected in self._expected if expected[0] == ended.address]:
+            self.receive((rank, FAILED, message.encode(failure_of(there, ended)), ()))
+
+    def connection_broke(self, address: str, failure: Failure) -> None:
+        super().connection_broke(address, failure)
+        for _, rank, _ in [expected for expected in self._expected if expected[0] == address]:
+            self.receive((rank, FAILED, message.encode(failure), ()))
+
     def receive(self, raw: Raw) -> None:
+        if self._expected:
+            self._answered(raw[0])
         if raw[1] == FAILED and self._left:
             self.fail(_decode_failure(raw[2]))
             return
@@ -478,6 +510,14 @@ class Queue(Entry):
         if self.unwanted is not None and self._left:
             tell, self.unwanted = self.unwanted, None
             tell()
+
+    def _answered(self, rank: int) -> None:
+        """The oldest message to that rank has its answer."""
+        with self._lock:
+            for index, expected in enumerate(self._expected):
+                if expected[1] == rank:
+                    del self._expected[index]
+                    return
 
     def arm(self, arrival: Arrival) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ Programs and the optional packages beside it import from here; what is behind th
 from __future__ import annotations
 
 import importlib
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import (
@@ -189,11 +190,23 @@ _LATER = {
 }
 
 
+def _pickle_from_here(name: str, found: Any) -> None:
+    """Functions are pickled by their public name, so that whoever unpickles one loads all it needs. Classes keep the module
+    in which tools look for their source."""
+    if isinstance(found, FunctionType) and found.__qualname__ == name:
+        found.__module__ = __name__
+
+
+for _name, _found in [(name, globals()[name]) for name in __all__ if name in globals()]:
+    _pickle_from_here(_name, _found)
+
+
 def __getattr__(name: str) -> Any:
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(home), name)
+    _pickle_from_here(name, found)
     return found
 
 

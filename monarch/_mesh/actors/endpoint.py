@@ -29,7 +29,7 @@ from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Ta
 from monarch._shape.region import Shape
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
-from monarch._wire.message import FAILED, Answer, Call, Cast, encode
+from monarch._wire.message import FAILED, Answer, Call, Cast, Failure, ProcEnded, encode
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -60,6 +60,10 @@ class MeshSpec(MeshFacts, Protocol):
 
     name: str
     proc_mesh: Any
+
+    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
+        """What the end of the process at that address means to the actors."""
+        ...
 
 
 class EndpointMesh(Protocol):
@@ -447,6 +451,8 @@ class Endpoint(Generic[P, R_co]):
         if isinstance(reply, Port):
             number = reply._number
             back = "" if reply._address == proc.address else reply._address
+            if not back and isinstance(queue := proc.ports.get(number), Queue):
+                queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
         elif reply is not None:
             entry = reply
             known = proc.hooks.check(key, plan.receivers)
@@ -584,5 +590,9 @@ def send(
     port: Port[R] | None = None,
     selection: str = "all",
 ) -> None:
-    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one for each rank, unordered."""
+    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one for each rank, unordered.
+
+    A port of this process also gets a SupervisionError for each rank that ends before it has answered. `endpoint` may be a
+    function of `monarch.remote` as well, which runs on the active mesh.
+    """
     endpoint._send(args, kwargs, port, selection)
