@@ -116,8 +116,8 @@ class EndpointProperty(Generic[Method_co, Raw_co]):
     ) -> BoundEndpoint[P, R, Raw_co]: ...
     @overload
     def __get__(
-        self: EndpointProperty[Callable[P, Any], Raw_co], obj: object, owner: Any = None
-    ) -> BoundEndpoint[P, Raw_co, Raw_co]: ...
+        self: EndpointProperty[Callable[P, R], Any], obj: object, owner: Any = None
+    ) -> BoundEndpoint[P, R, R]: ...
     def __get__(self, obj: object | None, owner: Any = None) -> Any:
         if obj is None:
             return self
