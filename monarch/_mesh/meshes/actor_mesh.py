@@ -215,12 +215,12 @@ def check_class(cls: Any) -> None:
     """Raises what `spawn` promises for a class that cannot be an actor."""
     if not isinstance(cls, type):
         raise ValueError(_not_a_class(cls))
-    if not issubclass(cls, Actor):
+    if Actor not in cls.__mro__:  # issubclass asks abc, which has to hash the class
         raise ValueError(
             f"{cls.__qualname__} must subclass monarch.actor.Actor to be spawned: class {cls.__name__}(Actor), with "
             f"@endpoint on the methods that are to be called from other processes"
         )
-    if inspect.iscoroutinefunction(cls.__init__):
+    if inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__")):
         raise ValueError(
             f"{cls.__qualname__}.__init__ is `async def`, and nobody awaits a constructor: make it `def`, and await in an "
             f"`async def` endpoint that is called first"
