@@ -18,6 +18,7 @@ from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monarch._runtime.future_mistakes import teach
 from monarch._runtime.loop import io_threads, wake
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ Note = tuple[int, Any, float, bool, Any]
 _MADE = object()
 _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
+LOOK = "print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 
@@ -67,6 +69,14 @@ class Source:
 
     def awaited(self) -> str:
         """For the text of a timeout: what is missing, and from whom."""
+        return ""
+
+    def of(self) -> str:
+        """What it is the result of, for people; "" when that is not known."""
+        return ""
+
+    def progress(self) -> str:
+        """For people, behind "pending": for how long, how far it has come; "" when that is not known."""
         return ""
 
     def abandon(self) -> None:
@@ -230,6 +240,12 @@ class Then(Source):
     def awaited(self) -> str:
         return self._first.awaited()
 
+    def of(self) -> str:
+        return self._first.of()
+
+    def progress(self) -> str:
+        return self._first.progress()
+
     def value(self) -> Any:
         return self._convert(self._first.value())
 
@@ -259,10 +275,17 @@ class All(Source):
     def awaited(self) -> str:
         return next((source.awaited() for source in self._sources if not source.ready), "")
 
+    def of(self) -> str:
+        return next(filter(None, (source.of() for source in self._sources)), "")
+
+    def progress(self) -> str:
+        return f", {len(self._sources) - len(self._left)} of {len(self._sources)} are there"
+
     def value(self) -> list[Any]:
         return [source.value() for source in self._sources]
 
 
+@teach
 class Future(Generic[T_co]):
     """The result of something under way. Observe it with `get()` or `await`, as often and from where you like.
 
@@ -306,7 +329,8 @@ class Future(Generic[T_co]):
                 source.begin()
                 if not source.ready and not source.wait(timeout):
                     raise TimeoutError(
-                        f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
+                        f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again). "
+                        f"{LOOK}"
                     )
                 self._decode()
         if self._error is not None:
@@ -368,12 +392,20 @@ class Future(Generic[T_co]):
 
     def __repr__(self) -> str:
         if self._error is not None:
-            state = f"failed: {type(self._error).__name__}"
-        elif self._value is not _PENDING:
-            state = "done"
-        else:
-            state = "ready" if self._source is not None and self._source.ready else "pending"
-        return f"<Future {state}>"
+            return f"<Future failed: {type(self._error).__name__}>"
+        if self._value is not _PENDING:
+            return f"<Future done: {type(self._value).__name__}>"
+        source = self._source
+        if source is None:
+            return "<Future used up>"
+        of = source.of()
+        state = "ready" if source.ready else f"pending{source.progress()}"
+        return f"<Future{f' of {of},' if of else ''} {state}; .get() or await gives the result>"
+
+    def _of(self) -> str:
+        """What it is the result of, as far as known."""
+        source = self._source
+        return "" if source is None else source.of()
 
 
 def detach(future: Future[Any]) -> Source:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
@@ -77,6 +77,15 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, index: Any) -> Any:
+            point = ", ".join(f"{label}=0" for label in self.extent)
+            raise TypeError(
+                f"'ValueMesh' object is not subscriptable: .values() is the list of all values in rank order, "
+                f".item({point}) the value at one point, .get(0) that of one rank, .items() has (point, value) pairs"
+            )
 
     def __repr__(self) -> str:
         import pprint  # for people only, and slow to import

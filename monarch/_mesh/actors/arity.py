@@ -45,6 +45,14 @@ def arity_of(method: Callable[..., Any], skip: int) -> Arity:
     return known
 
 
+def named(method: Callable[..., Any], skip: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by the names of their parameters, the first `skip` of which are not the caller's."""
+    try:
+        return dict(arity_of(method, skip).signature.bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):  # they do not fit, or nobody knows what would
+        return {f"argument {index}": arg for index, arg in enumerate(args)} | kwargs
+
+
 def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises TypeError when the arguments do not fit the class's constructor."""
     if cls.__init__ is object.__init__ and cls.__new__ is object.__new__:

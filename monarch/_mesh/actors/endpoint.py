@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from monarch._mesh import plugins
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
-from monarch._mesh.actors.arity import Arity, arity_of
-from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
+from monarch._mesh.actors.arity import Arity, arity_of, named
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
@@ -233,6 +233,8 @@ class Endpoint(Generic[P, R_co]):
     __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
 
     def __init__(self, mesh: EndpointMesh, name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
+        if not name.isascii():
+            name.encode()  # UnicodeEncodeError here, where no message has been numbered yet
         self._mesh = mesh
         self._name = name
         self._property = prop
@@ -408,7 +410,8 @@ class Endpoint(Generic[P, R_co]):
             except ReceiversUnknown:
                 body, buffers = encode_for(self._receivers(only), (args, kwargs))
         except Exception as exc:
-            exc.add_note(f"while encoding the arguments of {self._mesh._spec.name}.{self._name}(): nothing was sent")
+            by_name = named(self._method, 2 if self._property._user_port else 1, args, kwargs)
+            explain(exc, self._receivers(only), f"the arguments of {self._mesh._spec.name}.{self._name}()", by_name)
             raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance

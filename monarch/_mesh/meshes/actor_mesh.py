@@ -14,6 +14,7 @@ from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, Propagate
 from monarch._mesh.actors.shown import OfInstances, mesh_doc
 from monarch._mesh.casts.plan import Plan
 from monarch._mesh.casts.reduce import combiner
+from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.specs import ActorSpec
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, make_future
@@ -22,7 +23,6 @@ from monarch._runtime.replies import Gather, Target
 from monarch._shape import value_mesh
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import ShapedMesh
 from monarch._wire.message import Probe
 from monarch._wire.peer import PeerEnded
 
@@ -35,7 +35,7 @@ def _described(mesh: ActorMesh[Any]) -> str:
     return mesh_doc(mesh._class, len(mesh), (getattr(mesh, name) for name in endpoints_of(mesh._class)))
 
 
-class ActorMesh(ShapedMesh, Generic[A]):
+class ActorMesh(Handle, Generic[A]):
     """A mesh of actors, or a view of one. Endpoints of the class are attributes here, each with the adverbs.
 
     The object that `spawn` returned owns the mesh and may `stop()` it; slices and copies that were sent elsewhere are
@@ -82,6 +82,17 @@ class ActorMesh(ShapedMesh, Generic[A]):
         shape = str(self._shape)
         kind = "owned" if self._owned else "reference"
         return f"ActorMesh(class={self._spec.cls}, shape={shape}), inner={kind} {self._mesh_name})"
+
+    # --- attributes
+
+    def _may_replace(self, name: str) -> bool:
+        return isinstance(inspect.getattr_static(self._spec.cls, name, None), EndpointProperty)
+
+    def _as_a_handle(self) -> str:
+        return (
+            f"the mesh {self._spec.name!r}: the actors are in other processes and would not see it. Set it in an endpoint "
+            f"of {self._spec.cls.__qualname__}, or give it to __init__ with spawn"
+        )
 
     # --- endpoints
 

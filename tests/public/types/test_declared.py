@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,9 +15,9 @@ from monarch._mesh.meshes import actor_mesh
 from monarch._shape.view import ShapedMesh
 
 
-def methods(module: object, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+def methods(module: ModuleType, name: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
     """The methods of a class as written, those under TYPE_CHECKING included."""
-    tree = ast.parse(inspect.getsource(module))  # type: ignore[arg-type]
+    tree = ast.parse(inspect.getsource(module))
     (cls,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
     return {node.name: node for node in ast.walk(cls) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
