@@ -14,9 +14,10 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from monarch._mesh import plugins
-from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, described, on_the_class
+from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
+from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
 from monarch._mesh.casts.sender import stamps
@@ -120,8 +121,8 @@ class EndpointProperty(Generic[Method_co, Raw_co]):
     ) -> BoundEndpoint[P, R, Raw_co]: ...
     @overload
     def __get__(
-        self: EndpointProperty[Callable[P, Any], Raw_co], obj: object, owner: Any = None
-    ) -> BoundEndpoint[P, Raw_co, Raw_co]: ...
+        self: EndpointProperty[Callable[P, R], Any], obj: object, owner: Any = None
+    ) -> BoundEndpoint[P, R, R]: ...
     def __get__(self, obj: object | None, owner: Any = None) -> Any:
         if obj is None:
             return self
@@ -223,21 +224,6 @@ def concurrent_endpoint(
     return decorate if method is None else decorate(method)
 
 
-class _OfTheMethod:
-    """An attribute that an Endpoint has from its method, and the class Endpoint does not have, or as `on_class`."""
-
-    def __init__(self, read: Callable[[Endpoint[Any, Any]], Any], on_class: Any = None) -> None:
-        self._read = read
-        self._on_class = on_class
-
-    def __get__(self, endpoint: Endpoint[Any, Any] | None, owner: Any = None) -> Any:
-        if endpoint is not None:
-            return self._read(endpoint)
-        if self._on_class is None:
-            raise AttributeError("of an Endpoint, not of the class")
-        return self._on_class
-
-
 class Endpoint(Generic[P, R_co]):
     """One endpoint of an actor mesh (or of a view of it), with the adverbs.
 
@@ -262,13 +248,13 @@ class Endpoint(Generic[P, R_co]):
         self._method = prop._method
 
     if not TYPE_CHECKING:  # what `?` and help() show: the method's own, without `self`
-        __name__ = _OfTheMethod(lambda endpoint: endpoint._name)
-        __doc__ = _OfTheMethod(lambda endpoint: described(endpoint._method, len(endpoint._mesh)), __doc__)
-        __signature__ = _OfTheMethod(lambda endpoint: (endpoint._arity or endpoint._find_arity()).signature)
-        __wrapped__ = _OfTheMethod(lambda endpoint: endpoint._method)
+        __name__ = OfInstances(lambda endpoint: endpoint._name)
+        __doc__ = OfInstances(lambda endpoint: endpoint_doc(endpoint._method, len(endpoint._mesh)), __doc__)
+        __signature__ = OfInstances(lambda endpoint: (endpoint._arity or endpoint._find_arity()).signature)
+        __wrapped__ = OfInstances(lambda endpoint: endpoint._method)
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self._mesh._spec.name}.{self._name} of {len(self._mesh)} actors>"
+        return f"<Endpoint {self._mesh._spec.name}.{self._name}{signature_of(self)} of {len(self._mesh)} actors>"
 
     if not TYPE_CHECKING:  # BoundEndpoint says what a checker should think of `self.add(1)`
 

@@ -11,6 +11,7 @@ from monarch._mesh.actors.actor import Actor, endpoints_of
 from monarch._mesh.actors.adverbs import ADVERBS
 from monarch._mesh.actors.arity import check_arguments
 from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, Propagate
+from monarch._mesh.actors.shown import OfInstances, mesh_doc
 from monarch._mesh.casts.plan import Plan
 from monarch._mesh.casts.reduce import combiner
 from monarch._mesh.meshes.handle import Handle
@@ -30,12 +31,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def _described(mesh: ActorMesh[Any]) -> str:
+    return mesh_doc(mesh._class, len(mesh), (getattr(mesh, name) for name in endpoints_of(mesh._class)))
+
+
 class ActorMesh(Handle, Generic[A]):
     """A mesh of actors, or a view of one. Endpoints of the class are attributes here, each with the adverbs.
 
     The object that `spawn` returned owns the mesh and may `stop()` it; slices and copies that were sent elsewhere are
     references. Picklable at any time, also before the actors exist.
     """
+
+    if not TYPE_CHECKING:
+        __doc__ = OfInstances(_described, __doc__)
 
     def __init__(self, spec: ActorSpec, shape: Shape, owned: bool = False) -> None:
         self._spec = spec
@@ -218,12 +226,12 @@ def check_class(cls: Any) -> None:
     """Raises what `spawn` promises for a class that cannot be an actor."""
     if not isinstance(cls, type):
         raise ValueError(_not_a_class(cls))
-    if not issubclass(cls, Actor):
+    if Actor not in cls.__mro__:  # issubclass asks abc, which has to hash the class
         raise ValueError(
             f"{cls.__qualname__} must subclass monarch.actor.Actor to be spawned: class {cls.__name__}(Actor), with "
             f"@endpoint on the methods that are to be called from other processes"
         )
-    if inspect.iscoroutinefunction(cls.__init__):
+    if inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__")):
         raise ValueError(
             f"{cls.__qualname__}.__init__ is `async def`, and nobody awaits a constructor: make it `def`, and await in an "
             f"`async def` endpoint that is called first"
