@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Raw = tuple[int, int, Buffer, Sequence[Buffer]]
 
 _ENDED_KEPT = 10_000
-_ABANDONED_KEPT = 10_000  # entries in the table above which calls that nobody will observe leave it at once
+_ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
 
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
@@ -108,10 +108,11 @@ class Ports:
     `watched` is False while somebody would like to know that an answer of actors is waited for: `watch` is called then.
     """
 
-    __slots__ = ("_ended", "_entries", "_numbers", "watch", "watched")
+    __slots__ = ("_abandoned", "_ended", "_entries", "_numbers", "watch", "watched")
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._abandoned: dict[int, Entry] = {}  # calls whose Future was dropped before they were answered
         self._ended: OrderedDict[int, None] = OrderedDict()  # ports whose actor ended, the last few thousand
         self._numbers = itertools.count(1)
         self.watched = True
@@ -132,9 +133,33 @@ class Ports:
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
+    def abandon(self, entry: Entry) -> bool:
+        """Nobody waits there any more; what comes is only looked at. False when there are too many of these. At any point of
+        a thread's work, as `Future.__del__`: single steps on dicts, in an order in which it is always in one of them."""
+        if len(self._abandoned) >= _ABANDONED_KEPT:
+            return False
+        self._abandoned[entry.number] = entry
+        self._entries.pop(entry.number, None)
+        entry.table = self._abandoned
+        if entry.ready:  # answered meanwhile, when it was still in the other
+            entry.close()
+        return True
+
+    def _forget_abandoned(self, address: str) -> None:
+        """No answer comes from there any more."""
+        for entry in list(self._abandoned.values()):
+            if entry.waits_for(address):
+                entry.close()
+
+    def used_by(self, number: int, caller: Instance) -> None:
+        """The answers of a call of that actor go to this port."""
+        entry = self._entries.get(number)
+        if entry is not None:
+            entry.caller = caller
+
     def receive(self, number: int, raw: Raw) -> bool:
         """False when nobody waits there (any more)."""
-        entry = self._entries.get(number)
+        entry = self._entries.get(number) or self._abandoned.get(number)
         if entry is None:
             return False
         entry.receive(raw)
@@ -166,6 +191,7 @@ class Ports:
 
     def process_ended(self, ended: ProcEnded) -> None:
         """Fails whatever still waits for an answer from that process."""
+        self._forget_abandoned(ended.address)
         for entry in list(self._entries.values()):
             if entry.waits_for(ended.address):
                 assert entry.target is not None
@@ -180,6 +206,7 @@ class Ports:
     ) -> None:
         """Tells whatever waits at these ports for an answer from that process, but for those in `unsent`. What is being sent
         just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
+        self._forget_abandoned(address)
         for entry in list(self._entries.values()):
             if entry.number in ports and entry.number not in unsent:
                 if entry.sending and entry.waits_for(address):
@@ -193,6 +220,7 @@ class Ports:
         for entry in list(self._entries.values()):
             entry.fail(failure)
         self._entries.clear()
+        self._abandoned.clear()
 
 
 def _nothing() -> None:
@@ -254,7 +282,7 @@ class Entry(Source):
         """This answer is an error or a failure, for its observer to see."""
         if raw[1] == FAILED:
             self.note_failure(_decode_failure(raw[2]))
-        elif self.caller is not None and self.unseen is None:
+        elif self.caller is not None and self.target is not None and self.unseen is None:
             self.unseen = self.caller.proc.hooks.call_raised(self, raw)
 
     def note_pending(self) -> None:
@@ -364,10 +392,13 @@ class _Result(Entry):
             self.set_ready()
 
     def abandon(self) -> None:
-        """Its answer, should one come, is dropped, but for an error, which is logged. So the entry stays until then, unless
-        there are too many."""
-        self.abandoned = True
-        if self.caller is None or len(self.table) > _ABANDONED_KEPT:
+        """Its answer, should one come, is dropped. An endpoint's error is logged; the table keeps the entry aside for that."""
+        caller = self.caller
+        if not self.ready and caller is not None and caller.proc.ports.abandon(self):
+            self.abandoned = True
+            if self.timer is not None:
+                self.timer.cancel()
+        else:
             self.close()
 
 

@@ -66,7 +66,7 @@ class Waits:
 
     def pending(self) -> bool:
         """Whether any answer of an actor is still to come, and so may be waited for."""
-        return any(entry.target is not None and not entry.abandoned for entry in self._ports.entries())
+        return any(entry.target is not None for entry in self._ports.entries())
 
     def standing(self, instance: Instance | None = None) -> list[Wait]:
         """Any thread: every wait there is now, on behalf of messages to `instance` only if given."""

@@ -422,7 +422,10 @@ class Endpoint(Generic[P, R]):
         number, back, alone = 0, "", False
         if isinstance(reply, Port):
             number = reply._number
-            back = "" if reply._address == proc.address else reply._address
+            if reply._address == proc.address:
+                proc.ports.used_by(number, sender)
+            else:
+                back = reply._address
         elif reply is not None:
             entry = reply
             entry.caller = sender

@@ -271,8 +271,10 @@ class MeshLayer(Hooks):
         proc = self.proc
 
         def over(seen: bool) -> None:
-            if proc.closed is None:
-                proc.loop.call_soon(lambda: self._call_over(call, seen))
+            if seen:  # at once: a restart may follow, after which it would be told of another
+                self._call_over(call, True)
+            elif proc.closed is None:
+                proc.loop.call_soon(lambda: self._call_over(call, False))
 
         return Unseen(over, call)
 

@@ -520,7 +520,8 @@ def test_whatever_is_raised_beside_an_explicit_port_is_a_failure(
     else:
         with pytest.raises(SupervisionError):
             answer_explicitly(mesh, adverb, action)
-    assert ("beside it" if number < 0 else BASE[number]) in cluster.next_failure(handled=True).report()
+    failure = cluster.next_failure(handled=adverb != "broadcast")
+    assert ("beside it" if number < 0 else BASE[number]) in failure.report()
     fails(mesh.ping.call_one())
 
 
@@ -538,7 +539,7 @@ def test_a_port_hears_once_that_the_actor_behind_it_failed(cluster: InProcessClu
     for number in range(answers):
         assert receiver.recv().get(TIMEOUT) == number
     fails(receiver.recv(), "worn out")
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
     port.send("the last")
     assert receiver.recv().get(TIMEOUT) == "the last"
 
@@ -1905,8 +1906,8 @@ def test_a_failure_is_told_though_an_endpoint_does_not_let_itself_be_cancelled(
         awaited.reached()
         break_rank(cluster, child, "raised")
         port = awaited.reached()
-        assert "a child failed" in cluster.next_failure(handled=True).report()
         fails(future, "a child failed")
+        assert "a child failed" in cluster.next_failure(handled=True).report()
         fails(child.ping.call(), "stopped")
     port.send(None)
 
@@ -1958,13 +1959,13 @@ def end(how: str, reason: str | None = "enough") -> Callable[..., str]:
     return action
 
 
-def ended(cluster: InProcessCluster, mesh: Any, how: str, reason: str = "enough") -> None:
-    """The mesh has ended in that way, for that reason, and its owner was told of a failure only."""
+def ended(cluster: InProcessCluster, mesh: Any, how: str, reason: str = "enough", handled: bool = False) -> None:
+    """The mesh has ended in that way, for that reason, and its owner was told of a failure only (by a call: `handled`)."""
     if how == "stop":
         assert re.search(rf"has status:\n  stopped: {re.escape(reason)}$", fails(mesh.ping.call_one()))
     else:
         text = re.escape(f"actor explicitly aborted due to: {reason}")
-        assert re.search(rf"have failed:\n    {text}$", cluster.next_failure().report())
+        assert re.search(rf"have failed:\n    {text}$", cluster.next_failure(handled=handled).report())
         fails(mesh.ping.call_one(), text)
 
 
@@ -2004,7 +2005,7 @@ def test_messages_behind_it_are_refused(cluster: InProcessCluster, kind: Any, ho
     gate.open()
     assert held.get(TIMEOUT) == "replied"
     fails(behind, "enough")
-    ended(cluster, mesh, how)
+    ended(cluster, mesh, how, handled=True)
     mesh.stop().get(TIMEOUT)
     assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
@@ -2156,7 +2157,7 @@ def test_ending_within_the_constructor(cluster: InProcessCluster, kind: Any, how
     """It is constructed, handles nothing, and is cleaned up."""
     mesh = spawn(kind, script := Script(init=end(how)))
     fails(mesh.note.call_one("never"), "enough")
-    ended(cluster, mesh, how)
+    ended(cluster, mesh, how, handled=True)
     mesh.stop().get(TIMEOUT)
     assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
