@@ -19,6 +19,7 @@ import msgspec
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future import LOOK, Source
+from monarch._runtime.unseen import Unseen, source_line
 from monarch._text import NAME_LIMIT, sendable, text_of
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
@@ -26,6 +27,8 @@ from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from monarch._runtime.instance import Instance
     from monarch._runtime.loop import Loop
     from monarch._wire.transport.base import Connection
@@ -35,6 +38,7 @@ Raw = tuple[int, int, Buffer, Sequence[Buffer]]
 
 _ENDED_KEPT = 10_000
 _EXPECTED_KEPT = 10_000
+_ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
 
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 _decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
@@ -123,10 +127,11 @@ class Ports:
     `watched` is False while somebody would like to know that an answer of actors is waited for: `watch` is called then.
     """
 
-    __slots__ = ("_ended", "_entries", "_numbers", "watch", "watched")
+    __slots__ = ("_abandoned", "_ended", "_entries", "_numbers", "watch", "watched")
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._abandoned: dict[int, Entry] = {}  # calls whose Future was dropped before they were answered
         self._ended: OrderedDict[int, None] = OrderedDict()  # ports whose actor ended, the last few thousand
         self._numbers = itertools.count(1)
         self.watched = True
@@ -150,9 +155,33 @@ class Ports:
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
+    def abandon(self, entry: Entry) -> bool:
+        """Nobody waits there any more; what comes is only looked at. False when there are too many of these. At any point of
+        a thread's work, as `Future.__del__`: single steps on dicts, in an order in which it is always in one of them."""
+        if len(self._abandoned) >= _ABANDONED_KEPT:
+            return False
+        self._abandoned[entry.number] = entry
+        self._entries.pop(entry.number, None)
+        entry.table = self._abandoned
+        if entry.ready:  # answered meanwhile, when it was still in the other
+            entry.close()
+        return True
+
+    def _forget_abandoned(self, address: str) -> None:
+        """No answer comes from there any more."""
+        for entry in list(self._abandoned.values()):
+            if entry.waits_for(address):
+                entry.close()
+
+    def used_by(self, number: int, caller: Instance) -> None:
+        """The answers of a call of that actor go to this port."""
+        entry = self._entries.get(number)
+        if entry is not None:
+            entry.caller = caller
+
     def receive(self, number: int, raw: Raw) -> bool:
         """False when nobody waits there (any more)."""
-        entry = self._entries.get(number)
+        entry = self._entries.get(number) or self._abandoned.get(number)
         if entry is None:
             return False
         entry.receive(raw)
@@ -184,6 +213,7 @@ class Ports:
 
     def process_ended(self, ended: ProcEnded) -> None:
         """Fails whatever still waits for an answer from that process."""
+        self._forget_abandoned(ended.address)
         for entry in list(self._entries.values()):
             entry.process_ended(ended)
 
@@ -196,6 +226,7 @@ class Ports:
     ) -> None:
         """Tells whatever waits at these ports for an answer from that process, but for those in `unsent`. What is being sent
         just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
+        self._forget_abandoned(address)
         for entry in list(self._entries.values()):
             if entry.number in ports and entry.number not in unsent:
                 if entry.sending and entry.waits_for(address):
@@ -215,6 +246,7 @@ class Ports:
         for entry in list(self._entries.values()):
             entry.fail(failure)
         self._entries.clear()
+        self._abandoned.clear()
 
 
 def _nothing() -> None:
@@ -222,12 +254,16 @@ def _nothing() -> None:
 
 
 _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
+_noting = threading.Lock()  # what any entry carries: the I/O thread and a sender may note something at once
 
 
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("began", "broken", "number", "owner", "sending", "table", "taken", "target", "timer")
+    __slots__ = (
+        "abandoned", "began", "broken", "caller", "code", "instruction", "number", "owner", "sending", "table", "taken",
+        "target", "timer", "unseen",
+    )  # fmt: skip
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
@@ -237,6 +273,11 @@ class Entry(Source):
         self.target = target
         self.timer: Any = None
         self.owner: Instance | None = None  # the actor that opened the port
+        self.caller: Instance | None = None  # the actor that calls an endpoint
+        self.code: CodeType | None = None  # where it does: see `source_line`
+        self.instruction = 0
+        self.unseen: Unseen | None = None  # a failure or an error that its observer is to see
+        self.abandoned = False  # nobody will observe it
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
         # (process, what became of it, the connection that survived): a connection broke.
@@ -246,7 +287,51 @@ class Entry(Source):
         raise NotImplementedError
 
     def fail(self, failure: Failure) -> None:
+        self.note_failure(failure)
         self.give_up(failure_error(failure, self.target.label if self.target else None))
+
+    def note_failure(self, failure: Failure) -> None:
+        """This failure is the outcome. Whoever looks at it has been told; if nobody does, its owner has to be."""
+        caller, target = self.caller, self.target
+        if caller is None or self.abandoned or failure.stopped or self.has_outcome():
+            return
+        if target is not None and target.key != failure.mesh:
+            return
+        with _noting:
+            awaited = self.awaited_ranks() or failure.ranks
+            told = caller.proc.hooks.call_failed(self, caller, failure.mesh, awaited, failure.ranks)
+            if told is not None and told is not self.unseen:
+                if self.unseen is not None:  # an error of another rank, which nobody will hear of
+                    self.unseen.seen()
+                self.unseen = told
+
+    def note(self, raw: Raw) -> None:
+        """This answer is an error or a failure, for its observer to see."""
+        if raw[1] == FAILED:
+            self.note_failure(_decode_failure(raw[2]))
+        elif self.caller is not None and self.target is not None and self.unseen is None:
+            self.unseen = self.caller.proc.hooks.call_raised(self, raw)
+
+    def note_pending(self) -> None:
+        """A rank that it waits for has failed, of which it has not heard: it will, so the failure is its from now on."""
+        caller, target = self.caller, self.target
+        if caller is not None and target is not None:
+            with _noting:
+                if not self.has_outcome() and not self.abandoned and self.unseen is None:
+                    self.unseen = caller.proc.hooks.call_failed(self, caller, target.key, self.awaited_ranks(), ())
+
+    def has_outcome(self) -> bool:
+        return self.ready
+
+    def awaited_ranks(self) -> list[int]:
+        """Of the mesh called: those that have not answered."""
+        target = self.target
+        return [target.ranks[rank] for rank in self.unanswered()] if target is not None and target.ranks else []
+
+    @property
+    def issued(self) -> str:
+        """The line that called, for people."""
+        return source_line(self.code, self.instruction)
 
     def give_up(self, error: BaseException) -> None:
         raise NotImplementedError
@@ -353,8 +438,14 @@ class _Result(Entry):
             self.set_ready()
 
     def abandon(self) -> None:
-        """Its answer, should one come, finds no port and is dropped."""
-        self.close()
+        """Its answer, should one come, is dropped. An endpoint's error is logged: the table keeps the entry for that."""
+        caller = self.caller
+        if not self.ready and caller is not None and caller.proc.ports.abandon(self):
+            self.abandoned = True
+            if self.timer is not None:
+                self.timer.cancel()
+        else:
+            self.close()
 
 
 class OneReply(_Result):
@@ -369,13 +460,15 @@ class OneReply(_Result):
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = self.broken = self.taken = None
-        self.sending = False
+        self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = None
+        self.sending = self.abandoned = False
         self._raw: Raw | None = None
         self._error = None
         self.rank = rank
 
     def receive(self, raw: Raw) -> None:
+        if raw[1] != VALUE:
+            self.note(raw)
         self._raw = raw
         self.close()
         self.set_ready()
@@ -390,6 +483,8 @@ class OneReply(_Result):
         return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
 
     def value(self) -> Any:
+        if self.unseen is not None:
+            self.unseen.seen()
         if self._raw is None:
             assert self._error is not None
             raise self._error
@@ -416,10 +511,13 @@ class Gather(_Result):
         rank = raw[0]
         if self.ready or not 0 <= rank < len(self._answers) or self._answers[rank] is not None:
             return
-        if raw[1] == FAILED:
+        kind = raw[1]
+        if kind == FAILED:
             self.fail(_decode_failure(raw[2]))
             return
-        self._answers[rank] = raw
+        if kind != VALUE and kind != MERGED:
+            self.note(raw)
+        self._answers[rank] = raw if not self.abandoned else (rank, kind, b"", ())
         self._arrived.append(rank)
         if len(self._arrived) == len(self._answers):
             self.close()
@@ -441,6 +539,8 @@ class Gather(_Result):
         return [rank for rank, answer in enumerate(self._answers) if answer is None]
 
     def value(self) -> Any:
+        if self.unseen is not None:
+            self.unseen.seen()
         if self._error is not None:
             raise self._error
         label = self.target.label if self.target else None
@@ -488,9 +588,11 @@ class Queue(Entry):
     def receive(self, raw: Raw) -> None:
         if self._expected:
             self._answered(raw[0])
-        if raw[1] == FAILED and self._left:
-            self.fail(_decode_failure(raw[2]))
-            return
+        if raw[1] != VALUE:
+            if raw[1] == FAILED and self._left:
+                self.fail(_decode_failure(raw[2]))
+                return
+            self.note(raw)
         with self._lock:
             if self._left:
                 if raw[0] in self._seen:
@@ -545,6 +647,9 @@ class Queue(Entry):
             rank not in self._seen and there == address for rank, there in enumerate(self.target.addresses)
         )
 
+    def has_outcome(self) -> bool:
+        return self._error is not None
+
     def sources(self) -> Sequence[Source]:
         return list(self._armed)
 
@@ -594,6 +699,9 @@ class Arrival(Source):
         self.set_ready()
 
     def value(self) -> Any:
+        unseen = self._queue.unseen
+        if unseen is not None and (self._raw is None or self._raw[1] != VALUE):
+            unseen.seen()
         if self._raw is None:
             assert self._error is not None
             raise self._error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import sys
 import types
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
@@ -26,7 +27,7 @@ from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
-from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
+from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target
 from monarch._shape.region import Shape
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
@@ -51,6 +52,8 @@ _FLOOD = 0.0003
 
 # Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
 CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
+
+_getframe = sys._getframe
 
 # Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
 _HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
@@ -277,6 +280,8 @@ class Endpoint(Generic[P, R_co]):
         """
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), mesh._gathered)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs)
         return make_future(entry)
 
@@ -288,6 +293,8 @@ class Endpoint(Generic[P, R_co]):
                 f"call_one requires exactly 1 actor, but mesh has {count}: use call(), choose(), or slice the mesh"
             )
         entry = OneReply(self._target or self._make_target())
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL_ONE, args, kwargs)
         return make_future(entry)
 
@@ -295,6 +302,8 @@ class Endpoint(Generic[P, R_co]):
         """Runs on one rank, uniformly at random for each call."""
         rank = random.randrange(len(self._mesh._plan))
         entry = OneReply(self._target or self._make_target(), rank)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CHOOSE, args, kwargs, only=rank)
         return make_future(entry)
 
@@ -302,6 +311,8 @@ class Endpoint(Generic[P, R_co]):
         """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives."""
         count = len(self._mesh._plan)
         entry = Queue(self._target or self._make_target(), count)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, STREAM, args, kwargs)
         return ValueStream(entry, count)
 
@@ -319,6 +330,8 @@ class Endpoint(Generic[P, R_co]):
         """`call` whose answers may be folded on their way; `fold` gets what is left of them in the order of ranks."""
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), fold)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs, combine=codec.encode(combine)[0])
         return make_future(entry)
 
@@ -437,13 +450,16 @@ class Endpoint(Generic[P, R_co]):
         if isinstance(reply, Port):
             number = reply._number
             back = "" if reply._address == proc.address else reply._address
-            if not back and isinstance(queue := proc.ports.get(number), Queue):
-                queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
+            if not back:
+                proc.ports.used_by(number, sender)
+                if isinstance(queue := proc.ports.get(number), Queue):
+                    queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
         elif reply is not None:
             entry = reply
+            entry.caller = sender
             known = proc.hooks.check(key, plan.receivers)
             if known is not None:
-                entry.give_up(failure_error(known, f"{spec.name}.{method}"))
+                entry.fail(known)
                 return
             alone = entry.sending = parted is None and len(receivers) == 1
             number = proc.ports.add(entry)

@@ -8,7 +8,7 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
@@ -102,9 +102,10 @@ class _Entry:
 
 
 class Ledger:
-    """See the module. Not thread-safe: the caller holds a lock."""
+    """See the module. Not thread-safe: the caller holds a lock. `on_restarted(key, rank)`: another has taken its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_restarted: Callable[[str, int], None] = lambda key, rank: None) -> None:
+        self._on_restarted = on_restarted
         self.troubled: set[str] = set()  # meshes that `check` may have something against; readable without the lock
         self._entries: dict[str, _Entry] = {}
         self._by_address: dict[str, set[str]] = {}
@@ -131,6 +132,11 @@ class Ledger:
                 if not keys:
                     del self._by_address[address]
         return entry.owner
+
+    def owner_of(self, key: str) -> str:
+        """The owner of the mesh; "" when it is unknown here, or no failure of it is told any more."""
+        entry = self._entries.get(key)
+        return "" if entry is None or entry.whole is not None else entry.owner
 
     def actor_ended(self, failure: Failure) -> list[Notify]:
         """Ranks of an owned mesh have failed; told by their process."""
@@ -195,6 +201,7 @@ class Ledger:
         entry = self._entries.get(key)
         if entry is None:
             return False
+        self._on_restarted(key, rank)
         entry.restarting.discard(rank)
         entry.ended.pop(rank, None)
         entry.incarnations[rank] = incarnation

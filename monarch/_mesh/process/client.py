@@ -148,6 +148,7 @@ class Client:
         proc = self.proc
         heard_all = Slot()
         self.layer.when_agent_lost = lambda reason: heard_all.set()
+        self.layer.tell_unobserved()
         faults.drain(1.0)
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):

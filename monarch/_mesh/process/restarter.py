@@ -45,7 +45,7 @@ class Hopeless(CannotRestart):
 class Restarter:
     """The restarts of what one process owns.
 
-    `tell_owner(owner, failure)` takes what is not restarted any more; `lost_process(key, ranks, ended)` the end of a process
+    `tell_owner(owner, failures)` takes what is not restarted any more; `lost_process(key, ranks, ended)` the end of a process
     that was found while a rank in it was restarted.
     """
 
@@ -54,7 +54,7 @@ class Restarter:
         proc: Proc,
         owned: OwnedMeshes,
         spawning: Spawning,
-        tell_owner: Callable[[str, MeshFailure], None],
+        tell_owner: Callable[[str, Sequence[MeshFailure]], None],
         lost_process: Callable[[str, Sequence[int], ProcEnded], None],
     ) -> None:
         self._proc = proc
@@ -120,7 +120,7 @@ class Restarter:
                 meshes, why = self._try(first, meshes, failure)
             self._abandon(meshes)
         if why and self._proc.closed is None and not self._owned.is_stopped(first):
-            self._tell_owner(first.owner, ledger.escalated(failure, f"it was not restarted: {why}"))
+            self._tell_owner(first.owner, [ledger.escalated(failure, f"it was not restarted: {why}")])
 
     def _try(self, first: OwnedActors, meshes: Meshes, failure: MeshFailure) -> tuple[Meshes, str]:
         """What could not be restarted, and why; "" when nothing is left to do."""
