@@ -133,17 +133,18 @@ def test_after_a_death_it_waits_for_the_restart(cluster: InProcessCluster, round
         mesh.add.call().get(TIMEOUT)
 
 
-def test_calls_that_fail_are_followed_by_none(cluster: InProcessCluster) -> None:
+def test_calls_that_fail_are_followed_by_none(cluster: InProcessCluster, gate: Gate) -> None:
     """As a program recovers: the call under way fails, `healthy`, the call again."""
     procs = this_host().spawn_procs({"gpus": 2})
     with RestartPolicy(max_restarts=20):
         mesh = procs.spawn("w", Worker)
     for _ in range(5):
-        mesh.healthy().get(TIMEOUT)
+        under_way = mesh.slice(gpus=1).hold.call_one(Local(gate))
+        gate.entered.wait(TIMEOUT)
+        gate.entered.clear()
         cluster.kill(procs, 1)
         with pytest.raises(SupervisionError):
-            while True:
-                mesh.slice(gpus=1).add.call_one().get(TIMEOUT)
+            under_way.get(TIMEOUT)
         mesh.healthy().get(TIMEOUT)
         mesh.add.call().get(TIMEOUT)
 
