@@ -59,6 +59,12 @@ class ProcMesh(ShapedMesh):
         addresses = self._spec.addresses
         return [addresses[rank] for rank in self._shape.ndslice]
 
+    def _places(self) -> list[tuple[str, int]]:
+        """Of each rank of this view: the prefix of its host's address, and which of the mesh's processes there it is."""
+        spec = self._spec
+        per_host = len(spec.addresses) // len(spec.hosts)
+        return [(spec.hosts[rank // per_host], rank % per_host) for rank in self._shape.ndslice]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcMesh) and self._spec.uid == other._spec.uid and self._shape == other._shape
 
