@@ -19,6 +19,7 @@ import msgspec
 from monarch._errors import ForkedClientError, MessageTooLargeError
 from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
+from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
 from monarch._runtime.future import running_loop
 from monarch._runtime.hooks import Hooks
@@ -93,6 +94,7 @@ class Proc:
         self.frame_limit = int(settings.get("codec_max_frame_length"))
         self.ports = Ports()
         self.waits = Waits(self.ports, loop)
+        self.actor_threads = ActorThreads(lambda: list(self.actors.values()))
         self.table = ActorTable(address, loop.call_later, self.refuse, lambda: self.closed is not None)
         self.actors = self.table.actors
         self._deliver = self.table.deliver

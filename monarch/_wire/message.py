@@ -150,11 +150,15 @@ class StopActor(_Telling, tag=4):
 
 
 class Probe(_Message, tag=5):
-    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here."""
+    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here.
+
+    With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before.
+    """
 
     key: str
     port: int
     rank: int
+    ready: bool = False
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
     from monarch._mesh.start.worker import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
@@ -152,6 +153,7 @@ __all__ = [
     "importable",
     "lives_here",
     "local_proc_mesh",
+    "on_actor_threads",
     "open_stream",
     "own_key",
     "proc_mesh",
@@ -163,6 +165,7 @@ __all__ = [
     "run_worker_loop_until_shutdown",
     "send",
     "serve_streams",
+    "setup_torch_distributed",
     "shutdown_context",
     "span",
     "start_thread",
@@ -179,6 +182,8 @@ __all__ = [
 
 # Loaded on first touch: programs of one host do not need them.
 _LATER = {
+    "on_actor_threads": "monarch._mesh.meshes.torch_groups",
+    "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
     "open_stream": "monarch._runtime.open_stream",
     "serve_streams": "monarch._runtime.open_stream",
     "stream_obstacle": "monarch._runtime.open_stream",

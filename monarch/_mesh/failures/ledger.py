@@ -8,7 +8,7 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
@@ -88,8 +88,19 @@ class Gone:
         return f"Gone({self.owner!r}, {self.key!r})"
 
 
+class Standing:
+    """How some ranks of a mesh stand: `lost`, why one of them (or the mesh) will not come back; `coming`, those that are
+    restarted, and why they ended where that is known."""
+
+    __slots__ = ("coming", "lost")
+
+    def __init__(self, lost: Failure | None = None) -> None:
+        self.lost = lost
+        self.coming: dict[int, Failure | None] = {}
+
+
 class _Entry:
-    __slots__ = ("ended", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
+    __slots__ = ("ended", "given_up", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
 
     def __init__(self, mesh: MeshFacts, owner: str, internal: bool) -> None:
         self.mesh = mesh
@@ -98,6 +109,7 @@ class _Entry:
         self.ended: dict[int, Failure] = {}
         self.incarnations: dict[int, int] = {}  # of the ranks that are not the first
         self.restarting: set[int] = set()
+        self.given_up: set[int] = set()  # ended, and not restarted by the policy of the mesh, if it has one
         self.whole: Failure | None = None
 
 
@@ -203,6 +215,7 @@ class Ledger:
             return False
         self._on_restarted(key, rank)
         entry.restarting.discard(rank)
+        entry.given_up.discard(rank)
         entry.ended.pop(rank, None)
         entry.incarnations[rank] = incarnation
         if not entry.ended and entry.whole is None:
@@ -213,7 +226,33 @@ class Ledger:
         """They stay as they are."""
         entry = self._entries.get(key)
         if entry is not None:
+            ranks = set(ranks)
             entry.restarting.difference_update(ranks)
+            entry.given_up.update(ranks.intersection(entry.ended))
+
+    def standing(self, key: str, ranks: Iterable[int], policy: bool, asked: Container[int] = ()) -> Standing:
+        """How these ranks stand. `policy`: the mesh has one, which restarts a rank that fails unless it has given up.
+        `asked`: ranks that the program itself is restarting."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return Standing(stopped_failure(key, "its mesh was stopped", key))
+        found = Standing(entry.whole)
+        for rank in ranks:
+            failure = entry.ended.get(rank)
+            by_policy = failure is not None and policy and not failure.stopped and rank not in entry.given_up
+            if rank in entry.restarting or rank in asked or by_policy:
+                found.coming[rank] = failure
+            elif failure is not None and found.lost is None:
+                found.lost = failure
+        return found
+
+    def restarted_at(self, address: str) -> bool:
+        """Whether a rank that lives in that process is being restarted."""
+        for key in self._by_address.get(address, ()):
+            entry = self._entries[key]
+            if any(entry.mesh.addresses[rank] == address for rank in entry.restarting):
+                return True
+        return False
 
     def ended_ranks(self, key: str) -> list[int]:
         """The ranks of an owned mesh that have ended, whatever way."""

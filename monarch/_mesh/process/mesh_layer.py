@@ -22,6 +22,7 @@ from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
+from monarch._mesh.process.health import Health
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.restarter import Restarter
@@ -57,6 +58,7 @@ class MeshLayer(Hooks):
         self.residents = Residents(proc)
         self.spawning = Spawning(proc, self.owned, self.residents, self._tell)
         self.restarter = Restarter(proc, self.owned, self.spawning, self.tell_owner, self._lost_process)
+        self.health = Health(proc, self.owned)
         self.casting = Casting(proc)
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
@@ -138,6 +140,7 @@ class MeshLayer(Hooks):
         procs = self.owned.procs.get(refused.mesh)
         if procs is not None:
             procs.started.fail(SpawnError(refused.error))
+            procs.changed()
 
     def process_ended(self, ended: ProcEnded) -> None:
         if name_of(ended.address) == AGENT:
@@ -195,10 +198,13 @@ class MeshLayer(Hooks):
             if owned is not None and owned.group is not None:
                 if self.restarter.take(owned, failure):
                     continue
+                with self.owned.lock:
+                    self.owned.ledger.not_restarted(owned.spec.key, failure.crashed_ranks)
                 failure = ledger.escalated(failure, _too_often(owned.group))
             failures.setdefault(effect.owner, []).append(failure)
         for owner, its in failures.items():
             self.tell_owner(owner, its)
+        self.owned.changed()
 
     def tell_owner(self, owner: str, failures: Sequence[MeshFailure]) -> None:
         """Failures of one event that are the owner's to handle. `__supervise__` of an actor that has one is asked; whoever

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from monarch._mesh.failures.ledger import Ledger
 from monarch._mesh.failures.observed import Observed
@@ -22,6 +22,7 @@ class OwnedMeshes:
         self.ledger = Ledger(self.observed.restarted)
         self.procs: dict[str, OwnedProcs] = {}  # by the uid of the mesh
         self.actors: dict[str, OwnedActors] = {}  # by the key of the mesh
+        self.changed: Callable[[], None] = _nobody_waits  # something has ended, or was restarted; any thread
 
     def why_ended(self, key: str, ranks: Sequence[int]) -> Failure | None:
         """Why one of these ranks has ended, or the whole mesh is being stopped; None when neither is so."""
@@ -50,3 +51,7 @@ class OwnedMeshes:
             meshes = [owned.spec.addresses for owned in self.procs.values()]
             meshes += [list(owned.spec.addresses) for owned in self.actors.values()]
         return [address for addresses in meshes for address in addresses if host_of(address) == host]
+
+
+def _nobody_waits() -> None:
+    return None

@@ -217,6 +217,7 @@ class Spawning:
         with self._owned.lock:
             self._owned.ledger.mesh_stopped(spec.key, reason)
         self._forget_untold(spec.key)
+        self._owned.changed()
 
         def ask(port: int, rank: int) -> None:
             self._proc.post(spec.addresses[rank], StopActor(spec.key, reason, port, rank))
@@ -264,7 +265,7 @@ class Spawning:
         def on_gone() -> None:
             procs.pop(spec.uid, None)
 
-        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone)
+        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone, self._owned.changed)
         procs[spec.uid] = owned
         owner.owned[spec.uid] = owned
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
