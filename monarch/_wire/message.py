@@ -121,6 +121,7 @@ class Probe(_Message, tag=5):
     key: str
     port: int
     rank: int
+    living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------

@@ -10,10 +10,11 @@ import functools
 import inspect
 import random
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from monarch._mesh import plugins
+from monarch._mesh.actors.map_results import ErrorTypes, MapResults, OneArgument, map_items
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
 from monarch._mesh.casts.sender import stamps
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 T = TypeVar("T")
 
 # Broadcasts to one process that follow each other within this time (seconds) are written several at once: nobody waits
@@ -281,6 +283,59 @@ class Endpoint(Generic[P, R]):
         self._cast(entry, STREAM, args, kwargs)
         return ValueStream(entry, count)
 
+    @overload
+    def map(
+        self: OneArgument[T, S],
+        items: Iterable[T],
+        *,
+        ordered: bool = True,
+        in_flight: int = 1,
+        retries: int = 0,
+        retry_on: ErrorTypes = (),
+        return_exceptions: Literal[False] = False,
+    ) -> MapResults[S]: ...
+    @overload
+    def map(
+        self: OneArgument[T, S],
+        items: Iterable[T],
+        *,
+        ordered: bool = True,
+        in_flight: int = 1,
+        retries: int = 0,
+        retry_on: ErrorTypes = (),
+        return_exceptions: Literal[True],
+    ) -> MapResults[S | Exception]: ...
+    def map(
+        self: Any,
+        items: Iterable[Any],
+        *,
+        ordered: bool = True,
+        in_flight: int = 1,
+        retries: int = 0,
+        retry_on: ErrorTypes = (),
+        return_exceptions: bool = False,
+    ) -> Any:
+        """Runs once for each item, as its argument, on whichever rank is free; an iterator (and async iterator) of results.
+
+        `ordered`: results come in the order of the items; otherwise as they are there (`.indexed()` says whose they are).
+        `in_flight`: items a rank has at a time; 2 or more pays when they take less than a millisecond. The first items are
+        sent now, the others while results are read: items are pulled in the thread or task that reads, as ranks become free,
+        and at most four times as many as fit in flight before their results are read.
+
+        An item whose rank died is sent to another rank up to `retries` times; the rank is used again once it was restarted.
+        An item that failed otherwise is sent again only if its error, or the exception in its ActorError, is a `retry_on`.
+        What is sent again may have run before. An error is raised when its turn comes, or with `return_exceptions` given;
+        a note names item, endpoint and rank. `with_timeout` limits each item, from when it was sent. See MapResults.
+        """
+        if self._property._checked:
+            self._check((None,), {})
+
+        def send(reply: OneReply, item: Any, rank: int) -> None:
+            self._cast(reply, CALL_ONE, (item,), {}, only=rank)
+
+        target = self._target or self._make_target()
+        return map_items(target, send, items, ordered, in_flight, retries, retry_on, return_exceptions)
+
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Runs on every rank; nobody waits. An exception there is a failure of that actor, told to its owner."""
         self._cast(None, BROADCAST, args, kwargs)
@@ -412,7 +467,8 @@ class Endpoint(Generic[P, R]):
             back = "" if reply._address == proc.address else reply._address
         elif reply is not None:
             entry = reply
-            known = proc.hooks.check(key, plan.receivers)
+            # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
+            known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
             if known is not None:
                 entry.give_up(failure_error(known, f"{spec.name}.{method}"))
                 return
