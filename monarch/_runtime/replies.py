@@ -10,12 +10,14 @@ import itertools
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from monarch._errors import ActorError, SupervisionError
-from monarch._runtime.future import Source
+from monarch._runtime.future import LOOK, Source
+from monarch._text import NAME_LIMIT, sendable, text_of
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
@@ -56,20 +58,26 @@ class Target:
 def failure_error(failure: Failure, label: str | None) -> BaseException:
     """The exception a caller gets when its target failed."""
     if failure.error:
-        error: BaseException = codec.decode(failure.error)
-        return error
+        try:
+            error = codec.decode(failure.error)
+        except Exception as exc:
+            error = exc
+        if isinstance(error, Exception):
+            return error
     return SupervisionError(failure.report, label)
 
 
 def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always."""
+    """An endpoint's exception for its caller: the exception where it can be pickled, its text always. Never raises."""
     buffers: Sequence[memoryview] = ()
     try:
         pickled, buffers = codec.encode(exc)
-        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
-    except Exception:
+        # A constructor that cannot be replayed must fail here, not at the caller.
+        if not isinstance(codec.decode(pickled, buffers), BaseException):
+            pickled, buffers = b"", ()
+    except BaseException:  # of the exception's own methods, which may raise anything
         pickled, buffers = b"", ()
-    return message.encode((where, formatted, pickled)), buffers
+    return message.encode((sendable(where, NAME_LIMIT), sendable(formatted), pickled)), buffers
 
 
 def decode_answer(raw: Raw, label: str | None) -> Any:
@@ -82,12 +90,17 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
         exception: BaseException | None = None
         if pickled:
             try:
-                exception = codec.decode(pickled, buffers)
+                decoded = codec.decode(pickled, buffers)
+                exception = decoded if isinstance(decoded, BaseException) else None
             except Exception as exc:
-                formatted += f"\n(the exception itself could not be unpickled here: {type(exc).__name__}: {exc})"
+                why = f"{type(exc).__name__}: {text_of(exc)}"
+                formatted += f"\n(the exception itself could not be unpickled here: {why})"
         raise ActorError(exception, where, formatted)
     if kind == RAISED:
-        raise codec.decode(body, buffers)
+        raised = codec.decode(body, buffers)
+        if isinstance(raised, Exception):
+            raise raised
+        raise ActorError(raised, "A port was given what is no ordinary exception.")
     raise failure_error(_decode_failure(body), label)
 
 
@@ -201,10 +214,11 @@ _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("broken", "number", "owner", "sending", "table", "taken", "target", "timer")
+    __slots__ = ("began", "broken", "number", "owner", "sending", "table", "taken", "target", "timer")
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
+        self.began = monotonic()  # for people who print its Future
         self.number = 0
         self.table: dict[int, Entry] = {}
         self.target = target
@@ -230,6 +244,19 @@ class Entry(Source):
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
         return (self,)
+
+    def awaited(self) -> str:
+        left = self.unanswered()
+        return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
+
+    def of(self) -> str:
+        return f"{self.target.label}()" if self.target is not None else ""
+
+    def progress(self) -> str:
+        if self.target is None:
+            return ""
+        count = len(self.target.addresses)
+        return f" for {monotonic() - self.began:.1f} s, {count - len(self.unanswered())} of {count} rank(s) answered"
 
     def connection_broke(self, address: str, failure: Failure) -> None:
         """That process lives, and what was under way to it or from it may be lost."""
@@ -268,7 +295,8 @@ class Entry(Source):
             self.give_up(
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
-                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
+                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}. "
+                    f"{LOOK}"
                 )
             )
 
@@ -319,6 +347,7 @@ class OneReply(_Result):
     def __init__(self, target: Target | None, rank: int = 0) -> None:
         self.ready = False  # what the bases' constructors do, without calling three for each call
         self._wakers = None
+        self.began = monotonic()
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
@@ -338,6 +367,9 @@ class OneReply(_Result):
 
     def unanswered(self) -> list[int]:
         return [self.rank]
+
+    def progress(self) -> str:
+        return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
 
     def value(self) -> Any:
         if self._raw is None:
@@ -497,6 +529,15 @@ class Arrival(Source):
     def abandon(self) -> None:
         """A claim stays a claim; it no longer keeps the queue open."""
         self._reader = None
+
+    def awaited(self) -> str:
+        return self._queue.awaited() or " from the senders of its Port"
+
+    def of(self) -> str:
+        return self._queue.of() or "a message of a Channel"
+
+    def progress(self) -> str:
+        return self._queue.progress()
 
     def arrive(self, raw: Raw) -> None:
         self._raw = raw

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -17,56 +17,19 @@ from monarch._errors import ActorError, SupervisionError
 from monarch._mesh.actors.map_schedule import MapSchedule
 from monarch._runtime.completions import Completions
 from monarch._runtime.context import here
-from monarch._runtime.future import Future, Slot, running_loop, warn_blocking
+from monarch._runtime.future import Slot, running_loop, warn_blocking
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import OneReply, Raw, Target
 from monarch._wire.message import FAILED, Failure, Probe
 from monarch._wire.peer import PeerEnded
 
 R = TypeVar("R")
-S = TypeVar("S")
-T_contra = TypeVar("T_contra", contravariant=True)
 
 logger = logging.getLogger("monarch")
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 
 # What is waited for, with the item's index or the rank: an item's answer, that of a probe, the time of the next probe.
 _ITEM, _PROBE, _TIME = range(3)
-
-
-class OneArgument(Protocol[T_contra, S]):
-    """An endpoint that can be called with one argument."""
-
-    def call_one(self, item: T_contra, /) -> Future[S]: ...
-
-
-ErrorTypes: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
-
-
-def map_items(
-    target: Target,
-    send: Callable[[OneReply, Any, int], None],
-    items: Iterable[Any],
-    ordered: bool,
-    in_flight: int,
-    retries: int,
-    retry_on: ErrorTypes,
-    return_exceptions: bool,
-) -> MapResults[Any]:
-    """Begins to send items to the ranks of `target`, with `send(reply, item, rank)`. Arguments are as for `Endpoint.map`."""
-    if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
-        raise ValueError(f"in_flight is how many items a rank has at a time, 1 or more, got {in_flight!r}")
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise ValueError(f"retries is how often an item is sent again, 0 or more, got {retries!r}")
-    if retry_on != () and not retries:
-        raise ValueError("retry_on has no effect without retries: say how often, as in retries=2")
-    kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
-    if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
-        raise TypeError(f"retry_on is an exception class, or a tuple of them, got {retry_on!r}")
-    if not hasattr(items, "__iter__") and hasattr(items, "__aiter__"):
-        raise TypeError(f"map() takes an iterable of items, and {items!r} can only be iterated with `async for`")
-    schedule = MapSchedule(len(target.addresses), in_flight, retries, ordered)
-    return MapResults(target, send, items, schedule, kinds, return_exceptions)
 
 
 class MapProgress(NamedTuple):

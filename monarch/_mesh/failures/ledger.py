@@ -7,10 +7,12 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
+from monarch._text import clip
 from monarch._wire.message import Failure, ProcEnded
 
 EXIT_CLEAN = "stopped: process exited cleanly"
@@ -242,17 +244,18 @@ class Ledger:
         return entry.whole
 
 
-REPORT_LIMIT = 100_000  # characters of a report; the middle of a longer one is left out
-
-
-def _clip(text: str) -> str:
-    if len(text) <= REPORT_LIMIT:
-        return text
-    half = REPORT_LIMIT // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-
-
 # --- the texts ----------------------------------------------------------------------------------------------
+
+
+_CRASHED = "a crash in native code (an extension module, or memory that was misused through one)"
+_SIGNALS: dict[int, str] = {
+    signal.SIGSEGV: f", SIGSEGV: {_CRASHED}",
+    signal.SIGBUS: f", SIGBUS: {_CRASHED}, or shared memory that the machine did not have",
+    signal.SIGFPE: f", SIGFPE: {_CRASHED}",
+    signal.SIGILL: f", SIGILL: {_CRASHED}, perhaps built for another CPU",
+    signal.SIGABRT: ", SIGABRT: native code gave up (abort(), a failed assertion, an exception of C++)",
+    signal.SIGTERM: ", SIGTERM: something asked it to end",
+}  # what users ask first; SIGKILL tells no more than its number
 
 
 def describe_exit(ended: ProcEnded) -> str:
@@ -260,7 +263,7 @@ def describe_exit(ended: ProcEnded) -> str:
     if ended.detail:
         return ended.detail
     if ended.code < 0:
-        return f"Killed(sig={-ended.code})"
+        return f"Killed(sig={-ended.code}){_SIGNALS.get(-ended.code, '')}"
     return "exited cleanly" if ended.code == 0 else f"exited with non-zero code {ended.code}"
 
 
@@ -296,7 +299,7 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
 
 def actor_failure(display: str, cause: str, key: str, mesh_name: str, rank: int) -> Failure:
     """An actor failed by itself: an exception nobody waited for, an abort, a constructor that raised."""
-    body = _clip(cause).rstrip().replace("\n", "\n    ")
+    body = clip(cause).rstrip().replace("\n", "\n    ")
     report = f"The actor {display} and all its descendants have failed:\n    {body}"
     first = cause.strip().splitlines()[-1] if cause.strip() else ""
     return Failure(report, key, mesh_name, [rank], f"Supervision event: actor {display} failed: {first}")
@@ -314,7 +317,7 @@ def unhandled_child(
     display: str, child: MeshFailure, key: str, mesh_name: str, rank: int, handling: str | None = None
 ) -> Failure:
     """An owner fails because it did not handle a failure of its mesh (or raised while `handling`)."""
-    report = _clip(child.report())
+    report = clip(child.report())
     why = "failed because it did not handle a supervision event from its child"
     if handling is not None:
         indented = report.replace("\n", "\n    ")

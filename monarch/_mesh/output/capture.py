@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import os
 import socket
-from collections import deque
+import sys
+import termios
 from collections.abc import Callable, Iterable
 
 from monarch._mesh.output import log_lines
+from monarch._mesh.output.last_words import LastWords
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire.message import Output
 
 _READ = 65536
 _AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
+
+
+def _standing(fd: int) -> int:
+    """The bytes that a pipe holds."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class MeshOutput:
@@ -36,7 +44,7 @@ class ProcOutput:
     def __init__(self, mesh: MeshOutput, rank: int) -> None:
         self.mesh = mesh
         self.rank = rank
-        self.tail: deque[str] = deque(maxlen=mesh.tail)
+        self.tail = LastWords(mesh.tail)
         self.pipes: list[_Pipe] = []
 
 
@@ -77,15 +85,12 @@ class Outputs:
         return writing
 
     def close(self, output: ProcOutput) -> None:
-        """The process is gone: takes what it still had in its pipes."""
+        """The process is gone: takes what stands in its pipes now. Programs that it has left behind may write on, faster than
+        we read; they find their pipes closed."""
         for pipe in output.pipes:
-            while pipe.fd >= 0:
-                try:
-                    data = os.read(pipe.fd, _READ)
-                except OSError:
-                    break
-                if not data:
-                    break
+            left = _standing(pipe.fd) if pipe.fd >= 0 else 0
+            while left > 0 and (data := os.read(pipe.fd, min(left, _READ))):
+                left -= len(data)
                 self._take(output, pipe, data)
             self._take_lines(output, pipe, pipe.lines.flush())
             self._close_pipe(pipe)
@@ -156,7 +161,7 @@ class Outputs:
 
     def _take_lines(self, output: ProcOutput, pipe: _Pipe, lines: list[str]) -> None:
         if pipe.stream == 2:
-            output.tail.extend(lines)
+            output.tail.take(lines)
         mesh = output.mesh
         if not lines or not mesh.forward or not mesh.stream:
             return

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._mesh.actors.actor import needs_loop
-from monarch._mesh.actors.endpoint import check_arguments
-from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
+from monarch._mesh.actors.arity import check_arguments, named
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
@@ -114,11 +114,18 @@ class Spawning:
     ) -> ConstructorArgs:
         """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
         value = (spec.cls, args, kwargs, spec.proc_mesh, creator)
+        receivers = Receivers(spec.key, f"{spec.name}.__init__", spec.addresses)
         try:
-            body, buffers = codec.encode(value)
-        except ReceiversUnknown:
-            receivers = Receivers(spec.key, f"{spec.name}.__init__", spec.addresses)
-            return ConstructorArgs(*encode_for(receivers, value), once=True)
+            try:
+                body, buffers = codec.encode(value)
+            except ReceiversUnknown:
+                return ConstructorArgs(*encode_for(receivers, value), once=True)
+        except Exception as exc:
+            cls: Any = spec.cls
+            name = cls.__qualname__
+            values = {name: cls} | named(cls.__init__, 1, args, kwargs)
+            explain(exc, receivers, f"{name} and its arguments, to spawn {spec.name!r}", values)
+            raise
         self._proc.check_size(body, buffers)
         return ConstructorArgs(body, buffers)
 
