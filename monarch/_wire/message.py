@@ -159,6 +159,7 @@ class Probe(_Message, tag=5):
     port: int
     rank: int
     ready: bool = False
+    living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------

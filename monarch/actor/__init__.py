@@ -59,6 +59,7 @@ from monarch._mesh.process.context import (
 from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
 from monarch._mesh.start.transports import attach, enable_transport
+from monarch._runtime.completions import as_completed
 from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, when_ready
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.loop import start_thread
@@ -132,6 +133,7 @@ __all__ = [
     "WaitGraph",
     "WorkspaceError",
     "WouldBlockRuntime",
+    "as_completed",
     "as_endpoint",
     "attach",
     "attach_to_workers",

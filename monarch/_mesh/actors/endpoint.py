@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from monarch._mesh import plugins
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
+from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
@@ -227,7 +228,7 @@ def concurrent_endpoint(
     return decorate if method is None else decorate(method)
 
 
-class Endpoint(Generic[P, R_co]):
+class Endpoint(MapAdverb, Generic[P, R_co]):
     """One endpoint of an actor mesh (or of a view of it), with the adverbs.
 
     All adverbs: raise TypeError when the arguments do not fit, whatever pickling raises, MessageTooLargeError; nothing is
@@ -377,6 +378,9 @@ class Endpoint(Generic[P, R_co]):
         """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
 
+    def _send_item(self, reply: OneReply, item: Any, rank: int) -> None:
+        self._cast(reply, CALL_ONE, (item,), {}, only=rank)
+
     def _send(
         self,
         args: tuple[Any, ...],
@@ -457,7 +461,8 @@ class Endpoint(Generic[P, R_co]):
         elif reply is not None:
             entry = reply
             entry.caller = sender
-            known = proc.hooks.check(key, plan.receivers)
+            # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
+            known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
             if known is not None:
                 entry.fail(known)
                 return

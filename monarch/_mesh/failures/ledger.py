@@ -254,6 +254,13 @@ class Ledger:
                 return True
         return False
 
+    def is_coming_back(self, key: str, rank: int) -> bool | None:
+        """Whether that rank lives, as far as known, or is to be replaced; None when the mesh is not owned here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        return entry.whole is None and (rank in entry.restarting or rank not in entry.ended)
+
     def ended_ranks(self, key: str) -> list[int]:
         """The ranks of an owned mesh that have ended, whatever way."""
         entry = self._entries.get(key)

@@ -33,6 +33,11 @@ class OwnedMeshes:
         with self.lock:
             return set(self.ledger.ended_ranks(key))
 
+    def is_coming_back(self, key: str, rank: int) -> bool | None:
+        """Whether that rank lives or another takes its place; None of a mesh that is not owned here."""
+        with self.lock:
+            return self.ledger.is_coming_back(key, rank)
+
     def is_stopped(self, owned: OwnedActors) -> bool:
         """Whether its owner has stopped the mesh, or is stopping it."""
         with self.lock:
