@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
 
 # On behalf of which message code runs: a `current.Current`, or None. Defined here because waits are noted with it.
 running: ContextVar[Any] = ContextVar("monarch_context", default=None)
@@ -284,7 +286,7 @@ class All(Source):
 
 
 @teach
-class Future(Generic[T]):
+class Future(Generic[T_co]):
     """The result of something under way. Observe it with `get()` or `await`, as often and from where you like.
 
     The operation runs whether or not anybody observes it (except: `PortReceiver.recv()`, `Accumulator.accumulate()` and
@@ -311,7 +313,7 @@ class Future(Generic[T]):
         if source is not None:
             source.abandon()
 
-    def get(self, timeout: float | None = None) -> T:
+    def get(self, timeout: float | None = None) -> T_co:
         """Blocks until the result is there and returns it, or raises its exception.
 
         After `timeout` seconds raises TimeoutError; the operation goes on and a later observation still gets its result.
@@ -335,7 +337,7 @@ class Future(Generic[T]):
             raise self._error
         return self._value  # type: ignore[no-any-return]
 
-    def result(self, timeout: float | None = None) -> T:
+    def result(self, timeout: float | None = None) -> T_co:
         """The same as `get`."""
         return self.get(timeout)
 
@@ -347,7 +349,7 @@ class Future(Generic[T]):
             return exc
         return None
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         if self._value is _PENDING and self._error is None:
             loop = running_loop()
             if loop is None:
@@ -362,7 +364,7 @@ class Future(Generic[T]):
             raise self._error
         return self._value  # type: ignore[no-any-return]
 
-    def as_asyncio(self) -> asyncio.Future[T]:
+    def as_asyncio(self) -> asyncio.Future[T_co]:
         """An `asyncio.Future` of the running loop with the same result. RuntimeError without a running loop."""
         loop = running_loop()
         if loop is None:
@@ -426,8 +428,8 @@ def done_future(result: Any = None) -> Future[Any]:
 
 
 def follow(
-    future: Future[Any], convert: Callable[[Any], Any], rescue: Callable[[Exception], BaseException] | None = None
-) -> Future[Any]:
+    future: Future[S], convert: Callable[[S], T], rescue: Callable[[Exception], BaseException] | None = None
+) -> Future[T]:
     """The Future of `convert(result)`, called in the thread that observes it; what it raises, the Future raises.
 
     An exception of `future` itself is replaced by `rescue(it)`, with the first as its cause. For optional packages, and only

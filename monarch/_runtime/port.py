@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
@@ -13,12 +13,20 @@ from monarch._wire import codec, culprit
 from monarch._wire.message import RAISED, VALUE, Answer
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # every checker has it: `default` came with Python 3.13
+
     from monarch._runtime.proc import Proc
 
-T = TypeVar("T")
+    T = TypeVar("T", default=Any)  # of `Channel.open()`, which is older than `Channel[int].open()`
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+    T_contra = TypeVar("T_contra", contravariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T, T_co, T_contra = TypeVar("T"), TypeVar("T_co"), TypeVar("T_contra")
 
 
-class Port(Generic[T]):
+class Port(Generic[T_contra]):
     """The sending end of a channel; may be sent anywhere and used by any thread.
 
     `send` encodes at once and does not wait for delivery. Messages of one sender arrive in order. When the receiver is
@@ -37,7 +45,7 @@ class Port(Generic[T]):
         self._on_used: Callable[[], None] | None = None
         self.return_undeliverable = True
 
-    def send(self, obj: T) -> None:
+    def send(self, obj: T_contra) -> None:
         """Sends `obj`. Raises RuntimeError on a once port that was used, and whatever pickling raises."""
         self._check()
         try:
@@ -95,7 +103,7 @@ def _rebuild_port(address: str, number: int, rank: int, once: bool, return_undel
     return port
 
 
-class PortReceiver(Generic[T]):
+class PortReceiver(Generic[T_co]):
     """The reading end of a channel; stays in the process that opened it.
 
     `recv()` is lazy: the first observed Future takes the first message. One that timed out stays armed and takes the
@@ -112,7 +120,7 @@ class PortReceiver(Generic[T]):
         if keep is None:
             weakref.finalize(self, queue.close).atexit = False
 
-    def recv(self) -> Future[T]:
+    def recv(self) -> Future[T_co]:
         """The next message. ValueError on the second `recv` of a once channel."""
         if self._once:
             if self._used:
@@ -120,11 +128,11 @@ class PortReceiver(Generic[T]):
             self._used = True
         return make_future(Arrival(self._queue, self._ranked, self))
 
-    def ranked(self) -> RankedPortReceiver[T]:
+    def ranked(self) -> RankedPortReceiver[T_co]:
         """The same queue, each message with its sender's rank."""
         return RankedPortReceiver(self._queue, self._once, self)
 
-    def __iter__(self) -> Iterator[Future[T]]:
+    def __iter__(self) -> Iterator[Future[T_co]]:
         while True:
             yield self.recv()
 
@@ -132,7 +140,7 @@ class PortReceiver(Generic[T]):
         raise TypeError("a PortReceiver cannot be sent: it works only in the process that opened it; send the Port")
 
 
-class RankedPortReceiver(PortReceiver[T]):
+class RankedPortReceiver(PortReceiver[tuple[int, T_co]]):
     """Receives `(rank, value)`; rank is the sender's in the mesh that was addressed."""
 
     _ranked = True
@@ -141,20 +149,20 @@ class RankedPortReceiver(PortReceiver[T]):
 class Channel(Generic[T]):
     """`Channel.open()` makes a port and its receiver, in this process."""
 
-    @staticmethod
-    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+    @classmethod
+    def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
         """A pair; `once`: for exactly one message."""
         proc = here()
         queue = _open_queue(once)
-        port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
+        port: Port[T] = Port(proc, proc.address, proc.ports.add(queue), once=once)
         return port, PortReceiver(queue, once)
 
-    @staticmethod
-    def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
+    @classmethod
+    def open_ranked(cls, once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
         """A pair whose receiver gets `(rank, value)`."""
         proc = here()
         queue = _open_queue(once)
-        port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
+        port: Port[T] = Port(proc, proc.address, proc.ports.add(queue), once=once)
         return port, RankedPortReceiver(queue, once)
 
 

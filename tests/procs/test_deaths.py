@@ -469,6 +469,9 @@ def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_
     line = program.stdout.readline() or pytest.fail(program.communicate(timeout=TIMEOUT)[1])
     pid, agent = map(int, line.split())
     process = watch([pid])
+    os.kill(agent, signal.SIGSTOP)
+    program.kill()  # it would see to what a killed agent leaves
+    program.wait(TIMEOUT)
     os.kill(agent, signal.SIGKILL)
     try:
         assert list(process.survivors(GRACE if by_kernel else 0.2)) == ([] if by_kernel else [pid])

@@ -25,12 +25,16 @@ from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
-from monarch._mesh.start import agent_process, forkserver, launch
+from monarch._mesh.start import agent_process, forkserver, launch, leftovers
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._mesh.start.forkserver_pool import ForkServers
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
-from monarch._runtime import direct  # noqa: F401  so that processes forked from here have it already
+from monarch._runtime import (
+    direct,  # noqa: F401  so that processes forked from here have it already
+    standard_streams,
+)
+from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
 from monarch._wire.frame import Frame
@@ -228,7 +232,7 @@ class HostAgent(BaseHostAgent):
             process = subprocess.Popen(
                 [command.arg0 or command.program, *command.args],
                 executable=command.program,
-                env={**command.env, "MONARCH_LAUNCH": given},
+                env={**command.env, "MONARCH_LAUNCH": given, leftovers.RUN: self.directory},
                 cwd=start.spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=writing.get("stdout"),
@@ -399,20 +403,23 @@ def _kill_descendants() -> None:
 
 
 def main() -> None:
-    """`main()` in a fresh interpreter: argv is the descriptor of the socket of whoever starts us, where the options wait."""
-    descriptor = int(sys.argv[1])
+    """`main()` in a fresh interpreter: argv are descriptors, first that of the socket of whoever starts us, where the options
+    wait; the others are only kept."""
+    descriptors = [int(argument) for argument in sys.argv[1:]]
+    standard_streams.secure()
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    first, _pid = _first_forkserver(descriptor)
+    first, _pid = _first_forkserver(descriptors)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sock = socket.socket(fileno=descriptor)
+    sock = socket.socket(fileno=descriptors[0])
     options = agent_process.read_options(sock)
     loop = Loop("monarch-agent")
+    loop.ended_unasked = end_process
     try:
         listening = HostListener(options, loop)
     except (OSError, ValueError) as exc:
@@ -424,10 +431,11 @@ def main() -> None:
     HostAgent(options, loop, listening, sock, first).run()
 
 
-def _first_forkserver(descriptor: int) -> tuple[socket.socket, int]:
+def _first_forkserver(descriptors: list[int]) -> tuple[socket.socket, int]:
     """Forked before anything is open here; must not keep the client's socket, whose end we wait for."""
-    os.set_inheritable(descriptor, False)
-    return forkserver.start([], close=[descriptor])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return forkserver.start([], close=descriptors)
 
 
 if __name__ == "__main__":

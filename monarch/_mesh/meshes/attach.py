@@ -291,11 +291,14 @@ _started: list[Any] = []  # agents of `hosts_from_config`, and the sockets that 
 
 def _end_started() -> None:
     """At exit: after the client, whose processes would seem to be lost with them."""
+    from monarch._mesh.start import leftovers
+
     plugins.end_client(_PATIENCE)
     while _started:
-        agent, sock = _started.pop()
+        agent, sock, directory = _started.pop()
         sock.close()
-        agent.wait()
+        leftovers.reap(agent, directory.path)
+        directory.remove()
 
 
 def hosts_from_config(name: str) -> HostMesh:
@@ -310,8 +313,9 @@ def hosts_from_config(name: str) -> HostMesh:
         atexit.register(_end_started)
     for _ in range(2):
         directory = make_directory()
-        options = agent_process.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given)
-        agent, sock, prefix = agent_process.start(options)
-        _started.append((agent, sock))
+        where = f"ipc://{directory.path}/host"
+        options = agent_process.AgentOptions(directory.path, where, worker=True, credentials=given)
+        agent, sock, prefix = agent_process.start(options, directory.lock)
+        _started.append((agent, sock, directory))
         workers.append(prefix)
     return attach_to_workers(workers=workers, secret=given.secret, name=name)

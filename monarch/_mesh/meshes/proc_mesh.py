@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch._mesh import plugins
+from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures import restart_policy
 from monarch._mesh.meshes import replacements
 from monarch._mesh.meshes.handle import Handle
@@ -24,7 +25,8 @@ from monarch._wire.message import LogOption
 if TYPE_CHECKING:
     from monarch._mesh.meshes.owned import OwnedProcs
 
-T = TypeVar("T")
+P = ParamSpec("P")
+A = TypeVar("A", bound=Actor)
 
 
 class ProcMesh(Handle):
@@ -85,7 +87,7 @@ class ProcMesh(Handle):
 
     # --- actors
 
-    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> T:
+    def spawn(self, name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Starts one actor of `Class` in each process of the mesh and returns their ActorMesh, typed as the class.
 
         Returns at once: on each rank `__init__(*args, **kwargs)` runs on the actor's own thread before any endpoint. The

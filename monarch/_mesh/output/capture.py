@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import os
 import socket
+import sys
+import termios
 from collections.abc import Callable, Iterable
 
 from monarch._mesh.output import log_lines
@@ -14,6 +17,11 @@ from monarch._wire.message import Output
 
 _READ = 65536
 _AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
+
+
+def _standing(fd: int) -> int:
+    """The bytes that a pipe holds."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class MeshOutput:
@@ -77,15 +85,12 @@ class Outputs:
         return writing
 
     def close(self, output: ProcOutput) -> None:
-        """The process is gone: takes what it still had in its pipes."""
+        """The process is gone: takes what stands in its pipes now. Programs that it has left behind may write on, faster than
+        we read; they find their pipes closed."""
         for pipe in output.pipes:
-            while pipe.fd >= 0:
-                try:
-                    data = os.read(pipe.fd, _READ)
-                except OSError:
-                    break
-                if not data:
-                    break
+            left = _standing(pipe.fd) if pipe.fd >= 0 else 0
+            while left > 0 and (data := os.read(pipe.fd, min(left, _READ))):
+                left -= len(data)
                 self._take(output, pipe, data)
             self._take_lines(output, pipe, pipe.lines.flush())
             self._close_pipe(pipe)

@@ -27,9 +27,11 @@ from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
 from monarch._mesh.start.launch import apply_affinity
-from monarch._runtime import async_driver  # noqa: F401
+from monarch._mesh.start.leftovers import RUN
+from monarch._runtime import async_driver, standard_streams  # noqa: F401
 from monarch._runtime.context import set_home
 from monarch._runtime.future import All
+from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
@@ -51,6 +53,7 @@ class Served:
         self._stop.acquire()
         self._reason = ""
         loop = Loop()
+        loop.ended_unasked = end_process
         proc = self.proc = Proc(address, loop)
         proc.incarnation = incarnation
         proc.client = spec.client
@@ -110,6 +113,7 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     gate = child.fds.pop("gate")
     os.environ.clear()
     os.environ.update(spec.env)
+    os.environ[RUN] = spec.folder  # what it starts can be told from others
     sys.path[:] = spec.path
     sys.modules["__main__"] = types.ModuleType("__main__")
     _reseed()
@@ -136,6 +140,7 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
         os.chdir(spec.cwd)
     except OSError as exc:
         sys.stderr.write(f"monarch: cannot enter the client's directory {spec.cwd!r}: {exc.strerror}\n")
+    standard_streams.secure()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -173,6 +178,7 @@ def _reseed() -> None:
 
 def main() -> None:
     """The process was executed: everything it needs to know is in the descriptors named by the environment."""
+    standard_streams.secure()
     try:
         given = os.environ.pop("MONARCH_LAUNCH")
     except KeyError:

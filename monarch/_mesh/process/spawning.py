@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._mesh.actors.actor import needs_loop
-from monarch._mesh.actors.endpoint import check_arguments, named
+from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
 from monarch._mesh.failures.restart_policy import Group

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._errors import BackpressureTimeout
+from monarch._mesh.actors.arity import Arity
 from monarch._mesh.actors.endpoint import (
     Endpoint,
     EndpointProperty,
     ValueStream,
-    _Arity,
     concurrent_endpoint,
     endpoint,
     send,
@@ -106,9 +106,9 @@ def test_arguments_are_refused_exactly_when_python_would(
         method(None, *args, **kwargs)
     except TypeError:
         with pytest.raises(TypeError):
-            _Arity(method, 1).check(args, kwargs)
+            Arity(method, 1).check(args, kwargs)
     else:
-        _Arity(method, 1).check(args, kwargs)
+        Arity(method, 1).check(args, kwargs)
 
 
 # --- on the mesh
