@@ -23,10 +23,19 @@ def test_the_last_lines(most: int) -> None:
     assert words.shown(crashed=True) == words.shown(crashed=False) == (lines[-most:] if most else [])
 
 
-def test_a_crash_is_shown_from_its_first_line() -> None:
-    words = LastWords(5)
-    words.take(["before", *DUMP, "Extension modules: a, b"])
-    assert words.shown(crashed=True) == DUMP[:5]
+def test_a_crash_is_shown_from_its_first_line_behind_what_was_said_before() -> None:
+    words = LastWords(6)
+    words.take(["1", "2", "3", "4", *DUMP, "Extension modules: a, b"])
+    assert words.shown(crashed=True) == ["2", "3", "4", *DUMP[:3]]
+    words = LastWords(6)
+    words.take(["1", *DUMP])
+    assert words.shown(crashed=True) == ["1", *DUMP[:5]]
+    words = LastWords(20)
+    words.take([*"123456789", *DUMP])
+    assert words.shown(crashed=True) == [*"123456789", *DUMP[:11]]
+    words = LastWords(1)
+    words.take(["1", *DUMP])
+    assert words.shown(crashed=True) == DUMP[:1]
 
 
 def test_the_crash_of_a_process_that_was_started_there_is_no_crash() -> None:
@@ -36,9 +45,9 @@ def test_the_crash_of_a_process_that_was_started_there_is_no_crash() -> None:
 
 
 def test_the_last_crash_counts_and_modules_are_left_out() -> None:
-    words = LastWords(3)
+    words = LastWords(4)
     words.take([*DUMP, "Fatal Python error: Aborted", "Extension modules: a, b", "  frame"])
-    assert words.shown(crashed=True) == ["Fatal Python error: Aborted", "  frame"]
+    assert words.shown(crashed=True) == [*DUMP[-2:], "Fatal Python error: Aborted", "  frame"]
 
 
 def test_no_lines_are_kept_when_none_are_wanted() -> None:
