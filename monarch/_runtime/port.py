@@ -6,11 +6,12 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
+from monarch._errors import format_remote
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
-from monarch._runtime.replies import Arrival, Queue
+from monarch._runtime.replies import Arrival, Queue, encode_error
 from monarch._wire import codec, culprit
-from monarch._wire.message import RAISED, VALUE, Answer
+from monarch._wire.message import ERROR, RAISED, VALUE, Answer
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar  # every checker has it: `default` came with Python 3.13
@@ -24,6 +25,8 @@ else:
     from typing import TypeVar
 
     T, T_co, T_contra = TypeVar("T"), TypeVar("T_co"), TypeVar("T_contra")
+
+_NOT_PICKLED = "A port was given an exception that cannot be pickled."
 
 
 class Port(Generic[T_contra]):
@@ -56,12 +59,16 @@ class Port(Generic[T_contra]):
         self._deliver(VALUE, body, buffers)
 
     def exception(self, exc: Exception) -> None:
-        """The receiver's `recv` (or the caller's Future) raises `exc` itself."""
+        """The receiver's `recv` (or the caller's Future) raises `exc` itself; an ActorError with its text when it cannot be
+        pickled."""
         if not isinstance(exc, BaseException):
             raise TypeError(f"Port.exception expects an exception, got {type(exc).__name__}")
         self._check()
-        body, buffers = codec.encode(exc)
-        self._deliver(RAISED, body, buffers)
+        try:
+            kind, payload = RAISED, codec.encode_value(exc)
+        except BaseException:  # of the exception's own methods, which may raise anything
+            kind, payload = ERROR, encode_error(exc, _NOT_PICKLED, format_remote(exc))
+        self._deliver(kind, *payload)
 
     def _check(self) -> None:
         if self._once and self._used:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._errors import ForkedClientError
+from monarch._errors import ForkedClientError, MessageTooLargeError
+from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
 from monarch._runtime.backpressure import Backpressure
 from monarch._runtime.future import running_loop
@@ -32,7 +32,19 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import FAILED, VALUE, ActorEnded, Answer, Bounced, Bye, Call, Failure, Hello, ProcEnded
+from monarch._wire.message import (
+    ERROR,
+    FAILED,
+    VALUE,
+    ActorEnded,
+    Answer,
+    Bounced,
+    Bye,
+    Call,
+    Failure,
+    Hello,
+    ProcEnded,
+)
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay, enclose
 from monarch._wire.transport.base import Connection
@@ -118,7 +130,7 @@ class Proc:
             message.TreeCall: lambda origin, msg, frame: self._on_tree_call(msg, frame),
             message.Welcome: lambda origin, msg, frame: self.processes.welcome(origin.remote, msg),
         }
-        _all.add(self)
+        forks.follow(self)
 
     @property
     def mesh(self) -> Any:
@@ -213,9 +225,14 @@ class Proc:
     def answer(
         self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview], coalesce_within: float = 0.0
     ) -> None:
-        """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender."""
+        """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender; an error that
+        is too large to be sent is replaced by one that says so: whoever waits gets an answer."""
         try:
             self.post(address, answer, body, buffers, coalesce_within)
+        except MessageTooLargeError as exc:
+            if answer.kind not in (ERROR, FAILED):
+                raise
+            self.answer(address, Answer(answer.port, answer.rank, FAILED), _too_large(exc), ())
         except PeerEnded:
             if answer.sender:
                 dest = f"port {answer.port} of {address}"
@@ -237,6 +254,10 @@ class Proc:
             return
         try:
             self.post(agent_of(self.address), message.TreeAnswer(delivery.back, answer), body, buffers, coalesce_within)
+        except MessageTooLargeError as exc:
+            if kind not in (ERROR, FAILED):
+                raise
+            self.reply(delivery, FAILED, _too_large(exc))
         except PeerEnded:  # and this process with it
             pass
 
@@ -568,25 +589,9 @@ class Proc:
         )
         if self._streams is not None:
             self._streams.forked()
-        for fd in self.loop.descriptors():
-            try:
-                os.close(fd)
-            except OSError:
-                pass
+        forks.close(self.loop.descriptors())
 
 
-_all: weakref.WeakSet[Proc] = weakref.WeakSet()
-
-
-def _before_fork() -> None:
-    for proc in list(_all):
-        if proc.payloads is not None:
-            proc.payloads.before_fork()
-
-
-def _after_fork_in_child() -> None:
-    for proc in list(_all):
-        proc.forked()
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+def _too_large(exc: MessageTooLargeError) -> bytes:
+    """A Failure of its own, in place of one that cannot be sent."""
+    return message.encode(Failure(f"it failed, and the report cannot be sent: {exc}"))

@@ -17,6 +17,7 @@ import msgspec
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future import LOOK, Source
+from monarch._text import NAME_LIMIT, sendable, text_of
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
@@ -57,20 +58,26 @@ class Target:
 def failure_error(failure: Failure, label: str | None) -> BaseException:
     """The exception a caller gets when its target failed."""
     if failure.error:
-        error: BaseException = codec.decode(failure.error)
-        return error
+        try:
+            error = codec.decode(failure.error)
+        except Exception as exc:
+            error = exc
+        if isinstance(error, Exception):
+            return error
     return SupervisionError(failure.report, label)
 
 
 def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always."""
+    """An endpoint's exception for its caller: the exception where it can be pickled, its text always. Never raises."""
     buffers: Sequence[memoryview] = ()
     try:
         pickled, buffers = codec.encode(exc)
-        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
-    except Exception:
+        # A constructor that cannot be replayed must fail here, not at the caller.
+        if not isinstance(codec.decode(pickled, buffers), BaseException):
+            pickled, buffers = b"", ()
+    except BaseException:  # of the exception's own methods, which may raise anything
         pickled, buffers = b"", ()
-    return message.encode((where, formatted, pickled)), buffers
+    return message.encode((sendable(where, NAME_LIMIT), sendable(formatted), pickled)), buffers
 
 
 def decode_answer(raw: Raw, label: str | None) -> Any:
@@ -83,12 +90,17 @@ def decode_answer(raw: Raw, label: str | None) -> Any:
         exception: BaseException | None = None
         if pickled:
             try:
-                exception = codec.decode(pickled, buffers)
+                decoded = codec.decode(pickled, buffers)
+                exception = decoded if isinstance(decoded, BaseException) else None
             except Exception as exc:
-                formatted += f"\n(the exception itself could not be unpickled here: {type(exc).__name__}: {exc})"
+                why = f"{type(exc).__name__}: {text_of(exc)}"
+                formatted += f"\n(the exception itself could not be unpickled here: {why})"
         raise ActorError(exception, where, formatted)
     if kind == RAISED:
-        raise codec.decode(body, buffers)
+        raised = codec.decode(body, buffers)
+        if isinstance(raised, Exception):
+            raise raised
+        raise ActorError(raised, "A port was given what is no ordinary exception.")
     raise failure_error(_decode_failure(body), label)
 
 

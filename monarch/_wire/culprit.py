@@ -21,19 +21,22 @@ _OF_EVERY_CLASS = ("__dict__", "__weakref__", "_abc_impl")
 
 
 def explain(
-    exc: Exception, what: str, values: Mapping[str, Any], encode: Callable[[Any], object] = codec.encode
+    exc: BaseException, what: str, values: Mapping[str, Any], encode: Callable[[Any], object] = codec.encode
 ) -> None:
     """Adds to what encoding raised, of `values` by name, what it was and which part of it: as a note of the exception."""
     text = f"while encoding {what}: nothing was sent"
     if not isinstance(exc, MessageTooLargeError):
         try:
             text += _named(exc, values, lambda part: _fails(encode, part))
-        except Exception:  # the objects' own code runs here, and has failed once already
+        except BaseException:  # the objects' own code runs here, and has failed once already
             pass
-    exc.add_note(text)
+    try:
+        exc.add_note(text)
+    except Exception:  # of a class of the program's that takes none
+        pass
 
 
-def _named(exc: Exception, values: Mapping[str, Any], fails: Callable[[Any], bool]) -> str:
+def _named(exc: BaseException, values: Mapping[str, Any], fails: Callable[[Any], bool]) -> str:
     for name, value in values.items():
         if fails(value):
             part, culprit = find(value, name, fails)
@@ -53,7 +56,7 @@ def _named(exc: Exception, values: Mapping[str, Any], fails: Callable[[Any], boo
 def _fails(encode: Callable[[Any], object], part: Any) -> bool:
     try:
         encode(part)
-    except Exception:
+    except BaseException:
         return True
     return False
 

@@ -26,9 +26,11 @@ from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import encode_error
+from monarch._text import clip
 from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure
 
+_AROUND = 1_000  # bytes of an error beside its two texts
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
 
 
@@ -143,7 +145,7 @@ class ActorBehaviour:
         try:
             body, buffers = codec.encode_value(result)
             self.proc.check_size(body, buffers)
-        except Exception as exc:
+        except BaseException as exc:  # of the result's own methods, which may raise anything
             what = f"the return value of {type(self.actor).__qualname__}.{delivery.call.method}"
             culprit.explain(exc, what, {"result": result})
             self._reply_error(delivery, exc)
@@ -158,7 +160,7 @@ class ActorBehaviour:
         advise(exc)
         if call.adverb == KEEP:
             _keep(delivery, None, exc)
-        if getattr(exc, "_as_it_is", False):
+        if getattr(type(exc), "_as_it_is", False):
             self.proc.reply(delivery, RAISED, *codec.encode(exc))
             return
         where = f"Actor call {self.instance.name}.{call.method} failed."
@@ -168,7 +170,10 @@ class ActorBehaviour:
         try:
             proc.check_size(body, buffers)
         except MessageTooLargeError:
-            body, buffers = encode_error(RuntimeError("the exception is too large to send"), where, formatted[:100_000])
+            room = max(0, proc.frame_limit - _AROUND) // 8  # two texts, and a character takes 4 bytes at most
+            body, buffers = encode_error(
+                RuntimeError("the exception is too large to send"), clip(where, room), clip(formatted, room)
+            )
         proc.reply(delivery, ERROR, body, buffers)
 
     def _raised(self, delivery: Delivery, exc: Exception, method: Method | None) -> None:

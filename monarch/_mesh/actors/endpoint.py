@@ -247,6 +247,8 @@ class Endpoint(Generic[P, R_co]):
     __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
 
     def __init__(self, mesh: EndpointMesh, name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
+        if not name.isascii():
+            name.encode()  # UnicodeEncodeError here, where no message has been numbered yet
         self._mesh = mesh
         self._name = name
         self._property = prop

@@ -25,14 +25,14 @@ from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import shown
 from monarch._runtime.waiting import Wait
-from monarch._wire.message import Call
+from monarch._wire.message import Call, Text
 
 _RANKS = 64  # unanswered ranks an edge names; it counts them all
 _QUEUED = 10_000  # messages of a mailbox among which one is looked for
 _TASKS = 2_000  # tasks of an actor above which nothing is said of those of one message
 
 
-class WaitEdge(msgspec.Struct, frozen=True):
+class WaitEdge(Text, msgspec.Struct, frozen=True):
     """One wait: who waits for whom, since when, and where.
 
     `who`, `rank`, `host`, `pid`, `address`: the actor and its process ("<root>" is the client). `doing`: the endpoint that it
@@ -40,6 +40,8 @@ class WaitEdge(msgspec.Struct, frozen=True):
     answered, `unanswered` of them (64 are named). `seconds`: for how long. `limited`: the wait has a time limit. `file`,
     `line`, `function`: where ("", 0 and "" when that could not be seen).
     """
+
+    names = ("who", "host", "doing", "target", "file", "function")
 
     who: str
     rank: int
@@ -68,9 +70,11 @@ class WaitEdge(msgspec.Struct, frozen=True):
         return f"{shown(self.ranks)} ({self.unanswered} of them)" if self.unanswered > 1 else shown(self.ranks)
 
 
-class RunningHandler(msgspec.Struct, frozen=True):
+class RunningHandler(Text, msgspec.Struct, frozen=True):
     """One endpoint that runs: where, for how long (`seconds`), and at which line it is. Fields as those of WaitEdge.
     `queued`: messages of its actor that wait until it has returned; `is_async`: it is an `async def`."""
+
+    names = ("who", "host", "endpoint", "file", "function")
 
     who: str
     rank: int

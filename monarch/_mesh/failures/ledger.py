@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
+from monarch._text import clip
 from monarch._wire.message import Failure, ProcEnded
 
 EXIT_CLEAN = "stopped: process exited cleanly"
@@ -236,16 +237,6 @@ class Ledger:
         return entry.whole
 
 
-REPORT_LIMIT = 100_000  # characters of a report; the middle of a longer one is left out
-
-
-def _clip(text: str) -> str:
-    if len(text) <= REPORT_LIMIT:
-        return text
-    half = REPORT_LIMIT // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-
-
 # --- the texts ----------------------------------------------------------------------------------------------
 
 
@@ -301,7 +292,7 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
 
 def actor_failure(display: str, cause: str, key: str, mesh_name: str, rank: int) -> Failure:
     """An actor failed by itself: an exception nobody waited for, an abort, a constructor that raised."""
-    body = _clip(cause).rstrip().replace("\n", "\n    ")
+    body = clip(cause).rstrip().replace("\n", "\n    ")
     report = f"The actor {display} and all its descendants have failed:\n    {body}"
     first = cause.strip().splitlines()[-1] if cause.strip() else ""
     return Failure(report, key, mesh_name, [rank], f"Supervision event: actor {display} failed: {first}")
@@ -319,7 +310,7 @@ def unhandled_child(
     display: str, child: MeshFailure, key: str, mesh_name: str, rank: int, handling: str | None = None
 ) -> Failure:
     """An owner fails because it did not handle a failure of its mesh (or raised while `handling`)."""
-    report = _clip(child.report())
+    report = clip(child.report())
     why = "failed because it did not handle a supervision event from its child"
     if handling is not None:
         indented = report.replace("\n", "\n    ")

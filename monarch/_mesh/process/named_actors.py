@@ -16,6 +16,7 @@ from monarch._mesh.meshes.proc_mesh import proc_mesh_of
 from monarch._runtime.context import Current, current, here, root_of
 from monarch._runtime.future import Future
 from monarch._runtime.proc import Proc
+from monarch._text import NAME_LIMIT, sendable
 from monarch._wire import codec
 from monarch._wire.address import name_of
 from monarch._wire.message import Spawn, encode_extent
@@ -108,7 +109,7 @@ def process_service(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P
     ValueError for a class that is not an Actor.
     """
     proc = here()
-    key = f"{name}@{name_of(proc.address)}"  # senders number their messages by it
+    key = f"{sendable(name, NAME_LIMIT)}@{name_of(proc.address)}"  # senders number their messages by it
     known = proc.services.get(key)
     if known is None:
         check_class(Class)
