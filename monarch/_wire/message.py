@@ -150,11 +150,16 @@ class StopActor(_Telling, tag=4):
 
 
 class Probe(_Message, tag=5):
-    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here."""
+    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here.
+
+    With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before.
+    """
 
     key: str
     port: int
     rank: int
+    ready: bool = False
+    living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------
@@ -466,6 +471,7 @@ class Output(_Message, tag=35):
 
     stream: int
     text: str
+    source: str = ""  # whose output it is
 
 
 class Flushed(_Message, tag=36):
@@ -544,7 +550,7 @@ class Attach(_Message, tag=55):
     """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
 
     config: bytes  # the client's settings
-    env: dict[str, str]  # for the processes that are started there from now on
+    env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
     port: int
     rank: int
 

@@ -1,4 +1,4 @@
-"""What processes that have ended leave in those that live: as good as nothing, in the client, the agent and other processes."""
+"""What processes that have ended leave in those that live, the client, the agent and others: as good as nothing."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._mesh.agent import neighbours
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop, start_thread
 from monarch._wire import frame as frames
@@ -78,7 +79,7 @@ class HostLinks:
 
     def dial(self, host: str) -> LinkConnection:
         """A link that begins to dial. ValueError when `host` is no address that can be dialled."""
-        address = host_address.parse_dial(host)
+        address = self._address(host)
         limits = limits_from(settings)
 
         def begin(done: Any) -> None:
@@ -116,7 +117,7 @@ class HostLinks:
     def look_after(self, host: str, link: LinkConnection) -> None:
         """`host` has dialled that link, whose connection broke. It will dial again, unless it has ended: then nobody listens
         there, or another agent does, and the link is closed rather than waited for."""
-        address, first_refused, refusals = host_address.parse_dial(host), 0.0, 0
+        address, first_refused, refusals = self._address(host), 0.0, 0
 
         def knock() -> None:
             if not link.lost and link.suspected:
@@ -149,7 +150,14 @@ class HostLinks:
     def _who(self, host: str, link: LinkConnection) -> LinkHello:
         return LinkHello(message.VERSION, self._host, self._routes.agent, link.uid, host, 0, False, purpose=WHO)
 
-    def _dial(self, host: str, address: host_address.HostAddress, done: Callable[[Any], None]) -> None:
+    def _address(self, host: str) -> host_address.HostAddress | None:
+        """None: of another program of this machine, whose agent is dialled at its socket."""
+        return None if host.startswith(neighbours.SCHEME) else host_address.parse_dial(host)
+
+    def _dial(self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]) -> None:
+        if address is None:
+            neighbours.dial(host, self._loop, done)
+            return
         given = self._trusted.get(host, self._own)
         tls = _context(given, server=False)
         tcp.dial(address, self._loop, done, secret=_secret(given), tls=tls, start_thread=start_thread)

@@ -22,7 +22,7 @@ from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Entry, Raw, Target
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._wire import host_address
+from monarch._wire import host_address, os_text
 from monarch._wire.address import agent_at, agent_of, host_of
 from monarch._wire.auth import Secret
 from monarch._wire.message import Attach, AttachedHost, Failure, ProcEnded, SetCredentials, Shutdown
@@ -255,7 +255,7 @@ class Attaching(Entry):
         assert self.target is not None
         for rank, address in enumerate(self.target.addresses):
             try:
-                proc.post(address, Attach(config, env, number, rank))
+                proc.post(address, Attach(config, os_text.encode(env), number, rank))
             except PeerEnded as exc:
                 self.fail(_failure_of(address, exc.why))
 

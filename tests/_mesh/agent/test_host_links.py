@@ -46,6 +46,9 @@ class Agent:
     def awaited(self, address: str) -> bool:
         return False
 
+    def is_near(self, host: str) -> bool:
+        return False
+
     def host_lost(self, host: str, why: str) -> None:
         self.ended.append(why)
 
