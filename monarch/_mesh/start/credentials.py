@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import stat
 import warnings
 from collections.abc import Iterable
 
@@ -54,6 +55,8 @@ def credentials(
             f"TLS between hosts is mutual and needs ca, certificate and private_key; missing: {', '.join(names)}. "
             f"`monarch certs DIRECTORY` makes all three"
         )
+    if given[2] is not None and not isinstance(given[2], bytes):
+        _warn_of_readers(given[2])
     known = load_secret(secret, os.environ)
     there = list(addresses)
     if not pems[0]:
@@ -127,6 +130,18 @@ def _reach_of_descriptor(fd: int) -> int:
 
 def _is_loopback(host: str) -> bool:
     return host_address.is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _warn_of_readers(private_key: str | os.PathLike[str]) -> None:
+    """Not refused, as a secret's file would be: keys are often mounted with modes that nobody here can change."""
+    mode = stat.S_IMODE(os.stat(private_key).st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        warnings.warn(
+            f"the private key {os.fspath(private_key)!r} may be read by others (mode {mode:04o}), who can then run code on all "
+            f"hosts; run chmod 600 on it",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def own_credentials() -> Credentials:

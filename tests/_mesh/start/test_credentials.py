@@ -78,6 +78,10 @@ def test_certificates_are_bytes_or_files_or_named_by_the_environment(
     files = {name: tmp_path / name for name in PEMS}
     for name, file in files.items():
         file.write_bytes(PEMS[name])
+        file.chmod(0o644)
+    with pytest.warns(UserWarning, match=r"private key '.*private_key' may be read by others \(mode 0644\)"):
+        assert given(EXPOSED, **files) == expected
+    files["private_key"].chmod(0o600)
     assert given(EXPOSED, **files) == given(EXPOSED, **{name: str(file) for name, file in files.items()}) == expected
     for variable, name in (("CA", "ca"), ("CERT", "certificate"), ("KEY", "private_key")):
         monkeypatch.setenv(f"MONARCH_TLS_{variable}", str(files[name]))
