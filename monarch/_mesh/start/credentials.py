@@ -137,8 +137,8 @@ def _warn_of_readers(private_key: str | os.PathLike[str]) -> None:
     mode = stat.S_IMODE(os.stat(private_key).st_mode)
     if mode & (stat.S_IRGRP | stat.S_IROTH):
         warnings.warn(
-            f"the private key {os.fspath(private_key)!r} may be read by others (mode {mode:04o}), who can then run code on all "
-            f"hosts; run chmod 600 on it",
+            f"the private key {os.fspath(private_key)!r} may be read by others (mode {mode:04o}), who can then run code "
+            f"on all hosts; run chmod 600 on it",
             UserWarning,
             stacklevel=4,
         )
