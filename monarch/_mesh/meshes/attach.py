@@ -67,7 +67,7 @@ def attach_to_workers(
         raise ValueError("workers is empty: a mesh has one host or more")
 
     def credentials_for(addresses: Sequence[str]) -> Credentials:
-        return credentials(ca, certificate, private_key, secret, addresses)
+        return credentials(ca, certificate, private_key, secret, addresses, dialled=True)
 
     hosts = Workers(workers, credentials_for)
     given = credentials_for([worker for worker in workers if isinstance(worker, str)])
