@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.support.hosts import Hosts
-from tests.support.scripts import Scripts
+from tests.support.scripts import ROOT, Scripts
 from tests.support.tiers import first_of
 
 pytestmark = pytest.mark.procs
@@ -78,3 +82,64 @@ def test_processes_do_not_inherit_the_secret(scripts: Scripts, how: str) -> None
         env={"MONARCH_SECRET": "hush-hush-hush-hush"},
     )
     assert done.stdout.splitlines() == ["hush-hush-hush-hush", "None False", "asked for False"]
+
+
+# --- limits
+
+
+@pytest.mark.parametrize("who", ["agent", "fork servers"])
+def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp_path: Path, who: str) -> None:
+    """The limit counts for others than root only."""
+    if os.getuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("as root, this needs setpriv")
+    program = tmp_path / "limited.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, resource, sys, time
+            import monarch.actor
+            from monarch.actor import Actor, SupervisionError, endpoint, this_host
+
+            monarch.actor.unhandled_fault_hook = lambda failure: None
+
+            class A(Actor):
+                @endpoint
+                def pid(self): return os.getpid()
+
+            def limit(number=None):
+                for pid in [agent] if sys.argv[1] == "agent" else servers:
+                    hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+                    resource.prlimit(pid, resource.RLIMIT_NPROC, (hard if number is None else number, hard))
+
+            class Parent(Actor):
+                @endpoint
+                def agent(self): return os.getppid(), os.getpid()
+
+            agent, own = this_host().spawn_procs().spawn("p", Parent).agent.call_one().get(timeout=30)
+            with open(f"/proc/{agent}/task/{agent}/children") as file:
+                servers = [int(pid) for pid in file.read().split() if int(pid) != own]
+            limit(1)
+            began = time.monotonic()
+            refused = this_host().spawn_procs({"gpus": 4})
+            try:
+                refused.spawn("a", A).pid.call().get(timeout=30)
+            except SupervisionError as exc:
+                print(str(exc).replace("\\n", " "))
+            print(time.monotonic() - began < 15)
+            limit()
+            print(len(this_host().spawn_procs({"gpus": 4}).spawn("a", A).pid.call().get(timeout=30).values()))
+            """
+        )
+    )
+    as_nobody = ["setpriv", "--reuid=65534", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    done = subprocess.run(
+        [*(as_nobody if os.getuid() == 0 else []), sys.executable, str(program), who],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": "/tmp"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told, fast, after = done.stdout.splitlines()
+    assert "ulimit -u" in told and fast == "True" and after == "4"

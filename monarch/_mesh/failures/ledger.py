@@ -87,7 +87,7 @@ class Gone:
 
 
 class _Entry:
-    __slots__ = ("ended", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
+    __slots__ = ("_ranks_at", "ended", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
 
     def __init__(self, mesh: MeshFacts, owner: str, internal: bool) -> None:
         self.mesh = mesh
@@ -97,6 +97,14 @@ class _Entry:
         self.incarnations: dict[int, int] = {}  # of the ranks that are not the first
         self.restarting: set[int] = set()
         self.whole: Failure | None = None
+        self._ranks_at: dict[str, list[int]] | None = None
+
+    def ranks_at(self, address: str) -> Sequence[int]:
+        if self._ranks_at is None:  # made when a process ends: many end together, and meshes are large
+            self._ranks_at = {}
+            for rank, there in enumerate(self.mesh.addresses):
+                self._ranks_at.setdefault(there, []).append(rank)
+        return self._ranks_at.get(address, ())
 
 
 class Ledger:
@@ -157,10 +165,8 @@ class Ledger:
             entry = self._entries[key]
             fresh = [
                 rank
-                for rank, address in enumerate(entry.mesh.addresses)
-                if address == ended.address
-                and rank not in entry.ended
-                and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
+                for rank in entry.ranks_at(ended.address)
+                if rank not in entry.ended and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
             ]
             if fresh:
                 failure = process_failure(entry.mesh, ended, fresh)
