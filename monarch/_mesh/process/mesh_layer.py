@@ -26,6 +26,7 @@ from monarch._mesh.process.restarter import Restarter
 from monarch._mesh.process.spawning import Spawning
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.instance import Supervise
+from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._wire.address import AGENT, host_of, name_of, split_proc_name
 from monarch._wire.message import (
@@ -162,12 +163,12 @@ class MeshLayer(Hooks):
             return
         who = f"process {rank} of mesh {procs.spec.name!r} (pid {suspected.pid}, {suspected.address})"
         if not suspected.why:
-            logger.warning("%s runs again", who)
+            log(logger, logging.WARNING, "%s runs again", who)
         elif suspected.limit:
-            logger.warning("%s is suspected: %s. It is killed and counts as failed if that lasts for %g s (setting "
-                           "suspect_timeout)", who, suspected.why, suspected.limit)  # fmt: skip
+            log(logger, logging.WARNING, "%s is suspected: %s. It is killed and counts as failed if that lasts for %g s "
+                "(setting suspect_timeout)", who, suspected.why, suspected.limit)  # fmt: skip
         else:
-            logger.warning("%s is suspected: %s", who, suspected.why)
+            log(logger, logging.WARNING, "%s is suspected: %s", who, suspected.why)
 
     # --- who is told of a failure
 
