@@ -34,6 +34,8 @@ from __future__ import annotations
 
 import os
 
+from monarch._text import sendable
+
 _RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in ("_mesh", "_runtime"))
 
 
@@ -61,7 +63,8 @@ class ActorError(Exception):
 
 
 def format_remote(exception: BaseException | None) -> str:
-    """The chained traceback of `exception` as text, its heading saying that it happened elsewhere."""
+    """The chained traceback of `exception` as text, its heading saying that it happened elsewhere. Fit to send: TEXT_LIMIT
+    characters at most. Never raises, whatever the exception's own methods do."""
     if exception is None:
         return "(the remote exception could not be unpickled here)"
     import traceback  # slow to import and only ever needed once something went wrong
@@ -72,10 +75,15 @@ def format_remote(exception: BaseException | None) -> str:
         frames = frames.tb_next
     if frames is not None:
         exception.__traceback__ = frames
-    text = "".join(traceback.format_exception(exception))
-    return text.replace(
-        "Traceback (most recent call last):",
-        "Traceback of where the remote call failed (most recent call last):",
+    try:
+        text = "".join(traceback.format_exception(exception))
+    except BaseException as exc:  # of a method of the exception
+        text = f"{type(exception).__name__} (its text cannot be shown: that raised {type(exc).__name__})"
+    return sendable(
+        text.replace(
+            "Traceback (most recent call last):",
+            "Traceback of where the remote call failed (most recent call last):",
+        )
     )
 
 

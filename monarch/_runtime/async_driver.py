@@ -14,6 +14,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from monarch._runtime.actor_threads import OnThread
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import CleanupTooLong, abandon, aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.future import make_future
@@ -97,7 +98,7 @@ class AsyncDriver:
                 leave = self._failed(exc)
             self._run(self.loop.create_task(self._leave_async(leave)))
         except BaseException as exc:
-            self.instance.finish(self._failed(exc))
+            abandon(self.instance, self._failed(exc))
         finally:
             self._close_loop()
 
@@ -192,6 +193,8 @@ class AsyncDriver:
                 self._supervise(item)
             elif type(item) is Bounced:
                 self._begin_hook(self._undeliverable(item))
+            elif type(item) is OnThread:
+                item.run()
         idle, instance = self.idle, self.instance
         if idle is not None and (instance.mailbox.messages or instance.leaving is not None) and not idle.done():
             idle.set_result(None)

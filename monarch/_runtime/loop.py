@@ -101,6 +101,7 @@ class Loop:
         self._ident = 0
         self._polling = False
         self._stopped = False
+        self._told = False  # another thread has called `ended_unasked`
         self._wakes: list[Callable[[], Any]] = []
         self._counting = False  # errors that are said at the end of their window
 
@@ -169,7 +170,7 @@ class Loop:
     def _deaf(self, exc: BaseException) -> None:
         """Any thread: the loop sleeps where nothing wakes it."""
         if not self._stopped:
-            self._stopped = True
+            self._stopped = self._told = True
             start_thread(self.ended_unasked, "monarch-end", exc)
 
     def add(self, fd: int, on_event: Callable[[int], Any]) -> None:
@@ -234,10 +235,11 @@ class Loop:
         except BaseException as exc:
             asked, self._stopped = self._stopped, True
             self._leave()
-            if asked:
+            if not asked:
+                self.stop()
+                self.ended_unasked(exc)
+            elif not self._told:
                 raise
-            self.stop()
-            self.ended_unasked(exc)
         else:
             self._leave()
 

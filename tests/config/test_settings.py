@@ -32,6 +32,8 @@ from monarch.config import (
 )
 from monarch.config.layers import Layers
 
+ALL = "All are in docs/settings.md and in monarch.get_global_config()"
+
 # What programs may rely on; written out, so that a slip in the table shows.
 DEFAULTS: dict[str, Any] = {
     "actor_spawn_max_idle": "30s",
@@ -281,16 +283,16 @@ def test_a_setting_reads_back(name: str, given: Any, read: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "error", "text"),
     [
-        ({"nope": 1}, ValueError, "invalid configuration key: `nope`"),
+        ({"nope": 1}, ValueError, f"invalid configuration key: `nope`. {ALL}"),
         (
             {"remote_alloc_bootstrap_addr": "x"},
             ValueError,
-            "invalid configuration key: `remote_alloc_bootstrap_addr`",
+            f"invalid configuration key: `remote_alloc_bootstrap_addr`. {ALL}",
         ),
         (
             {"cleanup_timout": "1s"},
             ValueError,
-            "invalid configuration key: `cleanup_timout`; did you mean `cleanup_timeout`?",
+            f"invalid configuration key: `cleanup_timout`; did you mean `cleanup_timeout`? {ALL}",
         ),
         (
             {"stop_actor_timeout": 3},
@@ -559,7 +561,7 @@ def test_a_decorated_coroutine_stays_one_and_runs_under_its_settings() -> None:
             TypeError,
             "parametrize_config: tail_log_lines must be a set or list of values, got 1",
         ),
-        (parametrize_config, {"nope": [1]}, ValueError, "invalid configuration key: `nope`"),
+        (parametrize_config, {"nope": [1]}, ValueError, f"invalid configuration key: `nope`. {ALL}"),
         (
             parametrize_config_pointwise,
             {"tail_log_lines": ["x"]},

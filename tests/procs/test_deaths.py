@@ -153,7 +153,7 @@ def test_a_death_is_told_once_for_each_mesh_with_all_that_is_known(own: Any, fau
     for failure in told:
         assert failure.crashed_ranks == [1]
         for part in (
-            f"failed: {WAYS[how][1]}\n",
+            f"failed: {WAYS[how][1]}",
             f"rank 1 of {failure.mesh_name}, pid {pids[1]} on {socket.gethostname()}, at unix:",
             f"the last lines it wrote to stderr:\n      {words}",
         ):

@@ -156,6 +156,10 @@ class BaseHostAgent:
         """See `routes.Station`."""
         raise NotImplementedError
 
+    def is_near(self, host: str) -> bool:
+        """See `routes.Station`."""
+        return False
+
     def take_link(self, hello: LinkHello) -> Link:
         raise NotImplementedError
 
@@ -167,9 +171,14 @@ class BaseHostAgent:
 
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:
         self.act(self.roster.alive(self.loop.now(), connection))
-        for frame in received:
+        for index, frame in enumerate(received):
             msg = message.decode(frame.head)
             if not connection.remote:
+                if type(msg) is LinkHello:  # the agent of another program of this machine: see `neighbours`
+                    entrance = self.routes.entrance()
+                    connection.heard_by(entrance)  # type: ignore[attr-defined]  # it came to our own socket
+                    entrance.connection_received(connection, received[index:])
+                    return
                 if not self._on_hello(connection, msg):
                     return
                 continue

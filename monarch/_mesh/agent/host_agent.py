@@ -21,6 +21,7 @@ import msgspec
 from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Start
 from monarch._mesh.agent.host_links import HostLinks, HostListener
+from monarch._mesh.agent.neighbours import is_neighbour
 from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
@@ -147,13 +148,17 @@ class HostAgent(BaseHostAgent):
     def begin_link(self, host: str) -> Link:
         return self.links.dial(host)
 
+    def is_near(self, host: str) -> bool:
+        return is_neighbour(host)
+
     def take_link(self, hello: LinkHello) -> Link:
         return self.links.take(hello)
 
     def host_suspected(self, host: str, why: str) -> None:
         super().host_suspected(host, why)
         link = self.routes.links().get(host)
-        if why and isinstance(link, LinkConnection) and not link.dials and is_dialable(host):
+        known = is_dialable(host) or is_neighbour(host)
+        if why and isinstance(link, LinkConnection) and not link.dials and known:
             self.links.look_after(host, link)
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
@@ -333,7 +338,7 @@ class HostAgent(BaseHostAgent):
         output = self._running.pop(key, None)
         if output is not None:
             self.outputs.close(output)
-            ended.tail.extend(output.tail)
+            ended.tail.extend(output.tail.shown(crashed=ended.code < 0))
         _unlink(self._path_of(ended.address))
         ended.hostname = self.hostname
 

@@ -109,7 +109,7 @@ def _folded(ask: Combine, raws: list[Any]) -> tuple[int, bytes, Any]:
         for raw in raws[1:]:
             result = combine(result, decode_answer(raw, None))
         return (VALUE, *codec.encode_value(result))
-    except Exception as exc:
+    except BaseException as exc:  # of the program's function, on a thread that serves others as well
         where = "the combine function of an Accumulator failed."
         return (ERROR, *encode_error(exc, where, format_remote(exc)))
 

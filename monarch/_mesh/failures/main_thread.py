@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._errors import UnhandledFaultError
 from monarch._mesh.failures.fault_hook import fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.failures.repeats import Repeats
 from monarch._runtime.future import Slot, running_loop
 from monarch._runtime.loop import start_thread
 
@@ -118,6 +119,7 @@ class Faults:
         self._stopped = False
         self._pending: Fault | None = None  # set by our thread, taken by the main thread
         self._raised = Raised()
+        self._repeats = Repeats()
         self.ending = False  # an UnhandledFaultError ends the program: nothing more is raised
 
     # --- any thread
@@ -181,7 +183,7 @@ class Faults:
         try:
             fault_hook()(failure)
         except BaseException as exc:
-            self._tell(Fault(failure.report(), _block(failure, exc)))
+            self._tell(Fault(failure.report(), self._repeats.shortened(failure, _block(failure, exc))))
 
     def _tell(self, fault: Fault) -> None:
         if self.front is None:

@@ -24,7 +24,17 @@ from types import FrameType
 
 from monarch._errors import DeadlockError
 from monarch._mesh.failures import stacks
-from monarch._mesh.failures.activity import Helpers, Job, Jobs, blockers, display, edge_of, is_bound, lines_of_job
+from monarch._mesh.failures.activity import (
+    Helpers,
+    Job,
+    Jobs,
+    behind,
+    blockers,
+    display,
+    edge_of,
+    is_bound,
+    lines_of_job,
+)
 from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
 from monarch._runtime.instance import Delivery
 from monarch._runtime.log_thread import aside
@@ -171,6 +181,7 @@ class Sweep:
         text = (
             f"endpoint {call.method}() of {display(job.instance)} (rank {job.instance.rank}) has been running for "
             f"{ran:.1f} s (setting slow_handler_after); this is logged once for each message"
+            f"{behind(job.queued, job.is_async)}"
         )
         own = [wait for wait in waits if wait.running is not None and wait.running.call is call]
         text += "".join(f"\n{edge_of(proc, wait, jobs, frames)}" for wait in own[:_SHOWN])

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
+from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, announce
 from monarch._mesh.meshes.specs import ProcSpec
@@ -19,7 +20,6 @@ from monarch._runtime.future import All, Done, Future, Source, Then, detach, mak
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import ShapedMesh
 from monarch._wire import os_text
 from monarch._wire.ids import new_id
 from monarch.config import settings
@@ -30,11 +30,12 @@ _REFERENCE = (
 _BINDINGS = ("cpunodebind", "membind", "physcpubind", "cpus")
 
 
-class HostMesh(ShapedMesh):
+class HostMesh(Handle):
     """A mesh of hosts, or a view of one. `this_host()` is the mesh of this machine."""
 
     stream_logs = False
     is_fake_in_process = False
+    _ended_by = "shutdown"
 
     def __init__(
         self, hosts: Sequence[str], shape: Shape, executable: str = "", session: Session | None = None
@@ -70,6 +71,12 @@ class HostMesh(ShapedMesh):
     def __repr__(self) -> str:
         return f"<HostMesh {self._shape} of {len(self)} host(s)>"
 
+    def __getattr__(self, name: str) -> Any:
+        hint = (
+            ' (actors live in processes: host.spawn_procs({"gpus": 4}).spawn("name", Class))' if name == "spawn" else ""
+        )
+        raise AttributeError(f"'HostMesh' object has no attribute {name!r}{hint}")
+
     # --- processes
 
     def with_python_executable(self, path: str) -> HostMesh:
@@ -99,7 +106,7 @@ class HostMesh(ShapedMesh):
         of another length. What goes wrong later
         (no such program, too many processes) is raised by `initialized`, and by calls on its actors.
         """
-        sizes = dict(per_host or {})
+        sizes = _sizes_of(per_host)
         if self._session is not None:
             self._session.check()
         self._check_sizes(sizes)
@@ -238,6 +245,17 @@ class HostMesh(ShapedMesh):
 
     def __reduce__(self) -> Any:
         return HostMesh, (self._hosts, self._shape, self._executable)
+
+
+def _sizes_of(per_host: Any) -> dict[str, int]:
+    try:
+        return dict(per_host or {})
+    except (TypeError, ValueError):
+        example = per_host if isinstance(per_host, int) else 4
+        raise TypeError(
+            f"per_host has the dimensions of the processes of each host by name, as in "
+            f'spawn_procs({{"gpus": {example}}}); got {per_host!r}'
+        ) from None
 
 
 class Session(Protocol):

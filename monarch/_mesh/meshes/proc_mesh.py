@@ -5,29 +5,32 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._errors import SupervisionError
 from monarch._mesh import plugins
+from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures import restart_policy
 from monarch._mesh.meshes import replacements
+from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.owned import Acks
 from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
-from monarch._runtime.future import Done, Future, Source, Then, make_future
+from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import ShapedMesh
 from monarch._wire.address import agent_at, host_of, name_of
 from monarch._wire.message import LogOption
 
 if TYPE_CHECKING:
     from monarch._mesh.meshes.owned import OwnedProcs
 
-T = TypeVar("T")
+P = ParamSpec("P")
+A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(ShapedMesh):
+class ProcMesh(Handle):
     """A mesh of processes, or a view of one.
 
     The object that `spawn_procs` returned owns the processes and may `stop()` them; slices and copies that were sent are
@@ -58,6 +61,12 @@ class ProcMesh(ShapedMesh):
         addresses = self._spec.addresses
         return [addresses[rank] for rank in self._shape.ndslice]
 
+    def _places(self) -> list[tuple[str, int]]:
+        """Of each rank of this view: the prefix of its host's address, and which of the mesh's processes there it is."""
+        spec = self._spec
+        per_host = len(spec.addresses) // len(spec.hosts)
+        return [(spec.hosts[rank // per_host], rank % per_host) for rank in self._shape.ndslice]
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcMesh) and self._spec.uid == other._spec.uid and self._shape == other._shape
 
@@ -68,6 +77,11 @@ class ProcMesh(ShapedMesh):
         kind = "owned" if self._owned is not None else "reference"
         state = ", stopped" if self._spec.stopped else ""
         return f"<ProcMesh {self._spec.name!r} {self._shape} ({kind}{state})>"
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"'ProcMesh' object has no attribute {name!r} (endpoints are called on the mesh that spawn() returns)"
+        )
 
     @property
     def host_mesh(self) -> Any:
@@ -80,7 +94,7 @@ class ProcMesh(ShapedMesh):
 
     # --- actors
 
-    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> T:
+    def spawn(self, name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Starts one actor of `Class` in each process of the mesh and returns their ActorMesh, typed as the class.
 
         Returns at once: on each rank `__init__(*args, **kwargs)` runs on the actor's own thread before any endpoint. The
@@ -90,6 +104,8 @@ class ProcMesh(ShapedMesh):
         do not fit `__init__`, RuntimeError when the mesh was stopped, and whatever pickling raises.
         """
         self._check_alive()
+        if not isinstance(name, str):
+            raise TypeError(f'spawn takes a name first, as in procs.spawn("counters", Counter, ...); got {name!r}')
         return here().mesh.spawning.spawn_actors(  # type: ignore[no-any-return]
             self, name, replacements.replace(Class), args, kwargs, group=restart_policy.active()
         )
@@ -106,6 +122,28 @@ class ProcMesh(ShapedMesh):
         if self._ready is None:
             return make_future(Done(True))
         return make_future(Then(self._ready, lambda _value: True))
+
+    def healthy(self, timeout: float | None = None) -> Future[None]:
+        """Resolves when every process of this mesh or slice is up: it runs, its bootstrap function has returned, and it
+        answers. Restarts that are under way, or that a RestartPolicy will begin, are waited for.
+
+        Raises TimeoutError after `timeout` seconds, naming the ranks that are not up and why; SupervisionError as soon as one
+        will not come back by itself: it failed without a policy, the policy gave up, or the mesh was stopped. Known only to
+        the process that spawned the mesh: NotImplementedError elsewhere.
+        """
+        ranks = list(self._shape.ndslice)
+        source = here().mesh.health.of_procs(
+            self._spec.uid, ranks, None if timeout is None else check_timeout(timeout), self._ready
+        )
+        if source is None and self._spec.stopped:
+            source = Done(
+                SupervisionError(f"the mesh {self._spec.name!r} was stopped: spawn new processes with spawn_procs()")
+            )
+        if source is None:
+            raise NotImplementedError(
+                f"whether the mesh {self._spec.name!r} is healthy is known to the process that spawned it: ask there"
+            )
+        return make_future(source)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes: every actor's `__cleanup__` runs, each interpreter ends in the ordinary way, and what is

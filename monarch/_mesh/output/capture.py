@@ -8,10 +8,10 @@ import os
 import socket
 import sys
 import termios
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from monarch._mesh.output import log_lines
+from monarch._mesh.output.last_words import LastWords
 from monarch._mesh.output.left_out import LeftOut
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire.message import Output
@@ -50,7 +50,7 @@ class ProcOutput:
     def __init__(self, mesh: MeshOutput, rank: int) -> None:
         self.mesh = mesh
         self.rank = rank
-        self.tail: deque[str] = deque(maxlen=mesh.tail)
+        self.tail = LastWords(mesh.tail)
         self.pipes: list[_Pipe] = []
 
 
@@ -172,7 +172,7 @@ class Outputs:
 
     def _take_lines(self, output: ProcOutput, pipe: _Pipe, lines: list[str]) -> None:
         if pipe.stream == 2:
-            output.tail.extend(lines)
+            output.tail.take(lines)
         mesh = output.mesh
         if not lines or not mesh.forward or not mesh.stream:
             return

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio  # noqa: F401  imported here so that forked procs have it already
+import contextlib
+import faulthandler
 import inspect  # noqa: F401
 import logging
 import multiprocessing
@@ -142,6 +144,9 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    if not faulthandler.is_enabled():  # PYTHONFAULTHANDLER
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # no stderr
+            faulthandler.enable(2, all_threads=False)  # a crash shows its stack in the last lines, and no other threads
     if bind:
         apply_affinity(bind)
     settings.restore(msgspec.msgpack.decode(spec.config))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -483,7 +484,6 @@ def test_the_first_reason_to_stop_counts() -> None:
     ("end", "text"),
     [
         (ended("p0", -9), "Killed(sig=9)"),
-        (ended("p0", -11), "Killed(sig=11)"),
         (ended("p0", 7), "exited with non-zero code 7"),
         (ended("p0", 0), "exited cleanly"),
         (ended("p0", 1, detail="no such program"), "no such program"),
@@ -491,6 +491,12 @@ def test_the_first_reason_to_stop_counts() -> None:
 )
 def test_how_a_process_ended(end: ProcEnded, text: str) -> None:
     assert ledgers.describe_exit(end) == text
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTERM"])
+def test_a_signal_that_says_something_is_named(name: str) -> None:
+    number = signal.Signals[name].value
+    assert ledgers.describe_exit(ended("p0", -number)).startswith(f"Killed(sig={number}), {name}: ")
 
 
 def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_words() -> None:

@@ -62,6 +62,18 @@ def test_futures_that_give_no_address() -> None:
         Workers([A, make_future(Slot())]).resolve()
 
 
+def test_an_address_that_comes_late_is_checked_as_the_others_are() -> None:
+    seen: list[Any] = []
+
+    def refuse(addresses: Any) -> None:
+        seen.extend(addresses)
+        raise ValueError("no certificates")
+
+    with pytest.raises(ValueError, match="no certificates"):
+        Workers([A, future("w@tls://b:2")], refuse).resolve()
+    assert seen == ["w@tls://b:2"]  # as it was given: what it is called by has no scheme
+
+
 # --- answers
 
 
