@@ -280,8 +280,9 @@ def test_a_loop_whose_descriptors_have_become_others_is_noticed_by_its_alarm() -
         os.dup2(null, fd)
     loop.call_rarely(0.0, lambda: None)
     assert "closed from outside" in str(ended.get(timeout=TIMEOUT))
-    for fd in (null, *loop.descriptors()):
-        os.close(fd)
+    loop._epoll.close()
+    os.close(loop._wake_fd)
+    os.close(null)
 
 
 def test_stopping_closes_what_the_loop_holds() -> None:
