@@ -38,6 +38,7 @@ CountName = Literal[
     "undelivered_messages",
     "message_ack_every_n_messages",
     "max_cast_fanout",
+    "max_procs",
     "tree_casts_from",
     "tree_calls_from",
     "direct_after",

@@ -134,6 +134,8 @@ TABLE: tuple[Setting, ...] = (
            "How processes are launched."),
 
     # Processes
+    Setting("max_procs", POSITIVE, 65_536, "MONARCH_MAX_PROCS",
+            "Most processes that one spawn_procs may ask for: more are refused at the call."),
     Setting("runtime_dir", TEXT, "", "MONARCH_RUNTIME_DIR",
             "Folder of the sockets; empty is XDG_RUNTIME_DIR or else the temporary folder."),
     Setting("preload", TEXT, "auto", "MONARCH_PRELOAD",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -101,7 +102,8 @@ class HostMesh(Handle):
         process of a host, with `cpus` or numactl's `cpunodebind`, `membind`, `physcpubind`. `bootstrap_command`: what to
         execute in place of forking, one for all or a function of the process's Point.
 
-        Raises ValueError for labels that repeat, sizes below 1 and `proc_bind` of another length. What goes wrong later
+        Raises ValueError for labels that repeat, sizes below 1, more processes than the setting `max_procs` and `proc_bind`
+        of another length. What goes wrong later
         (no such program, too many processes) is raised by `initialized`, and by calls on its actors.
         """
         sizes = _sizes_of(per_host)
@@ -172,6 +174,12 @@ class HostMesh(Handle):
                 raise TypeError(f"per_host labels are strings, got {label!r}")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"per_host dimension {label!r} must have a size of 1 or more, got {size!r}")
+        count, limit = math.prod(sizes.values()) * len(self), settings.get("max_procs")
+        if count > limit:
+            raise ValueError(
+                f"per_host={sizes} on {len(self)} host(s) asks for {count} processes, and the limit is {limit} (setting "
+                f"max_procs, MONARCH_MAX_PROCS)"
+            )
 
     def _check_binds(self, binds: Sequence[Mapping[str, str]] | None, count: int) -> list[dict[str, str]] | None:
         if binds is None:

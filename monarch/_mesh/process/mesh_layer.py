@@ -29,6 +29,7 @@ from monarch._mesh.process.restarter import Restarter
 from monarch._mesh.process.spawning import Spawning
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.instance import Instance, Supervise
+from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Entry, Raw
 from monarch._runtime.unseen import Unseen
@@ -176,12 +177,12 @@ class MeshLayer(Hooks):
             return
         who = f"process {rank} of mesh {procs.spec.name!r} (pid {suspected.pid}, {suspected.address})"
         if not suspected.why:
-            logger.warning("%s runs again", who)
+            log(logger, logging.WARNING, "%s runs again", who)
         elif suspected.limit:
-            logger.warning("%s is suspected: %s. It is killed and counts as failed if that lasts for %g s (setting "
-                           "suspect_timeout)", who, suspected.why, suspected.limit)  # fmt: skip
+            log(logger, logging.WARNING, "%s is suspected: %s. It is killed and counts as failed if that lasts for %g s "
+                "(setting suspect_timeout)", who, suspected.why, suspected.limit)  # fmt: skip
         else:
-            logger.warning("%s is suspected: %s", who, suspected.why)
+            log(logger, logging.WARNING, "%s is suspected: %s", who, suspected.why)
 
     # --- who is told of a failure
 
@@ -254,8 +255,8 @@ class MeshLayer(Hooks):
         if held.open:
             calls = "; ".join(sorted({call.issued for call in held.calls}))
             for failure in list(held.failures):
-                logger.error("nobody has looked at the Future of a call that failed %g s ago (called at %s). It raises: %s",
-                             _HELD_LONG, calls or "an unknown line", failure.report())  # fmt: skip
+                log(logger, logging.ERROR, "nobody has looked at the Future of a call that failed %g s ago (called at %s). "
+                    "It raises: %s", _HELD_LONG, calls or "an unknown line", failure.report())  # fmt: skip
 
     # --- calls that have failed
 
