@@ -146,9 +146,9 @@ class UnhandledFaultError(KeyboardInterrupt):
     """A failure reached the root client and no `unhandled_fault_hook` took it; raised in the main thread, wherever it waits.
 
     A subclass of KeyboardInterrupt so that `finally` blocks and atexit handlers run and ordinary `except Exception`
-    does not swallow it. The text is the report of the failure, which is on stderr too. Uncaught it ends the program as
-    Ctrl-C does: by SIGINT, status 130 in a shell (1 in a child of multiprocessing). Caught, the program goes on: what failed
-    stays failed, and the next failure is raised again.
+    does not swallow it. The text is the report of the failure, which is on stderr too. Uncaught it ends the program with
+    status 1, as an exception does, never with that of Ctrl-C. Caught, the program goes on: what failed stays failed, and the
+    next failure is raised again. A failure that a call has raised is not raised a second time here: docs/reliability.md.
 
     Of several failures that come together one is raised and all are reported: those that come while this exception is
     handled (until the `except` or `finally` block ends) are not raised. One that comes after that, while this

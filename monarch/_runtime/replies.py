@@ -392,7 +392,7 @@ class _Result(Entry):
             self.set_ready()
 
     def abandon(self) -> None:
-        """Its answer, should one come, is dropped. An endpoint's error is logged; the table keeps the entry aside for that."""
+        """Its answer, should one come, is dropped; an error is logged, for which the table keeps the entry aside."""
         caller = self.caller
         if not self.ready and caller is not None and caller.proc.ports.abandon(self):
             self.abandoned = True
