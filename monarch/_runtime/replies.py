@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from monarch._errors import ActorError, SupervisionError
+from monarch._errors import ActorError, SupervisionError, format_remote, with_local_source
 from monarch._runtime.future import Source
 from monarch._runtime.unseen import Unseen, source_line
 from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
 from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
+from monarch.config import settings
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -36,7 +37,20 @@ _ENDED_KEPT = 10_000
 _ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
 
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
-_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
+
+
+class RemoteError(msgspec.Struct, array_like=True):
+    """An exception of an endpoint on its way to the caller: its text, itself where it can be pickled, and who raised it."""
+
+    message: str
+    formatted: str
+    pickled: bytes = b""
+    rank: int = -1  # in the mesh that the actor was spawned as
+    point: dict[str, int] = {}
+    host: str = ""
+
+
+decode_remote_error = msgspec.msgpack.Decoder(RemoteError).decode
 
 
 class Target:
@@ -65,31 +79,41 @@ def failure_error(failure: Failure, label: str | None) -> BaseException:
     return SupervisionError(failure.report, label)
 
 
-def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
+def formatted(exc: BaseException) -> str:
+    """Its traceback, as a caller in another process is shown it."""
+    return format_remote(exc, settings.get("show_internal_frames"))
+
+
+def encode_error(exc: BaseException, error: RemoteError) -> tuple[bytes, Sequence[memoryview]]:
     """An endpoint's exception for its caller: the exception where it can be pickled, its text always."""
     buffers: Sequence[memoryview] = ()
     try:
-        pickled, buffers = codec.encode(exc)
-        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
+        error.pickled, buffers = codec.encode(exc)
+        codec.decode(error.pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
     except Exception:
-        pickled, buffers = b"", ()
-    return message.encode((where, formatted, pickled)), buffers
+        error.pickled, buffers = b"", ()
+    return message.encode(error), buffers
 
 
-def decode_answer(raw: Raw, label: str | None) -> Any:
-    """The value of an answer, or raises the exception that it carries."""
+def decode_answer(raw: Raw, label: str | None, raised: int = 1, ranks: int = 1) -> Any:
+    """The value of an answer, or raises the exception that it carries, which `raised` of the `ranks` called have."""
     _rank, kind, body, buffers = raw
     if kind == VALUE:
         return codec.decode(body, buffers)
     if kind == ERROR:
-        where, formatted, pickled = _decode_error(body)
+        error = decode_remote_error(body)
+        text = with_local_source(error.formatted)
         exception: BaseException | None = None
-        if pickled:
+        if error.pickled:
             try:
-                exception = codec.decode(pickled, buffers)
+                exception = codec.decode(error.pickled, buffers)
             except Exception as exc:
-                formatted += f"\n(the exception itself could not be unpickled here: {type(exc).__name__}: {exc})"
-        raise ActorError(exception, where, formatted)
+                text += f"\n(the exception itself could not be unpickled here: {type(exc).__name__}: {exc})"
+        found = ActorError(exception, error.message, text)
+        if error.rank >= 0:
+            found.rank, found.point, found.host = error.rank, error.point, error.host
+        found.raised, found.ranks = raised, ranks
+        raise found
     if kind == RAISED:
         raise codec.decode(body, buffers)
     raise failure_error(_decode_failure(body), label)
@@ -494,9 +518,9 @@ class Gather(_Result):
         if self._error is not None:
             raise self._error
         label = self.target.label if self.target else None
-        for raw in self._answers:
-            if raw is not None and raw[1] not in (VALUE, MERGED):
-                decode_answer(raw, label)
+        raised = [raw for raw in self._answers if raw is not None and raw[1] not in (VALUE, MERGED)]
+        if raised:
+            decode_answer(raised[0], label, len(raised), len(self._answers))
         return self._finish(
             [decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED]
         )
