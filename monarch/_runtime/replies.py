@@ -12,16 +12,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
-from monarch._errors import ActorError, SupervisionError, format_remote, with_local_source
 from monarch._runtime.future import Source
+from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
 from monarch._runtime.unseen import Unseen, source_line
-from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
-from monarch.config import settings
+from monarch._wire.message import FAILED, MERGED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -30,27 +26,8 @@ if TYPE_CHECKING:
     from monarch._runtime.loop import Loop
     from monarch._wire.transport.base import Connection
 
-# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
-Raw = tuple[int, int, Buffer, Sequence[Buffer]]
-
 _ENDED_KEPT = 10_000
 _ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
-
-_decode_failure = msgspec.msgpack.Decoder(Failure).decode
-
-
-class RemoteError(msgspec.Struct, array_like=True):
-    """An exception of an endpoint on its way to the caller: its text, itself where it can be pickled, and who raised it."""
-
-    message: str
-    formatted: str
-    pickled: bytes = b""
-    rank: int = -1  # in the mesh that the actor was spawned as
-    point: dict[str, int] = {}
-    host: str = ""
-
-
-decode_remote_error = msgspec.msgpack.Decoder(RemoteError).decode
 
 
 class Target:
@@ -69,54 +46,6 @@ class Target:
         self.failure_of = failure_of
         self.key = ""
         self.ranks: Sequence[int] = ()
-
-
-def failure_error(failure: Failure, label: str | None) -> BaseException:
-    """The exception a caller gets when its target failed."""
-    if failure.error:
-        error: BaseException = codec.decode(failure.error)
-        return error
-    return SupervisionError(failure.report, label)
-
-
-def formatted(exc: BaseException) -> str:
-    """Its traceback, as a caller in another process is shown it."""
-    return format_remote(exc, settings.get("show_internal_frames"))
-
-
-def encode_error(exc: BaseException, error: RemoteError) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always."""
-    buffers: Sequence[memoryview] = ()
-    try:
-        error.pickled, buffers = codec.encode(exc)
-        codec.decode(error.pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
-    except Exception:
-        error.pickled, buffers = b"", ()
-    return message.encode(error), buffers
-
-
-def decode_answer(raw: Raw, label: str | None, raised: int = 1, ranks: int = 1) -> Any:
-    """The value of an answer, or raises the exception that it carries, which `raised` of the `ranks` called have."""
-    _rank, kind, body, buffers = raw
-    if kind == VALUE:
-        return codec.decode(body, buffers)
-    if kind == ERROR:
-        error = decode_remote_error(body)
-        text = with_local_source(error.formatted)
-        exception: BaseException | None = None
-        if error.pickled:
-            try:
-                exception = codec.decode(error.pickled, buffers)
-            except Exception as exc:
-                text += f"\n(the exception itself could not be unpickled here: {type(exc).__name__}: {exc})"
-        found = ActorError(exception, error.message, text)
-        if error.rank >= 0:
-            found.rank, found.point, found.host = error.rank, error.point, error.host
-        found.raised, found.ranks = raised, ranks
-        raise found
-    if kind == RAISED:
-        raise codec.decode(body, buffers)
-    raise failure_error(_decode_failure(body), label)
 
 
 class ProcForReplies(Protocol):
@@ -305,7 +234,7 @@ class Entry(Source):
     def note(self, raw: Raw) -> None:
         """This answer is an error or a failure, for its observer to see."""
         if raw[1] == FAILED:
-            self.note_failure(_decode_failure(raw[2]))
+            self.note_failure(decode_failure(raw[2]))
         elif self.caller is not None and self.target is not None and self.unseen is None:
             self.unseen = self.caller.proc.hooks.call_raised(self, raw)
 
@@ -487,7 +416,7 @@ class Gather(_Result):
             return
         kind = raw[1]
         if kind == FAILED:
-            self.fail(_decode_failure(raw[2]))
+            self.fail(decode_failure(raw[2]))
             return
         if kind != VALUE and kind != MERGED:
             self.note(raw)
@@ -544,7 +473,7 @@ class Queue(Entry):
     def receive(self, raw: Raw) -> None:
         if raw[1] != VALUE:
             if raw[1] == FAILED and self._left:
-                self.fail(_decode_failure(raw[2]))
+                self.fail(decode_failure(raw[2]))
                 return
             self.note(raw)
         with self._lock:

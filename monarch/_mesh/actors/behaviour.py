@@ -25,7 +25,7 @@ from monarch._runtime.ending import CleanupTooLong
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import RemoteError, encode_error, formatted
+from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
 from monarch._shape.extent import Extent, Point
 from monarch._wire import codec
 from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure, decode_extent

@@ -16,7 +16,7 @@ from typing import Any
 
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import RemoteError, decode_answer, encode_error, formatted
+from monarch._runtime.remote_errors import RemoteError, decode_answer, encode_error, formatted
 from monarch._wire import codec
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from types import CodeType
 
-from monarch._runtime.replies import Raw, decode_remote_error
+from monarch._runtime.remote_errors import Raw, decode_remote_error
 from monarch._runtime.unseen import source_line
 from monarch._wire.message import ERROR
 
