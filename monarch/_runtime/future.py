@@ -18,6 +18,7 @@ from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future_mistakes import teach
 from monarch._runtime.loop import io_threads, wake
 
@@ -392,6 +393,8 @@ class Future(Generic[T_co]):
                 self._value = source.value()
             except KeyboardInterrupt:  # Ctrl-C while it was decoded: the next observation tries again
                 raise
+            except (ActorError, SupervisionError) as exc:
+                self._error = exc.with_traceback(None)  # from here to there are frames of ours only
             except BaseException as exc:
                 self._error = exc
             self._source = None

@@ -15,16 +15,13 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
-from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future import LOOK, Source
+from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
 from monarch._runtime.unseen import Unseen, source_line
-from monarch._text import NAME_LIMIT, sendable, text_of
-from monarch._wire import codec, message
+from monarch._wire import message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
+from monarch._wire.message import FAILED, MERGED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -33,15 +30,9 @@ if TYPE_CHECKING:
     from monarch._runtime.loop import Loop
     from monarch._wire.transport.base import Connection
 
-# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
-Raw = tuple[int, int, Buffer, Sequence[Buffer]]
-
 _ENDED_KEPT = 10_000
 _EXPECTED_KEPT = 10_000
 _ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
-
-_decode_failure = msgspec.msgpack.Decoder(Failure).decode
-_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
 
 
 FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process at that address means
@@ -63,55 +54,6 @@ class Target:
         self.failure_of = failure_of
         self.key = ""
         self.ranks: Sequence[int] = ()
-
-
-def failure_error(failure: Failure, label: str | None) -> BaseException:
-    """The exception a caller gets when its target failed."""
-    if failure.error:
-        try:
-            error = codec.decode(failure.error)
-        except Exception as exc:
-            error = exc
-        if isinstance(error, Exception):
-            return error
-    return SupervisionError(failure.report, label)
-
-
-def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always. Never raises."""
-    buffers: Sequence[memoryview] = ()
-    try:
-        pickled, buffers = codec.encode(exc)
-        # A constructor that cannot be replayed must fail here, not at the caller.
-        if not isinstance(codec.decode(pickled, buffers), BaseException):
-            pickled, buffers = b"", ()
-    except BaseException:  # of the exception's own methods, which may raise anything
-        pickled, buffers = b"", ()
-    return message.encode((sendable(where, NAME_LIMIT), sendable(formatted), pickled)), buffers
-
-
-def decode_answer(raw: Raw, label: str | None) -> Any:
-    """The value of an answer, or raises the exception that it carries."""
-    _rank, kind, body, buffers = raw
-    if kind == VALUE:
-        return codec.decode(body, buffers)
-    if kind == ERROR:
-        where, formatted, pickled = _decode_error(body)
-        exception: BaseException | None = None
-        if pickled:
-            try:
-                decoded = codec.decode(pickled, buffers)
-                exception = decoded if isinstance(decoded, BaseException) else None
-            except Exception as exc:
-                why = f"{type(exc).__name__}: {text_of(exc)}"
-                formatted += f"\n(the exception itself could not be unpickled here: {why})"
-        raise ActorError(exception, where, formatted)
-    if kind == RAISED:
-        raised = codec.decode(body, buffers)
-        if isinstance(raised, Exception):
-            raise raised
-        raise ActorError(raised, "A port was given what is no ordinary exception.")
-    raise failure_error(_decode_failure(body), label)
 
 
 class ProcForReplies(Protocol):
@@ -308,7 +250,7 @@ class Entry(Source):
     def note(self, raw: Raw) -> None:
         """This answer is an error or a failure, for its observer to see."""
         if raw[1] == FAILED:
-            self.note_failure(_decode_failure(raw[2]))
+            self.note_failure(decode_failure(raw[2]))
         elif self.caller is not None and self.target is not None and self.unseen is None:
             self.unseen = self.caller.proc.hooks.call_raised(self, raw)
 
@@ -438,7 +380,7 @@ class _Result(Entry):
             self.set_ready()
 
     def abandon(self) -> None:
-        """Its answer, should one come, is dropped. An endpoint's error is logged: the table keeps the entry for that."""
+        """Its answer, should one come, is dropped; an error is logged, for which the table keeps the entry aside."""
         caller = self.caller
         if not self.ready and caller is not None and caller.proc.ports.abandon(self):
             self.abandoned = True
@@ -513,7 +455,7 @@ class Gather(_Result):
             return
         kind = raw[1]
         if kind == FAILED:
-            self.fail(_decode_failure(raw[2]))
+            self.fail(decode_failure(raw[2]))
             return
         if kind != VALUE and kind != MERGED:
             self.note(raw)
@@ -544,9 +486,9 @@ class Gather(_Result):
         if self._error is not None:
             raise self._error
         label = self.target.label if self.target else None
-        for raw in self._answers:
-            if raw is not None and raw[1] not in (VALUE, MERGED):
-                decode_answer(raw, label)
+        raised = [raw for raw in self._answers if raw is not None and raw[1] not in (VALUE, MERGED)]
+        if raised:
+            decode_answer(raised[0], label, len(raised), len(self._answers))
         return self._finish(
             [decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED]
         )
@@ -590,7 +532,7 @@ class Queue(Entry):
             self._answered(raw[0])
         if raw[1] != VALUE:
             if raw[1] == FAILED and self._left:
-                self.fail(_decode_failure(raw[2]))
+                self.fail(decode_failure(raw[2]))
                 return
             self.note(raw)
         with self._lock:

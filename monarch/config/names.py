@@ -55,6 +55,7 @@ FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
     "enable_log_forwarding",
     "prefix_with_rank",
+    "show_internal_frames",
     "enable_otel_metrics",
     "enable_otel_tracing",
     "rdma_allow_tcp_fallback",

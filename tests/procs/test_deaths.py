@@ -483,7 +483,7 @@ def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_
 
 def test_a_program_whose_host_agent_is_killed_says_so_and_ends(scripts: Any) -> None:
     done = scripts.run(AGENT + "    os.kill(agent, signal.SIGKILL)\n    threading.Event().wait()\n", check=False)
-    assert done.returncode in (-signal.SIGINT, 130), done.stderr
+    assert done.returncode == 1, done.stderr
     assert "Unhandled monarch error on the root actor" in done.stderr
     assert "the host agent (pid " in done.stderr and "was killed by signal 9, and its processes with it" in done.stderr
 

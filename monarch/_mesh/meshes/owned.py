@@ -14,7 +14,8 @@ from monarch._mesh.start.preload import refreshed
 from monarch._runtime.future import All, Done, Slot, Source
 from monarch._runtime.instance import Instance
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry
 from monarch._wire import message
 from monarch._wire.address import agent_at
 from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs, encode_extent

@@ -31,7 +31,8 @@ from monarch._runtime.hooks import Hooks
 from monarch._runtime.instance import Instance, Supervise
 from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry
 from monarch._runtime.unseen import Unseen
 from monarch._wire.address import AGENT, host_of, name_of, split_proc_name
 from monarch._wire.message import (
