@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -19,6 +19,7 @@ from monarch._mesh.start.launch_spec import BootstrapCommand, commands_for, laun
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
 from monarch._shape.extent import Extent, Point
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.ids import new_id
@@ -145,6 +146,9 @@ class HostMesh(Handle):
         layer.remember(mesh)
         announce(mesh)
         return mesh
+
+    if not TYPE_CHECKING:
+        spawn_procs = called_as(spawn_procs, 'host.spawn_procs({"gpus": 4})')
 
     def _run_bootstrap(
         self,
