@@ -63,6 +63,10 @@ class Source:
     def begin(self) -> None:
         """The first observation; lazy sources start here. May be called again."""
 
+    def start(self) -> None:
+        """`begin`, for observers of several sources, none of whom waits for this one itself."""
+        self.begin()
+
     def value(self) -> Any:
         """The result, or raises it. Called once, after `ready`, in the observing thread."""
         raise NotImplementedError
@@ -115,13 +119,15 @@ class Source:
         except ValueError:
             pass
 
-    def noted(self) -> list[tuple[Callable[[], Any], Note]]:
-        """Any thread: who waits for it, by what wakes them."""
+    def noted(self) -> list[tuple[Callable[[], Any], Note, bool]]:
+        """Any thread: who waits for it, by what wakes them; and whether nothing else wakes them."""
         found = []
         for waker in list(self._wakers or ()):
             defaults = getattr(waker, "__defaults__", None)
             if defaults and type(defaults[0]) is tuple:
-                found.append((waker, defaults[0]))
+                found.append((waker, defaults[0], True))
+            elif (noted := getattr(waker, "noted", None)) is not None:  # one of several that are waited for
+                found += noted()
         return found
 
     def wait(self, timeout: float | None) -> bool:
@@ -241,6 +247,9 @@ class Then(Source):
     def begin(self) -> None:
         self._first.begin()
 
+    def start(self) -> None:
+        self._first.start()
+
     def awaited(self) -> str:
         return self._first.awaited()
 
@@ -327,7 +336,7 @@ class Future(Generic[T_co]):
         On the thread of a running event loop it works, blocks that loop and warns.
         """
         if running_loop() is not None:
-            _warn_blocking()
+            warn_blocking("Future.get() was called", "Use `await future` here")
         if self._value is _PENDING and self._error is None:
             if timeout is not None:
                 timeout = check_timeout(timeout)
@@ -530,12 +539,10 @@ def let_block(loop: Any) -> None:
     _own_loop = loop
 
 
-def _warn_blocking() -> None:
+def warn_blocking(what: str, instead: str) -> None:
+    """Says that the running loop is blocked, at the line that called the caller."""
     if running_loop() is _own_loop:
         return
-    text = (
-        "Future.get() was called from within an active event loop: the loop runs nothing until the result is there. "
-        "Use `await future` here"
-    )
+    text = f"{what} from within an active event loop: the loop runs nothing until the result is there. {instead}"
     warnings.warn(text, UserWarning, stacklevel=3)
     logging.getLogger("monarch").warning(text)

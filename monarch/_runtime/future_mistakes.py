@@ -6,9 +6,11 @@ attribute of a Future slower to read, and each call reads several.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch._shape.refusals import arithmetic, refuse
+
+F = TypeVar("F")
 
 # Of a ValueMesh, of an actor mesh, of arrays and tensors, of containers and texts.
 _OF_RESULTS = (
@@ -39,7 +41,7 @@ def not_the_result(future: Any, mistake: str) -> str:
     )
 
 
-def teach(cls: Any) -> Any:
+def teach(cls: type[F]) -> type[F]:
     """Class decorator: gives Future the operators and names above, each of which raises."""
     members: dict[str, Any] = {name: _Missing(name, None) for name in _OF_RESULTS}
     members |= {name: _Missing(name, instead) for name, instead in _OF_OTHER_FUTURES.items()}

@@ -188,6 +188,11 @@ class ActorBehaviour:
 
     # --- failures
 
+    @property
+    def supervises(self) -> bool:
+        """Whether the actor has a `__supervise__` of its own, which is asked of every failure."""
+        return self.cls is not None and getattr(self.cls, "__supervise__", None) is not Actor.__supervise__
+
     def supervise(self, failure: MeshFailure) -> Any:
         """Asks the actor; returns Leave (or an awaitable of it) when it did not handle the failure."""
         if type(self.actor).__supervise__ is Actor.__supervise__:
