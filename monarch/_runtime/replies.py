@@ -294,6 +294,9 @@ class Entry(Source):
         left = self.unanswered()
         return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
 
+    def advice(self) -> str:
+        return LOOK if self.target is not None and self.target.key else ""
+
     def of(self) -> str:
         return f"{self.target.label}()" if self.target is not None else ""
 
@@ -340,7 +343,7 @@ class Entry(Source):
             self.give_up(
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
-                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}. "
+                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
                     f"{LOOK}"
                 )
             )
@@ -625,6 +628,9 @@ class Arrival(Source):
 
     def awaited(self) -> str:
         return self._queue.awaited() or " from the senders of its Port"
+
+    def advice(self) -> str:
+        return self._queue.advice()
 
     def of(self) -> str:
         return self._queue.of() or "a message of a Channel"

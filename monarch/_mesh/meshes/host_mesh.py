@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
@@ -18,6 +18,7 @@ from monarch._mesh.start.launch_spec import BootstrapCommand, commands_for, laun
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
 from monarch._shape.extent import Extent, Point
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire import os_text
@@ -146,6 +147,9 @@ class HostMesh(Handle):
         layer.remember(mesh)
         announce(mesh)
         return mesh
+
+    if not TYPE_CHECKING:
+        spawn_procs = called_as(spawn_procs, 'host.spawn_procs({"gpus": 4})')
 
     def _run_bootstrap(
         self,
