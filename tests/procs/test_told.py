@@ -59,7 +59,8 @@ CASES = {
     "stream": "assert caught(lambda: [f.get() for f in a.die.stream()])",
     "exception()": "assert isinstance(one.die.call_one().exception(), SupervisionError)",
     "another mesh of the process": "assert caught(lambda: one.die.call_one().get()); assert caught(b.alive.call().get)",
-    "several calls": "calls = [m.wait.call() for m in (b, procs.spawn('c', A))]; assert caught(lambda: one.die.call_one().get()); "
+    "several calls": "calls = [m.wait.call() for m in (b, procs.spawn('c', A))]; "
+    "assert caught(lambda: one.die.call_one().get()); "
     "assert all(caught(c.get) for c in calls)",
     "later": "f = one.die.call_one(); b.slice(gpus=1).alive.call_one().get(); time.sleep(0.5); assert caught(f.get)",
     "with_timeout": "assert caught(lambda: one.die.with_timeout(30).call_one().get())",
