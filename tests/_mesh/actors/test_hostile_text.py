@@ -323,7 +323,7 @@ def test_names(cluster: InProcessCluster) -> None:
     with pytest.raises(SupervisionError) as caught:
         named.nothing.call_one().get(TIMEOUT)
     str(caught.value)
-    assert SEEN in cluster.next_failure().report()
+    assert SEEN in cluster.next_failure(handled=True).report()
 
 
 def test_names_of_dimensions_and_endpoints_are_refused_where_they_are_given(cluster: InProcessCluster) -> None:
