@@ -397,7 +397,7 @@ class OneReply(_Result):
         self.ready = False  # what the bases' constructors do, without calling three for each call
         self._wakers = None
         self.began = monotonic()
-        self.number = 0
+        self.number = self.instruction = 0
         self.table = _NO_TABLE
         self.target = target
         self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = None
