@@ -84,7 +84,7 @@ class Close(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Why nothing gets through at present; "": the link is up again."""
+    """Why nothing gets through at present; "": the link is up again, or it is only that nobody has answered yet."""
 
     why: str
 
@@ -274,12 +274,13 @@ class Link:
     def dial_failed(
         self, now: float, why: str, refused: bool = False, final: bool = False, unknown: bool = False
     ) -> list[LinkEffect]:
-        """`refused`: nobody listens there. `final`: trying again would not help. `unknown`: nor if it was never there."""
+        """`refused`: nobody listens there. `final`: trying again would not help. `unknown`: its name has no address, which is
+        said at once of a host that was never reached: it may be misspelt, or its name known once it is up."""
         if self.dead or not self._dialling:
             return []
         self._dialling = False
         self._why = why
-        if final or (unknown and not self._established):
+        if final:
             return self._die(why)
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals == 1:
@@ -288,7 +289,9 @@ class Link:
         if self._established and self._refusals >= REFUSALS and long_enough:
             return self._die(f"nobody listens at {self.remote} any more: the process has ended ({why})")
         self._dial_later(now)
-        return []
+        if self._established:
+            return []
+        return self._suspect(f"{why}; it is looked up again for up to {self._attach_limit()}" if unknown else "")
 
     def hello_received(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         """The acceptor's hello arrived."""
@@ -451,8 +454,10 @@ class Link:
         if self._established:
             limit = f"{self._limits.reconnect:g} s (setting channel_reconnect_timeout)"
             return self._die(f"no new connection with {self.remote} came about within {limit}: {self._why}")
-        limit = f"{self._limits.attach:g} s (setting mesh_attach_config_timeout)"
-        return self._die(f"{self.remote} could not be reached within {limit}: {self._why}")
+        return self._die(f"{self.remote} could not be reached within {self._attach_limit()}: {self._why}")
+
+    def _attach_limit(self) -> str:
+        return f"{self._limits.attach:g} s (setting mesh_attach_config_timeout)"
 
     def _dial(self) -> list[LinkEffect]:
         self._dialling, self._dial_at = True, NEVER

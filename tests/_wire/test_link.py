@@ -821,11 +821,32 @@ def test_hosts_that_run_different_versions_of_python_are_not() -> None:
 # --- names that nobody knows
 
 
-def test_a_host_whose_name_is_unknown_is_given_up_at_once_unless_it_was_reached_before() -> None:
+def test_a_name_that_nobody_knows_is_said_at_once_and_looked_up_again() -> None:
+    """A pod's name is known once the pod runs, and workers may start after the client."""
+    link = dialler(LIMITS._replace(attach=20.0))
+    link.start(0.0)
+    (said,) = link.dial_failed(0.0, "no such name", unknown=True)
+    limit = "20 s (setting mesh_attach_config_timeout)"
+    assert said == Suspect(f"no such name; it is looked up again for up to {limit}")
+    while (now := link.due()) < 20.0:
+        assert link.tick(now) == [Dial()]
+        assert link.dial_failed(now, "still no such name", unknown=True) == []  # once is enough
+    assert link.tick(20.0) == [Dead(f"{ADDRESS} could not be reached within {limit}: still no such name")]
+
+
+def test_a_name_that_is_known_later_is_as_good_as_any() -> None:
     link = dialler()
     link.start(0.0)
-    assert link.dial_failed(0.0, "no such name", unknown=True) == [Dead("no such name")]
+    link.dial_failed(0.0, "no such name", unknown=True)
+    assert link.tick(link.due()) == [Dial()]
+    assert link.dial_failed(0.1, "nobody listens", refused=True) == [Suspect("")]
+    assert link.tick(link.due()) == [Dial()]
+    link.dialled(1.0, "connection")
+    link.hello_received(1.0, "connection", LinkHello(VERSION, ADDRESS, "agent-1", "link", ADDRESS, 0, False))
+    assert link.up
 
+
+def test_a_name_that_is_lost_while_the_link_is_broken_says_nothing_new() -> None:
     link = dialler()
     link.start(0.0)
     link.dialled(0.0, "connection")
