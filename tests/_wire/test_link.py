@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._wire.link import (
+    FRAME_REFUSALS,
     NEVER,
     Carry,
     Close,
@@ -816,6 +818,62 @@ def test_hosts_that_run_different_versions_of_python_are_not() -> None:
     bye, dead = greet("cpython 3.11.1", "cpython 3.13.0")
     assert isinstance(bye, SendBye) and isinstance(dead, Dead)
     assert f"{ADDRESS} runs cpython 3.13.0" in bye.why and "tcp://near:1 runs cpython 3.11.1" in bye.why
+
+
+# --- frames that cannot be taken
+
+
+class Refusing:
+    """Two links, of which `side` takes no more than `takes` frames of the other: it breaks the connection at the next."""
+
+    def __init__(self, side: int, takes: int) -> None:
+        self.sim = Simulation().start()
+        self.sim.run(1.0)
+        self.side, self.takes = side, takes
+        self.refused: Counter[int] = Counter()  # by frame
+        arrived = self.sim.arrived
+
+        def take_or_refuse(there: int, wire: Wire, item: Any) -> None:
+            full = len(self.sim.delivered[side]) >= self.takes
+            if there != side or type(item) is not int or not full:
+                arrived(there, wire, item)
+                return
+            self.refused[item] += 1
+            wire.close(side)
+            self.sim.act(side, self.sim.links[side].broken(self.sim.now, wire, "no memory", frame_refused=True))
+
+        self.sim.arrived = take_or_refuse  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize("side", [DIALLER, ACCEPTOR])
+def test_a_frame_that_is_refused_too_often_is_the_end_of_the_link(side: int) -> None:
+    case = Refusing(side, takes=3)
+    sim = case.sim
+    for _ in range(5):
+        sim.send(1 - side)
+    began = sim.now
+    sim.run(60.0)
+    assert sim.delivered[side] == [0, 1, 2] and case.refused == {3: FRAME_REFUSALS}
+    for deaths in sim.deaths:
+        ((when, dead),) = deaths
+        assert f"{FRAME_REFUSALS} times: no memory" in dead.why and "could not be taken" in dead.why
+        assert 1.0 < when - began < 15.0
+
+
+@pytest.mark.parametrize("side", [DIALLER, ACCEPTOR])
+def test_a_frame_that_is_taken_in_the_end_is_the_end_of_nothing(side: int) -> None:
+    """Refusals of one frame are counted, not those of all."""
+    case = Refusing(side, takes=0)
+    sim = case.sim
+    for _ in range(4):
+        sim.send(1 - side)
+    for frame in range(4):
+        while case.refused[frame] < FRAME_REFUSALS - 1:
+            sim.run(0.01)
+            assert sim.now < 100.0
+        case.takes = frame + 1
+    sim.run(5.0)
+    assert sim.delivered[side] == [0, 1, 2, 3] and sim.deaths == [[], []]
 
 
 # --- names that nobody knows
