@@ -36,8 +36,8 @@ from monarch._wire.transport.socket_errors import PATIENCE, Redial, explain
 from monarch.config import settings
 
 # Ended processes remembered; should anybody ask for one beyond, its agent remembers it. None takes the place of one that was
-# stopped for good, and hardly anybody asks for it.
-_ENDED_PEERS, _STOPPED_PEERS = 10_000, 100
+# stopped for good, and hardly anybody asks for it. About 600 bytes each, and as much as its last words have.
+_ENDED_PEERS, _STOPPED_PEERS = 2_000, 100
 
 
 class Transport(Protocol):

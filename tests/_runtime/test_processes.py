@@ -436,7 +436,7 @@ def die(us: Us, number: int, stopped: bool) -> None:
     ("stopped", "most"),
     [
         (True, 100),  # stopped for good: as few as are remembered
-        (False, 1_500),  # another may take its place: how it ended is remembered, of 10,000 of them
+        (False, 800),  # another may take its place: how it ended is remembered, of 2,000 of them
     ],
 )
 def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, most: int) -> None:
@@ -456,6 +456,7 @@ def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, 
     assert left < most
     known = us.known
     assert len(known.peers) == (module._STOPPED_PEERS if stopped else 1_200)
+    assert module._ENDED_PEERS * 800 < 2e6
     assert (
         known._connections
         == known._relays
@@ -463,6 +464,7 @@ def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, 
         == known._reasons
         == known._redials
         == known.newcomers
+        == known._accepted
         == {}
     )
 
