@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from monarch._text import NAME_LIMIT, TEXT_LIMIT, sendable
+from monarch._wire.software import Software
 
 VERSION = 1
 
@@ -149,11 +150,16 @@ class StopActor(_Telling, tag=4):
 
 
 class Probe(_Message, tag=5):
-    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here."""
+    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here.
+
+    With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before.
+    """
 
     key: str
     port: int
     rank: int
+    ready: bool = False
+    living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------
@@ -465,6 +471,7 @@ class Output(_Message, tag=35):
 
     stream: int
     text: str
+    source: str = ""  # whose output it is
 
 
 class Flushed(_Message, tag=36):
@@ -519,7 +526,11 @@ class LinkHello(_Message, tag=51):
     to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
     target_incarnation: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
-    purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
+    purpose: str = ""  # where this is no link: WHO asks which agent answers here; of a stream see `_runtime.streams`
+    software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
+
+
+WHO = "who"  # a LinkHello with it is answered by one that names the agent, and that is all
 
 
 class Beat(_Message, tag=52):
@@ -539,7 +550,7 @@ class Attach(_Message, tag=55):
     """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
 
     config: bytes  # the client's settings
-    env: dict[str, str]  # for the processes that are started there from now on
+    env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
     port: int
     rank: int
 

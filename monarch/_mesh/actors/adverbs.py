@@ -8,7 +8,7 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 # The public methods of Endpoint; a test compares.
-ADVERBS = frozenset(["call", "call_one", "choose", "stream", "broadcast", "rref", "with_timeout"])
+ADVERBS = frozenset(["call", "call_one", "choose", "stream", "map", "broadcast", "rref", "with_timeout"])
 
 
 def on_the_class(method: Callable[..., Any], adverb: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import sys
 import types
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from monarch._mesh import plugins
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
+from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
@@ -26,11 +28,11 @@ from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
-from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
+from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target
 from monarch._shape.region import Shape
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
-from monarch._wire.message import FAILED, Answer, Call, Cast, encode
+from monarch._wire.message import FAILED, Answer, Call, Cast, Failure, ProcEnded, encode
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -52,6 +54,8 @@ _FLOOD = 0.0003
 # Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
 CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
 
+_getframe = sys._getframe
+
 # Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
 _HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
 
@@ -61,6 +65,10 @@ class MeshSpec(MeshFacts, Protocol):
 
     name: str
     proc_mesh: Any
+
+    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
+        """What the end of the process at that address means to the actors."""
+        ...
 
 
 class EndpointMesh(Protocol):
@@ -220,7 +228,7 @@ def concurrent_endpoint(
     return decorate if method is None else decorate(method)
 
 
-class Endpoint(Generic[P, R_co]):
+class Endpoint(MapAdverb, Generic[P, R_co]):
     """One endpoint of an actor mesh (or of a view of it), with the adverbs.
 
     All adverbs: raise TypeError when the arguments do not fit, whatever pickling raises, MessageTooLargeError; nothing is
@@ -273,6 +281,8 @@ class Endpoint(Generic[P, R_co]):
         """
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), mesh._gathered)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs)
         return make_future(entry)
 
@@ -284,6 +294,8 @@ class Endpoint(Generic[P, R_co]):
                 f"call_one requires exactly 1 actor, but mesh has {count}: use call(), choose(), or slice the mesh"
             )
         entry = OneReply(self._target or self._make_target())
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL_ONE, args, kwargs)
         return make_future(entry)
 
@@ -291,6 +303,8 @@ class Endpoint(Generic[P, R_co]):
         """Runs on one rank, uniformly at random for each call."""
         rank = random.randrange(len(self._mesh._plan))
         entry = OneReply(self._target or self._make_target(), rank)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CHOOSE, args, kwargs, only=rank)
         return make_future(entry)
 
@@ -298,6 +312,8 @@ class Endpoint(Generic[P, R_co]):
         """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives."""
         count = len(self._mesh._plan)
         entry = Queue(self._target or self._make_target(), count)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, STREAM, args, kwargs)
         return ValueStream(entry, count)
 
@@ -315,6 +331,8 @@ class Endpoint(Generic[P, R_co]):
         """`call` whose answers may be folded on their way; `fold` gets what is left of them in the order of ranks."""
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), fold)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs, combine=codec.encode(combine)[0])
         return make_future(entry)
 
@@ -359,6 +377,9 @@ class Endpoint(Generic[P, R_co]):
     def with_timeout(self, seconds: float) -> Endpoint[P, R_co]:
         """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
+
+    def _send_item(self, reply: OneReply, item: Any, rank: int) -> None:
+        self._cast(reply, CALL_ONE, (item,), {}, only=rank)
 
     def _send(
         self,
@@ -433,11 +454,17 @@ class Endpoint(Generic[P, R_co]):
         if isinstance(reply, Port):
             number = reply._number
             back = "" if reply._address == proc.address else reply._address
+            if not back:
+                proc.ports.used_by(number, sender)
+                if isinstance(queue := proc.ports.get(number), Queue):
+                    queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
         elif reply is not None:
             entry = reply
-            known = proc.hooks.check(key, plan.receivers)
+            entry.caller = sender
+            # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
+            known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
             if known is not None:
-                entry.give_up(failure_error(known, f"{spec.name}.{method}"))
+                entry.fail(known)
                 return
             alone = entry.sending = parted is None and len(receivers) == 1
             number = proc.ports.add(entry)
@@ -570,5 +597,9 @@ def send(
     port: Port[R] | None = None,
     selection: str = "all",
 ) -> None:
-    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one for each rank, unordered."""
+    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one for each rank, unordered.
+
+    A port of this process also gets a SupervisionError for each rank that ends before it has answered. `endpoint` may be a
+    function of `monarch.remote` as well, which runs on the active mesh.
+    """
     endpoint._send(args, kwargs, port, selection)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
@@ -26,8 +26,10 @@ from monarch._shape.slice import NDSlice
 from monarch._wire import codec
 from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
-from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor, encode_extent
+from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor
 from monarch._wire.peer import PeerEnded
+
+logger = logging.getLogger("monarch")
 
 
 class Spawning:
@@ -185,17 +187,17 @@ class Spawning:
         spec, args = owned.spec, owned.args(rank)
         if args.body is None:
             raise RuntimeError(owned.too_large([rank]))
-        cls, extent = spec.cls, spec.extent
+        cls = spec.cls
         spawn = Spawn(
             spec.key,
             spec.name,
             rank,
-            encode_extent(tuple(extent.labels), tuple(extent.sizes)),
+            owned.view,
             owned.owner,
             self._proc.address,
             spec.creator,
             f"{cls.__module__}.{cls.__qualname__}",
-            needs_loop(cls),
+            owned.needs_loop,
             owned.setup,
             incarnation,
             port,
@@ -213,6 +215,8 @@ class Spawning:
         """Begins to stop an owned mesh; ready when every actor's cleanup has run or its process is gone."""
         with self._owned.lock:
             self._owned.ledger.mesh_stopped(spec.key, reason)
+        self._forget_untold(spec.key)
+        self._owned.changed()
 
         def ask(port: int, rank: int) -> None:
             self._proc.post(spec.addresses[rank], StopActor(spec.key, reason, port, rank))
@@ -231,6 +235,7 @@ class Spawning:
 
     def forget(self, owner: str, key: str) -> None:
         """That mesh is gone, and the ledger knows it no more."""
+        self._forget_untold(key)
         owned = self._owned.actors.pop(key, None)
         if owned is not None and owned.group is not None:
             with self._owned.lock:
@@ -241,6 +246,15 @@ class Spawning:
             instance.owned.pop(key, None)
             instance.numbering.forget(key)
 
+    def _forget_untold(self, key: str) -> None:
+        """No failure of that mesh is told any more; those entrusted to Futures that nobody observed are at least logged."""
+        with self._owned.lock:
+            untold = self._owned.observed.stopped(key)
+        for failure in untold:
+            logger.error(
+                "a mesh was stopped before anybody looked at the call that its failure ended: %s", failure.report()
+            )
+
     # --- processes
 
     def spawn_procs(self, spec: ProcSpec, launches: Sequence[bytes], per_host: int) -> OwnedProcs:
@@ -250,7 +264,7 @@ class Spawning:
         def on_gone() -> None:
             procs.pop(spec.uid, None)
 
-        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone)
+        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone, self._owned.changed)
         procs[spec.uid] = owned
         owner.owned[spec.uid] = owned
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):

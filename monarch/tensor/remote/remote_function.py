@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.actor import Future, NDSlice, Shape, ValueMesh, follow
+from monarch.actor import Future, NDSlice, Port, Shape, ValueMesh, bind_context, follow, start_thread
 from monarch.tensor import functions, patterns
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import active_mesh
@@ -354,6 +354,14 @@ class Remote(Generic[P, R_co]):
         mesh.client.do(mesh.place(_streams.stream), call.call, [tensor._record.ref for tensor in inputs], 0)
         _mutated(inputs, call.mutates, None)
 
+    def _send(self, args: Any, kwargs: Any, port: Port[Any] | None = None, selection: str = "all") -> None:
+        """What `send` does for endpoints: results and RemoteExceptions go to `port`, one for each rank."""
+        if selection not in ("all", "choose"):
+            raise ValueError(f"Invalid selection: {selection!r} (expected 'all' or 'choose')")
+        futures = list(self.stream(*args, **kwargs)) if selection == "all" else [self.choose(*args, **kwargs)]
+        if port is not None:
+            start_thread(bind_context(_pass_on), "monarch-remote-send", futures, port)
+
     def _mesh(self) -> Mesh:
         mesh = active_mesh()
         if mesh is None:
@@ -412,6 +420,15 @@ class Remote(Generic[P, R_co]):
                 f"activate that mesh or a slice of it, or bring the tensors over with .to_mesh(...)"
             )
         return wide
+
+
+def _pass_on(futures: list[Future[Any]], port: Port[Any]) -> None:
+    """Results are decoded here and not where they arrive: that is the program's code."""
+    for future in futures:
+        try:
+            port.send(future.get())
+        except Exception as exc:
+            port.exception(exc)
 
 
 def call_on_shard_and_fetch(
