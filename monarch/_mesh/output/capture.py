@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import fcntl
+import itertools
 import os
 import socket
 import sys
 import termios
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from monarch._mesh.output import log_lines
+from monarch._mesh.output import budget, log_lines
+from monarch._mesh.output.budget import Budget
 from monarch._mesh.output.last_words import LastWords
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire.message import Output
@@ -24,17 +26,29 @@ def _standing(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-class MeshOutput:
-    """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`."""
+def _here(mesh: MeshOutput, rank: int) -> str:
+    """A process for people: this host, and which one of a mesh."""
+    return f"{socket.gethostname()} {mesh.name}-{rank}"
 
-    def __init__(self, name: str, forward: bool, with_rank: bool, client: str = "", tail: int = 20) -> None:
+
+class MeshOutput:
+    """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`.
+
+    `streams`: it is streamed also when the program does not ask for that, for it comes from another host than the client's.
+    """
+
+    def __init__(
+        self, name: str, forward: bool, with_rank: bool, client: str = "", tail: int = 20, streams: bool = False
+    ) -> None:
         self.name = name
         self.client = client  # address of the client that sees it
         self.tail = tail  # lines of each process's stderr kept for reports
         self.forward = forward  # to the client, rather than to the terminal it shares with us
         self.with_rank = with_rank
-        self.stream = False
+        self.streams = streams
+        self.stream = streams
         self.window = 0.0
+        self.source = 0  # the number of what is folded, where it is counted
         self.aggregators: dict[int, log_lines.Aggregator] = {}
 
 
@@ -46,6 +60,7 @@ class ProcOutput:
         self.rank = rank
         self.tail = LastWords(mesh.tail)
         self.pipes: list[_Pipe] = []
+        self.source = 0  # its number, where what is on its way is counted
 
 
 class _Pipe:
@@ -68,11 +83,20 @@ class Outputs:
         self._echo = {1: log_lines.Echo(1), 2: log_lines.Echo(2)}
         self._echo_timer: Timer | None = None
         self._procs: set[ProcOutput] = set()
+        self._budget = Budget()
+        self._sources = itertools.count(1)
+        self._origins: dict[int, tuple[MeshOutput, str]] = {}  # of each source: how its lines begin
 
     def open(self, output: ProcOutput) -> dict[str, int]:
         """Writing ends for a new process, by name; the reading ends are watched from now on. stdout is inherited unless
         it is forwarded."""
         writing = {}
+        mesh = output.mesh
+        if mesh.streams:
+            output.source = next(self._sources)
+            self._origins[output.source] = mesh, log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank)
+            mesh.source = mesh.source or next(self._sources)
+            self._origins[mesh.source] = mesh, log_lines.origin(f"{socket.gethostname()} {mesh.name}", 0, False)
         for name, stream in (("stdout", 1), ("stderr", 2)):
             if stream == 1 and not output.mesh.forward:
                 continue
@@ -95,6 +119,9 @@ class Outputs:
             self._take_lines(output, pipe, pipe.lines.flush())
             self._close_pipe(pipe)
         self._procs.discard(output)
+        if output.source:
+            self._say_lost(output.source)
+            del self._origins[output.source]
 
     def read_now(self, mesh: MeshOutput | None = None) -> None:
         """Takes what stands in the pipes (of one mesh); one read takes as much as a pipe holds."""
@@ -108,15 +135,40 @@ class Outputs:
         """Ends the windows of these meshes."""
         for mesh in meshes:
             for stream, aggregator in mesh.aggregators.items():
-                text = aggregator.take(log_lines.clock(), mesh.with_rank)
-                if text:
-                    self._send(mesh, Output(stream, text))
+                self._send_folded(mesh, stream, aggregator)
+
+    def mesh_ended(self, mesh: MeshOutput) -> None:
+        self.show_gathered([mesh])
+        if mesh.source:
+            self._say_lost(mesh.source)
+            del self._origins[mesh.source]
+
+    def printed(self, source: int, size: int) -> None:
+        """The client has printed so much of that source."""
+        for lost in self._budget.printed(source, size):
+            self._say_lost(lost)
+
+    def _say_lost(self, source: int) -> None:
+        lost = self._budget.lost(source)
+        if lost:
+            mesh, origin = self._origins[source]
+            self._send(mesh, Output(2, f"{origin}{lost}\n"))
+
+    def _send_lines(self, mesh: MeshOutput, stream: int, source: int, lines: Sequence[str], limit: int) -> None:
+        """Lines with their newlines; beyond what may be on its way they are dropped, if their source is counted."""
+        text = "".join(self._budget.admit(source, lines, limit) if source else lines)
+        if text:
+            self._send(mesh, Output(stream, text, source))
+
+    def _send_folded(self, mesh: MeshOutput, stream: int, aggregator: log_lines.Aggregator) -> None:
+        text = aggregator.take(log_lines.clock(), mesh.with_rank)
+        self._send_lines(mesh, stream, mesh.source, text.splitlines(keepends=True), budget.TOTAL)
 
     def set_option(self, mesh: MeshOutput, stream: bool, window: float) -> None:
         """What was written until now is shown as it would have been."""
         self.read_now(mesh)
         self.show_gathered([mesh])
-        mesh.stream, mesh.window, mesh.aggregators = stream, window, {}
+        mesh.stream, mesh.window, mesh.aggregators = stream or mesh.streams, window, {}
 
     def flush(self) -> None:
         for echo in self._echo.values():
@@ -168,9 +220,9 @@ class Outputs:
         if mesh.window:
             self._gather(mesh, pipe.stream, output.rank, lines)
             return
-        host, proc = socket.gethostname(), f"{mesh.name}-{output.rank}"
-        shown = (log_lines.prefixed(host, proc, output.rank, line, mesh.with_rank) + "\n" for line in lines)
-        self._send(mesh, Output(pipe.stream, "".join(shown)))
+        origin = log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank)
+        shown = [f"{origin}{line}\n" for line in lines]
+        self._send_lines(mesh, pipe.stream, output.source, shown, budget.PROCESS)
 
     def _gather(self, mesh: MeshOutput, stream: int, rank: int, lines: list[str]) -> None:
         """Folds lines into the window of their stream; the first of a window sets the clock."""
@@ -187,7 +239,7 @@ class Outputs:
         """Shows what was gathered if it is time: a window shown early has begun anew, with its own clock."""
         due = aggregator.due(self._loop.now())
         if due is not None and due <= self._loop.now():
-            self._send(mesh, Output(stream, aggregator.take(log_lines.clock(), mesh.with_rank)))
+            self._send_folded(mesh, stream, aggregator)
 
     def _echo_later(self) -> None:
         """The terminal takes no more for now: tries again, and reads on from the processes then."""

@@ -6,12 +6,13 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_of
-from monarch._wire.message import Flush, Flushed, Output
+from monarch._wire.message import Flush, Flushed, Output, Printed
 from monarch._wire.peer import PeerEnded
 
 _KEPT = 100_000  # pieces of output waiting to be printed; at the bound the oldest go, and it is said
@@ -23,18 +24,25 @@ class Printer:
     def __init__(self, proc: Proc) -> None:
         self.show: Callable[[int, str], None] = show
         self.used = False  # whether anything ever came
+        self.far_agents: Callable[[], list[str]] = list  # of other hosts, whose processes' output comes here
         self._proc = proc
         self._output: deque[tuple[int, str]] = deque()
+        self._printed: dict[
+            tuple[str, int], int
+        ] = {}  # (agent, source) -> characters to tell it of once all is printed
         self._changed = threading.Condition()
         self._printing = False
         self._dropped = 0
         self._flushes: dict[int, Slot] = {}
         self._flush_count = 0
-        proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
+        proc.receivers[Output] = lambda connection, output, frame: self._on_output(connection.remote, output)
         proc.receivers[Flushed] = lambda connection, flushed, frame: self._flushes.pop(flushed.token, Slot()).set()
 
-    def _on_output(self, output: Output) -> None:
+    def _on_output(self, agent: str, output: Output) -> None:
         with self._changed:
+            if output.source:
+                told = agent, output.source
+                self._printed[told] = self._printed.get(told, 0) + len(output.text)
             if len(self._output) >= _KEPT:
                 self._output.popleft()
                 self._dropped += 1
@@ -53,6 +61,7 @@ class Printer:
                 self._changed.wait_for(lambda: bool(self._output))
                 pieces = list(self._output)
                 self._output.clear()
+                printed, self._printed = self._printed, {}
                 dropped, self._dropped = self._dropped, 0
                 self._printing = True
             if dropped:
@@ -67,18 +76,25 @@ class Printer:
                     self.show(number, text)
                 except Exception:  # closed, or None under pythonw; what a program put there may raise anything
                     continue
+            for (agent, source), size in printed.items():
+                self._proc.tell(agent, Printed(source, size))
 
     def flush(self, timeout: float) -> None:
         """Waits until what the processes wrote before now is printed here, at most `timeout` seconds."""
-        slot = Slot()
-        self._flush_count += 1
-        self._flushes[self._flush_count] = slot
-        try:
-            self._proc.post(agent_of(self._proc.address), Flush(self._flush_count))
-        except PeerEnded:
-            return
-        slot.wait(timeout)
-        self.wait_printed(timeout)
+        deadline = monotonic() + timeout
+        flushed = []
+        for agent in dict.fromkeys([agent_of(self._proc.address), *self.far_agents()]):
+            slot = Slot()
+            self._flush_count += 1
+            self._flushes[self._flush_count] = slot
+            try:
+                self._proc.post(agent, Flush(self._flush_count))
+            except PeerEnded:
+                continue
+            flushed.append(slot)
+        for slot in flushed:
+            slot.wait(max(0.0, deadline - monotonic()))
+        self.wait_printed(max(0.0, deadline - monotonic()))
 
     def wait_printed(self, timeout: float) -> None:
         """Waits until what has come is printed, at most `timeout` seconds."""
