@@ -18,6 +18,7 @@ import signal
 import time
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 import torch._dynamo  # optimizers need it; processes are forked with what this script has imported, and start a second sooner
@@ -26,10 +27,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import monarch.actor
-from monarch.actor import Actor, ActorError, SupervisionError, current_rank, endpoint, this_host
+from monarch.actor import Actor, ActorError, MeshFailure, SupervisionError, current_rank, endpoint, this_host
 
 TOLERANCE = 1e-4  # largest difference of the two runs' losses at any step
 STUCK = 5.0  # seconds until a collective that waits for a dead rank gives up, should the broken connection not end it
+
+State = dict[str, Any]  # the net's state_dict, and the optimizer's moments of each parameter
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -52,10 +55,10 @@ class Trainer(Actor):
         self.kept = {0: self.state_now()}  # steps done -> state then
         self.fresh = False
 
-    def __restarted__(self, failure):
+    def __restarted__(self, failure: MeshFailure) -> None:
         self.fresh = True  # what `__init__` made is the state of step 0, and no rank is there any more
 
-    def state_now(self) -> dict:
+    def state_now(self) -> State:
         copy = {name: value.clone() for name, value in self.net.state_dict().items()}
         moments = [{k: v.clone() for k, v in self.optimizer.state[p].items()} for p in self.net.parameters()]
         return {"net": copy, "moments": moments}
@@ -70,7 +73,7 @@ class Trainer(Actor):
         return not self.fresh and step in self.kept
 
     @endpoint
-    def state(self, step: int) -> dict:
+    def state(self, step: int) -> State:
         return self.kept[step]
 
     @endpoint
@@ -110,9 +113,10 @@ class Trainer(Actor):
         return loss
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        assert self.model is not None, "join() comes first"
         loss = nn.functional.mse_loss(self.model(x), y)
         loss.backward()
-        return loss.item()
+        return float(loss)
 
     def leave(self) -> None:
         self.model = None

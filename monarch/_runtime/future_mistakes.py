@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+F = TypeVar("F")
 
 # Of a ValueMesh, of an actor mesh, of arrays and tensors, of containers and texts.
 _OF_RESULTS = (
@@ -45,7 +45,7 @@ def not_the_result(future: Any, mistake: str) -> str:
     )
 
 
-def teach(cls: type[T]) -> type[T]:
+def teach(cls: type[F]) -> type[F]:
     """Class decorator: gives Future the operators and names above, each of which raises."""
     members: dict[str, Any] = {name: _Missing(name, None) for name in _OF_RESULTS}
     members |= {name: _Missing(name, instead) for name, instead in _OF_OTHER_FUTURES.items()}

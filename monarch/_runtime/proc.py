@@ -19,6 +19,7 @@ import msgspec
 from monarch._errors import ForkedClientError, MessageTooLargeError
 from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
+from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
 from monarch._runtime.future import running_loop
 from monarch._runtime.hooks import Hooks
@@ -93,6 +94,7 @@ class Proc:
         self.frame_limit = int(settings.get("codec_max_frame_length"))
         self.ports = Ports()
         self.waits = Waits(self.ports, loop)
+        self.actor_threads = ActorThreads(lambda: list(self.actors.values()))
         self.table = ActorTable(address, loop.call_later, self.refuse, lambda: self.closed is not None)
         self.actors = self.table.actors
         self._deliver = self.table.deliver
@@ -113,7 +115,7 @@ class Proc:
             message.Answers: lambda origin, msg, frame: self.ports.receive_many(msg, frame.body, frame.buffers),
             message.Barrier: lambda origin, msg, frame: self.directs().barrier(origin, msg),
             Bounced: lambda origin, msg, frame: self.hooks.bounced(msg),
-            Bye: lambda origin, msg, frame: self.errors.append(f"{origin.remote} closed the connection: {msg.reason}"),
+            Bye: lambda origin, msg, frame: self.processes.said_bye(origin.remote, msg.reason),
             message.Envelope: lambda origin, msg, frame: self._on_envelope(msg, frame),
             message.HostEnded: lambda origin, msg, frame: self.host_ended(msg.host, msg.why),
             message.MayDial: lambda origin, msg, frame: self._on_may_dial(origin.remote, msg),
@@ -345,7 +347,7 @@ class Proc:
         remote = connection.remote
         if remote == agent_of(self.address):
             self.hooks.agent_lost(reason)
-        elif remote and self.processes.lost(connection):
+        elif remote and self.processes.lost(connection, reason):
             self.table.paths_lost(remote)
             peer = self._peers.get(remote)
             if peer is not None and self.closed is None:
@@ -500,14 +502,17 @@ class Proc:
             self._directs.tell_end(there.address)
         self.processes.reachable(there)
 
-    def on_connection_broke(self, peer: Peer, before: int) -> None:
-        """A connection broke and its process lives: what was under way may be lost, and nobody would ever know. Of that are
-        told who wait at ports below `before`."""
+    def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
+        """A connection broke and its process lives: what was under way may be lost. Ports below `before` hear of it."""
         address = peer.address
         if self.payloads is not None:
             self.payloads.broke(address)
-        what = f"the connection to {address} broke while the call was under way; it may have run there or not"
+        what = f"the connection to {address} broke while the call was under way ({why}); it may have run there or not"
         self.ports.connection_broke(address, range(before), peer.take_unsent(), Failure(what), peer.survivor)
+        self.tell_again(address)
+
+    def tell_again(self, address: str) -> None:
+        """What must not be lost with a connection, for it is asked for by nobody."""
         for owner_proc, ended in list(self._notified):
             if owner_proc == address:
                 self.tell(address, ended)

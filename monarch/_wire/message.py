@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from monarch._text import NAME_LIMIT, TEXT_LIMIT, sendable
+from monarch._wire.software import Software
 
 VERSION = 1
 
@@ -149,11 +150,15 @@ class StopActor(_Telling, tag=4):
 
 
 class Probe(_Message, tag=5):
-    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here."""
+    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here.
+
+    With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before.
+    """
 
     key: str
     port: int
     rank: int
+    ready: bool = False
     living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
@@ -388,9 +393,9 @@ class Flush(_Message, tag=24):
 
 
 class Printed(_Message, tag=73):
-    """So many characters of that source of Output are printed."""
+    """So many characters of the Output `counted` under that number are printed."""
 
-    source: int
+    counted: int
     size: int
 
 
@@ -470,12 +475,13 @@ class Suspected(_Telling, tag=37):
 
 
 class Output(_Message, tag=35):
-    """Lines of a process for the client's stdout (1) or stderr (2), ready to print. `source` is to be told when they are
-    printed (Printed); 0: nobody is."""
+    """Lines of a process for the client's stdout (1) or stderr (2), ready to print. `counted`: the agent's number for whose
+    they are, to be told when they are printed (Printed); 0: it need not be."""
 
     stream: int
     text: str
-    source: int = 0
+    source: str = ""  # whose output it is
+    counted: int = 0
 
 
 class Flushed(_Message, tag=36):
@@ -531,6 +537,7 @@ class LinkHello(_Message, tag=51):
     target_incarnation: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
     purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
+    software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
 
 
 class Beat(_Message, tag=52):
@@ -550,7 +557,7 @@ class Attach(_Message, tag=55):
     """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
 
     config: bytes  # the client's settings
-    env: dict[str, str]  # for the processes that are started there from now on
+    env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
     port: int
     rank: int
 

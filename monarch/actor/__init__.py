@@ -6,6 +6,7 @@ Programs and the optional packages beside it import from here; what is behind th
 from __future__ import annotations
 
 import importlib
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import (
@@ -77,6 +78,7 @@ from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
     from monarch._mesh.start.worker import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
@@ -153,6 +155,7 @@ __all__ = [
     "importable",
     "lives_here",
     "local_proc_mesh",
+    "on_actor_threads",
     "open_stream",
     "own_key",
     "proc_mesh",
@@ -164,6 +167,7 @@ __all__ = [
     "run_worker_loop_until_shutdown",
     "send",
     "serve_streams",
+    "setup_torch_distributed",
     "shutdown_context",
     "span",
     "start_thread",
@@ -180,6 +184,8 @@ __all__ = [
 
 # Loaded on first touch: programs of one host do not need them.
 _LATER = {
+    "on_actor_threads": "monarch._mesh.meshes.torch_groups",
+    "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
     "open_stream": "monarch._runtime.open_stream",
     "serve_streams": "monarch._runtime.open_stream",
     "stream_obstacle": "monarch._runtime.open_stream",
@@ -191,13 +197,25 @@ _LATER = {
 }
 
 
+def _pickle_from_here(name: str, found: Any) -> None:
+    """Functions are pickled by their public name, so that whoever unpickles one loads all it needs. Classes keep the module
+    in which tools look for their source."""
+    if isinstance(found, FunctionType) and found.__qualname__ == name:
+        found.__module__ = __name__
+
+
+for _name, _found in [(name, globals()[name]) for name in __all__ if name in globals()]:
+    _pickle_from_here(_name, _found)
+
+
 def __getattr__(name: str) -> Any:
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(home), name)
+    _pickle_from_here(name, found)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted(__all__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -43,6 +44,7 @@ from monarch.testing.simulated import SimulatedAgent, SimulatedProc
 _TURN = 30.0  # real seconds until an I/O loop that does not turn is an error
 _SIGKILL = 9
 _CLIENT_PID = 1
+_HANDLED_KEPT = 1_000  # failures that calls told the test of; older ones are forgotten
 
 
 class UnsupervisedFailure(AssertionError):
@@ -111,6 +113,7 @@ class InProcessCluster:
         self._reach = Reach()
         self._patience = patience
         self._failures: list[MeshFailure] = []
+        self._handled: deque[MeshFailure] = deque(maxlen=_HANDLED_KEPT)
         self._failed = threading.Condition()
         self._errors: list[BaseException] = []
         self._before: Proc | None = None
@@ -136,6 +139,7 @@ class InProcessCluster:
         self._agent.routes.gateway = self._gateway
         proc = self._proc = SimulatedProc(self.network, f"{self._host}/client", loop, _CLIENT_PID)
         proc.mesh.fault = self._on_failure
+        proc.mesh.handled = self._on_handled
         self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
         proc.root_name = self._root.unique
         named_actors.serve(proc)
@@ -180,6 +184,7 @@ class InProcessCluster:
         try:
             self.network.calm()
             self._reach.heal()
+            proc.mesh.tell_unobserved()
             proc.mesh.closing("the cluster is closing")
             own = [proc.mesh.residents.stop(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
@@ -346,13 +351,18 @@ class InProcessCluster:
         end = self.network.tap(seen, source, target)
         return expectation
 
-    def next_failure(self, timeout: float = 30.0) -> MeshFailure:
-        """The next failure that nobody supervised, with which a program would end. Waits for it;
-        AssertionError after `timeout` real seconds."""
+    def next_failure(self, timeout: float = 30.0, *, handled: bool = False) -> MeshFailure:
+        """The next failure that nobody was told of, with which a program would end. Waits for it;
+        AssertionError after `timeout` real seconds. With `handled` the next one of those that a call of the test raised (an
+        end of a rank that it caught as SupervisionError): they do not end the test, and need not be taken."""
+        found = self._handled if handled else self._failures
         with self._failed:
-            if not self._failed.wait_for(lambda: bool(self._failures), timeout):
-                raise AssertionError(f"no failure reached the root client within {timeout:g} s")
-            return self._failures.pop(0)
+            if not self._failed.wait_for(lambda: bool(found), timeout):
+                which = "was told of by a call of the test" if handled else "reached the root client"
+                raise AssertionError(f"no failure {which} within {timeout:g} s")
+            failure = found[0]
+            del found[0]
+            return failure
 
     def statistics(self) -> dict[str, Any]:
         """Of the network, and of each living process by address (see Proc.statistics)."""
@@ -368,6 +378,11 @@ class InProcessCluster:
     def _on_failure(self, failure: MeshFailure) -> None:
         with self._failed:
             self._failures.append(failure)
+            self._failed.notify_all()
+
+    def _on_handled(self, failure: MeshFailure) -> None:
+        with self._failed:
+            self._handled.append(failure)
             self._failed.notify_all()
 
     def _raise_failures(self) -> None:

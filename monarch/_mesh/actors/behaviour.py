@@ -14,8 +14,9 @@ from typing import Any
 from monarch._errors import MessageTooLargeError, format_remote
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.adverb_codes import KEEP
 from monarch._mesh.actors.advice import advise
-from monarch._mesh.actors.endpoint import KEEP, EndpointProperty
+from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
@@ -187,6 +188,11 @@ class ActorBehaviour:
         return Leave.failing(self.describe_failure(exc), exc)
 
     # --- failures
+
+    @property
+    def supervises(self) -> bool:
+        """Whether the actor has a `__supervise__` of its own, which is asked of every failure."""
+        return self.cls is not None and getattr(self.cls, "__supervise__", None) is not Actor.__supervise__
 
     def supervise(self, failure: MeshFailure) -> Any:
         """Asks the actor; returns Leave (or an awaitable of it) when it did not handle the failure."""

@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from monarch._mesh.agent import neighbours
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop, start_thread
-from monarch._wire import host_address, message
+from monarch._wire import host_address, message, software
 from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
@@ -73,7 +74,7 @@ class HostLinks:
 
     def dial(self, host: str) -> LinkConnection:
         """A link that begins to dial. ValueError when `host` is no address that can be dialled."""
-        address = host_address.parse_dial(host)
+        address = self._address(host)
         limits = limits_from(settings)
 
         def begin(done: Any) -> None:
@@ -93,7 +94,7 @@ class HostLinks:
 
         link = LinkConnection(
             self._loop, self._routes, uid=new_id(), host=self._host, agent=self._routes.agent, limits=limits,
-            rng=self._rng, reached=host, dial=begin,
+            rng=self._rng, reached=host, dial=begin, software=software.ours(),
         )  # fmt: skip
         link.start()
         return link
@@ -105,13 +106,13 @@ class HostLinks:
             limits = limits._replace(reconnect=settings.get("mesh_orphan_timeout"))
         return LinkConnection(
             self._loop, self._routes, uid=hello.link, host=hello.reached, agent=self._routes.agent, limits=limits,
-            rng=self._rng,
+            rng=self._rng, software=software.ours(),
         )  # fmt: skip
 
     def look_after(self, host: str, link: LinkConnection) -> None:
         """`host` has dialled that link, whose connection broke. It will dial again, unless it has ended: then nobody listens
         there, and the link is closed rather than waited for."""
-        address, first_refused, refusals = host_address.parse_dial(host), 0.0, 0
+        address, first_refused, refusals = self._address(host), 0.0, 0
 
         def knock() -> None:
             if not link.lost and link.suspected:
@@ -133,7 +134,14 @@ class HostLinks:
 
         knock()
 
-    def _dial(self, host: str, address: host_address.HostAddress, done: Callable[[Any], None]) -> None:
+    def _address(self, host: str) -> host_address.HostAddress | None:
+        """None: of another program of this machine, whose agent is dialled at its socket."""
+        return None if host.startswith(neighbours.SCHEME) else host_address.parse_dial(host)
+
+    def _dial(self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]) -> None:
+        if address is None:
+            neighbours.dial(host, self._loop, done)
+            return
         given = self._trusted.get(host, self._own)
         tls = _context(given, server=False)
         tcp.dial(address, self._loop, done, secret=_secret(given), tls=tls, start_thread=start_thread)

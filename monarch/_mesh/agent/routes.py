@@ -64,6 +64,10 @@ class Station(Protocol):
         """A link that dials `host` until it is there or given up."""
         ...
 
+    def is_near(self, host: str) -> bool:
+        """Whether it is another program of this machine, to which a link can be begun although it has no address."""
+        ...
+
     def take_link(self, hello: LinkHello) -> Link:
         """The other end of a link that `hello.host` has dialled."""
         ...
@@ -145,7 +149,9 @@ class Routes:
         """The link over which `host` is reached; begun if need be. None when there can be none."""
         link = self._links.get(host)
         if link is None and not self._closed:
-            if self.gateway and host != self.gateway:
+            if self._station.is_near(host):
+                link = self._station.begin_link(host)
+            elif self.gateway and host != self.gateway:
                 link = self.way_to(self.gateway)
             elif is_dialable(host):
                 link = self._station.begin_link(host)

@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
 from monarch._mesh.meshes.handle import Handle
@@ -21,6 +19,7 @@ from monarch._runtime.future import All, Done, Future, Source, Then, detach, mak
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
+from monarch._wire import os_text
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
@@ -133,7 +132,7 @@ class HostMesh(Handle):
                 commands=commands[index * count : (index + 1) * count],
                 binds=binds,
             )
-            launches.append(msgspec.msgpack.encode(launch))
+            launches.append(os_text.encode(launch))
         owned = layer.spawning.spawn_procs(spec, launches, count)
         if self._session is not None:
             self._session.spawned(owned)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._errors import SupervisionError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures import restart_policy
@@ -17,7 +18,7 @@ from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.coroutine_future import CoroutineFuture
-from monarch._runtime.future import All, Done, Future, Slot, Source, Then, detach, make_future, once
+from monarch._runtime.future import All, Done, Future, Slot, Source, Then, check_timeout, detach, make_future, once
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import agent_at, host_of, name_of
@@ -61,6 +62,12 @@ class ProcMesh(Handle):
         """The processes of this view, in the order of its ranks."""
         addresses = self._spec.addresses
         return [addresses[rank] for rank in self._shape.ndslice]
+
+    def _places(self) -> list[tuple[str, int]]:
+        """Of each rank of this view: the prefix of its host's address, and which of the mesh's processes there it is."""
+        spec = self._spec
+        per_host = len(spec.addresses) // len(spec.hosts)
+        return [(spec.hosts[rank // per_host], rank % per_host) for rank in self._shape.ndslice]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcMesh) and self._spec.uid == other._spec.uid and self._shape == other._shape
@@ -117,6 +124,28 @@ class ProcMesh(Handle):
         if self._ready is None:
             return make_future(Done(True))
         return make_future(Then(self._ready, lambda _value: True))
+
+    def healthy(self, timeout: float | None = None) -> Future[None]:
+        """Resolves when every process of this mesh or slice is up: it runs, its bootstrap function has returned, and it
+        answers. Restarts that are under way, or that a RestartPolicy will begin, are waited for.
+
+        Raises TimeoutError after `timeout` seconds, naming the ranks that are not up and why; SupervisionError as soon as one
+        will not come back by itself: it failed without a policy, the policy gave up, or the mesh was stopped. Known only to
+        the process that spawned the mesh: NotImplementedError elsewhere.
+        """
+        ranks = list(self._shape.ndslice)
+        source = here().mesh.health.of_procs(
+            self._spec.uid, ranks, None if timeout is None else check_timeout(timeout), self._ready
+        )
+        if source is None and self._spec.stopped:
+            source = Done(
+                SupervisionError(f"the mesh {self._spec.name!r} was stopped: spawn new processes with spawn_procs()")
+            )
+        if source is None:
+            raise NotImplementedError(
+                f"whether the mesh {self._spec.name!r} is healthy is known to the process that spawned it: ask there"
+            )
+        return make_future(source)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes: every actor's `__cleanup__` runs, each interpreter ends in the ordinary way, and what is

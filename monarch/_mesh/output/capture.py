@@ -14,11 +14,17 @@ from collections.abc import Callable, Iterable, Sequence
 from monarch._mesh.output import budget, log_lines
 from monarch._mesh.output.budget import Budget
 from monarch._mesh.output.last_words import LastWords
+from monarch._mesh.output.left_out import LeftOut
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire.message import Output
 
 _READ = 65536
 _AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
+_NOTE_AGAIN = 0.2  # seconds until a client that took nothing is tried again
+
+
+def _named(output: ProcOutput) -> str:
+    return f"rank {output.rank} of mesh {output.mesh.name}"
 
 
 def _standing(fd: int) -> int:
@@ -48,7 +54,7 @@ class MeshOutput:
         self.streams = streams
         self.stream = streams
         self.window = 0.0
-        self.source = 0  # the number of what is folded, where it is counted
+        self.counted = 0  # the number of what is folded, where it is counted
         self.aggregators: dict[int, log_lines.Aggregator] = {}
 
 
@@ -60,7 +66,7 @@ class ProcOutput:
         self.rank = rank
         self.tail = LastWords(mesh.tail)
         self.pipes: list[_Pipe] = []
-        self.source = 0  # its number, where what is on its way is counted
+        self.counted = 0  # its number, where what is on its way is counted
 
 
 class _Pipe:
@@ -75,17 +81,22 @@ class _Pipe:
 
 
 class Outputs:
-    """`send` takes what goes to a mesh's client."""
+    """`send` takes what goes to a client; `has_room` says whether more may wait on the way there."""
 
-    def __init__(self, loop: Loop, send: Callable[[MeshOutput, Output], None]) -> None:
+    def __init__(
+        self, loop: Loop, send: Callable[[str, Output], None], has_room: Callable[[str], bool] = lambda client: True
+    ) -> None:
         self._loop = loop
         self._send = send
+        self._has_room = has_room
+        self._left_out: dict[str, LeftOut] = {}  # by client
+        self._note_timer: Timer | None = None
         self._echo = {1: log_lines.Echo(1), 2: log_lines.Echo(2)}
         self._echo_timer: Timer | None = None
         self._procs: set[ProcOutput] = set()
         self._budget = Budget()
-        self._sources = itertools.count(1)
-        self._origins: dict[int, tuple[MeshOutput, str]] = {}  # of each source: how its lines begin
+        self._numbers = itertools.count(1)
+        self._origins: dict[int, tuple[MeshOutput, str]] = {}  # by number: how the lines begin
 
     def open(self, output: ProcOutput) -> dict[str, int]:
         """Writing ends for a new process, by name; the reading ends are watched from now on. stdout is inherited unless
@@ -93,10 +104,13 @@ class Outputs:
         writing = {}
         mesh = output.mesh
         if mesh.streams:
-            output.source = next(self._sources)
-            self._origins[output.source] = mesh, log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank)
-            mesh.source = mesh.source or next(self._sources)
-            self._origins[mesh.source] = mesh, log_lines.origin(f"{socket.gethostname()} {mesh.name}", 0, False)
+            output.counted = next(self._numbers)
+            self._origins[output.counted] = (
+                mesh,
+                log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank),
+            )
+            mesh.counted = mesh.counted or next(self._numbers)
+            self._origins[mesh.counted] = mesh, log_lines.origin(f"{socket.gethostname()} {mesh.name}", 0, False)
         for name, stream in (("stdout", 1), ("stderr", 2)):
             if stream == 1 and not output.mesh.forward:
                 continue
@@ -119,9 +133,9 @@ class Outputs:
             self._take_lines(output, pipe, pipe.lines.flush())
             self._close_pipe(pipe)
         self._procs.discard(output)
-        if output.source:
-            self._say_lost(output.source)
-            del self._origins[output.source]
+        if output.counted:
+            self._say_lost(output.counted)
+            del self._origins[output.counted]
 
     def read_now(self, mesh: MeshOutput | None = None) -> None:
         """Takes what stands in the pipes (of one mesh); one read takes as much as a pipe holds."""
@@ -139,30 +153,32 @@ class Outputs:
 
     def mesh_ended(self, mesh: MeshOutput) -> None:
         self.show_gathered([mesh])
-        if mesh.source:
-            self._say_lost(mesh.source)
-            del self._origins[mesh.source]
+        if mesh.counted:
+            self._say_lost(mesh.counted)
+            del self._origins[mesh.counted]
 
-    def printed(self, source: int, size: int) -> None:
-        """The client has printed so much of that source."""
-        for lost in self._budget.printed(source, size):
+    def printed(self, counted: int, size: int) -> None:
+        """The client has printed so much of what is counted under that number."""
+        for lost in self._budget.printed(counted, size):
             self._say_lost(lost)
 
-    def _say_lost(self, source: int) -> None:
-        lost = self._budget.lost(source)
+    def _say_lost(self, counted: int) -> None:
+        lost = self._budget.lost(counted)
         if lost:
-            mesh, origin = self._origins[source]
-            self._send(mesh, Output(2, f"{origin}{lost}\n"))
+            mesh, origin = self._origins[counted]
+            self._show(mesh, Output(2, f"{origin}{lost}\n"))
 
-    def _send_lines(self, mesh: MeshOutput, stream: int, source: int, lines: Sequence[str], limit: int) -> None:
-        """Lines with their newlines; beyond what may be on its way they are dropped, if their source is counted."""
-        text = "".join(self._budget.admit(source, lines, limit) if source else lines)
-        if text:
-            self._send(mesh, Output(stream, text, source))
+    def _send_lines(self, mesh: MeshOutput, stream: int, lines: Sequence[str], source: str, counted: int) -> None:
+        """Lines with their newlines. If they are counted, they are dropped beyond what may be on its way."""
+        if counted:
+            lines = self._budget.admit(counted, lines, budget.TOTAL if counted == mesh.counted else budget.PROCESS)
+        text = "".join(lines)
+        if text and not self._show(mesh, Output(stream, text, source, counted)) and counted:
+            self._budget.printed(counted, len(text))  # it is not on its way
 
     def _send_folded(self, mesh: MeshOutput, stream: int, aggregator: log_lines.Aggregator) -> None:
-        text = aggregator.take(log_lines.clock(), mesh.with_rank)
-        self._send_lines(mesh, stream, mesh.source, text.splitlines(keepends=True), budget.TOTAL)
+        lines = aggregator.take(log_lines.clock(), mesh.with_rank).splitlines(keepends=True)
+        self._send_lines(mesh, stream, lines, f"mesh {mesh.name}", mesh.counted)
 
     def set_option(self, mesh: MeshOutput, stream: bool, window: float) -> None:
         """What was written until now is shown as it would have been."""
@@ -208,7 +224,7 @@ class Outputs:
         elif not mesh.stream:
             text = pipe.text.decode(data)
             if text:
-                self._send(mesh, Output(pipe.stream, text))
+                self._show(mesh, Output(pipe.stream, text, _named(output)))
         self._take_lines(output, pipe, pipe.lines.feed(data))
 
     def _take_lines(self, output: ProcOutput, pipe: _Pipe, lines: list[str]) -> None:
@@ -222,7 +238,7 @@ class Outputs:
             return
         origin = log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank)
         shown = [f"{origin}{line}\n" for line in lines]
-        self._send_lines(mesh, pipe.stream, output.source, shown, budget.PROCESS)
+        self._send_lines(mesh, pipe.stream, shown, _named(output), output.counted)
 
     def _gather(self, mesh: MeshOutput, stream: int, rank: int, lines: list[str]) -> None:
         """Folds lines into the window of their stream; the first of a window sets the clock."""
@@ -240,6 +256,24 @@ class Outputs:
         due = aggregator.due(self._loop.now())
         if due is not None and due <= self._loop.now():
             self._send_folded(mesh, stream, aggregator)
+
+    def _show(self, mesh: MeshOutput, output: Output) -> bool:
+        """Sends it to the mesh's client. False if that takes nothing: then it is told later what it has missed."""
+        client = mesh.client
+        if client not in self._left_out and self._has_room(client):
+            self._send(client, output)
+            return True
+        self._left_out.setdefault(client, LeftOut("the program does not read")).add(output.source, len(output.text))
+        if self._note_timer is None:
+            self._note_timer = self._loop.call_later(_NOTE_AGAIN, self._say_left_out)
+        return False
+
+    def _say_left_out(self) -> None:
+        self._note_timer = None
+        for client in [client for client in self._left_out if self._has_room(client)]:
+            self._send(client, Output(2, self._left_out.pop(client).take()))
+        if self._left_out:
+            self._note_timer = self._loop.call_later(_NOTE_AGAIN, self._say_left_out)
 
     def _echo_later(self) -> None:
         """The terminal takes no more for now: tries again, and reads on from the processes then."""

@@ -35,7 +35,7 @@ from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
-from monarch._wire import message
+from monarch._wire import message, os_text
 from monarch._wire.address import AGENT, agent_of
 from monarch._wire.message import Hello, LaunchSpec, StopProc
 from monarch._wire.transport import unix
@@ -108,7 +108,7 @@ def _agent_lost(reason: str) -> None:
 
 def run_forked(child: ForkedProc, agent: int) -> None:
     """Runs a proc in a process that was just forked; ends the process."""
-    spec = msgspec.msgpack.decode(child.spec, type=LaunchSpec)
+    spec = os_text.decode(child.spec, LaunchSpec)
     os.setpgid(0, 0)
     gate = child.fds.pop("gate")
     os.environ.clear()
@@ -185,7 +185,7 @@ def main() -> None:
         sys.exit("monarch: this module starts a process of a mesh and is run by a host agent, not by hand")
     spec_fd, listen_fd, agent, place, incarnation, address = given.split(",", 5)
     with open(int(spec_fd), "rb") as file:
-        spec = msgspec.msgpack.decode(file.read(), type=LaunchSpec)
+        spec = os_text.decode(file.read(), LaunchSpec)
     bind = spec.binds[int(place)] if spec.binds else {}
     listening = socket.socket(fileno=int(listen_fd))
     listening.set_inheritable(False)

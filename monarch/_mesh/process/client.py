@@ -11,8 +11,6 @@ import os
 import sys
 import threading
 
-import msgspec
-
 from monarch._errors import ClientClosedError
 from monarch._mesh import plugins
 from monarch._mesh.failures.main_thread import faults
@@ -32,7 +30,9 @@ from monarch._runtime.instance import Instance
 from monarch._runtime.internal_errors import REPORTER
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
+from monarch._wire import os_text
 from monarch._wire.address import agent_at, agent_of, host_of
+from monarch._wire.ids import new_id
 from monarch._wire.message import Failure, Preload, Shutdown, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
@@ -71,7 +71,8 @@ class Client:
             raise
         self.layer = MeshLayer(proc)
         self.layer.fault = faults.report
-        root = Instance(proc, key="client", name=ROOT, rank=0, view=encode_extent((), ()))
+        # Actors know their senders by it, and those of two programs may send to one actor.
+        root = Instance(proc, key=f"client-{new_id()}", name=ROOT, rank=0, view=encode_extent((), ()))
         proc.root_name = root.unique
         named_actors.serve(proc)
         set_root(root)
@@ -95,7 +96,7 @@ class Client:
         """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
         if preloads():
             spec = launch_spec("", {}, "", gated=False)
-            self.proc.post(agent_of(self.proc.address), Preload(), msgspec.msgpack.encode(spec))
+            self.proc.post(agent_of(self.proc.address), Preload(), os_text.encode(spec))
 
     # --- failures
 
@@ -153,6 +154,7 @@ class Client:
         proc = self.proc
         heard_all = Slot()
         self.layer.when_agent_lost = lambda reason: heard_all.set()
+        self.layer.tell_unobserved()
         faults.drain(1.0)
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):

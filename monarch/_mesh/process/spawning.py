@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
 from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor, encode_extent
 from monarch._wire.peer import PeerEnded
+
+logger = logging.getLogger("monarch")
 
 
 class Spawning:
@@ -219,6 +222,8 @@ class Spawning:
         """Begins to stop an owned mesh; ready when every actor's cleanup has run or its process is gone."""
         with self._owned.lock:
             self._owned.ledger.mesh_stopped(spec.key, reason)
+        self._forget_untold(spec.key)
+        self._owned.changed()
 
         def ask(port: int, rank: int) -> None:
             self._proc.post(spec.addresses[rank], StopActor(spec.key, reason, port, rank))
@@ -237,6 +242,7 @@ class Spawning:
 
     def forget(self, owner: str, key: str) -> None:
         """That mesh is gone, and the ledger knows it no more."""
+        self._forget_untold(key)
         owned = self._owned.actors.pop(key, None)
         self._actor_sites.gone(key)
         if owned is not None and owned.group is not None:
@@ -248,6 +254,15 @@ class Spawning:
             instance.owned.pop(key, None)
             instance.numbering.forget(key)
 
+    def _forget_untold(self, key: str) -> None:
+        """No failure of that mesh is told any more; those entrusted to Futures that nobody observed are at least logged."""
+        with self._owned.lock:
+            untold = self._owned.observed.stopped(key)
+        for failure in untold:
+            logger.error(
+                "a mesh was stopped before anybody looked at the call that its failure ended: %s", failure.report()
+            )
+
     # --- processes
 
     def spawn_procs(self, spec: ProcSpec, launches: Sequence[bytes], per_host: int) -> OwnedProcs:
@@ -258,7 +273,7 @@ class Spawning:
             procs.pop(spec.uid, None)
             self._proc_sites.gone(spec.uid)
 
-        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone)
+        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone, self._owned.changed)
         procs[spec.uid] = owned
         self._proc_sites.spawned(spec.uid)
         owner.owned[spec.uid] = owned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
 import warnings
 from collections.abc import Iterable
 
@@ -30,8 +31,9 @@ def credentials(
     where they are None. `secret`: MONARCH_SECRET_FILE or MONARCH_SECRET where it is None. `ca="trust_all_connections"`
     uses no certificates.
 
-    ValueError when only some of the certificates are given, when a file cannot be read, and when there is neither a
-    secret nor a certificate for an address that others can reach, unless everybody is to be trusted: that warns.
+    ValueError when only some of the certificates are given, when a file cannot be read, when an address wants certificates
+    (`tls://`) and there are none, and when there is neither a secret nor a certificate for an address that others can
+    reach, unless everybody is to be trusted: that warns.
     """
     trusting = ca == TRUST_ALL
     given = [ca, certificate, private_key]
@@ -51,9 +53,23 @@ def credentials(
             f"`monarch certs DIRECTORY` makes all three"
         )
     known = load_secret(secret, os.environ)
+    there = list(addresses)
+    if not pems[0]:
+        check_plain(there)
     if known is None and not pems[0]:
-        _check_open(list(addresses), trusting)
+        _check_open(there, trusting)
     return Credentials(known.reveal() if known is not None else b"", pems[0], pems[1], pems[2])
+
+
+def check_plain(addresses: Iterable[str]) -> None:
+    """ValueError when one of them wants certificates, of which there are none: what goes there is never sent in plain."""
+    for address in addresses:
+        if host_address.parse(address).tls:
+            raise ValueError(
+                f"{address!r} wants TLS, and no certificates are given: nothing is sent there in plain. Give ca, certificate "
+                f"and private_key ({', '.join(_TLS)}; `monarch certs DIRECTORY` makes them), or write tcp:// "
+                f"on both sides where nobody else can read what goes over the network"
+            )
 
 
 def _check_open(addresses: list[str], trusting: bool) -> None:
@@ -65,12 +81,13 @@ def _check_open(addresses: list[str], trusting: bool) -> None:
     if not trusting:
         raise ValueError(
             f"nothing protects {where}: whoever can connect can run code there. Give both sides the same secret "
-            f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...) or certificates (ca=, certificate=, private_key=, made by "
-            f"`monarch certs`). In a network where everybody is trusted: ca={TRUST_ALL!r}"
+            f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...; `monarch secret FILE` makes one) or certificates (ca=, "
+            f"certificate=, private_key=; `monarch certs DIRECTORY` makes them). In a network where everybody is trusted: "
+            f"ca={TRUST_ALL!r}"
         )
     warnings.warn(
         f"ca={TRUST_ALL!r} without a secret: whoever can connect to {where} can run code there. Set MONARCH_SECRET_FILE "
-        f"on both sides to keep strangers out",
+        f"on both sides to keep strangers out (`monarch secret FILE` makes one)",
         UserWarning,
         stacklevel=4,
     )
@@ -80,12 +97,33 @@ _OURS, _USERS, _MACHINES = range(3)
 
 
 def _reach(address: str) -> int:
-    """Who can connect there: processes of our own user, all users of this machine, other machines as well."""
-    place = host_address.parse(address).bind
+    """Who can connect there: processes of our own user, all users of this machine, other machines as well. Of an alias
+    (`dial@bind`) whoever gets through to either of the two."""
+    found = host_address.parse(address)
+    return max(_reach_of(place) for place in (found.dial, found.bind) if place is not None)
+
+
+def _reach_of(place: host_address.Place) -> int:
     if isinstance(place, host_address.Ipc):
         return _OURS
-    loopback = host_address.is_address(place.host) and ipaddress.ip_address(place.host).is_loopback
-    return _USERS if loopback or place.host == "localhost" else _MACHINES
+    if isinstance(place, host_address.Inherited):
+        return _reach_of_descriptor(place.fd)
+    return _USERS if place.host == "localhost" or _is_loopback(place.host) else _MACHINES
+
+
+def _reach_of_descriptor(fd: int) -> int:
+    """Where it is bound counts, and not what the address says of it."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.family == socket.AF_UNIX:
+                return _OURS
+            return _USERS if _is_loopback(str(sock.getsockname()[0])) else _MACHINES
+    except OSError:  # not open here, or no socket
+        return _MACHINES
+
+
+def _is_loopback(host: str) -> bool:
+    return host_address.is_address(host) and ipaddress.ip_address(host).is_loopback
 
 
 def own_credentials() -> Credentials:

@@ -51,8 +51,13 @@ class StreamConnection:
         self._lost = False
         self._reason = ""
         self._reading = True
+        self.says_why = False  # whether the other side hears in a Bye what is wrong with its frames
         self._coalesced = False  # the queue holds frames only because their senders were in no hurry
         self._last_coalesced = 0.0
+
+    def heard_by(self, handler: Handler) -> None:
+        """On the I/O thread: `handler` hears what comes from now on."""
+        self._handler = handler
 
     def start(self) -> None:
         """Begins to read. Call once `remote` and the owner are ready for events."""
@@ -242,6 +247,7 @@ class StreamConnection:
             try:
                 frames = decoder.received(count)
             except FrameError as exc:
+                self._say_bye(str(exc))
                 self._lose(str(exc))
                 return
             if frames:
@@ -250,6 +256,18 @@ class StreamConnection:
                 return
             budget -= count
         self._read_rest()
+
+    def _say_bye(self, why: str) -> None:
+        """If that can be done at once, and in between two frames."""
+        if not self.says_why or not self._lock.acquire(False):
+            return
+        try:
+            if not self._out and not self._deferred:
+                self._sock.send(encode_small(message.encode(message.Bye(why)), b""))
+        except OSError:
+            pass
+        finally:
+            self._lock.release()
 
     def _read_rest(self) -> None:
         """Comes back for bytes that the socket holds itself: the kernel does not tell of them."""
@@ -348,6 +366,7 @@ class StreamConnection:
             return
         self._out.clear()
         self.queued = 0
+        self._decoder.release()  # whoever remembers the connection is not to keep what it received into
         self._sock.close()
         self._lock.release()
 

@@ -9,7 +9,7 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -35,6 +35,21 @@ from monarch.testing import InProcessCluster, Local
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 TIMEOUT = 30
+
+
+@pytest.fixture(autouse=True)
+def _unlogged() -> Iterator[None]:
+    """pytest keeps what is logged, and pytest-xdist cannot send such text to the process that prints it."""
+    logger = logging.getLogger("monarch")
+    logger.addFilter(_drop)
+    yield
+    logger.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
+
+
 LONE = os.fsdecode(b"caf\xe9")  # a str that has no UTF-8
 SEEN = "caf\\udce9"
 

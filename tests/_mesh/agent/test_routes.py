@@ -93,6 +93,9 @@ class Agent:
         self.dialled[host] = End(host)
         return self.dialled[host]
 
+    def is_near(self, host: str) -> bool:
+        return False
+
     def take_link(self, hello: LinkHello) -> End:
         return End(hello.host)
 
