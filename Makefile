@@ -65,6 +65,7 @@ test-devices: $(READY)  ## of those the GPU tests alone, with the reason of each
 
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000
 	@$(BIN)/python -m tests.soak --seeds $(or $(SEEDS),2000)
+	@$(BIN)/python -m tests.soak --faults --seeds $(or $(SEEDS),2000)
 
 bench: $(READY)  ## all benchmarks, ours beside the floor and the peers
 	@$(BIN)/python benchmarks/run_all.py

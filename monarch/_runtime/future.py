@@ -18,7 +18,8 @@ from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch._runtime.future_mistakes import teach
+from monarch._errors import ActorError, SupervisionError
+from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.loop import io_threads, wake
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Note = tuple[int, Any, float, bool, Any]
 _MADE = object()
 _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
-LOOK = "print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
+LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 
@@ -73,6 +74,10 @@ class Source:
 
     def awaited(self) -> str:
         """For the text of a timeout: what is missing, and from whom."""
+        return ""
+
+    def advice(self) -> str:
+        """For the end of that text: how to find out more."""
         return ""
 
     def of(self) -> str:
@@ -249,6 +254,9 @@ class Then(Source):
     def awaited(self) -> str:
         return self._first.awaited()
 
+    def advice(self) -> str:
+        return self._first.advice()
+
     def of(self) -> str:
         return self._first.of()
 
@@ -338,8 +346,8 @@ class Future(Generic[T_co]):
                 source.begin()
                 if not source.ready and not source.wait(timeout):
                     raise TimeoutError(
-                        f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again). "
-                        f"{LOOK}"
+                        f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
+                        f"{source.advice()}"
                     )
                 self._decode()
         if self._error is not None:
@@ -392,6 +400,8 @@ class Future(Generic[T_co]):
                 self._value = source.value()
             except KeyboardInterrupt:  # Ctrl-C while it was decoded: the next observation tries again
                 raise
+            except (ActorError, SupervisionError) as exc:
+                self._error = exc.with_traceback(None)  # from here to there are frames of ours only
             except BaseException as exc:
                 self._error = exc
             self._source = None
@@ -430,6 +440,22 @@ async def _observe(future: Future[T]) -> T:
 
 def make_future(source: Source, cls: type[Future[Any]] = Future) -> Future[Any]:
     return cls(_MADE, source)
+
+
+class _OfActors(Future[T]):
+    """The Future of a mesh, from which endpoints are taken by mistake: their names are not known beforehand."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(not_the_result(self, f"'Future' object has no attribute {name!r}"))
+
+
+def future_of_actors(future: Future[T]) -> Future[T]:
+    """For a Future of a mesh that nobody has observed: the same, in whose place it is. Slower to read than others."""
+    return _OfActors(_MADE, detach(future))
 
 
 def done_future(result: Any = None) -> Future[Any]:

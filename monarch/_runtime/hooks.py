@@ -9,7 +9,8 @@ from monarch._wire.message import ActorEnded, Bounced, Failure, ProcEnded, Suspe
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
-    from monarch._runtime.replies import Entry, Raw
+    from monarch._runtime.remote_errors import Raw
+    from monarch._runtime.replies import Entry
     from monarch._runtime.unseen import Unseen
 
 

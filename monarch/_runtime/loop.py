@@ -174,9 +174,14 @@ class Loop:
             start_thread(self.ended_unasked, "monarch-end", exc)
 
     def add(self, fd: int, on_event: Callable[[int], Any]) -> None:
-        """`on_event(mask)` whenever `fd` is readable (or in error); level-triggered."""
+        """`on_event(mask)` whenever `fd` is readable (or in error); level-triggered. OSError when the kernel has no room
+        for another descriptor."""
         self._handlers[fd] = on_event
-        self._epoll.register(fd, select.EPOLLIN)
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+        except BaseException:  # no room for another (fs.epoll.max_user_watches), no memory
+            del self._handlers[fd]
+            raise
 
     def want_write(self, fd: int, on: bool, read: bool = True) -> None:
         """Whether `fd` being writable counts as an event too; without `read` being readable does not."""

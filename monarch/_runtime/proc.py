@@ -471,12 +471,8 @@ class Proc:
         self.directs().handed(sock, data)
 
     def _on_may_dial(self, remote: str, may: message.MayDial) -> None:
-        if remote != agent_of(self.address):
-            return
-        if may.stream:
-            self.streams().may_dial(may)
-        else:
-            self.directs().may_dial(may)
+        if remote == agent_of(self.address):
+            (self.streams() if may.stream else self.directs()).may_dial(may)
 
     def streams(self) -> Streams:
         """Any thread: plain sockets to other processes."""
@@ -513,9 +509,8 @@ class Proc:
 
     def tell_again(self, address: str) -> None:
         """What must not be lost with a connection, for it is asked for by nobody."""
-        for owner_proc, ended in list(self._notified):
-            if owner_proc == address:
-                self.tell(address, ended)
+        for ended in [ended for owner_proc, ended in list(self._notified) if owner_proc == address]:
+            self.tell(address, ended)
         self.hooks.connection_broke(address)
 
     def _on_word_of_end(self, ended: ProcEnded) -> None:

@@ -3,28 +3,24 @@
 A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
 so a late answer finds nothing and is dropped.
 
-Over 600 lines because the ends that wait differ in a few steps of one protocol, which is read in one place.
+The ends that take answers one by one are in `queue`.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Container, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
-from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future import LOOK, Source
+from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
 from monarch._runtime.unseen import Unseen, source_line
-from monarch._text import NAME_LIMIT, sendable, text_of
-from monarch._wire import codec, message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
+from monarch._wire.message import FAILED, MERGED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
     from types import CodeType
@@ -33,18 +29,8 @@ if TYPE_CHECKING:
     from monarch._runtime.loop import Loop
     from monarch._wire.transport.base import Connection
 
-# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
-Raw = tuple[int, int, Buffer, Sequence[Buffer]]
-
 _ENDED_KEPT = 10_000
-_EXPECTED_KEPT = 10_000
 _ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
-
-_decode_failure = msgspec.msgpack.Decoder(Failure).decode
-_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
-
-
-FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process at that address means
 
 
 class Target:
@@ -63,55 +49,6 @@ class Target:
         self.failure_of = failure_of
         self.key = ""
         self.ranks: Sequence[int] = ()
-
-
-def failure_error(failure: Failure, label: str | None) -> BaseException:
-    """The exception a caller gets when its target failed."""
-    if failure.error:
-        try:
-            error = codec.decode(failure.error)
-        except Exception as exc:
-            error = exc
-        if isinstance(error, Exception):
-            return error
-    return SupervisionError(failure.report, label)
-
-
-def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always. Never raises."""
-    buffers: Sequence[memoryview] = ()
-    try:
-        pickled, buffers = codec.encode(exc)
-        # A constructor that cannot be replayed must fail here, not at the caller.
-        if not isinstance(codec.decode(pickled, buffers), BaseException):
-            pickled, buffers = b"", ()
-    except BaseException:  # of the exception's own methods, which may raise anything
-        pickled, buffers = b"", ()
-    return message.encode((sendable(where, NAME_LIMIT), sendable(formatted), pickled)), buffers
-
-
-def decode_answer(raw: Raw, label: str | None) -> Any:
-    """The value of an answer, or raises the exception that it carries."""
-    _rank, kind, body, buffers = raw
-    if kind == VALUE:
-        return codec.decode(body, buffers)
-    if kind == ERROR:
-        where, formatted, pickled = _decode_error(body)
-        exception: BaseException | None = None
-        if pickled:
-            try:
-                decoded = codec.decode(pickled, buffers)
-                exception = decoded if isinstance(decoded, BaseException) else None
-            except Exception as exc:
-                why = f"{type(exc).__name__}: {text_of(exc)}"
-                formatted += f"\n(the exception itself could not be unpickled here: {why})"
-        raise ActorError(exception, where, formatted)
-    if kind == RAISED:
-        raised = codec.decode(body, buffers)
-        if isinstance(raised, Exception):
-            raise raised
-        raise ActorError(raised, "A port was given what is no ordinary exception.")
-    raise failure_error(_decode_failure(body), label)
 
 
 class ProcForReplies(Protocol):
@@ -308,7 +245,7 @@ class Entry(Source):
     def note(self, raw: Raw) -> None:
         """This answer is an error or a failure, for its observer to see."""
         if raw[1] == FAILED:
-            self.note_failure(_decode_failure(raw[2]))
+            self.note_failure(decode_failure(raw[2]))
         elif self.caller is not None and self.target is not None and self.unseen is None:
             self.unseen = self.caller.proc.hooks.call_raised(self, raw)
 
@@ -351,6 +288,9 @@ class Entry(Source):
     def awaited(self) -> str:
         left = self.unanswered()
         return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
+
+    def advice(self) -> str:
+        return LOOK if self.target is not None and self.target.key else ""
 
     def of(self) -> str:
         return f"{self.target.label}()" if self.target is not None else ""
@@ -398,7 +338,7 @@ class Entry(Source):
             self.give_up(
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
-                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}. "
+                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
                     f"{LOOK}"
                 )
             )
@@ -438,7 +378,7 @@ class _Result(Entry):
             self.set_ready()
 
     def abandon(self) -> None:
-        """Its answer, should one come, is dropped. An endpoint's error is logged: the table keeps the entry for that."""
+        """Its answer, should one come, is dropped; an error is logged, for which the table keeps the entry aside."""
         caller = self.caller
         if not self.ready and caller is not None and caller.proc.ports.abandon(self):
             self.abandoned = True
@@ -513,7 +453,7 @@ class Gather(_Result):
             return
         kind = raw[1]
         if kind == FAILED:
-            self.fail(_decode_failure(raw[2]))
+            self.fail(decode_failure(raw[2]))
             return
         if kind != VALUE and kind != MERGED:
             self.note(raw)
@@ -544,173 +484,9 @@ class Gather(_Result):
         if self._error is not None:
             raise self._error
         label = self.target.label if self.target else None
-        for raw in self._answers:
-            if raw is not None and raw[1] not in (VALUE, MERGED):
-                decode_answer(raw, label)
+        raised = [raw for raw in self._answers if raw is not None and raw[1] not in (VALUE, MERGED)]
+        if raised:
+            decode_answer(raised[0], label, len(raised), len(self._answers))
         return self._finish(
             [decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED]
         )
-
-
-class Queue(Entry):
-    """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
-
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_expected", "_left", "_lock", "_seen", "unwanted")
-
-    def __init__(self, target: Target | None = None, limit: int = 0) -> None:
-        super().__init__(target)
-        self._lock = threading.Lock()
-        self._arrived: deque[Raw] = deque()
-        self._armed: deque[Arrival] = deque()
-        self._error: BaseException | None = None
-        self._left = limit
-        self._seen: set[int] = set()
-        # Messages sent with this port for the answer: (process, rank, what its end means). Answers are told apart by their
-        # ranks only. At the bound the oldest go: their answers still come, and the end of their process is not told.
-        self._expected: deque[tuple[str, int, FailureOf]] = deque(maxlen=_EXPECTED_KEPT)
-        self.unwanted: Callable[[], None] | None = None  # called when it is closed before all have answered
-
-    def expect(self, receivers: Iterable[tuple[int, int, str]], failure_of: FailureOf) -> None:
-        """Messages are sent whose answers come here: should a process end before, that is said here."""
-        with self._lock:
-            self._expected.extend((address, rank, failure_of) for rank, _, address in receivers)
-
-    def process_ended(self, ended: ProcEnded) -> None:
-        super().process_ended(ended)
-        for there, rank, failure_of in [expected for expected in self._expected if expected[0] == ended.address]:
-            self.receive((rank, FAILED, message.encode(failure_of(there, ended)), ()))
-
-    def connection_broke(self, address: str, failure: Failure) -> None:
-        super().connection_broke(address, failure)
-        for _, rank, _ in [expected for expected in self._expected if expected[0] == address]:
-            self.receive((rank, FAILED, message.encode(failure), ()))
-
-    def receive(self, raw: Raw) -> None:
-        if self._expected:
-            self._answered(raw[0])
-        if raw[1] != VALUE:
-            if raw[1] == FAILED and self._left:
-                self.fail(_decode_failure(raw[2]))
-                return
-            self.note(raw)
-        with self._lock:
-            if self._left:
-                if raw[0] in self._seen:
-                    return  # a repeat
-                self._seen.add(raw[0])
-                self._left -= 1
-                if not self._left:
-                    self.close()
-            if not self._armed:
-                self._arrived.append(raw)
-                return
-            arrival = self._armed.popleft()
-        arrival.arrive(raw)
-
-    def close(self) -> None:
-        super().close()
-        if self.unwanted is not None and self._left:
-            tell, self.unwanted = self.unwanted, None
-            tell()
-
-    def _answered(self, rank: int) -> None:
-        """The oldest message to that rank has its answer."""
-        with self._lock:
-            for index, expected in enumerate(self._expected):
-                if expected[1] == rank:
-                    del self._expected[index]
-                    return
-
-    def arm(self, arrival: Arrival) -> None:
-        with self._lock:
-            if not self._arrived and self._error is None:
-                self._armed.append(arrival)
-                return
-            raw = self._arrived.popleft() if self._arrived else None
-        if raw is not None:
-            arrival.arrive(raw)
-        else:
-            arrival.give_up(self._error)
-
-    def give_up(self, error: BaseException) -> None:
-        with self._lock:
-            if self._error is not None:
-                return
-            self._error = error
-            armed, self._armed = self._armed, deque()
-            self.close()
-        for arrival in armed:
-            arrival.give_up(error)
-
-    def waits_for(self, address: str) -> bool:
-        return self.target is not None and any(
-            rank not in self._seen and there == address for rank, there in enumerate(self.target.addresses)
-        )
-
-    def has_outcome(self) -> bool:
-        return self._error is not None
-
-    def sources(self) -> Sequence[Source]:
-        return list(self._armed)
-
-    def unanswered(self) -> list[int]:
-        return [rank for rank in super().unanswered() if rank not in self._seen]
-
-
-class Arrival(Source):
-    """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
-    least until this is ready or dropped itself."""
-
-    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw", "_reader")
-
-    def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
-        super().__init__()
-        self._queue = queue
-        self._reader = reader
-        self._ranked = ranked
-        self._begun = False
-        self._raw: Raw | None = None
-        self._error: BaseException | None = None
-
-    def begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._queue.arm(self)
-
-    def abandon(self) -> None:
-        """A claim stays a claim; it no longer keeps the queue open."""
-        self._reader = None
-
-    def awaited(self) -> str:
-        return self._queue.awaited() or " from the senders of its Port"
-
-    def of(self) -> str:
-        return self._queue.of() or "a message of a Channel"
-
-    def progress(self) -> str:
-        return self._queue.progress()
-
-    def arrive(self, raw: Raw) -> None:
-        self._raw = raw
-        self.set_ready()
-
-    def give_up(self, error: BaseException | None) -> None:
-        self._error = error
-        self.set_ready()
-
-    def value(self) -> Any:
-        unseen = self._queue.unseen
-        if unseen is not None and (self._raw is None or self._raw[1] != VALUE):
-            unseen.seen()
-        if self._raw is None:
-            assert self._error is not None
-            raise self._error
-        target = self._queue.target
-        value = decode_answer(self._raw, target.label if target else None)
-        if not self._ranked:
-            return value
-        if self._raw[0] < 0:
-            raise ValueError(
-                "RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply"
-            )
-        return self._raw[0], value

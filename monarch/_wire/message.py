@@ -536,8 +536,11 @@ class LinkHello(_Message, tag=51):
     to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
     target_incarnation: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
-    purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
+    purpose: str = ""  # where this is no link: WHO asks which agent answers here; of a stream see `_runtime.streams`
     software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
+
+
+WHO = "who"  # a LinkHello with it is answered by one that names the agent, and that is all
 
 
 class Beat(_Message, tag=52):

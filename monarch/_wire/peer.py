@@ -288,8 +288,9 @@ class Peer:
                     self.connection = connection
             if failed is None:
                 self._wake()
-        # One that ended meanwhile: the agent tells.
-        if failed is not None and on_dial(failed.errno) is not OnDial.ENDED:
+        # Where nobody listens any more it has ended meanwhile, and the agent tells. Of a connection that broke as soon as it
+        # was there nobody would tell anything: the process may live.
+        if failed is not None and not isinstance(failed, (FileNotFoundError, ConnectionRefusedError)):
             self._dial_failed(self, failed)
 
     def _mean(self) -> None:

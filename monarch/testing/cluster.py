@@ -25,7 +25,7 @@ from monarch._mesh.process import named_actors
 from monarch._mesh.start.agent_process import Credentials
 from monarch._runtime.context import current, forget_root, home, set_home, set_root
 from monarch._runtime.future import All, Slot
-from monarch._runtime.instance import Instance
+from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._shape.region import Shape
@@ -44,6 +44,7 @@ from monarch.testing.simulated import SimulatedAgent, SimulatedProc
 _TURN = 30.0  # real seconds until an I/O loop that does not turn is an error
 _SIGKILL = 9
 _CLIENT_PID = 1
+_BROADCASTS = 2.0  # real seconds at most in which actors may finish, at the end, what nobody waits for
 _HANDLED_KEPT = 1_000  # failures that calls told the test of; older ones are forgotten
 
 
@@ -83,7 +84,8 @@ class InProcessCluster:
     thread. Blocks may be nested; the innermost is the one in use. Settings (`monarch.configured`) that
     processes read when they start count from the spawn on.
 
-    Leaving stops all actors, running each `__cleanup__`, and puts back what was there before. It raises
+    Leaving lets actors finish their broadcasts, for 2 s at most, stops them all, running each `__cleanup__`, and puts back
+    what was there before. It raises
     UnsupervisedFailure for failures that reached the root client and that no `next_failure` took,
     TimeoutError for actors that do not stop within `patience` real seconds, naming them, and RuntimeError for
     errors inside the runtime; none of them when the block raised already.
@@ -167,6 +169,8 @@ class InProcessCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            self._finish_broadcasts()
         self._state = "closed"
         stuck = self._end()
         if error is not None:
@@ -176,6 +180,19 @@ class InProcessCluster:
         if stuck:
             raise TimeoutError("these actors did not stop, and their threads are left behind:\n  " + "\n  ".join(stuck))
         self._raise_failures()
+
+    def _finish_broadcasts(self) -> None:
+        """Lets actors handle what nobody waits for, so that what fails there fails the test."""
+        deadline = time.monotonic() + min(_BROADCASTS, self._patience)
+        quiet = 0
+        while quiet < 2 and time.monotonic() < deadline:  # the first look may be before what the second one sees
+            self.settle()
+            living = [self._proc, *(proc for proc in self._all_procs() if proc.killed is None)]
+            if any(_has_broadcasts(actor) for proc in living for actor in list(proc.actors.values())):
+                quiet = 0
+                time.sleep(0.001)
+            else:
+                quiet += 1
 
     def _end(self) -> list[str]:
         """Stops everything; says which actors did not."""
@@ -427,6 +444,19 @@ def _addresses(mesh: ProcMesh | ActorMesh[Any]) -> list[str]:
     if isinstance(mesh, ActorMesh):
         return list(mesh._plan.addresses)
     raise TypeError(f"expected a mesh of processes or actors, got {mesh!r}")
+
+
+def _has_broadcasts(instance: Instance) -> bool:
+    """Whether it may still handle a message that nobody waits for."""
+    if instance.ended.ready:
+        return False
+    mailbox, running = instance.mailbox, instance.current
+    handled = [item for item in (running, *list(instance.concurrent.values())) if item is not None]
+    if any(not item.call.port for item in handled) or not instance.ready.ready:
+        return True
+    if running is None and not mailbox._wakers:  # it has taken something just now, or ends
+        return True
+    return any(type(item) is Delivery and not item.call.port for item in list(mailbox.messages))
 
 
 def _doing(instance: Instance) -> str:

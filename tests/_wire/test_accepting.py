@@ -135,7 +135,7 @@ def test_what_the_owner_cannot_take_is_closed() -> None:
     left, right = socket.socketpair()
 
     def take(sock: Any, where: Any) -> None:
-        raise OSError(errno.ENOSPC, "no more watches")
+        raise OSError(errno.EIO, "something else")
 
     loop, accepting, paused = make(Listening(left), take)
     loop.run()
@@ -164,3 +164,49 @@ def test_processes_of_one_host_pause_too(tmp_path: Path, monkeypatch: pytest.Mon
         assert len(come) == 1
     come[0].close()
     listener.close()
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.ENOMEM])
+def test_a_connection_for_which_there_is_no_room_is_kept_until_there_is(error: int) -> None:
+    left, right = socket.socketpair()
+    room = [False, False, True]
+    come: list[Any] = []
+
+    def accepted(sock: Any, _where: Any) -> None:
+        if not room.pop(0):
+            raise OSError(error, "no room for another descriptor")
+        come.append(sock)
+
+    loop, accepting, _ = make(Listening(left), accepted)
+    loop.run()
+    for _ in range(3):
+        loop.advance(0.5)
+    assert come == [left] and left.fileno() >= 0
+    accepting.close()
+    left.close()
+    right.close()
+
+
+def test_a_connection_that_is_kept_is_closed_with_the_listener() -> None:
+    left, right = socket.socketpair()
+
+    def accepted(_sock: Any, _where: Any) -> None:
+        raise OSError(errno.ENOSPC, "no room for another descriptor")
+
+    loop, accepting, _ = make(Listening(left), accepted)
+    loop.run()
+    accepting.close()
+    assert left.fileno() == -1 and right.recv(1) == b""
+    right.close()
+
+
+def test_no_room_to_listen_again_is_another_pause() -> None:
+    listening = Listening(errno.EMFILE)
+    loop, accepting, _ = make(listening, lambda sock, where: None)
+    loop.run()
+    add, loop.add = loop.add, lambda fd, fn: (_ for _ in ()).throw(OSError(errno.ENOSPC, "full"))  # type: ignore[method-assign]
+    loop.advance(0.5)
+    loop.add = add  # type: ignore[method-assign]
+    loop.advance(0.5)
+    assert loop.handlers
+    accepting.close()

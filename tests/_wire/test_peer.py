@@ -372,3 +372,16 @@ def test_nothing_of_a_connection_stays_with_a_process_that_ended(ends_first: boo
     del link
     gc.collect()
     assert gone() is None and world.peer.unsent == set()
+
+
+def test_a_connection_that_breaks_while_it_is_made_is_dialled_again() -> None:
+    """Its agent has said that the process lives, and says nothing more unless that changes."""
+    link = Link()
+    world = World(None, errno.EPIPE, errno.ECONNRESET, link)
+    world.peer.send([b"1"])
+    world.peer.listening()
+    assert (world.asked, world.failed) == (1, [errno.EPIPE])
+    world.peer.dial_again()
+    assert world.asked == 2
+    world.peer.listening()
+    assert link.sent == [b"1"]

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, SupervisionError, endpoint
-from tests.support.faults import Faults
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
@@ -37,13 +36,12 @@ class Parent(Actor):
 
 
 @pytest.mark.parametrize("own_session", [True, False])
-def test_children_that_go_on_writing_hold_nobody_up(spawn_procs: Any, faults: Faults, own_session: bool) -> None:
+def test_children_that_go_on_writing_hold_nobody_up(spawn_procs: Any, own_session: bool) -> None:
     parents = spawn_procs(name="left").spawn("parent", Parent)
     pids = parents.leave_writers.call_one(own_session).get(timeout=TIMEOUT)
     try:
         with pytest.raises(SupervisionError, match="non-zero code 7"):
             parents.die.call_one().get(timeout=TIMEOUT)
-        faults.next()
         assert spawn_procs(name="next").spawn("parent", Parent).pid.call_one().get(timeout=TIMEOUT)
     finally:
         for pid in pids:

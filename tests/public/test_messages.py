@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import monarch
-from monarch.actor import Actor, Channel, concurrent_endpoint, endpoint, this_host, wait_graph
+from monarch.actor import Actor, Channel, concurrent_endpoint, endpoint, get_or_spawn_controller, this_host, wait_graph
 from monarch.testing import InProcessCluster, Local
 from tests.support.scripts import Scripts
 
@@ -123,11 +123,23 @@ ROWS: dict[str, tuple[Mistake, type[BaseException], list[str]]] = {
     "float()": (lambda w: float(w.one.add.call_one(1)), TypeError, FUTURE),
     "concurrent.futures' done()": (lambda w: w.one.add.call_one(1).done(), AttributeError, ["get(timeout=0)"]),
     "cancelling": (lambda w: w.one.add.call_one(1).cancel(), AttributeError, ["with_timeout"]),
+    "an endpoint of a Future": (
+        lambda w: get_or_spawn_controller("c", Counter).add.call_one(1),
+        AttributeError,
+        ["'add'", *RESULT],
+    ),
     # a mesh taken for a list, or for the actors themselves
     "mesh[0]": (lambda w: w.counters[0], TypeError, ["ActorMesh", "gpus: 2", ".slice(gpus=0)"]),
     "mesh[1:]": (lambda w: w.procs[1:], TypeError, ["ProcMesh", ".slice(gpus=slice(1, None, None))"]),
     "for actor in mesh": (lambda w: list(w.counters), TypeError, ["nor iterable", ".slice(gpus=0)"]),
     "a mesh of one rank": (lambda w: w.one[0], TypeError, ["no dimensions", "one rank"]),
+    "mesh.slice(0)": (lambda w: w.counters.slice(0), TypeError, ["positional", "mesh.slice(gpus=0)"]),
+    "rank + 1": (
+        lambda w: next(w.counters.add.call(1).get(TIMEOUT).items())[0] + 1,
+        TypeError,
+        ["+: 'Point' and 'int'", ".rank", "['gpus']"],
+    ),
+    "int(rank)": (lambda w: int(monarch.actor.current_rank()), TypeError, ["Point", ".rank"]),
     "values[0]": (lambda w: w.counters.add.call(1).get(TIMEOUT)[0], TypeError, [".values()", ".item(gpus=0)"]),
     "mesh.value = 3": (
         lambda w: setattr(w.counters, "value", 3),
@@ -139,6 +151,11 @@ ROWS: dict[str, tuple[Mistake, type[BaseException], list[str]]] = {
     "an endpoint of the processes": (lambda w: w.procs.add, AttributeError, ["'add'", "spawn()"]),
     # spawning
     "spawn_procs(4)": (lambda w: w.host.spawn_procs(4), TypeError, ['{"gpus": 4}', "got 4"]),
+    "spawn_procs(gpus=4)": (
+        lambda w: w.host.spawn_procs(gpus=4),
+        TypeError,
+        ["'gpus'", 'host.spawn_procs({"gpus": 4})'],
+    ),
     "spawn_procs('gpus')": (lambda w: w.host.spawn_procs("gpus"), TypeError, ['{"gpus": 4}', "'gpus'"]),
     "host.spawn": (lambda w: w.host.spawn("x", Counter), AttributeError, ["spawn_procs", '.spawn("name", Class)']),
     "spawn(Class, name)": (lambda w: w.procs.spawn(Counter, "x"), TypeError, ["name first", "Counter"]),
@@ -187,6 +204,11 @@ ROWS: dict[str, tuple[Mistake, type[BaseException], list[str]]] = {
     ),
     "input()": (lambda w: w.one.ask.call_one().get(TIMEOUT), monarch.actor.ActorError, ["/dev/null", "argument"]),
     # time limits, and settings
+    "call(timeout=3)": (
+        lambda w: w.counters.add.call(1, timeout=3),
+        TypeError,
+        ["Counter.add(", "with_timeout(seconds)"],
+    ),
     "get(timeout)": (
         lambda w: w.waits.beside.call_one().get(0),
         TimeoutError,
@@ -225,6 +247,11 @@ def test_what_a_future_prints(world: World) -> None:
     stream = list(world.counters.add.stream(1))
     assert "counters.add()" in repr(stream[0])
     assert "a message of a Channel" in repr(Channel[Any].open()[1].recv())
+
+
+def test_only_calls_are_in_the_wait_graph(world: World) -> None:
+    with pytest.raises(TimeoutError, match=r"no result after 0\.0 s from the senders of its Port; .*again\)$"):
+        Channel[Any].open()[1].recv().get(0)
 
 
 def test_how_many_have_answered_is_in_a_future() -> None:

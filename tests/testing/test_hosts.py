@@ -434,3 +434,13 @@ def test_hosts_that_cannot_be_killed(hosts: InProcessCluster) -> None:
 def test_numbers_of_hosts_that_cannot_be(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="hosts must be 0 or more"):
         InProcessCluster(**given)  # type: ignore[arg-type]
+
+
+def test_a_mesh_looks_at_its_class_once_not_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from monarch._mesh.meshes import owned
+
+    looked, needs_loop = [], owned.needs_loop
+    monkeypatch.setattr(owned, "needs_loop", lambda cls: looked.append(cls) or needs_loop(cls))
+    with InProcessCluster(hosts=1) as cluster:
+        logs(cluster, gpus=50)
+    assert looked.count(Log) == 1

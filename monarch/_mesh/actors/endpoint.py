@@ -29,7 +29,8 @@ from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
-from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target
+from monarch._runtime.queue import Arrival, Queue
+from monarch._runtime.replies import Entry, Gather, OneReply, Target
 from monarch._shape.region import Shape
 from monarch._wire import codec
 from monarch._wire.frame import SMALL

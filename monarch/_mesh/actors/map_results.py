@@ -11,22 +11,20 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
-import msgspec
-
 from monarch._errors import ActorError, SupervisionError
 from monarch._mesh.actors.map_schedule import MapSchedule
 from monarch._runtime.completions import Completions
 from monarch._runtime.context import here
 from monarch._runtime.future import Slot, running_loop, warn_blocking
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import OneReply, Raw, Target
+from monarch._runtime.remote_errors import Raw, decode_failure
+from monarch._runtime.replies import OneReply, Target
 from monarch._wire.message import FAILED, Failure, Probe
 from monarch._wire.peer import PeerEnded
 
 R = TypeVar("R")
 
 logger = logging.getLogger("monarch")
-_decode_failure = msgspec.msgpack.Decoder(Failure).decode
 
 # What is waited for, with the item's index or the rank: an item's answer, that of a probe, the time of the next probe.
 _ITEM, _PROBE, _TIME = range(3)
@@ -55,7 +53,7 @@ class _Reply(OneReply):
 
     def receive(self, raw: Raw) -> None:
         if raw[1] == FAILED:
-            self.fail(_decode_failure(raw[2]))
+            self.fail(decode_failure(raw[2]))
         else:
             super().receive(raw)
 

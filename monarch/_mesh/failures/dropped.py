@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 from types import CodeType
 
-import msgspec
-
-from monarch._runtime.replies import Raw
+from monarch._runtime.remote_errors import Raw, decode_remote_error
 from monarch._runtime.unseen import source_line
 from monarch._wire.message import ERROR
 
 logger = logging.getLogger("monarch")
 
 _LINES = 1_000  # calling lines that are told apart; those beyond are not counted
-_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
 
 
 class DroppedErrors:
@@ -30,7 +27,7 @@ class DroppedErrors:
             return
         text = "an exception that it sent through its port"
         if raw[1] == ERROR:  # the text only: to unpickle it here would run the program's code on this thread
-            text = _decode_error(raw[2])[1]
+            text = decode_remote_error(raw[2]).formatted
         logger.error("%s() raised, and the Future of the call was dropped without a look at it (called at %s%s): %s",
                      label, source_line(code, instruction) or "an unknown line",
                      f"; {count} times by now" if count > 1 else "", text)  # fmt: skip

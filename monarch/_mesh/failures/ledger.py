@@ -100,7 +100,17 @@ class Standing:
 
 
 class _Entry:
-    __slots__ = ("ended", "given_up", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
+    __slots__ = (
+        "_ranks_at",
+        "ended",
+        "given_up",
+        "incarnations",
+        "internal",
+        "mesh",
+        "owner",
+        "restarting",
+        "whole",
+    )
 
     def __init__(self, mesh: MeshFacts, owner: str, internal: bool) -> None:
         self.mesh = mesh
@@ -111,6 +121,14 @@ class _Entry:
         self.restarting: set[int] = set()
         self.given_up: set[int] = set()  # ended, and not restarted by the policy of the mesh, if it has one
         self.whole: Failure | None = None
+        self._ranks_at: dict[str, list[int]] | None = None
+
+    def ranks_at(self, address: str) -> Sequence[int]:
+        if self._ranks_at is None:  # made when a process ends: many end together, and meshes are large
+            self._ranks_at = {}
+            for rank, there in enumerate(self.mesh.addresses):
+                self._ranks_at.setdefault(there, []).append(rank)
+        return self._ranks_at.get(address, ())
 
 
 class Ledger:
@@ -177,10 +195,8 @@ class Ledger:
             entry = self._entries[key]
             fresh = [
                 rank
-                for rank, address in enumerate(entry.mesh.addresses)
-                if address == ended.address
-                and rank not in entry.ended
-                and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
+                for rank in entry.ranks_at(ended.address)
+                if rank not in entry.ended and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
             ]
             if fresh:
                 failure = process_failure(entry.mesh, ended, fresh)

@@ -23,7 +23,7 @@ from monarch._mesh.start.agent_process import AgentOptions
 from monarch._mesh.start.launch_spec import launch_spec
 from monarch._mesh.start.preload import preloads
 from monarch._mesh.start.run_directory import make_directory
-from monarch._runtime import standard_streams
+from monarch._runtime import log_thread, standard_streams
 from monarch._runtime.context import home, set_home, set_root, start_client_with
 from monarch._runtime.future import Future, Slot, done_future, make_future
 from monarch._runtime.instance import Instance
@@ -182,6 +182,7 @@ class Client:
                 "shutdown_context() ran in this process: the client is closed and cannot be started again"
             )
         )
+        log_thread.flush(1.0)
         faults.stop(1.0)
         self._run_directory.remove()
 

@@ -22,6 +22,7 @@ from monarch._mesh.process.spawning import Spawning
 from monarch._runtime.context import Current, current
 from monarch._runtime.future import All, Slot, Source
 from monarch._runtime.incarnations import process_of
+from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Gather, Target
@@ -85,8 +86,8 @@ class Restarter:
         def run() -> None:
             start_thread(self._rounds, "monarch-restart", owned, round.children, failure)
 
-        logger.warning("restarting %s under its %r%s, because: %s", _shown(meshes), group.policy,
-                       f" in {round.delay:g} s" if round.delay else "", failure.event)  # fmt: skip
+        log(logger, logging.WARNING, "restarting %s under its %r%s, because: %s", _shown(meshes), group.policy,
+            f" in {round.delay:g} s" if round.delay else "", failure.event)  # fmt: skip
         if round.delay:
             loop.call_later(round.delay, run)
         else:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
@@ -28,7 +27,7 @@ from monarch._shape.slice import NDSlice
 from monarch._wire import codec
 from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
-from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor, encode_extent
+from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor
 from monarch._wire.peer import PeerEnded
 
 logger = logging.getLogger("monarch")
@@ -194,17 +193,17 @@ class Spawning:
         spec, args = owned.spec, owned.args(rank)
         if args.body is None:
             raise RuntimeError(owned.too_large([rank]))
-        cls, extent = spec.cls, spec.extent
+        cls = spec.cls
         spawn = Spawn(
             spec.key,
             spec.name,
             rank,
-            encode_extent(tuple(extent.labels), tuple(extent.sizes)),
+            owned.view,
             owned.owner,
             self._proc.address,
             spec.creator,
             f"{cls.__module__}.{cls.__qualname__}",
-            needs_loop(cls),
+            owned.needs_loop,
             owned.setup,
             incarnation,
             port,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._wire.transport.base import Reactor, Timer
-from monarch._wire.transport.socket_errors import OnAccept, explain, on_accept
+from monarch._wire.transport.socket_errors import OUT_OF, OnAccept, explain, on_accept
 
 logger = logging.getLogger("monarch")
 
@@ -38,6 +38,7 @@ class Accepting:
         self._paused = paused
         self._timer: Timer | None = None
         self._closed = False
+        self._kept: tuple[socket.socket, Any] | None = None  # accepted, and not taken yet
         self._said_at = float("-inf")
         loop.add(sock.fileno(), self._on_event)
 
@@ -53,15 +54,19 @@ class Accepting:
         for _ in range(_ACCEPTS_A_TURN):
             sock: socket.socket | None = None
             try:
-                sock, where = self._sock.accept()
+                if self._kept is not None:
+                    (sock, where), self._kept = self._kept, None
+                else:
+                    sock, where = self._sock.accept()
                 self._accepted(sock, where)
             except OSError as exc:
-                if sock is not None:
-                    sock.close()
-                if self._closed or self._sock.fileno() < 0:  # closed by another thread just now
-                    return
                 verdict = on_accept(exc.errno)
-                if verdict is OnAccept.WAIT and sock is None:
+                over = self._closed or self._sock.fileno() < 0  # closed by another thread just now
+                if sock is not None and exc.errno in OUT_OF and not over:
+                    self._kept = sock, where  # there was no room for it, which is no fault of the other side
+                elif sock is not None:
+                    sock.close()
+                if over or (verdict is OnAccept.WAIT and sock is None):
                     return
                 if verdict is OnAccept.PAUSE:
                     self._pause(exc)
@@ -79,7 +84,13 @@ class Accepting:
     def _go_on(self) -> None:
         self._timer = None
         if not self._closed and self._sock.fileno() >= 0:
-            self._loop.add(self._sock.fileno(), self._on_event)
+            try:
+                self._loop.add(self._sock.fileno(), self._on_event)
+            except OSError:  # there is no room for it at present
+                self._timer = self._loop.call_later(PAUSE, self._go_on)
+            else:
+                if self._kept is not None:  # of which the kernel tells nothing
+                    self._on_event(0)
 
     def close(self) -> None:
         """Closes the socket too."""
@@ -88,6 +99,9 @@ class Accepting:
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
+        if self._kept is not None:
+            self._kept[0].close()
+            self._kept = None
         if self._sock.fileno() >= 0:
             self._loop.remove(self._sock.fileno())
             self._sock.close()

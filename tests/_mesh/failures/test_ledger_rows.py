@@ -1155,9 +1155,8 @@ def test_a_constructor_that_raises_fails_its_ranks(
     assert mesh.initialized.get(TIMEOUT) is None
     text = fails(mesh.ping.call(), "no room")
     assert "in __init__" in text and "in construct" in text
-    assert sorted(
-        cluster.next_failure(handled=True).crashed_ranks + cluster.next_failure(handled=True).crashed_ranks
-    ) == [0, 2]
+    failures = [cluster.next_failure(handled=True) for _ in range(2)]
+    assert sorted(failures[0].crashed_ranks + failures[1].crashed_ranks) == [0, 2]
     assert mesh.slice(gpus=1).ping.call_one().get(TIMEOUT) == "pong"
     assert mesh.initialized.get(TIMEOUT) is None
     assert script.rest() == ["init"] * 3  # nobody was cleaned up
