@@ -278,6 +278,8 @@ class LaunchSpec(msgspec.Struct):
     # For another host: what `env` is made of there; `cwd` and `path` count where they exist.
     change: EnvChange | None = None
     folder: str = ""  # of the host's sockets; known to its agent
+    # What a process that takes another's place will import: forked off a fork server that has it, if there is one by then.
+    warm: list[str] = []
 
 
 class Command(msgspec.Struct):
@@ -351,7 +353,8 @@ class LogOption(_Message, tag=25):
 
 
 class Preload(_Message, tag=26):
-    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up."""
+    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up, for those that take
+    another's place where the spec says what they will import (`warm`)."""
 
 
 # --- host agent -> client, procs ----------------------------------------------------------------------------

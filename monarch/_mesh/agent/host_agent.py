@@ -256,7 +256,11 @@ class HostAgent(BaseHostAgent):
         return self.outputs.open(output)
 
     def _on_preload(self, frame: Frame) -> None:
-        self.servers.serving(self.decode_spec(frame))
+        spec = self.decode_spec(frame)
+        if spec.warm:
+            self.servers.warm(spec)
+        else:
+            self.servers.serving(spec)
 
     def forked(self, address: str, incarnation: int, pid: int) -> None:
         self.act(self.roster.pid_known(self.loop.now(), address, incarnation, pid))

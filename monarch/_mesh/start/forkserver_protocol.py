@@ -3,8 +3,9 @@
 They talk over a sequenced-packet socket; packets are msgpack and carry descriptors.
 
     agent -> fork server    ("batch", n) + spec        then n times ("proc", address, incarnation, ...) + its descriptors
-                            ("forkserver", preload, env) + socket of the new one
+                            ("forkserver", preload, env, in the background) + socket of the new one
     fork server -> agent    ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
+                            ("ready", "", 0, 0)  one that imported in the background forks at once from now on
 """
 
 from __future__ import annotations
