@@ -280,6 +280,10 @@ class LaunchSpec(msgspec.Struct):
     folder: str = ""  # of the host's sockets; known to its agent
     # What a process that takes another's place will import: forked off a fork server that has it, if there is one by then.
     warm: list[str] = []
+    share_threads: bool = (
+        False  # unless the environment says how many threads libraries take, each process gets a share
+    )
+    threads: int = 0  # which is so many; known to the host's agent; 0 is as many as they want
 
 
 class Command(msgspec.Struct):
@@ -373,6 +377,7 @@ class ProcStarted(_Message, tag=31):
     rank: int
     pid: int
     incarnation: int = 0
+    threads: int = 0  # its share of the host's, if it was given one
 
 
 class ProcsRefused(_Message, tag=32):

@@ -52,6 +52,7 @@ OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer"]
 
 FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
+    "share_threads",
     "enable_log_forwarding",
     "prefix_with_rank",
     "enable_otel_metrics",

@@ -25,7 +25,7 @@ from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
-from monarch._mesh.start import agent_process, forkserver, launch
+from monarch._mesh.start import agent_process, forkserver, launch, threads
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._mesh.start.forkserver_pool import ForkServers
 from monarch._mesh.start.launch import CannotLaunch
@@ -79,6 +79,7 @@ class HostAgent(BaseHostAgent):
         self.servers = ForkServers(first, self.loop, self)
         self.outputs = Outputs(self.loop, lambda mesh, output: self._to_client(mesh.client, output))
         self._meshes: dict[str, MeshOutput] = {}
+        self._shares: dict[str, int] = {}  # mesh -> threads of each of its processes
         self._prepared: dict[tuple[str, int], Prepared] = {}
         self._running: dict[tuple[str, int], ProcOutput] = {}
         self._memory = OutOfMemory()
@@ -180,6 +181,7 @@ class HostAgent(BaseHostAgent):
         listening: list[socket.socket] = []
         try:
             launch.check_room(len(starts), len(self.roster) - len(starts))
+            self._share_threads(starts[0])
             commands = [launch.command_for(start.spec, start.place, self.servers.alive) for start in starts]
             for start in starts:
                 listening.append(unix.listen(self._path_of(start.address)))
@@ -192,6 +194,14 @@ class HostAgent(BaseHostAgent):
         for start, command, sock in zip(starts, commands, listening, strict=True):
             self._prepared[start.key] = Prepared(command, sock)
         self.act(self.roster.prepared(self.loop.now(), starts))
+
+    def _share_threads(self, start: Start) -> None:
+        """Those that take the place of others of the mesh get what those had."""
+        spec = start.spec
+        if spec.share_threads and not threads.is_said(spec.env):
+            if start.mesh not in self._shares:
+                self._shares[start.mesh] = threads.share(threads.processors(), len(self.roster))
+            spec.threads = self._shares[start.mesh]
 
     def _path_of(self, address: str) -> str:
         return os.path.join(self.directory, name_of(address))
@@ -313,6 +323,7 @@ class HostAgent(BaseHostAgent):
         ended.hostname = self.hostname
 
     def mesh_ended(self, mesh: str) -> None:
+        self._shares.pop(mesh, None)
         output = self._meshes.pop(mesh, None)
         if output is not None:
             self.outputs.show_gathered([output])

@@ -18,6 +18,8 @@ from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, receiv
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
 
+_BACKGROUND = 5  # nice: a third of the others' weight, so that it comes to an end on a host that is busy too
+
 
 def start(preload: list[str], close: list[int]) -> tuple[socket.socket, int]:
     """Forks the first fork server off this process, which must be single-threaded and still bare. Returns its socket, pid.
@@ -61,7 +63,7 @@ def _become(sock: socket.socket, preload: list[str], agent: int, background: boo
 
 def _import(names: list[str], background: bool = False) -> None:
     if background:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND)
     for name in names:
         try:
             importlib.import_module(name)

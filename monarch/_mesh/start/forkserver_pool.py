@@ -137,7 +137,7 @@ class ForkServers:
 
     def warm(self, spec: LaunchSpec) -> None:
         """Starts one for what the spec expects replacements to import, off the one that serves now. It imports in the
-        background, at the lowest priority, and serves when it has done so."""
+        background, at a low priority, and serves when it has done so."""
         if self._known(_key(spec, warm=True)) is None:
             self._start(self.serving(spec), spec, True)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from monarch._mesh.start import threads
 from monarch._mesh.start.preload import preloads
 from monarch._runtime.context import here
 from monarch._shape.extent import Extent, Point
@@ -89,7 +90,7 @@ def launch_spec(
     change = _change(env)
     return LaunchSpec(
         name=name,
-        env={} if remote else change.over(os.environ),
+        env={} if remote else change.over(threads.inherited(os.environ)),
         cwd=cwd,
         path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
@@ -102,12 +103,13 @@ def launch_spec(
         binds=binds,
         client=here().client,
         change=change if remote else None,
+        share_threads=bool(settings.get("share_threads")) and not threads.is_said(env),
     )
 
 
 def _command(command: BootstrapCommand, remote: bool) -> Command:
     change = _change(command.env, command.inherit_env)
-    env = {} if remote else change.over(os.environ)
+    env = {} if remote else change.over(threads.inherited(os.environ))
     return Command(command.program, command.arg0, list(command.args), env, change if remote else None)
 
 
