@@ -41,7 +41,8 @@ $(READY): pyproject.toml
 check: $(READY)  ## style, format and types
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo 'check: run `make format`' >&2; exit 1; }
-	@$(BIN)/mypy --strict monarch
+	@$(BIN)/mypy --strict
+	@$(BIN)/pyright --pythonpath tests/public/types/python_alone
 
 format: $(READY)  ## let ruff format everything
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)
@@ -64,6 +65,7 @@ test-devices: $(READY)  ## of those the GPU tests alone, with the reason of each
 
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000
 	@$(BIN)/python -m tests.soak --seeds $(or $(SEEDS),2000)
+	@$(BIN)/python -m tests.soak --faults --seeds $(or $(SEEDS),2000)
 
 bench: $(READY)  ## all benchmarks, ours beside the floor and the peers
 	@$(BIN)/python benchmarks/run_all.py

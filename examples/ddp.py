@@ -73,7 +73,7 @@ class GPT(nn.Module):
         )
         self.head = nn.Sequential(nn.LayerNorm(s.width), nn.Linear(s.width, 256))
 
-    def forward(self, text):
+    def forward(self, text: torch.Tensor) -> torch.Tensor:
         places = torch.arange(text.shape[1], device=text.device)
         mask = nn.Transformer.generate_square_subsequent_mask(len(places), device=text.device)
         x = self.bytes(text) + self.places(places)
@@ -117,7 +117,7 @@ class Trainer(Actor):
         self.optimizer.zero_grad()
         marks = [start, forward, self.backward_ended, reduced, self.clock()]
         self.seconds.append([after - before for before, after in pairwise(marks)])
-        return loss.item()
+        return float(loss)
 
     @endpoint
     @torch.no_grad()
@@ -160,7 +160,7 @@ class Trainer(Actor):
         rows = data[starts + torch.arange(length + 1)].long().to(self.settings.device)
         return F.cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
-    def all_reduce(self, state, bucket):
+    def all_reduce(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's own way with a full bucket of gradients, and a look at the clock when the last one is full:
         what `backward()` takes from there on is spent on the other ranks."""
         if bucket.is_last():
@@ -191,7 +191,7 @@ def show_progress(done: int, steps: int, loss: float, speed: float) -> None:
         print(text, flush=True)
 
 
-async def mean_losses(trainers) -> list[float]:
+async def mean_losses(trainers: Trainer) -> list[float]:
     return [fmean(losses) for losses in zip(*(await trainers.evaluate.call()).values(), strict=True)]
 
 

@@ -17,6 +17,7 @@ import signal
 import time
 from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ import monarch.actor
 from monarch.actor import (
     Actor,
     ActorError,
+    MeshFailure,
     SupervisionError,
     current_rank,
     endpoint,
@@ -36,6 +38,8 @@ from monarch.actor import (
 
 TOLERANCE = 1e-4  # largest difference of the two runs' losses at any step
 STUCK = 5.0  # seconds until a collective that waits for a dead rank gives up, should the broken connection not end it
+
+State = dict[str, Any]  # the net's state_dict, and the optimizer's moments of each parameter
 
 
 def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,10 +61,10 @@ class Trainer(Actor):
         self.kept = {0: self.state_now()}  # steps done -> state then
         self.fresh = False
 
-    def __restarted__(self, failure):
+    def __restarted__(self, failure: MeshFailure) -> None:
         self.fresh = True  # what `__init__` made is the state of step 0, and no rank is there any more
 
-    def state_now(self) -> dict:
+    def state_now(self) -> State:
         copy = {name: value.clone() for name, value in self.net.state_dict().items()}
         moments = [{k: v.clone() for k, v in self.optimizer.state[p].items()} for p in self.net.parameters()]
         return {"net": copy, "moments": moments}
@@ -75,7 +79,7 @@ class Trainer(Actor):
         return not self.fresh and step in self.kept
 
     @endpoint
-    def state(self, step: int) -> dict:
+    def state(self, step: int) -> State:
         return self.kept[step]
 
     @endpoint
@@ -111,9 +115,10 @@ class Trainer(Actor):
         return loss
 
     def gradients(self, x: torch.Tensor, y: torch.Tensor) -> float:
+        assert self.model is not None, "join() comes first"
         loss = nn.functional.mse_loss(self.model(x), y)
         loss.backward()
-        return loss.item()
+        return float(loss)
 
     def leave(self) -> None:
         self.model = None

@@ -1,8 +1,8 @@
 """Who may import whom. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too.
 
-    _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < optional packages < job < tools
+    _text < _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < optional packages < job < tools
 
-The trunk, from _errors to actor, imports only from its left. An optional package uses the public API, as a user's program
+The trunk, from _text to actor, imports only from its left. An optional package uses the public API, as a user's program
 does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the optional
 packages, tools also job, `__main__` also tools. FACES are public paths of what monarch.tensor has, and import it and other
 faces, nothing else. monarch.testing is the trunk's own test-kit and imports the trunk.
@@ -24,7 +24,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
-TRUNK = ("_errors", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
+TRUNK = ("_text", "_errors", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
 PUBLIC = ("_errors", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
 FACES = (
@@ -240,8 +240,8 @@ def test_every_folder_of_a_part_has_its_place(part: str) -> None:
 
 def tree(folder: Path, files: dict[str, str]) -> Path:
     package = folder / "monarch"
-    every = [f"{part}/__init__.py" for part in (*TRUNK[1:], "rdma", "tensor", "testing", *LATE)]
-    for name in [*every, "_errors.py", "timer.py", "__init__.py"]:
+    every = [f"{part}/__init__.py" for part in (*TRUNK[2:], "rdma", "tensor", "testing", *LATE)]
+    for name in [*every, "_text.py", "_errors.py", "timer.py", "__init__.py"]:
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).touch()
     for name, text in files.items():

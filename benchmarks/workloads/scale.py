@@ -275,9 +275,9 @@ def start_worker(secret: bytes) -> Any:
 
     directory = make_directory()
     given = agent_process.Credentials(secret)
-    return agent_process.start(
-        agent_process.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given)
-    )
+    where = f"ipc://{directory.path}/host"
+    options = agent_process.AgentOptions(directory.path, where, worker=True, credentials=given)
+    return agent_process.start(options, directory.lock)
 
 
 def cluster(params: Params) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from monarch._runtime.context import here, start_client_with
+
 _on_client_started: list[Callable[[Any], Any]] = []
 
 
@@ -31,6 +33,15 @@ def end_client_with(fn: Callable[[float], Any]) -> None:
 def end_client(timeout: float) -> None:
     if _end_client is not None:
         _end_client(timeout)
+
+
+def _load_and_start() -> Any:
+    """Something of ours was unpickled, which brings its own file only: the rest is loaded when it is used."""
+    load("actor")
+    return here()
+
+
+start_client_with(_load_and_start)  # until `process.client` says how
 
 
 def load(name: str) -> Any:

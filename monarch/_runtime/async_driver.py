@@ -98,7 +98,7 @@ class AsyncDriver:
                 leave = self._failed(exc)
             self._run(self.loop.create_task(self._leave_async(leave)))
         except BaseException as exc:
-            self.instance.finish(self._failed(exc))
+            abandon(self.instance, self._failed(exc))
         finally:
             self._close_loop()
 

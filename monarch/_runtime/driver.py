@@ -11,24 +11,29 @@ from typing import Any
 
 from monarch._runtime.actor_threads import OnThread
 from monarch._runtime.context import Current, current
-from monarch._runtime.ending import aborted_meanwhile, cleanup_failed, stop_owned
+from monarch._runtime.ending import abandon, aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
 from monarch._wire.message import Bounced
 from monarch.config import settings
 
 
 def run(instance: Instance) -> None:
-    """The whole life of an actor, on the thread that calls it."""
+    """The whole life of an actor, on the thread that calls it. Whatever goes wrong, it ends and everybody is told."""
     assert instance.behaviour is not None
     instance.thread_ident = threading.get_ident()
     instance.proc.waits.actor_started()
     instance.proc.actor_threads.enter()
-    if instance.behaviour.is_async:
-        from monarch._runtime.async_driver import AsyncDriver  # asyncio: loaded by the first actor that needs it
+    try:
+        if instance.behaviour.is_async:
+            from monarch._runtime.async_driver import AsyncDriver  # asyncio: loaded by the first actor that needs it
 
-        AsyncDriver(instance).run()
-    else:
-        _run_sync(instance)
+            AsyncDriver(instance).run()
+        else:
+            _run_sync(instance)
+    except (
+        BaseException
+    ) as exc:  # beside what the actor itself raises: of a log handler of the program, or our own mistake
+        abandon(instance, Leave.failing(instance.behaviour.describe_failure(exc), exc))
 
 
 # --- actors without async endpoints ---------------------------------------------------------------------------

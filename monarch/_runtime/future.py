@@ -18,12 +18,16 @@ from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from monarch._errors import ActorError, SupervisionError
+from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.loop import io_threads, wake
 
 if TYPE_CHECKING:
     import asyncio
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+S = TypeVar("S")
 
 # On behalf of which message code runs: a `current.Current`, or None. Defined here because waits are noted with it.
 running: ContextVar[Any] = ContextVar("monarch_context", default=None)
@@ -34,6 +38,7 @@ Note = tuple[int, Any, float, bool, Any]
 _MADE = object()
 _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
+LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 
@@ -59,12 +64,28 @@ class Source:
     def begin(self) -> None:
         """The first observation; lazy sources start here. May be called again."""
 
+    def start(self) -> None:
+        """`begin`, for observers of several sources, none of whom waits for this one itself."""
+        self.begin()
+
     def value(self) -> Any:
         """The result, or raises it. Called once, after `ready`, in the observing thread."""
         raise NotImplementedError
 
     def awaited(self) -> str:
         """For the text of a timeout: what is missing, and from whom."""
+        return ""
+
+    def advice(self) -> str:
+        """For the end of that text: how to find out more."""
+        return ""
+
+    def of(self) -> str:
+        """What it is the result of, for people; "" when that is not known."""
+        return ""
+
+    def progress(self) -> str:
+        """For people, behind "pending": for how long, how far it has come; "" when that is not known."""
         return ""
 
     def abandon(self) -> None:
@@ -99,13 +120,15 @@ class Source:
         except ValueError:
             pass
 
-    def noted(self) -> list[tuple[Callable[[], Any], Note]]:
-        """Any thread: who waits for it, by what wakes them."""
+    def noted(self) -> list[tuple[Callable[[], Any], Note, bool]]:
+        """Any thread: who waits for it, by what wakes them; and whether nothing else wakes them."""
         found = []
         for waker in list(self._wakers or ()):
             defaults = getattr(waker, "__defaults__", None)
             if defaults and type(defaults[0]) is tuple:
-                found.append((waker, defaults[0]))
+                found.append((waker, defaults[0], True))
+            elif (noted := getattr(waker, "noted", None)) is not None:  # one of several that are waited for
+                found += noted()
         return found
 
     def wait(self, timeout: float | None) -> bool:
@@ -225,8 +248,20 @@ class Then(Source):
     def begin(self) -> None:
         self._first.begin()
 
+    def start(self) -> None:
+        self._first.start()
+
     def awaited(self) -> str:
         return self._first.awaited()
+
+    def advice(self) -> str:
+        return self._first.advice()
+
+    def of(self) -> str:
+        return self._first.of()
+
+    def progress(self) -> str:
+        return self._first.progress()
 
     def value(self) -> Any:
         return self._convert(self._first.value())
@@ -257,11 +292,18 @@ class All(Source):
     def awaited(self) -> str:
         return next((source.awaited() for source in self._sources if not source.ready), "")
 
+    def of(self) -> str:
+        return next(filter(None, (source.of() for source in self._sources)), "")
+
+    def progress(self) -> str:
+        return f", {len(self._sources) - len(self._left)} of {len(self._sources)} are there"
+
     def value(self) -> list[Any]:
         return [source.value() for source in self._sources]
 
 
-class Future(Generic[T]):
+@teach
+class Future(Generic[T_co]):
     """The result of something under way. Observe it with `get()` or `await`, as often and from where you like.
 
     The operation runs whether or not anybody observes it (except: `PortReceiver.recv()`, `Accumulator.accumulate()` and
@@ -288,14 +330,14 @@ class Future(Generic[T]):
         if source is not None:
             source.abandon()
 
-    def get(self, timeout: float | None = None) -> T:
+    def get(self, timeout: float | None = None) -> T_co:
         """Blocks until the result is there and returns it, or raises its exception.
 
         After `timeout` seconds raises TimeoutError; the operation goes on and a later observation still gets its result.
         On the thread of a running event loop it works, blocks that loop and warns.
         """
         if running_loop() is not None:
-            _warn_blocking()
+            warn_blocking("Future.get() was called", "Use `await future` here")
         if self._value is _PENDING and self._error is None:
             if timeout is not None:
                 timeout = check_timeout(timeout)
@@ -305,13 +347,14 @@ class Future(Generic[T]):
                 if not source.ready and not source.wait(timeout):
                     raise TimeoutError(
                         f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
+                        f"{source.advice()}"
                     )
                 self._decode()
         if self._error is not None:
             raise self._error
         return self._value  # type: ignore[no-any-return]
 
-    def result(self, timeout: float | None = None) -> T:
+    def result(self, timeout: float | None = None) -> T_co:
         """The same as `get`."""
         return self.get(timeout)
 
@@ -323,7 +366,7 @@ class Future(Generic[T]):
             return exc
         return None
 
-    def __await__(self) -> Generator[Any, None, T]:
+    def __await__(self) -> Generator[Any, None, T_co]:
         if self._value is _PENDING and self._error is None:
             loop = running_loop()
             if loop is None:
@@ -338,7 +381,7 @@ class Future(Generic[T]):
             raise self._error
         return self._value  # type: ignore[no-any-return]
 
-    def as_asyncio(self) -> asyncio.Future[T]:
+    def as_asyncio(self) -> asyncio.Future[T_co]:
         """An `asyncio.Future` of the running loop with the same result. RuntimeError without a running loop."""
         loop = running_loop()
         if loop is None:
@@ -357,6 +400,8 @@ class Future(Generic[T]):
                 self._value = source.value()
             except KeyboardInterrupt:  # Ctrl-C while it was decoded: the next observation tries again
                 raise
+            except (ActorError, SupervisionError) as exc:
+                self._error = exc.with_traceback(None)  # from here to there are frames of ours only
             except BaseException as exc:
                 self._error = exc
             self._source = None
@@ -366,12 +411,20 @@ class Future(Generic[T]):
 
     def __repr__(self) -> str:
         if self._error is not None:
-            state = f"failed: {type(self._error).__name__}"
-        elif self._value is not _PENDING:
-            state = "done"
-        else:
-            state = "ready" if self._source is not None and self._source.ready else "pending"
-        return f"<Future {state}>"
+            return f"<Future failed: {type(self._error).__name__}>"
+        if self._value is not _PENDING:
+            return f"<Future done: {type(self._value).__name__}>"
+        source = self._source
+        if source is None:
+            return "<Future used up>"
+        of = source.of()
+        state = "ready" if source.ready else f"pending{source.progress()}"
+        return f"<Future{f' of {of},' if of else ''} {state}; .get() or await gives the result>"
+
+    def _of(self) -> str:
+        """What it is the result of, as far as known."""
+        source = self._source
+        return "" if source is None else source.of()
 
 
 def detach(future: Future[Any]) -> Source:
@@ -389,13 +442,29 @@ def make_future(source: Source) -> Future[Any]:
     return Future(_MADE, source)
 
 
+class _OfActors(Future[T]):
+    """The Future of a mesh, from which endpoints are taken by mistake: their names are not known beforehand."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(not_the_result(self, f"'Future' object has no attribute {name!r}"))
+
+
+def future_of_actors(future: Future[T]) -> Future[T]:
+    """For a Future of a mesh that nobody has observed: the same, in whose place it is. Slower to read than others."""
+    return _OfActors(_MADE, detach(future))
+
+
 def done_future(result: Any = None) -> Future[Any]:
     return Future(_MADE, Done(result))
 
 
 def follow(
-    future: Future[Any], convert: Callable[[Any], Any], rescue: Callable[[Exception], BaseException] | None = None
-) -> Future[Any]:
+    future: Future[S], convert: Callable[[S], T], rescue: Callable[[Exception], BaseException] | None = None
+) -> Future[T]:
     """The Future of `convert(result)`, called in the thread that observes it; what it raises, the Future raises.
 
     An exception of `future` itself is replaced by `rescue(it)`, with the first as its cause. For optional packages, and only
@@ -473,12 +542,10 @@ def let_block(loop: Any) -> None:
     _own_loop = loop
 
 
-def _warn_blocking() -> None:
+def warn_blocking(what: str, instead: str) -> None:
+    """Says that the running loop is blocked, at the line that called the caller."""
     if running_loop() is _own_loop:
         return
-    text = (
-        "Future.get() was called from within an active event loop: the loop runs nothing until the result is there. "
-        "Use `await future` here"
-    )
+    text = f"{what} from within an active event loop: the loop runs nothing until the result is there. {instead}"
     warnings.warn(text, UserWarning, stacklevel=3)
     logging.getLogger("monarch").warning(text)

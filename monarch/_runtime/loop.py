@@ -7,16 +7,18 @@ import it. It runs no user code and unpickles nothing, so it answers while the p
 
 from __future__ import annotations
 
+import errno
 import heapq
 import itertools
 import os
 import select
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
+
+from monarch._runtime.internal_errors import REPORTER, WINDOW
 
 _ERRORS = select.EPOLLERR | select.EPOLLHUP
 _CROWD = 1024  # timers from which cancelled ones are looked for
@@ -69,7 +71,8 @@ class Loop:
     """Callbacks for descriptors, for "soon" and for times, run one after the other on one thread.
 
     `add`, `want_write`, `remove`, `call_soon`, `call_later`, `call_rarely`, `stop` may be called from any thread. A callback
-    that raises is reported to `on_error` and the loop goes on.
+    that raises is reported to `on_error` and the loop goes on. When it cannot go on although nobody has called `stop`,
+    `ended_unasked` is called, by its thread as the last thing it does or by another.
     """
 
     def __init__(
@@ -79,10 +82,12 @@ class Loop:
         self.name = name
         self.now = clock
         self.virtual = virtual
-        self.on_error: Callable[[BaseException], None] = _report
+        self.on_error: Callable[[BaseException], None] = self._report
+        self.ended_unasked: Callable[[BaseException], None] = _raise
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._anonymous = os.fstat(self._wake_fd)  # the inode that epolls and eventfds share
         self._handlers: dict[int, Callable[[int], Any]] = {self._wake_fd: self._drain_wake}
         self._soon: deque[Callable[[], Any]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
@@ -96,7 +101,9 @@ class Loop:
         self._ident = 0
         self._polling = False
         self._stopped = False
+        self._told = False  # another thread has called `ended_unasked`
         self._wakes: list[Callable[[], Any]] = []
+        self._counting = False  # errors that are said at the end of their window
 
     # --- any thread
 
@@ -140,18 +147,41 @@ class Loop:
                 if self._stopped:
                     return
                 timer = heapq.heappop(timers)[2]
+            if not self._intact():
+                self._deaf(OSError(errno.EBADF, "its descriptors were closed from outside"))
+                return
             self.call_soon(lambda timer=timer: timer.fn())  # type: ignore[misc]
 
     def wake(self) -> None:
         try:
             os.eventfd_write(self._wake_fd, 1)
-        except (BlockingIOError, OSError):  # already woken, or already closed
+        except BlockingIOError:  # already woken
             pass
+        except OSError as exc:
+            self._deaf(exc)
+
+    def _intact(self) -> bool:
+        """Whether our descriptors are still ours: programs that make daemons of themselves close all, and open others."""
+        try:
+            return all(os.path.samestat(os.fstat(fd), self._anonymous) for fd in (self._epoll.fileno(), self._wake_fd))
+        except (OSError, ValueError):
+            return False
+
+    def _deaf(self, exc: BaseException) -> None:
+        """Any thread: the loop sleeps where nothing wakes it."""
+        if not self._stopped:
+            self._stopped = self._told = True
+            start_thread(self.ended_unasked, "monarch-end", exc)
 
     def add(self, fd: int, on_event: Callable[[int], Any]) -> None:
-        """`on_event(mask)` whenever `fd` is readable (or in error); level-triggered."""
+        """`on_event(mask)` whenever `fd` is readable (or in error); level-triggered. OSError when the kernel has no room
+        for another descriptor."""
         self._handlers[fd] = on_event
-        self._epoll.register(fd, select.EPOLLIN)
+        try:
+            self._epoll.register(fd, select.EPOLLIN)
+        except BaseException:  # no room for another (fs.epoll.max_user_watches), no memory
+            del self._handlers[fd]
+            raise
 
     def want_write(self, fd: int, on: bool, read: bool = True) -> None:
         """Whether `fd` being writable counts as an event too; without `read` being readable does not."""
@@ -207,13 +237,27 @@ class Loop:
         try:
             while not self._stopped:
                 self._turn()
-        finally:
-            self._wake_others()
-            _wakes.later = None
-            io_threads.discard(self._ident)
-            self._ident = 0
-            self._epoll.close()
-            os.close(self._wake_fd)
+        except BaseException as exc:
+            asked, self._stopped = self._stopped, True
+            self._leave()
+            if not asked:
+                self.stop()
+                self.ended_unasked(exc)
+            elif not self._told:
+                raise
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        self._wake_others()
+        _wakes.later = None
+        io_threads.discard(self._ident)
+        self._ident = 0
+        for close in (self._epoll.close, lambda: os.close(self._wake_fd)):
+            try:
+                close()
+            except OSError:  # a program that closes every descriptor closes these too
+                pass
 
     def _turn(self) -> None:
         # Said before looking at the queues, so that whoever adds after the look knows to wake us.
@@ -291,6 +335,19 @@ class Loop:
         except Exception as exc:
             self.on_error(exc)
 
+    def _report(self, exc: BaseException) -> None:
+        self._count(REPORTER.report("the I/O thread", exc))
+
+    def _count(self, more: bool) -> None:
+        """Has what was counted said when its time comes."""
+        if more and not self._counting:
+            self._counting = True
+            self.call_later(WINDOW, self._end_window)
+
+    def _end_window(self) -> None:
+        self._counting = False
+        self._count(REPORTER.end_window())
+
     def _drain_wake(self, _mask: int) -> None:
         try:
             os.eventfd_read(self._wake_fd)
@@ -298,12 +355,8 @@ class Loop:
             pass
 
 
-def _report(exc: BaseException) -> None:
-    """An error of the runtime itself: said on stderr, once for each occurrence, and the loop goes on."""
-    import traceback
-
-    text = "".join(traceback.format_exception(exc))
-    sys.stderr.write(f"monarch: an internal error on the I/O thread; please report it:\n{text}")
+def _raise(exc: BaseException) -> None:
+    raise exc
 
 
 def start_thread(run: Callable[..., Any], name: str, *args: Any) -> threading.Thread:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
+from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
 from monarch._runtime.replies import Arrival, Queue
-from monarch._wire import codec
-from monarch._wire.message import RAISED, VALUE, Answer
+from monarch._wire import codec, culprit
+from monarch._wire.message import ERROR, RAISED, VALUE, Answer
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar  # every checker has it: `default` came with Python 3.13
+
     from monarch._runtime.proc import Proc
 
-T = TypeVar("T")
+    T = TypeVar("T", default=Any)  # of `Channel.open()`, which is older than `Channel[int].open()`
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+    T_contra = TypeVar("T_contra", contravariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T, T_co, T_contra = TypeVar("T"), TypeVar("T_co"), TypeVar("T_contra")
+
+_NOT_PICKLED = "A port was given an exception that cannot be pickled."
 
 
-class Port(Generic[T]):
+class Port(Generic[T_contra]):
     """The sending end of a channel; may be sent anywhere and used by any thread.
 
     `send` encodes at once and does not wait for delivery. Messages of one sender arrive in order. When the receiver is
@@ -37,19 +48,27 @@ class Port(Generic[T]):
         self._on_used: Callable[[], None] | None = None
         self.return_undeliverable = True
 
-    def send(self, obj: T) -> None:
+    def send(self, obj: T_contra) -> None:
         """Sends `obj`. Raises RuntimeError on a once port that was used, and whatever pickling raises."""
         self._check()
-        body, buffers = codec.encode_value(obj)
+        try:
+            body, buffers = codec.encode_value(obj)
+        except Exception as exc:
+            culprit.explain(exc, "a message for a Port", {"obj": obj})
+            raise
         self._deliver(VALUE, body, buffers)
 
     def exception(self, exc: Exception) -> None:
-        """The receiver's `recv` (or the caller's Future) raises `exc` itself."""
+        """The receiver's `recv` (or the caller's Future) raises `exc` itself; an ActorError with its text when it cannot be
+        pickled."""
         if not isinstance(exc, BaseException):
             raise TypeError(f"Port.exception expects an exception, got {type(exc).__name__}")
         self._check()
-        body, buffers = codec.encode(exc)
-        self._deliver(RAISED, body, buffers)
+        try:
+            kind, payload = RAISED, codec.encode_value(exc)
+        except BaseException:  # of the exception's own methods, which may raise anything
+            kind, payload = ERROR, encode_error(exc, RemoteError(_NOT_PICKLED, formatted(exc)))
+        self._deliver(kind, *payload)
 
     def _check(self) -> None:
         if self._once and self._used:
@@ -91,7 +110,7 @@ def _rebuild_port(address: str, number: int, rank: int, once: bool, return_undel
     return port
 
 
-class PortReceiver(Generic[T]):
+class PortReceiver(Generic[T_co]):
     """The reading end of a channel; stays in the process that opened it.
 
     `recv()` is lazy: the first observed Future takes the first message. One that timed out stays armed and takes the
@@ -108,7 +127,7 @@ class PortReceiver(Generic[T]):
         if keep is None:
             weakref.finalize(self, queue.close).atexit = False
 
-    def recv(self) -> Future[T]:
+    def recv(self) -> Future[T_co]:
         """The next message. ValueError on the second `recv` of a once channel."""
         if self._once:
             if self._used:
@@ -116,11 +135,11 @@ class PortReceiver(Generic[T]):
             self._used = True
         return make_future(Arrival(self._queue, self._ranked, self))
 
-    def ranked(self) -> RankedPortReceiver[T]:
+    def ranked(self) -> RankedPortReceiver[T_co]:
         """The same queue, each message with its sender's rank."""
         return RankedPortReceiver(self._queue, self._once, self)
 
-    def __iter__(self) -> Iterator[Future[T]]:
+    def __iter__(self) -> Iterator[Future[T_co]]:
         while True:
             yield self.recv()
 
@@ -128,7 +147,7 @@ class PortReceiver(Generic[T]):
         raise TypeError("a PortReceiver cannot be sent: it works only in the process that opened it; send the Port")
 
 
-class RankedPortReceiver(PortReceiver[T]):
+class RankedPortReceiver(PortReceiver[tuple[int, T_co]]):
     """Receives `(rank, value)`; rank is the sender's in the mesh that was addressed."""
 
     _ranked = True
@@ -137,20 +156,20 @@ class RankedPortReceiver(PortReceiver[T]):
 class Channel(Generic[T]):
     """`Channel.open()` makes a port and its receiver, in this process."""
 
-    @staticmethod
-    def open(once: bool = False) -> tuple[Port[Any], PortReceiver[Any]]:
+    @classmethod
+    def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
         """A pair; `once`: for exactly one message."""
         proc = here()
         queue = _open_queue(once)
-        port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
+        port: Port[T] = Port(proc, proc.address, proc.ports.add(queue), once=once)
         return port, PortReceiver(queue, once)
 
-    @staticmethod
-    def open_ranked(once: bool = False) -> tuple[Port[Any], RankedPortReceiver[Any]]:
+    @classmethod
+    def open_ranked(cls, once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
         """A pair whose receiver gets `(rank, value)`."""
         proc = here()
         queue = _open_queue(once)
-        port: Port[Any] = Port(proc, proc.address, proc.ports.add(queue), once=once)
+        port: Port[T] = Port(proc, proc.address, proc.ports.add(queue), once=once)
         return port, RankedPortReceiver(queue, once)
 
 

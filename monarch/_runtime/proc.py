@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._errors import ForkedClientError
+from monarch._errors import ForkedClientError, MessageTooLargeError
+from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
 from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
@@ -33,7 +33,19 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import FAILED, VALUE, ActorEnded, Answer, Bounced, Bye, Call, Failure, Hello, ProcEnded
+from monarch._wire.message import (
+    ERROR,
+    FAILED,
+    VALUE,
+    ActorEnded,
+    Answer,
+    Bounced,
+    Bye,
+    Call,
+    Failure,
+    Hello,
+    ProcEnded,
+)
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay, enclose
 from monarch._wire.transport.base import Connection
@@ -103,7 +115,7 @@ class Proc:
             message.Answers: lambda origin, msg, frame: self.ports.receive_many(msg, frame.body, frame.buffers),
             message.Barrier: lambda origin, msg, frame: self.directs().barrier(origin, msg),
             Bounced: lambda origin, msg, frame: self.hooks.bounced(msg),
-            Bye: lambda origin, msg, frame: self.errors.append(f"{origin.remote} closed the connection: {msg.reason}"),
+            Bye: lambda origin, msg, frame: self.processes.said_bye(origin.remote, msg.reason),
             message.Envelope: lambda origin, msg, frame: self._on_envelope(msg, frame),
             message.HostEnded: lambda origin, msg, frame: self.host_ended(msg.host, msg.why),
             message.MayDial: lambda origin, msg, frame: self._on_may_dial(origin.remote, msg),
@@ -120,7 +132,7 @@ class Proc:
             message.TreeCall: lambda origin, msg, frame: self._on_tree_call(msg, frame),
             message.Welcome: lambda origin, msg, frame: self.processes.welcome(origin.remote, msg),
         }
-        _all.add(self)
+        forks.follow(self)
 
     @property
     def mesh(self) -> Any:
@@ -215,9 +227,14 @@ class Proc:
     def answer(
         self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview], coalesce_within: float = 0.0
     ) -> None:
-        """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender."""
+        """Sends an answer or a port message. One whose reader has gone is dropped, or bounced to its sender; an error that
+        is too large to be sent is replaced by one that says so: whoever waits gets an answer."""
         try:
             self.post(address, answer, body, buffers, coalesce_within)
+        except MessageTooLargeError as exc:
+            if answer.kind not in (ERROR, FAILED):
+                raise
+            self.answer(address, Answer(answer.port, answer.rank, FAILED), _too_large(exc), ())
         except PeerEnded:
             if answer.sender:
                 dest = f"port {answer.port} of {address}"
@@ -239,6 +256,10 @@ class Proc:
             return
         try:
             self.post(agent_of(self.address), message.TreeAnswer(delivery.back, answer), body, buffers, coalesce_within)
+        except MessageTooLargeError as exc:
+            if kind not in (ERROR, FAILED):
+                raise
+            self.reply(delivery, FAILED, _too_large(exc))
         except PeerEnded:  # and this process with it
             pass
 
@@ -326,7 +347,7 @@ class Proc:
         remote = connection.remote
         if remote == agent_of(self.address):
             self.hooks.agent_lost(reason)
-        elif remote and self.processes.lost(connection):
+        elif remote and self.processes.lost(connection, reason):
             self.table.paths_lost(remote)
             peer = self._peers.get(remote)
             if peer is not None and self.closed is None:
@@ -450,12 +471,8 @@ class Proc:
         self.directs().handed(sock, data)
 
     def _on_may_dial(self, remote: str, may: message.MayDial) -> None:
-        if remote != agent_of(self.address):
-            return
-        if may.stream:
-            self.streams().may_dial(may)
-        else:
-            self.directs().may_dial(may)
+        if remote == agent_of(self.address):
+            (self.streams() if may.stream else self.directs()).may_dial(may)
 
     def streams(self) -> Streams:
         """Any thread: plain sockets to other processes."""
@@ -481,17 +498,19 @@ class Proc:
             self._directs.tell_end(there.address)
         self.processes.reachable(there)
 
-    def on_connection_broke(self, peer: Peer, before: int) -> None:
-        """A connection broke and its process lives: what was under way may be lost, and nobody would ever know. Of that are
-        told who wait at ports below `before`."""
+    def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
+        """A connection broke and its process lives: what was under way may be lost. Ports below `before` hear of it."""
         address = peer.address
         if self.payloads is not None:
             self.payloads.broke(address)
-        what = f"the connection to {address} broke while the call was under way; it may have run there or not"
+        what = f"the connection to {address} broke while the call was under way ({why}); it may have run there or not"
         self.ports.connection_broke(address, range(before), peer.take_unsent(), Failure(what), peer.survivor)
-        for owner_proc, ended in list(self._notified):
-            if owner_proc == address:
-                self.tell(address, ended)
+        self.tell_again(address)
+
+    def tell_again(self, address: str) -> None:
+        """What must not be lost with a connection, for it is asked for by nobody."""
+        for ended in [ended for owner_proc, ended in list(self._notified) if owner_proc == address]:
+            self.tell(address, ended)
         self.hooks.connection_broke(address)
 
     def _on_word_of_end(self, ended: ProcEnded) -> None:
@@ -570,25 +589,9 @@ class Proc:
         )
         if self._streams is not None:
             self._streams.forked()
-        for fd in self.loop.descriptors():
-            try:
-                os.close(fd)
-            except OSError:
-                pass
+        forks.close(self.loop.descriptors())
 
 
-_all: weakref.WeakSet[Proc] = weakref.WeakSet()
-
-
-def _before_fork() -> None:
-    for proc in list(_all):
-        if proc.payloads is not None:
-            proc.payloads.before_fork()
-
-
-def _after_fork_in_child() -> None:
-    for proc in list(_all):
-        proc.forked()
-
-
-os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+def _too_large(exc: MessageTooLargeError) -> bytes:
+    """A Failure of its own, in place of one that cannot be sent."""
+    return message.encode(Failure(f"it failed, and the report cannot be sent: {exc}"))

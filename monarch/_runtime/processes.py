@@ -10,19 +10,34 @@ import threading
 from collections import deque
 from typing import Protocol
 
+from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import Incarnations
+from monarch._runtime.loop import Loop
 from monarch._runtime.replies import Ports
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, agent_of, host_of, is_dialable, name_of
 from monarch._wire.frame import Frame
-from monarch._wire.message import Hello, IncarnationAck, ProcEnded, ProcReachable, Watch, Welcome
+from monarch._wire.message import (
+    Bounced,
+    Call,
+    Failure,
+    Hello,
+    IncarnationAck,
+    ProcEnded,
+    ProcReachable,
+    Watch,
+    Welcome,
+)
 from monarch._wire.peer import Peer
 from monarch._wire.relay import Relay, addressed, route
 from monarch._wire.transport.base import Connection, ConnectionLost
+from monarch._wire.transport.socket_errors import PATIENCE, Redial, explain
 from monarch.config import settings
 
-_ENDED_PEERS = 10_000  # ended processes remembered; should anybody ask for one beyond, its agent remembers it
+# Ended processes remembered; should anybody ask for one beyond, its agent remembers it. None takes the place of one that was
+# stopped for good, and hardly anybody asks for it.
+_ENDED_PEERS, _STOPPED_PEERS = 10_000, 100
 
 
 class Transport(Protocol):
@@ -40,6 +55,9 @@ class ProcForProcesses(Protocol):
     closed: BaseException | None
     transport: Transport | None
     ports: Ports
+    hooks: Hooks
+    loop: Loop
+    errors: deque[str]
 
     def check_open(self, address: str) -> None:
         """Raises why nothing is sent to `address` from here any more."""
@@ -51,11 +69,24 @@ class ProcForProcesses(Protocol):
 
     def on_process_ended(self, ended: ProcEnded) -> None: ...
 
-    def on_connection_broke(self, peer: Peer, before: int) -> None:
+    def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
         """A connection broke and its process lives; `before`: a port number above all that were open then."""
+
+    def tell_again(self, address: str) -> None:
+        """What must not be lost with a connection, for it is asked for by nobody."""
 
     def on_busy(self, relay: Relay) -> None:
         """Any thread: much has gone through the agents to that process."""
+
+
+class _Redialling:
+    """A process that is to be dialled again."""
+
+    __slots__ = ("waits", "when")
+
+    def __init__(self, now: float) -> None:
+        self.when = Redial(now)
+        self.waits = False  # a timer runs
 
 
 class Processes:
@@ -71,8 +102,15 @@ class Processes:
         self._us = us
         self._incarnations = incarnations
         self._ended: deque[str] = deque()
+        self._stopped: deque[str] = deque()
+        self._callbacks = (self._dial, self._ask_agent)  # the same objects for all peers, of which there are many
+        self._tellers = (self._learned, self._dial_failed)
         self._connections: dict[str, list[Connection]] = {}
         self._relays: dict[str, Relay] = {}  # processes of other hosts that speak to us
+        self._redials: dict[str, _Redialling] = {}  # by address: those that are to be dialled again
+        self._reasons: dict[
+            str, str
+        ] = {}  # process -> why a connection to it broke, until its agent has said what became of it
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
         self._lock = threading.Lock()
 
@@ -85,7 +123,7 @@ class Processes:
             self._us.check_open(address)
             source = "" if host_of(address) == self._us.host else self._us.address
             with self._lock:
-                peer = self.peers.setdefault(address, Peer(address, self._dial, self._ask_agent, source, self._learned))
+                peer = self.peers.setdefault(address, Peer(address, *self._callbacks, source, *self._tellers))
         return peer
 
     def _learned(self) -> None:
@@ -133,6 +171,57 @@ class Processes:
         peer.watched = True
         if self._us.closed is None and peer.address != agent_of(peer.address):
             self._us.tell(agent_of(peer.address), Watch(peer.address, peer.incarnation))
+
+    def _dial_failed(self, peer: Peer, error: OSError) -> None:
+        """Any thread: this process is out of descriptors, or the like. Dials again, or gives up what was to be sent."""
+        loop = self._us.loop
+        with self._lock:
+            redial = self._redials.get(peer.address)
+            if redial is None:
+                redial = self._redials[peer.address] = _Redialling(loop.now())
+            if redial.waits:
+                return
+            redial.waits = True
+            pause = redial.when.after(loop.now(), error.errno)
+        if pause is not None:
+            loop.call_later(pause, lambda: self._dial_again(peer, redial))
+        else:
+            loop.call_soon(lambda: self._give_up(peer, error))
+
+    def _dial_again(self, peer: Peer, redial: _Redialling) -> None:
+        redial.waits = False
+        try:
+            if self._us.closed is None:
+                peer.dial_again()
+        finally:
+            with self._lock:
+                if not redial.waits:
+                    self._redials.pop(peer.address, None)
+
+    def _give_up(self, peer: Peer, error: OSError) -> None:
+        """What was kept for it fails, with the reason."""
+        us, address = self._us, peer.address
+        with self._lock:
+            self._redials.pop(address, None)
+        kept = peer.give_up()
+        if not kept or us.closed is not None:
+            return
+        self._broken.pop(address, None)
+        self._reasons.pop(address, None)
+        text = (
+            f"nothing could be sent from {us.address} (pid {us.pid}) to {address}: {explain(error)}. "
+            f"It did not run there; the process may be well"
+        )
+        us.ports.not_sent(address, peer.take_unsent(), Failure(text, event=text))
+        for pieces in kept:
+            msg = message.decode(frames.head_of(pieces))
+            if type(msg) is Call and not msg.port:
+                us.hooks.bounced(Bounced(msg.sender, msg.to, f"{msg.method}() (broadcast)", text, True))
+        us.loop.call_later(PATIENCE, lambda: self._tell_again(address))  # no sooner: it may fail at once, every time
+
+    def _tell_again(self, address: str) -> None:
+        if self._us.closed is None:
+            self._us.tell_again(address)
 
     def _dial(self, address: str) -> Connection:
         us = self._us
@@ -183,9 +272,18 @@ class Processes:
         with self._lock:
             self._connections[remote] = [*self._connections.get(remote, ()), connection]
 
-    def lost(self, connection: Connection) -> bool:
+    def said_bye(self, address: str, why: str) -> None:
+        """That process closes a connection, and says why."""
+        self._us.errors.append(f"{address} closed the connection: {why}")
+        if address in self.peers:
+            self._reasons[address] = f"it said: {why}"
+
+    def lost(self, connection: Connection, why: str) -> bool:
         """That connection is lost. False when it was a newcomer's: nothing of it was taken, and its agent tells its end."""
         remote = connection.remote
+        peer = self.peers.get(remote)
+        if peer is not None and peer.ended is None:
+            self._reasons.setdefault(remote, why)
         with self._lock:
             known = [other for other in self._connections.pop(remote, ()) if other is not connection]
             if known:
@@ -268,9 +366,9 @@ class Processes:
             self._us.tell(agent_of(address), IncarnationAck(address, incarnation))
 
     def _tell_broken(self, peer: Peer) -> None:
-        before = self._broken.pop(peer.address, None)
+        before, why = self._broken.pop(peer.address, None), self._reasons.pop(peer.address, "no reason was told")
         if before is not None:
-            self._us.on_connection_broke(peer, before)
+            self._us.on_connection_broke(peer, before, why)
         else:
             peer.take_unsent()
 
@@ -300,13 +398,18 @@ class Processes:
         """From now on who sends there is told so."""
         peer.end(ended)
         self._broken.pop(peer.address, None)
-        self._ended.append(peer.address)
-        if len(self._ended) > _ENDED_PEERS:
-            self._forget(self._ended.popleft())
+        self._reasons.pop(peer.address, None)
+        if peer.address not in self.newcomers:  # else it may be that one's
+            self._relays.pop(peer.address, None)
+        for_good = ended.stopped and not ended.replaced
+        remembered, most = (self._stopped, _STOPPED_PEERS) if for_good else (self._ended, _ENDED_PEERS)
+        remembered.append(peer.address)
+        if len(remembered) > most:
+            self._forget(remembered.popleft())
 
     def _forget(self, address: str) -> None:
         peer = self.peers.get(address)
-        if peer is not None and peer.ended is not None:
+        if peer is not None and peer.ended is not None and address not in self.newcomers:
             del self.peers[address]
             self.ended_remote.discard(address)
             self._incarnations.forget_process(address)

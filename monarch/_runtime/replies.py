@@ -2,6 +2,8 @@
 
 A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
 so a late answer finds nothing and is dropped.
+
+Over 600 lines because the ends that wait differ in a few steps of one protocol, which is read in one place.
 """
 
 from __future__ import annotations
@@ -9,30 +11,31 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
-from monarch._errors import ActorError, SupervisionError
-from monarch._runtime.future import Source
-from monarch._wire import codec, message
+from monarch._runtime.future import LOOK, Source
+from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
+from monarch._runtime.unseen import Unseen, source_line
+from monarch._wire import message
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
+from monarch._wire.message import FAILED, MERGED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from monarch._runtime.instance import Instance
     from monarch._runtime.loop import Loop
     from monarch._wire.transport.base import Connection
 
-# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
-Raw = tuple[int, int, Buffer, Sequence[Buffer]]
-
 _ENDED_KEPT = 10_000
+_EXPECTED_KEPT = 10_000
+_ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
 
-_decode_failure = msgspec.msgpack.Decoder(Failure).decode
-_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
+
+FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process at that address means
 
 
 class Target:
@@ -53,44 +56,6 @@ class Target:
         self.ranks: Sequence[int] = ()
 
 
-def failure_error(failure: Failure, label: str | None) -> BaseException:
-    """The exception a caller gets when its target failed."""
-    if failure.error:
-        error: BaseException = codec.decode(failure.error)
-        return error
-    return SupervisionError(failure.report, label)
-
-
-def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always."""
-    buffers: Sequence[memoryview] = ()
-    try:
-        pickled, buffers = codec.encode(exc)
-        codec.decode(pickled, buffers)  # a constructor that cannot be replayed must fail here, not at the caller
-    except Exception:
-        pickled, buffers = b"", ()
-    return message.encode((where, formatted, pickled)), buffers
-
-
-def decode_answer(raw: Raw, label: str | None) -> Any:
-    """The value of an answer, or raises the exception that it carries."""
-    _rank, kind, body, buffers = raw
-    if kind == VALUE:
-        return codec.decode(body, buffers)
-    if kind == ERROR:
-        where, formatted, pickled = _decode_error(body)
-        exception: BaseException | None = None
-        if pickled:
-            try:
-                exception = codec.decode(pickled, buffers)
-            except Exception as exc:
-                formatted += f"\n(the exception itself could not be unpickled here: {type(exc).__name__}: {exc})"
-        raise ActorError(exception, where, formatted)
-    if kind == RAISED:
-        raise codec.decode(body, buffers)
-    raise failure_error(_decode_failure(body), label)
-
-
 class ProcForReplies(Protocol):
     """What waiting with a time limit needs of Proc."""
 
@@ -104,10 +69,11 @@ class Ports:
     `watched` is False while somebody would like to know that an answer of actors is waited for: `watch` is called then.
     """
 
-    __slots__ = ("_ended", "_entries", "_numbers", "watch", "watched")
+    __slots__ = ("_abandoned", "_ended", "_entries", "_numbers", "watch", "watched")
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._abandoned: dict[int, Entry] = {}  # calls whose Future was dropped before they were answered
         self._ended: OrderedDict[int, None] = OrderedDict()  # ports whose actor ended, the last few thousand
         self._numbers = itertools.count(1)
         self.watched = True
@@ -115,6 +81,9 @@ class Ports:
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def get(self, number: int) -> Entry | None:
+        return self._entries.get(number)
 
     def add(self, entry: Entry) -> int:
         number = next(self._numbers)
@@ -128,9 +97,33 @@ class Ports:
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
+    def abandon(self, entry: Entry) -> bool:
+        """Nobody waits there any more; what comes is only looked at. False when there are too many of these. At any point of
+        a thread's work, as `Future.__del__`: single steps on dicts, in an order in which it is always in one of them."""
+        if len(self._abandoned) >= _ABANDONED_KEPT:
+            return False
+        self._abandoned[entry.number] = entry
+        self._entries.pop(entry.number, None)
+        entry.table = self._abandoned
+        if entry.ready:  # answered meanwhile, when it was still in the other
+            entry.close()
+        return True
+
+    def _forget_abandoned(self, address: str) -> None:
+        """No answer comes from there any more."""
+        for entry in list(self._abandoned.values()):
+            if entry.waits_for(address):
+                entry.close()
+
+    def used_by(self, number: int, caller: Instance) -> None:
+        """The answers of a call of that actor go to this port."""
+        entry = self._entries.get(number)
+        if entry is not None:
+            entry.caller = caller
+
     def receive(self, number: int, raw: Raw) -> bool:
         """False when nobody waits there (any more)."""
-        entry = self._entries.get(number)
+        entry = self._entries.get(number) or self._abandoned.get(number)
         if entry is None:
             return False
         entry.receive(raw)
@@ -162,10 +155,9 @@ class Ports:
 
     def process_ended(self, ended: ProcEnded) -> None:
         """Fails whatever still waits for an answer from that process."""
+        self._forget_abandoned(ended.address)
         for entry in list(self._entries.values()):
-            if entry.waits_for(ended.address):
-                assert entry.target is not None
-                entry.fail(entry.target.failure_of(ended.address, ended))
+            entry.process_ended(ended)
 
     def count(self) -> int:
         """A number above those of all ports there are, and below those to come."""
@@ -176,6 +168,7 @@ class Ports:
     ) -> None:
         """Tells whatever waits at these ports for an answer from that process, but for those in `unsent`. What is being sent
         just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
+        self._forget_abandoned(address)
         for entry in list(self._entries.values()):
             if entry.number in ports and entry.number not in unsent:
                 if entry.sending and entry.waits_for(address):
@@ -185,10 +178,17 @@ class Ports:
                 if entry.may_be_lost(survivor):
                     entry.connection_broke(address, failure)
 
+    def not_sent(self, address: str, ports: Container[int], failure: Failure) -> None:
+        """What was to be sent to that process will not be: tells whatever waits at these ports for an answer to it."""
+        for entry in list(self._entries.values()):
+            if entry.number in ports:
+                entry.connection_broke(address, failure)
+
     def close_all(self, failure: Failure) -> None:
         for entry in list(self._entries.values()):
             entry.fail(failure)
         self._entries.clear()
+        self._abandoned.clear()
 
 
 def _nothing() -> None:
@@ -196,20 +196,30 @@ def _nothing() -> None:
 
 
 _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
+_noting = threading.Lock()  # what any entry carries: the I/O thread and a sender may note something at once
 
 
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("broken", "number", "owner", "sending", "table", "taken", "target", "timer")
+    __slots__ = (
+        "abandoned", "began", "broken", "caller", "code", "instruction", "number", "owner", "sending", "table", "taken",
+        "target", "timer", "unseen",
+    )  # fmt: skip
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
+        self.began = monotonic()  # for people who print its Future
         self.number = 0
         self.table: dict[int, Entry] = {}
         self.target = target
         self.timer: Any = None
         self.owner: Instance | None = None  # the actor that opened the port
+        self.caller: Instance | None = None  # the actor that calls an endpoint
+        self.code: CodeType | None = None  # where it does: see `source_line`
+        self.instruction = 0
+        self.unseen: Unseen | None = None  # a failure or an error that its observer is to see
+        self.abandoned = False  # nobody will observe it
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
         # (process, what became of it, the connection that survived): a connection broke.
@@ -219,7 +229,51 @@ class Entry(Source):
         raise NotImplementedError
 
     def fail(self, failure: Failure) -> None:
+        self.note_failure(failure)
         self.give_up(failure_error(failure, self.target.label if self.target else None))
+
+    def note_failure(self, failure: Failure) -> None:
+        """This failure is the outcome. Whoever looks at it has been told; if nobody does, its owner has to be."""
+        caller, target = self.caller, self.target
+        if caller is None or self.abandoned or failure.stopped or self.has_outcome():
+            return
+        if target is not None and target.key != failure.mesh:
+            return
+        with _noting:
+            awaited = self.awaited_ranks() or failure.ranks
+            told = caller.proc.hooks.call_failed(self, caller, failure.mesh, awaited, failure.ranks)
+            if told is not None and told is not self.unseen:
+                if self.unseen is not None:  # an error of another rank, which nobody will hear of
+                    self.unseen.seen()
+                self.unseen = told
+
+    def note(self, raw: Raw) -> None:
+        """This answer is an error or a failure, for its observer to see."""
+        if raw[1] == FAILED:
+            self.note_failure(decode_failure(raw[2]))
+        elif self.caller is not None and self.target is not None and self.unseen is None:
+            self.unseen = self.caller.proc.hooks.call_raised(self, raw)
+
+    def note_pending(self) -> None:
+        """A rank that it waits for has failed, of which it has not heard: it will, so the failure is its from now on."""
+        caller, target = self.caller, self.target
+        if caller is not None and target is not None:
+            with _noting:
+                if not self.has_outcome() and not self.abandoned and self.unseen is None:
+                    self.unseen = caller.proc.hooks.call_failed(self, caller, target.key, self.awaited_ranks(), ())
+
+    def has_outcome(self) -> bool:
+        return self.ready
+
+    def awaited_ranks(self) -> list[int]:
+        """Of the mesh called: those that have not answered."""
+        target = self.target
+        return [target.ranks[rank] for rank in self.unanswered()] if target is not None and target.ranks else []
+
+    @property
+    def issued(self) -> str:
+        """The line that called, for people."""
+        return source_line(self.code, self.instruction)
 
     def give_up(self, error: BaseException) -> None:
         raise NotImplementedError
@@ -227,9 +281,30 @@ class Entry(Source):
     def waits_for(self, address: str) -> bool:
         return self.target is not None and address in self.target.addresses
 
+    def process_ended(self, ended: ProcEnded) -> None:
+        if self.waits_for(ended.address):
+            assert self.target is not None
+            self.fail(self.target.failure_of(ended.address, ended))
+
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
         return (self,)
+
+    def awaited(self) -> str:
+        left = self.unanswered()
+        return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
+
+    def advice(self) -> str:
+        return LOOK if self.target is not None and self.target.key else ""
+
+    def of(self) -> str:
+        return f"{self.target.label}()" if self.target is not None else ""
+
+    def progress(self) -> str:
+        if self.target is None:
+            return ""
+        count = len(self.target.addresses)
+        return f" for {monotonic() - self.began:.1f} s, {count - len(self.unanswered())} of {count} rank(s) answered"
 
     def connection_broke(self, address: str, failure: Failure) -> None:
         """That process lives, and what was under way to it or from it may be lost."""
@@ -269,6 +344,7 @@ class Entry(Source):
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
                     f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
+                    f"{LOOK}"
                 )
             )
 
@@ -307,8 +383,14 @@ class _Result(Entry):
             self.set_ready()
 
     def abandon(self) -> None:
-        """Its answer, should one come, finds no port and is dropped."""
-        self.close()
+        """Its answer, should one come, is dropped; an error is logged, for which the table keeps the entry aside."""
+        caller = self.caller
+        if not self.ready and caller is not None and caller.proc.ports.abandon(self):
+            self.abandoned = True
+            if self.timer is not None:
+                self.timer.cancel()
+        else:
+            self.close()
 
 
 class OneReply(_Result):
@@ -319,16 +401,19 @@ class OneReply(_Result):
     def __init__(self, target: Target | None, rank: int = 0) -> None:
         self.ready = False  # what the bases' constructors do, without calling three for each call
         self._wakers = None
+        self.began = monotonic()
         self.number = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = self.broken = self.taken = None
-        self.sending = False
+        self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = None
+        self.sending = self.abandoned = False
         self._raw: Raw | None = None
         self._error = None
         self.rank = rank
 
     def receive(self, raw: Raw) -> None:
+        if raw[1] != VALUE:
+            self.note(raw)
         self._raw = raw
         self.close()
         self.set_ready()
@@ -339,7 +424,12 @@ class OneReply(_Result):
     def unanswered(self) -> list[int]:
         return [self.rank]
 
+    def progress(self) -> str:
+        return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
+
     def value(self) -> Any:
+        if self.unseen is not None:
+            self.unseen.seen()
         if self._raw is None:
             assert self._error is not None
             raise self._error
@@ -366,10 +456,13 @@ class Gather(_Result):
         rank = raw[0]
         if self.ready or not 0 <= rank < len(self._answers) or self._answers[rank] is not None:
             return
-        if raw[1] == FAILED:
-            self.fail(_decode_failure(raw[2]))
+        kind = raw[1]
+        if kind == FAILED:
+            self.fail(decode_failure(raw[2]))
             return
-        self._answers[rank] = raw
+        if kind != VALUE and kind != MERGED:
+            self.note(raw)
+        self._answers[rank] = raw if not self.abandoned else (rank, kind, b"", ())
         self._arrived.append(rank)
         if len(self._arrived) == len(self._answers):
             self.close()
@@ -391,12 +484,14 @@ class Gather(_Result):
         return [rank for rank, answer in enumerate(self._answers) if answer is None]
 
     def value(self) -> Any:
+        if self.unseen is not None:
+            self.unseen.seen()
         if self._error is not None:
             raise self._error
         label = self.target.label if self.target else None
-        for raw in self._answers:
-            if raw is not None and raw[1] not in (VALUE, MERGED):
-                decode_answer(raw, label)
+        raised = [raw for raw in self._answers if raw is not None and raw[1] not in (VALUE, MERGED)]
+        if raised:
+            decode_answer(raised[0], label, len(raised), len(self._answers))
         return self._finish(
             [decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED]
         )
@@ -405,7 +500,7 @@ class Gather(_Result):
 class Queue(Entry):
     """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
 
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_left", "_lock", "_seen", "unwanted")
+    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_expected", "_left", "_lock", "_seen", "unwanted")
 
     def __init__(self, target: Target | None = None, limit: int = 0) -> None:
         super().__init__(target)
@@ -415,12 +510,34 @@ class Queue(Entry):
         self._error: BaseException | None = None
         self._left = limit
         self._seen: set[int] = set()
+        # Messages sent with this port for the answer: (process, rank, what its end means). Answers are told apart by their
+        # ranks only. At the bound the oldest go: their answers still come, and the end of their process is not told.
+        self._expected: deque[tuple[str, int, FailureOf]] = deque(maxlen=_EXPECTED_KEPT)
         self.unwanted: Callable[[], None] | None = None  # called when it is closed before all have answered
 
+    def expect(self, receivers: Iterable[tuple[int, int, str]], failure_of: FailureOf) -> None:
+        """Messages are sent whose answers come here: should a process end before, that is said here."""
+        with self._lock:
+            self._expected.extend((address, rank, failure_of) for rank, _, address in receivers)
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        super().process_ended(ended)
+        for there, rank, failure_of in [expected for expected in self._expected if expected[0] == ended.address]:
+            self.receive((rank, FAILED, message.encode(failure_of(there, ended)), ()))
+
+    def connection_broke(self, address: str, failure: Failure) -> None:
+        super().connection_broke(address, failure)
+        for _, rank, _ in [expected for expected in self._expected if expected[0] == address]:
+            self.receive((rank, FAILED, message.encode(failure), ()))
+
     def receive(self, raw: Raw) -> None:
-        if raw[1] == FAILED and self._left:
-            self.fail(_decode_failure(raw[2]))
-            return
+        if self._expected:
+            self._answered(raw[0])
+        if raw[1] != VALUE:
+            if raw[1] == FAILED and self._left:
+                self.fail(decode_failure(raw[2]))
+                return
+            self.note(raw)
         with self._lock:
             if self._left:
                 if raw[0] in self._seen:
@@ -440,6 +557,14 @@ class Queue(Entry):
         if self.unwanted is not None and self._left:
             tell, self.unwanted = self.unwanted, None
             tell()
+
+    def _answered(self, rank: int) -> None:
+        """The oldest message to that rank has its answer."""
+        with self._lock:
+            for index, expected in enumerate(self._expected):
+                if expected[1] == rank:
+                    del self._expected[index]
+                    return
 
     def arm(self, arrival: Arrival) -> None:
         with self._lock:
@@ -466,6 +591,9 @@ class Queue(Entry):
         return self.target is not None and any(
             rank not in self._seen and there == address for rank, there in enumerate(self.target.addresses)
         )
+
+    def has_outcome(self) -> bool:
+        return self._error is not None
 
     def sources(self) -> Sequence[Source]:
         return list(self._armed)
@@ -498,6 +626,18 @@ class Arrival(Source):
         """A claim stays a claim; it no longer keeps the queue open."""
         self._reader = None
 
+    def awaited(self) -> str:
+        return self._queue.awaited() or " from the senders of its Port"
+
+    def advice(self) -> str:
+        return self._queue.advice()
+
+    def of(self) -> str:
+        return self._queue.of() or "a message of a Channel"
+
+    def progress(self) -> str:
+        return self._queue.progress()
+
     def arrive(self, raw: Raw) -> None:
         self._raw = raw
         self.set_ready()
@@ -507,6 +647,9 @@ class Arrival(Source):
         self.set_ready()
 
     def value(self) -> Any:
+        unseen = self._queue.unseen
+        if unseen is not None and (self._raw is None or self._raw[1] != VALUE):
+            unseen.seen()
         if self._raw is None:
             assert self._error is not None
             raise self._error

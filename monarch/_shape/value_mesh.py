@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
@@ -11,16 +11,17 @@ from monarch._shape.slice import NDSlice
 from monarch._shape.view import ShapedMesh
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
-class ValueMesh(ShapedMesh, Generic[T]):
+class ValueMesh(ShapedMesh, Generic[T_co]):
     """The values of a `call`, in rank order, under the labels of the mesh that was called.
 
     Iterating yields `(Point, value)` pairs; Points are dense within this mesh. Every rank's value is an object of its own.
     Picklable when its values are.
     """
 
-    def __init__(self, shape: Shape, values: list[T]) -> None:
+    def __init__(self, shape: Shape, values: list[T_co]) -> None:
         if not isinstance(values, list):
             raise TypeError(f"ValueMesh expects its values as a list, got {type(values).__name__}")
         if len(values) != len(shape.ndslice):
@@ -36,13 +37,13 @@ class ValueMesh(ShapedMesh, Generic[T]):
         missing = [rank for rank in range(count) if rank not in found]
         if missing or len(found) > count:
             raise ValueError(f"expected {count} ranks, but contains {len(found)} (missing: {missing[:16]})")
-        return cls(shape, [found[rank] for rank in range(count)])
+        return ValueMesh(shape, [found[rank] for rank in range(count)])
 
-    def _new_with_shape(self, shape: Shape) -> ValueMesh[T]:
+    def _new_with_shape(self, shape: Shape) -> ValueMesh[T_co]:
         position = {rank: index for index, rank in enumerate(self._shape.ndslice)}
         return ValueMesh(shape, [self._values[position[rank]] for rank in shape.ndslice])
 
-    def items(self) -> Iterator[tuple[Point, T]]:
+    def items(self) -> Iterator[tuple[Point, T_co]]:
         """(Point, value) in rank order."""
         extent = self.extent
         for rank, value in enumerate(self._values):
@@ -50,10 +51,10 @@ class ValueMesh(ShapedMesh, Generic[T]):
 
     __iter__ = items
 
-    def values(self) -> list[T]:
+    def values(self) -> list[T_co]:
         return list(self._values)
 
-    def item(self, **coordinates: int) -> T:
+    def item(self, **coordinates: int) -> T_co:
         """The value at one coordinate; every dimension must be given.
 
         KeyError for missing or extra dimensions, IndexError out of range.
@@ -68,7 +69,7 @@ class ValueMesh(ShapedMesh, Generic[T]):
             raise KeyError(f"item has extra dimensions: {list(coordinates)}")
         return self._values[rank]
 
-    def get(self, rank: int) -> T:
+    def get(self, rank: int) -> T_co:
         """The value of linear rank `rank` of this mesh."""
         if not 0 <= rank < len(self._values):
             raise ValueError(f"index {rank} out of range (len={len(self._values)})")
@@ -76,6 +77,15 @@ class ValueMesh(ShapedMesh, Generic[T]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, index: Any) -> Any:
+            point = ", ".join(f"{label}=0" for label in self.extent)
+            raise TypeError(
+                f"'ValueMesh' object is not subscriptable: .values() is the list of all values in rank order, "
+                f".item({point}) the value at one point, .get(0) that of one rank, .items() has (point, value) pairs"
+            )
 
     def __repr__(self) -> str:
         import pprint  # for people only, and slow to import

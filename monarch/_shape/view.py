@@ -9,11 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from operator import index as as_int
-from typing import Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from monarch._shape.extent import Extent, UnknownDimensionError, list_dimensions, row_major_strides
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Shape, cut
 from monarch._shape.slice import NDSlice
+from monarch._shape.view_mistakes import not_subscriptable
 
 _Selector = SupportsIndex | slice
 
@@ -149,6 +151,12 @@ class ShapedMesh(MeshTrait):
     @property
     def _labels(self) -> tuple[str, ...]:
         return tuple(self._shape.labels)
+
+    if not TYPE_CHECKING:  # type checkers shall find the mistake themselves
+        slice = called_as(MeshTrait.slice, "mesh.slice(gpus=0) or mesh.slice(gpus=slice(0, 2))")
+
+        def __getitem__(self, index: Any) -> Any:
+            raise TypeError(not_subscriptable(type(self).__name__, self.sizes, index))
 
 
 def _shape_of(mesh: MeshTrait) -> Shape:

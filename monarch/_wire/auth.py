@@ -44,6 +44,7 @@ TLS_ALERT = b"\x15\x03\x01\x00\x02\x02\x46"  # RFC 8446, 6: fatal, protocol_vers
 _DIALLER, _ACCEPTOR = b"monarch dialler\0", b"monarch acceptor\0"
 _FILE_LIMIT = 64 * 1024  # bytes of a secret's file
 
+_MADE_BY = "`monarch secret FILE` makes one"
 _HOW = "set MONARCH_SECRET or MONARCH_SECRET_FILE there, or pass attach_to_workers(secret=...)"
 _HOW_HERE = "set MONARCH_SECRET or MONARCH_SECRET_FILE here, or pass attach_to_workers(secret=...)"
 
@@ -58,10 +59,7 @@ class Secret:
 
     def __init__(self, value: str | bytes) -> None:
         if not value:
-            raise ValueError(
-                "the secret of the job is empty; give a long random text "
-                "(python -c 'import secrets; print(secrets.token_hex(32))'), or none at all"
-            )
+            raise ValueError(f"the secret of the job is empty; give a long random text ({_MADE_BY}), or none at all")
         self._value = value.encode() if isinstance(value, str) else bytes(value)
 
     @classmethod
@@ -108,7 +106,9 @@ def load_secret(given: str | bytes | Secret | None, environ: Mapping[str, str]) 
     if text is None:
         return None
     if not text:
-        raise ValueError("MONARCH_SECRET is set but empty; give it a long random text, or unset it")
+        raise ValueError(
+            "MONARCH_SECRET is set but empty; give it a long random text (`monarch secret` prints one), or unset it"
+        )
     return Secret(text)
 
 
@@ -116,7 +116,9 @@ def _read_private(path: str) -> bytes:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO nobody writes to does not hold us
     except OSError as exc:
-        raise ValueError(f"MONARCH_SECRET_FILE names {path!r}, which cannot be read: {exc.strerror}") from exc
+        raise ValueError(
+            f"MONARCH_SECRET_FILE names {path!r}, which cannot be read: {exc.strerror} ({_MADE_BY})"
+        ) from exc
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
@@ -134,7 +136,7 @@ def _read_private(path: str) -> bytes:
     finally:
         os.close(fd)
     if not value:
-        raise ValueError(f"MONARCH_SECRET_FILE names {path!r}, which is empty")
+        raise ValueError(f"MONARCH_SECRET_FILE names {path!r}, which is empty ({_MADE_BY})")
     return value
 
 
@@ -238,6 +240,11 @@ class Challenge:
         if hmac.compare_digest(self._theirs[-NONCE_BYTES:], self._hello[-NONCE_BYTES:]):
             # A port dialled on its own machine can be connected to itself, and somebody may reflect what we say.
             self._fail("the answer is what this side sent: the connection leads back to itself", final=False)
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the other side has sent a hello, so that it is a host of ours or knows what one says."""
+        return bool(self._theirs)
 
     @property
     def _their_version(self) -> int:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from monarch._errors import NotSendableError
+from monarch._text import text_of
 from monarch._wire.copies import as_bytes
 from monarch._wire.frame import BUFFERS_LIMIT, Buffer
 
@@ -42,6 +43,10 @@ class _NotPlain(Exception):
 def forbid(cls: type, why: str) -> None:
     """Objects of exactly this type cannot be sent; `why` says what to do in their place."""
     _forbidden[cls] = why
+
+
+def is_forbidden(cls: type) -> bool:
+    return cls in _forbidden
 
 
 def reduce_as(cls: type, reduce: Callable[[Any], Any]) -> None:
@@ -81,7 +86,7 @@ def encode(value: Any) -> tuple[bytes, list[memoryview]]:
     except NotSendableError:
         raise
     except Exception as exc:
-        exc.__context__ = None if isinstance(plain, _NotPlain) else plain
+        exc.__context__ = None if isinstance(plain, _NotPlain) or str(plain) == str(exc) else plain
         raise
     return file.getvalue(), buffers
 
@@ -129,7 +134,8 @@ def _lift(value: Any) -> Any:
 def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     """The object `encode` was given. Runs the sender's pickle: only for bytes of an authenticated peer.
 
-    Raises whatever unpickling raises; a module missing here says so and what to do.
+    Raises whatever unpickling raises, as an Exception: nobody ends because of a value that raises SystemExit. A module
+    missing here says so and what to do.
     """
     torch = sys.modules.get("torch")
     try:
@@ -144,6 +150,16 @@ def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
             f"class by value with cloudpickle.register_pickle_by_value(module)"
         )
         raise
+    except Exception:
+        raise
+    except BaseException as exc:
+        from monarch._wire.interrupts import is_interrupt
+
+        if is_interrupt(exc):
+            raise
+        raise pickle.UnpicklingError(
+            f"unpickling raised {type(exc).__name__} ({text_of(exc)}), which would end who receives it"
+        ) from exc
 
 
 def _decode_without_modes(torch: Any, body: Buffer, buffers: Sequence[Buffer]) -> Any:

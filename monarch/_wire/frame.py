@@ -70,6 +70,14 @@ def encode_small(head: bytes, body: Buffer) -> bytes:
     return b"".join((PREFIX.pack(len(head), len(body), 0), head, body))
 
 
+def head_of(pieces: Sequence[Buffer]) -> bytes:
+    """The head of a frame that `encode` made: it stands in the first piece."""
+    first = bytes(pieces[0])
+    head_size, _, count = PREFIX.unpack_from(first)
+    start = PREFIX.size + 8 * count
+    return first[start : start + head_size]
+
+
 def too_large(size: int, limit: int) -> MessageTooLargeError:
     """The error for a message of `size` bytes."""
     return MessageTooLargeError(
@@ -132,6 +140,11 @@ class Decoder:
     def empty(self) -> bool:
         """Whether no part of a frame is here."""
         return self._window is None and not self._end
+
+    def release(self) -> None:
+        """Gives its memory back; it is of no use afterwards."""
+        self._window, self._pieces = None, []
+        self._view, self._read, self._end = memoryview(b""), bytearray(), 0
 
     def received(self, count: int) -> list[Frame]:
         """`count` bytes were put into the last `get_buffer()`; returns the frames they complete.
@@ -208,7 +221,7 @@ class Decoder:
             pieces: list[Buffer] = [bytearray(head_size), allocate(body_size), *map(allocate, lengths)]
         except (OSError, MemoryError, OverflowError, ValueError) as exc:
             size = body_size + sum(lengths)
-            raise FrameError(f"no memory for a frame of {size} bytes: {exc}") from exc
+            raise FrameError(f"no memory for a frame of {size} bytes: {exc or 'out of memory'}") from exc
         for index in range(len(pieces)):
             piece = memoryview(pieces[index])
             have = min(len(piece), end - cursor)

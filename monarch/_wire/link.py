@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from monarch._wire.frame import Buffer
 from monarch._wire.message import VERSION, Beat, LinkHello
+from monarch._wire.software import Software, mismatch
 
 NEVER = float("inf")
 SILENT_AFTER = 3  # heartbeats without a sign of life
@@ -115,11 +116,11 @@ class Link:
     """See the module. `uid` is unique for all time and chosen by the side that dials; `host` is the address prefix of this
     side, `agent` the unique id of its process, `reached` the address that is dialled. The acceptor leaves `reached` empty:
     the dialler's hello says what its host is called. `rng`: for the jitter of pauses.
-    `target_incarnation`: whom the dialler is after."""
+    `target_incarnation`: whom the dialler is after. `software`: what this host runs; the other side's has to fit it."""
 
     def __init__(
         self, uid: str, *, host: str, agent: str, limits: LinkLimits, rng: random.Random, reached: str = "",
-        target_incarnation: LinkTarget = NOBODY,
+        target_incarnation: LinkTarget = NOBODY, software: Software | None = None,
     ) -> None:  # fmt: skip
         self.uid = uid
         self.remote = reached  # address prefix of the other host; known to the acceptor from the first hello on
@@ -133,12 +134,13 @@ class Link:
         self._agent = agent
         self._reached = reached
         self._meant = target_incarnation
+        self._software = software
         self._dials = bool(reached)
         self._limits = limits
         self._rng = rng
         self._state = _DOWN
         self._established = False  # a connection has been up
-        self._other_agent = ""
+        self.other_agent = ""  # the unique id of the process at the other end; known from the first connection on
         self._acknowledged = 0  # frames that are not kept any more
         # of the connection
         self._up_at = 0.0
@@ -269,13 +271,15 @@ class Link:
         self._heard_at = now
         return [SendMessage(connection, self._hello(self._host, self._reached))]
 
-    def dial_failed(self, now: float, why: str, refused: bool = False, final: bool = False) -> list[LinkEffect]:
-        """`refused`: nobody listens there. `final`: trying again would not help."""
+    def dial_failed(
+        self, now: float, why: str, refused: bool = False, final: bool = False, unknown: bool = False
+    ) -> list[LinkEffect]:
+        """`refused`: nobody listens there. `final`: trying again would not help. `unknown`: nor if it was never there."""
         if self.dead or not self._dialling:
             return []
         self._dialling = False
         self._why = why
-        if final:
+        if final or (unknown and not self._established):
             return self._die(why)
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals == 1:
@@ -356,14 +360,18 @@ class Link:
 
     def _hello(self, host: str, reached: str) -> LinkHello:
         state = (self.uid, reached, self.received, self._established)
-        return LinkHello(VERSION, host, self._agent, *state, *self._meant)
+        return LinkHello(VERSION, host, self._agent, *state, *self._meant, software=self._software)
 
     def _unfit(self, hello: LinkHello) -> str:
         """Why the two cannot go on."""
         if hello.version != VERSION:
             other = f"version {hello.version} of {self.remote}"
             return f"protocol version {VERSION} meets {other}: all hosts need one monarch version"
-        if self._other_agent and hello.agent != self._other_agent:
+        if self._software is not None and hello.software is not None:
+            why = mismatch(self._host or hello.reached, self._software, self.remote, hello.software)
+            if why:
+                return why
+        if self.other_agent and hello.agent != self.other_agent:
             return self._replaced()
         if hello.link != self.uid:
             return f"{self.remote} spoke of the link {hello.link} on a connection of {self.uid}"
@@ -382,7 +390,7 @@ class Link:
     def _open(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         self._state, self.connection = _UP, connection
         self._established = True
-        self._other_agent = hello.agent
+        self.other_agent = hello.agent
         self._up_at = self._heard_at = self._beat_at = now
         self._window = self._dial_at = NEVER
         self._told()

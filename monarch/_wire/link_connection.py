@@ -42,6 +42,7 @@ from monarch._wire.link import (
     Suspect,
 )
 from monarch._wire.message import Beat, Bye, LinkHello
+from monarch._wire.software import Software
 from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed, Handler, Reactor, Timer
 
 _CONTROL = frozenset({1, 51, 52})  # tags of Bye, LinkHello, Beat
@@ -105,6 +106,7 @@ class LinkConnection:
         reached: str = "",
         dial: Dialler | None = None,
         target_incarnation: LinkTarget = NOBODY,
+        software: Software | None = None,
     ) -> None:
         if bool(reached) != (dial is not None):
             raise ValueError(f"`reached` and `dial` go together: got {reached!r} and {dial!r}")
@@ -120,8 +122,9 @@ class LinkConnection:
         self._handler = handler
         self._dial = dial
         self._link = Link(
-            uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached, target_incarnation=target_incarnation
-        )
+            uid, host=host, agent=agent, limits=limits, rng=rng, reached=reached, target_incarnation=target_incarnation,
+            software=software,
+        )  # fmt: skip
         self._copies = Copies(limits.queue, _IDLE, loop)
         self._lock = threading.Lock()  # for what `_link` keeps, and so for its events
         self._carrier: Any = None  # takes data: the link's connection once it is up
@@ -171,6 +174,11 @@ class LinkConnection:
     def suspected(self) -> str:
         """Why nothing gets through at present, or ""."""
         return self._link.suspected
+
+    @property
+    def other_agent(self) -> str:
+        """The unique id of the process at the other end, "" before it was ever connected."""
+        return self._link.other_agent
 
     @property
     def orderly(self) -> bool:
@@ -288,7 +296,7 @@ class LinkConnection:
 
     def _dialled(self, outcome: Connection | DialFailed) -> None:
         if isinstance(outcome, DialFailed):
-            self._event(self._link.dial_failed, str(outcome), outcome.refused, outcome.final)
+            self._event(self._link.dial_failed, str(outcome), outcome.refused, outcome.final, outcome.unknown)
         else:
             self._reads = getattr(outcome, "reads", 0)
             self._event(self._link.dialled, outcome)

@@ -9,8 +9,12 @@ Over 600 lines because the whole dialogue is read in one place, and it is only d
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import msgspec
+
+from monarch._text import NAME_LIMIT, TEXT_LIMIT, sendable
+from monarch._wire.software import Software
 
 VERSION = 1
 
@@ -24,6 +28,30 @@ MERGED = 4  # part of the answer of the rank before it: no payload
 
 class _Message(msgspec.Struct, array_like=True, gc=False):
     pass
+
+
+class Text:
+    """A base of structs that carry text of a program or of the system. What is in their fields `texts` and `names` is made
+    fit to send when they are made: texts have TEXT_LIMIT characters at most, names NAME_LIMIT."""
+
+    __slots__ = ()
+    texts: ClassVar[tuple[str, ...]] = ()
+    names: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for fields, limit in ((self.texts, TEXT_LIMIT), (self.names, NAME_LIMIT)):
+            for field in fields:
+                given = getattr(self, field)
+                if type(given) is str:
+                    clean: Any = sendable(given, limit)
+                else:
+                    clean = [sendable(line, limit) for line in given]
+                if clean is not given:
+                    msgspec.structs.force_setattr(self, field, clean)  # type: ignore[arg-type]  # of a frozen one, too
+
+
+class _Telling(Text, _Message):
+    """A message with text."""
 
 
 # --- both ways ----------------------------------------------------------------------------------------------
@@ -48,8 +76,10 @@ class Welcome(_Message, tag=12):
     incarnation: int
 
 
-class Bye(_Message, tag=1):
+class Bye(_Telling, tag=1):
     """Last frame: the sender closes this connection on purpose."""
+
+    texts = ("reason",)
 
     reason: str
 
@@ -72,8 +102,10 @@ class Call(_Message, tag=2):
     incarnation: int = 0  # of the receiving actor, as far as the sender knows; see `_runtime.incarnations`
 
 
-class Spawn(_Message, tag=3):
+class Spawn(_Telling, tag=3):
     """Construct an actor. Payload: (class, args, kwargs, proc mesh)."""
+
+    names = ("name", "creator", "cls")
 
     key: str
     name: str
@@ -104,8 +136,10 @@ class Restarted(_Message, tag=13):
     port: int
 
 
-class StopActor(_Message, tag=4):
+class StopActor(_Telling, tag=4):
     """Stop one actor of this process: answer on `port` (0: none) once its cleanup has run."""
+
+    texts = ("reason",)
 
     key: str
     reason: str
@@ -125,6 +159,7 @@ class Probe(_Message, tag=5):
     port: int
     rank: int
     ready: bool = False
+    living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------
@@ -137,11 +172,14 @@ class AskWaits(_Message, tag=14):
     rank: int
 
 
-class Chase(_Message, tag=15):
+class Chase(_Telling, tag=15):
     """Follows a chain of waits from process to process; where it meets the wait it began with, it has found a circle.
 
     It asks what keeps actor `key` from answering the message whose answer goes to `port` of process `back`. See `deadlock`.
     """
+
+    texts = ("path",)
+    names = ("who",)
 
     key: str
     port: int
@@ -168,8 +206,11 @@ class Answer(_Message, tag=6):
     sender: str = ""
 
 
-class Bounced(_Message, tag=7):
+class Bounced(_Telling, tag=7):
     """A message without a waiting caller could not be delivered; goes back to the sending actor's process."""
+
+    texts = ("error",)
+    names = ("dest", "what")
 
     sender: str
     dest: str
@@ -194,8 +235,11 @@ class Pause(_Message, tag=8):
 # --- to an owner --------------------------------------------------------------------------------------------
 
 
-class Failure(_Message, tag=9):
+class Failure(_Telling, tag=9):
     """Why an actor or a process ended, told by whoever saw it."""
+
+    texts = ("report", "event")
+    names = ("mesh_name",)
 
     report: str  # for people: which actor, rank, host, and the root cause
     mesh: str = ""  # actor mesh uid
@@ -218,8 +262,10 @@ class ActorEnded(_Message, tag=11):
 # --- client, procs -> host agent ----------------------------------------------------------------------------
 
 
-class SpawnProcs(_Message, tag=20):
+class SpawnProcs(_Telling, tag=20):
     """Start `count` processes `<mesh>.<first>...`; payload is a LaunchSpec, msgpack."""
+
+    names = ("name",)
 
     mesh: str
     name: str
@@ -229,13 +275,15 @@ class SpawnProcs(_Message, tag=20):
     host: str = ""  # the address prefix by which the owner knows this host; "" is the host's own
 
 
-class RestartProcs(_Message, tag=27):
+class RestartProcs(_Telling, tag=27):
     """Start new processes at the addresses of ranks of a mesh of ours; payload is a LaunchSpec, msgpack.
 
     One that still runs is stopped first (its owner has asked it to, with StopProc), killed after `grace` seconds.
     `incarnations[i]` is that of the new process at `ranks[i]`; a rank that has it already is left alone. `first` and `count`
     as in SpawnProcs: the ranks of the mesh on this host.
     """
+
+    names = ("name",)
 
     mesh: str
     name: str
@@ -259,8 +307,10 @@ class EnvChange(msgspec.Struct):
         return {name: value for name, value in changed.items() if value is not None}
 
 
-class LaunchSpec(msgspec.Struct):
+class LaunchSpec(Text, msgspec.Struct):
     """What a new process needs to know before it imports anything."""
+
+    names = ("name",)
 
     name: str
     env: dict[str, str]
@@ -294,11 +344,13 @@ class Command(msgspec.Struct):
     change: EnvChange | None = None  # for another host: what `env` is made of there
 
 
-class StopProcs(_Message, tag=21):
+class StopProcs(_Telling, tag=21):
     """Stop these processes: politely for `grace` seconds, then kill. Answered by ProcsStopped on `port`.
 
     The asker sends each a StopProc itself, behind the spawns it sent them before; the agent sees to it that they end.
     """
+
+    texts = ("reason",)
 
     mesh: str
     reason: str
@@ -380,15 +432,20 @@ class ProcStarted(_Message, tag=31):
     threads: int = 0  # its share of the host's, if it was given one
 
 
-class ProcsRefused(_Message, tag=32):
+class ProcsRefused(_Telling, tag=32):
     """The mesh could not be started; nothing of it runs."""
+
+    texts = ("error",)
 
     mesh: str
     error: str
 
 
-class ProcEnded(_Message, tag=33):
+class ProcEnded(_Telling, tag=33):
     """A process is gone. `code` >= 0 exit status, < 0 signal number, as `subprocess` has it."""
+
+    texts = ("tail", "detail")
+    names = ("hostname",)
 
     address: str
     pid: int
@@ -406,8 +463,10 @@ class ProcsStopped(_Message, tag=34):
     port: int
 
 
-class Suspected(_Message, tag=37):
+class Suspected(_Telling, tag=37):
     """To the owner: a process does not run, and is killed after `limit` seconds of it. `why` "": it runs again."""
+
+    texts = ("why",)
 
     address: str
     pid: int
@@ -420,6 +479,7 @@ class Output(_Message, tag=35):
 
     stream: int
     text: str
+    source: str = ""  # whose output it is
 
 
 class Flushed(_Message, tag=36):
@@ -429,8 +489,10 @@ class Flushed(_Message, tag=36):
 # --- owner, host agent -> a proc --------------------------------------------------------------------------------
 
 
-class StopProc(_Message, tag=40):
+class StopProc(_Telling, tag=40):
     """Stop your actors, finish, exit. From the owner, or from the agent."""
+
+    texts = ("reason",)
 
     reason: str
     incarnation: int | None = None  # of the process that is meant; None: whichever is there
@@ -472,7 +534,11 @@ class LinkHello(_Message, tag=51):
     to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
     target_incarnation: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
-    purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
+    purpose: str = ""  # where this is no link: WHO asks which agent answers here; of a stream see `_runtime.streams`
+    software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
+
+
+WHO = "who"  # a LinkHello with it is answered by one that names the agent, and that is all
 
 
 class Beat(_Message, tag=52):
@@ -492,7 +558,7 @@ class Attach(_Message, tag=55):
     """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
 
     config: bytes  # the client's settings
-    env: dict[str, str]  # for the processes that are started there from now on
+    env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
     port: int
     rank: int
 
@@ -505,8 +571,10 @@ class AttachedHost(msgspec.Struct):
     python: str
 
 
-class HostEnded(_Message, tag=53):
+class HostEnded(_Telling, tag=53):
     """From an agent: that host cannot be reached any more, and counts as ended with everything on it."""
+
+    texts = ("why",)
 
     host: str
     why: str
@@ -519,8 +587,10 @@ class AskDirect(_Message, tag=56):
     stream: bool = False  # for a stream, not for a link
 
 
-class MayDial(_Message, tag=57):
+class MayDial(_Telling, tag=57):
     """How to; or `why` not, for all processes of that host and for good. Never leaves the host: it holds the job's secret."""
+
+    texts = ("why",)
 
     address: str
     secret: bytes = b""

@@ -1,11 +1,16 @@
 """Another process, as this one sees it: dialled on first use, remembered when it has ended.
 
     idle ──send──► up ──connection lost──► asking ──listening──► up
-      └──nobody listens──► asking ──ended──► ended ──revived──► idle
+      ├──nobody listens──► asking ──ended──► ended ──revived──► idle
+      └──out of descriptors, ...──► asking ──dialled again──► up
+                                       └──in vain──► idle, what was kept fails
 
 Whether a process that does not answer is not there yet or no longer there, only its host agent knows: a Peer in `asking`
 keeps frames until the agent's word comes. Lost frames of a broken connection are not sent again (on one host a connection
 breaks only with its process).
+
+That dialling failed for another reason (see `socket_errors`) says nothing of the process: it is dialled again after a pause,
+and after a bounded time what was kept is failed, with that reason.
 
 A process that has ended may be replaced by another at the same address: the peer is then `revived`, with the next
 incarnation. What was sent to the one before it is never sent to the new one.
@@ -23,10 +28,20 @@ from typing import Any
 from monarch._wire.frame import Buffer
 from monarch._wire.relay import ANYONE, route
 from monarch._wire.transport.base import Connection, ConnectionLost
+from monarch._wire.transport.socket_errors import OnDial, on_dial
 
 
 def _nothing() -> None:
     return None
+
+
+def _tell_nobody(peer: Peer, error: OSError) -> None:
+    return None
+
+
+# Of a process that has ended, and so never added to.
+_NO_PORTS: set[int] = set()
+_NOTHING_KEPT: list[list[Buffer]] = []
 
 
 class PeerEnded(ConnectionError):
@@ -40,12 +55,14 @@ class PeerEnded(ConnectionError):
 class Peer:
     """`dial(address)` returns a started Connection or raises OSError when nobody listens there; `ask(peer)` asks the
     agent. `source`: our own address, for a remote process; `learned()` is called then when it is known which is there.
+    `dial_failed(peer, error)` says that dialling failed for another reason: it calls `dial_again` or `give_up` later.
     """
 
     __slots__ = (
         "_ask",
         "_changed",
         "_dial",
+        "_dial_failed",
         "_kept",
         "_kept_bytes",
         "_learned",
@@ -74,8 +91,10 @@ class Peer:
         ask: Callable[[Peer], None],
         source: str = "",
         learned: Callable[[], None] = _nothing,
+        dial_failed: Callable[[Peer, OSError], None] = _tell_nobody,
     ) -> None:
         self.address = address
+        self._dial_failed = dial_failed
         self._learned = learned
         self.route = route(address, source) if source else b""  # see `Connection.route`
         self.watched = False  # whether its agent was asked to tell of its end
@@ -98,7 +117,7 @@ class Peer:
         self._kept: list[list[Buffer]] = []
         self._kept_bytes = 0
         self._lock = threading.Lock()
-        self._changed = threading.Condition(self._lock)
+        self._changed: threading.Condition | None = None  # made by the first who waits
 
     def __repr__(self) -> str:
         if self.ended is not None:
@@ -114,8 +133,14 @@ class Peer:
         connection = self.connection
         if connection is not None:
             return connection.wait_room(timeout)
-        with self._changed:
-            return self._changed.wait_for(lambda: not self.asking, timeout)
+        with self._lock:
+            changed = self._changed = self._changed or threading.Condition(self._lock)
+            return changed.wait_for(lambda: not self.asking, timeout)
+
+    def _wake(self) -> None:
+        """With the lock: who waits looks again."""
+        if self._changed is not None:
+            self._changed.notify_all()
 
     @property
     def queued(self) -> int:
@@ -140,24 +165,58 @@ class Peer:
                 self.lost(connection, port)
 
     def _connect_or_keep(self, pieces: Sequence[Buffer], port: int) -> Connection | None:
-        ask = False
+        failed: OSError | None = None
         with self._lock:
             if self.ended is not None:
                 raise PeerEnded(self.address, self.ended)
             if self.connection is None and not self.asking:
                 try:
                     self.connection = self._dial(self.address)
-                except OSError:
-                    ask = self.asking = True
+                except OSError as exc:
+                    failed, self.asking = exc, True
             connection = self.connection
             if connection is None:
                 owned: list[Buffer] = [bytes(piece) for piece in pieces]
                 self._kept.append(owned)
                 self._kept_bytes += sum(map(len, owned))
                 self.unsent.add(port)
-        if ask:
-            self._ask(self)
+        if failed is not None:
+            self._not_dialled(failed)
         return connection
+
+    def _not_dialled(self, error: OSError) -> None:
+        if on_dial(error.errno) is OnDial.ENDED:
+            self._ask(self)
+        else:
+            self._dial_failed(self, error)
+
+    def dial_again(self) -> None:
+        """What is kept is sent, if that process can be dialled now."""
+        with self._lock:
+            if self.connection is not None or not self.asking or self.ended is not None:
+                return
+            try:
+                connection = self._dial(self.address)
+            except OSError as exc:
+                failed: OSError | None = exc
+            else:
+                failed = None
+                self._send_kept(connection)
+                self.connection = connection
+                self._wake()
+        if failed is not None:
+            self._not_dialled(failed)
+
+    def give_up(self) -> list[list[Buffer]]:
+        """That process could not be dialled for too long: what was kept will not be sent. Returns it."""
+        with self._lock:
+            if self.connection is not None or not self.asking or self.ended is not None:
+                return []
+            kept, self._kept, self._kept_bytes = self._kept, [], 0
+            self.asking = self.broken = False
+            self.ever_broke = True  # so that its actors do not wait for the numbers that are missing
+            self._wake()
+        return kept
 
     def connect(self) -> Connection | None:
         """The connection, dialled first where there is none; None when that process cannot be reached just now."""
@@ -180,7 +239,7 @@ class Peer:
             if self.connection is None and self.ended is None:
                 self._send_kept(connection)
                 self.connection = connection
-                self._changed.notify_all()
+                self._wake()
 
     def succeed(self, connection: Connection, successor: Connection) -> bool:
         """A better connection to the same process, for what is sent from now on. False when `connection` is not ours."""
@@ -193,6 +252,8 @@ class Peer:
     def lost(self, connection: Connection, port: int | None = None) -> None:
         """The connection broke; asks the agent what became of the process. `port`: of a message that it did not take."""
         with self._lock:
+            if self.ended is not None:  # nothing is kept of it, the connection least of all
+                return
             if connection is self._lost:
                 if port is not None:
                     self.unsent.add(port)
@@ -205,7 +266,7 @@ class Peer:
             self.survivor = self.connection
             if port is not None:
                 self.unsent.add(port)
-            if self.ended is not None or self.asking:
+            if self.asking:
                 return
             self.asking = self.broken = True
         self._ask(self)
@@ -216,15 +277,21 @@ class Peer:
             self.incarnation_known = self.listens = True
             self._mean()
             self.asking = self.broken = False
+            failed: OSError | None = None
             if self.connection is None and self._kept and self.ended is None:
                 try:
                     connection = self._dial(self.address)
-                except OSError:
-                    self.asking = True  # it ended meanwhile: the agent tells
-                    return
-                self._send_kept(connection)
-                self.connection = connection
-            self._changed.notify_all()
+                except OSError as exc:
+                    failed, self.asking = exc, True
+                else:
+                    self._send_kept(connection)
+                    self.connection = connection
+            if failed is None:
+                self._wake()
+        # Where nobody listens any more it has ended meanwhile, and the agent tells. Of a connection that broke as soon as it
+        # was there nobody would tell anything: the process may live.
+        if failed is not None and not isinstance(failed, (FileNotFoundError, ConnectionRefusedError)):
+            self._dial_failed(self, failed)
 
     def _mean(self) -> None:
         """From now on frames are for the present incarnation, and no other may take them."""
@@ -235,7 +302,9 @@ class Peer:
     def take_unsent(self) -> set[int]:
         """The ports of messages that a broken connection did not take and that were sent since, or will be."""
         with self._lock:
-            unsent, self.unsent = self.unsent, set()
+            unsent = self.unsent
+            if unsent:
+                self.unsent = set()
         return unsent
 
     def _send_kept(self, connection: Connection) -> None:
@@ -252,12 +321,15 @@ class Peer:
         with self._lock:
             if self.ended is None:
                 self.ended = why
-            self._kept = []
-            self._kept_bytes = 0
-            self.unsent = set()
+            # Many may be remembered: they are to be small.
+            self._kept, self._kept_bytes = _NOTHING_KEPT, 0
+            self.unsent = _NO_PORTS
+            self._changed, changed = None, self._changed
+            self._lost = self.survivor = None
             self.asking = self.broken = self.listens = self.watched = False
             connection, self.connection = self.connection, None
-            self._changed.notify_all()
+            if changed is not None:
+                changed.notify_all()
         if connection is not None:
             connection.close("the process has ended")
 
@@ -273,4 +345,4 @@ class Peer:
             self._kept_bytes = 0
             self.unsent = set()
             self.asking = self.broken = False
-            self._changed.notify_all()
+            self._wake()

@@ -6,6 +6,7 @@ Programs and the optional packages beside it import from here; what is behind th
 from __future__ import annotations
 
 import importlib
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 from monarch._errors import (
@@ -58,6 +59,7 @@ from monarch._mesh.process.context import (
 from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
 from monarch._mesh.start.transports import attach, enable_transport
+from monarch._runtime.completions import as_completed
 from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, when_ready
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.loop import start_thread
@@ -131,6 +133,7 @@ __all__ = [
     "WaitGraph",
     "WorkspaceError",
     "WouldBlockRuntime",
+    "as_completed",
     "as_endpoint",
     "attach",
     "attach_to_workers",
@@ -194,13 +197,25 @@ _LATER = {
 }
 
 
+def _pickle_from_here(name: str, found: Any) -> None:
+    """Functions are pickled by their public name, so that whoever unpickles one loads all it needs. Classes keep the module
+    in which tools look for their source."""
+    if isinstance(found, FunctionType) and found.__qualname__ == name:
+        found.__module__ = __name__
+
+
+for _name, _found in [(name, globals()[name]) for name in __all__ if name in globals()]:
+    _pickle_from_here(_name, _found)
+
+
 def __getattr__(name: str) -> Any:
     home = _LATER.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(home), name)
+    _pickle_from_here(name, found)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted(__all__)

@@ -26,6 +26,8 @@ Snapshot = dict[str, dict[str, str]]
 
 Values = dict[str, Any]
 
+_ALL = "All are in docs/settings.md and in monarch.get_global_config()"
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -167,9 +169,11 @@ class Layers:
 
     def _setting(self, name: str) -> Setting:
         if name not in self._settings:
-            close = difflib.get_close_matches(name, self._settings, n=1)
-            hint = f"; did you mean `{close[0]}`?" if close else ""
-            raise ValueError(f"invalid configuration key: `{name}`{hint}")
+            close = [known for known in self._settings if name in known] or difflib.get_close_matches(
+                name, self._settings, n=1
+            )
+            hint = f"; did you mean {' or '.join(f'`{known}`' for known in close[:3])}?" if close else "."
+            raise ValueError(f"invalid configuration key: `{name}`{hint} {_ALL}")
         return self._settings[name]
 
     def _check(self, name: str, value: object) -> Any:

@@ -134,6 +134,8 @@ TABLE: tuple[Setting, ...] = (
            "How processes are launched."),
 
     # Processes
+    Setting("max_procs", POSITIVE, 65_536, "MONARCH_MAX_PROCS",
+            "Most processes that one spawn_procs may ask for: more are refused at the call."),
     Setting("runtime_dir", TEXT, "", "MONARCH_RUNTIME_DIR",
             "Folder of the sockets; empty is XDG_RUNTIME_DIR or else the temporary folder."),
     Setting("preload", TEXT, "auto", "MONARCH_PRELOAD",
@@ -149,6 +151,8 @@ TABLE: tuple[Setting, ...] = (
             "How long a process may be silent before it is suspected; a stopped one (SIGSTOP) is suspected at once."),
     Setting("suspect_timeout", DURATION, "5m", "MONARCH_SUSPECT_TIMEOUT",
             "How long a process may be suspected before it is killed and counts as failed; 0s is for ever."),
+    Setting("show_internal_frames", FLAG, False, "MONARCH_SHOW_INTERNAL_FRAMES",
+            "Whether remote tracebacks show the frames of this package as well."),
     Setting("deadlock_after", DURATION, "1s", "MONARCH_DEADLOCK_AFTER",
             "How long actors may wait for each other in a circle before DeadlockError ends it; 0s is for ever."),
     Setting("restart_argument_bytes", COUNT, 64 * MIB, "MONARCH_RESTART_ARGUMENT_BYTES",

@@ -91,10 +91,10 @@ class _OfTheClient:
         self.folder = ""
         self.threads: set[str] = set()
         if client is not None and client.proc.closed is None:
-            self.descriptors = set(client.proc.loop.descriptors())
+            self.descriptors = {*client.proc.loop.descriptors(), client.lock}
             self.pids = {client.agent.pid}
             self.folder = client.directory
-            self.threads = {"monarch-io", "monarch-alarm", "monarch-output"}
+            self.threads = {"monarch-io", "monarch-alarm", "monarch-log", "monarch-output"}
 
 
 def _descriptors(own: _OfTheClient) -> Iterator[Leak]:
@@ -175,6 +175,6 @@ def _sockets(own: _OfTheClient) -> Iterator[Leak]:
         except (OSError, ValueError):
             continue
         for name in names if folder == own.folder else ["", *names]:
-            if not (folder == own.folder and name in ("agent", "client", "pid")):
+            if not (folder == own.folder and name in ("agent", "client", "lock", "pid")):
                 path = os.path.join(folder, name)
                 yield Leak("socket", path, path)

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from monarch.tools import private_file
+
 if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -75,7 +77,8 @@ def make_certificates(
     Existing files are left alone: FileExistsError names them, and nothing is written. With ``force=True`` they are
     replaced by new files, one by one; a process that reads them meanwhile may see the old one of one and the new one
     of another. Raises ValueError for a host that is neither a name nor an address and for days out of range,
-    PermissionError if `directory` may be written by others (who could then put files of their own there),
+    PermissionError if `directory` belongs to somebody else or may be written by others (who could then put files of their
+    own there),
     ModuleNotFoundError if `cryptography` is not installed, and OSError if the files cannot be written.
     """
     given = [parse_host(host) for host in hosts]
@@ -94,7 +97,8 @@ def make_certificates(
     contents = _make(names, days)
     _make_private(folder)
     for path, content in zip(files, contents, strict=True):
-        _write(path, content, 0o600 if path in (made.ca_key, made.private_key) else 0o644, replace=force)
+        mode = 0o600 if path in (made.ca_key, made.private_key) else 0o644
+        private_file.write(path, content, mode, replace=force)
     return made
 
 
@@ -225,26 +229,17 @@ def _make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        mode = folder.stat().st_mode
+        found = folder.stat()
+        mode = found.st_mode
         if not stat.S_ISDIR(mode):
             raise NotADirectoryError(f"{folder} exists and is not a directory") from None
+        if found.st_uid != os.geteuid():
+            raise PermissionError(
+                f"{folder} belongs to another user (uid {found.st_uid}), who could put keys of their own there; name a "
+                f"directory of your own, or one that does not exist yet"
+            ) from None
         if mode & 0o022:
             raise PermissionError(
                 f"{folder} may be written by others (mode {stat.S_IMODE(mode):04o}), who could put keys of their own "
                 f"there; chmod 700 it, or name a directory that does not exist yet"
             ) from None
-
-
-def _write(path: Path, content: bytes, mode: int, *, replace: bool) -> None:
-    """A new file with `mode` from its first moment. FileExistsError if one is there, unless it is to be replaced."""
-    # Never into an existing file: its mode may be wider, and somebody may hold it open.
-    target = path.with_name(f".{path.name}.{secrets.token_hex(4)}") if replace else path
-    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        if replace:
-            os.replace(target, path)
-    except BaseException:
-        os.unlink(target)
-        raise

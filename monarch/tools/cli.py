@@ -1,6 +1,7 @@
 """The command `monarch`: what is done from a shell rather than from a program.
 
     monarch worker   serves this machine as a host until a client shuts it down
+    monarch secret   makes a job's secret
     monarch certs    makes a job's certificates
 
 Exit codes: 0 done; 1 an error, told in one line on stderr; 2 wrong usage; 130 interrupted (Ctrl-C).
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch.tools import certs
+from monarch.tools import certs, secret
 
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
@@ -30,6 +31,7 @@ _TOP = """\
 One Python script drives a cluster of processes. This command does what belongs in a shell.
 
 examples:
+  monarch secret ~/.job-secret                      make the secret that all hosts of a job share
   monarch worker --address 'tcp://*:26600'          serve this machine as a host
   monarch certs ./job-certs --host node1 --host node2
   monarch worker --help                             more about one command
@@ -49,11 +51,24 @@ examples:
   monarch certs ./job-certs --host '*.cluster' --days 7 --force
 """
 
+_SECRET = """\
+Makes the secret of a job, 256 random bits as text. Whoever has it may attach to the job's hosts and run code there: give the
+same to every host and client (MONARCH_SECRET_FILE), and to nobody else.
+
+FILE is made with mode 0600. Without FILE the secret is printed; a file that the output goes to gets mode 0600.
+
+examples:
+  monarch secret ~/.job-secret
+  MONARCH_SECRET_FILE=~/.job-secret monarch worker --address 'tcp://*:26600'
+  export MONARCH_SECRET=$(monarch secret)
+"""
+
 _WORKER = """\
 Serves this machine as a host of a job: clients attach with attach_to_workers(workers=["tcp://this-machine:26600"]) and
 spawn processes here. It goes on when a client leaves, and ends when one shuts the host down (HostMesh.shutdown).
 
-Who may attach: whoever knows the job's secret or has its certificates (monarch certs); given both, whoever has both.
+Who may attach: whoever knows the job's secret (monarch secret) or has its certificates (monarch certs); given both, whoever
+has both.
 The secret comes from the environment variable MONARCH_SECRET, or from the file that MONARCH_SECRET_FILE or --secret-file
 names (yours alone: chmod 600), never from an argument, because everybody on this machine can read those.
 
@@ -122,6 +137,10 @@ def _parser() -> argparse.ArgumentParser:
         help="run_worker_loop_until_shutdown instead of run_worker_loop_forever: when a client shuts the host down, "
         "the loop returns and the command ends after it",
     )
+
+    secret_command = command("secret", "make a job's secret", _SECRET, _secret)
+    secret_command.add_argument("file", nargs="?", metavar="FILE", help="file to write to, with mode 0600; else stdout")
+    secret_command.add_argument("--force", action="store_true", help="replace a file that is there")
 
     made = command("certs", "make a job's certificate authority and certificate", _CERTS, _certs)
     made.add_argument("directory", metavar="DIRECTORY", help="directory to write to; made with mode 0700 if missing")
@@ -210,6 +229,22 @@ Or, for both, in the environment:
   export {TLS["ca"]}={made.ca.absolute()}
   export {TLS["certificate"]}={made.certificate.absolute()}
   export {TLS["private_key"]}={made.private_key.absolute()}"""
+
+
+# --- monarch secret
+
+
+def _secret(options: argparse.Namespace) -> None:
+    if options.file is None:
+        sys.stdout.flush()
+        secret.print_secret(sys.stdout.fileno())
+        return
+    path = secret.write_secret(options.file, force=options.force).absolute()
+    print(
+        f"Made a secret for one job in {path} (mode 0600). Give every host and client a copy, and on each:\n\n"
+        f"  export {SECRET_FILE}={path}",
+        flush=True,
+    )
 
 
 # --- monarch worker

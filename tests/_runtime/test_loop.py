@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -251,9 +252,37 @@ def test_an_error_is_reported_and_the_loop_goes_on(loop: Loop) -> None:
     assert sorted(str(error) for error in errors) == ["of a descriptor", "of a timer", "of soon"]
 
 
-def test_an_error_without_a_listener_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    module._report(ValueError("broken"))
-    assert "an internal error on the I/O thread; please report it" in capsys.readouterr().err
+def test_an_error_without_a_listener_goes_to_stderr(loop: Loop, capfd: pytest.CaptureFixture[str]) -> None:
+    loop.call_soon(lambda: 1 / 0)
+    turn(loop)
+    assert "an internal error on the I/O thread; please report it" in capfd.readouterr().err
+
+
+def test_a_loop_that_cannot_go_on_says_so_last() -> None:
+    ended: list[tuple[BaseException, bool]] = []
+    loop = Loop("test-io")
+    loop.ended_unasked = lambda exc: ended.append((exc, loop.in_loop()))
+    loop.start()
+    turn(loop)
+    loop.call_soon(loop._epoll.close)
+    assert loop.join(TIMEOUT)
+    assert [(type(exc), inside) for exc, inside in ended] == [(ValueError, False)]
+    loop.call_soon(lambda: None)
+    loop.stop()
+
+
+def test_a_loop_whose_descriptors_have_become_others_is_noticed_by_its_alarm() -> None:
+    ended: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    loop = Loop("test-io")  # not running, as one is not that sleeps in them
+    loop.ended_unasked = ended.put
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in loop.descriptors():  # as programs do that make a daemon of themselves, and then open files
+        os.dup2(null, fd)
+    loop.call_rarely(0.0, lambda: None)
+    assert "closed from outside" in str(ended.get(timeout=TIMEOUT))
+    loop._epoll.close()
+    os.close(loop._wake_fd)
+    os.close(null)
 
 
 def test_stopping_closes_what_the_loop_holds() -> None:

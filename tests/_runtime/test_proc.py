@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -349,6 +351,72 @@ def test_a_request_to_stop_answers_what_waits_and_refuses_what_follows(machine: 
             entry.value()
     assert not entries[0][0].ready
     assert len(instance.mailbox.control) == 1
+
+
+# --- out of memory
+
+
+def test_a_message_that_the_receiver_has_no_memory_for(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+
+    def scarce(size: int) -> bytearray:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(frame, "allocate", scarce)
+    entry, port = wait_reply(client, worker)
+    client.post(worker.address, call(1, port=port), bytes(1 << 20))
+    peer = client.processes.peer(worker.address)
+
+    def agent_says_that_it_lives() -> None:
+        if peer.asking:
+            client.on_proc_reachable(ProcReachable(worker.address))
+
+    while not entry.ready:  # what the socket did not take as a whole is sent once more
+        in_loop(client, agent_says_that_it_lives)
+    why = r"broke while the call was under way \(it said: no memory for a frame of 1048576 bytes"
+    with pytest.raises(RuntimeError, match=why):
+        entry.value()
+    assert client.processes._reasons == {}
+
+
+# --- out of descriptors
+
+
+def test_a_call_while_there_are_no_descriptors_is_sent_when_there_are(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    worker.add_actor(instance)
+    real, tried = unix.dial, threading.Semaphore(0)
+    missing = [
+        OSError(errno.EMFILE, "Too many open files"),
+        OSError(errno.ENFILE, ""),
+        BlockingIOError(errno.EAGAIN, ""),
+    ]
+
+    def scarce(path: str, wait: bool = True) -> socket.socket:
+        tried.release()
+        if missing:
+            raise missing.pop(0)
+        return real(path, wait)
+
+    monkeypatch.setattr(unix, "dial", scarce)
+    for number in range(1, 4):
+        client.post(worker.address, call(number))
+    assert [take(instance).call.seq for _ in range(3)] == [1, 2, 3]
+
+
+def test_a_full_queue_of_connections_blocks_nobody(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process there is stopped, say: whoever dials it would wait in the kernel, its I/O thread too."""
+    monkeypatch.setattr(unix, "_BACKLOG", 0)
+    client = machine.start("client")
+    with unix.listen(f"{machine.folder}/m.0") as listening, unix.dial(f"{machine.folder}/m.0"):
+        with pytest.raises(BlockingIOError):
+            unix.dial(f"{machine.folder}/m.0", wait=False)
+        in_loop(client, lambda: client.post(f"unix:{machine.folder}/m.0", call(1)))
+        assert client.processes.peer(f"unix:{machine.folder}/m.0").queued
+        assert listening.fileno() >= 0
 
 
 # --- strangers and the end

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import tracemalloc
+from collections import deque
 from typing import Any
 
 import pytest
 
 from monarch._runtime import processes as module
+from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import Incarnations, first_in
 from monarch._runtime.processes import Processes
-from monarch._runtime.replies import Ports
+from monarch._runtime.replies import OneReply, Ports, Target
 from monarch._wire import message
 from monarch._wire.frame import Frame
-from monarch._wire.message import Flushed, Hello, IncarnationAck, ProcEnded, ProcReachable, Watch, Welcome
+from monarch._wire.message import (
+    Bounced,
+    Call,
+    Failure,
+    Flushed,
+    Hello,
+    IncarnationAck,
+    ProcEnded,
+    ProcReachable,
+    Watch,
+    Welcome,
+)
 from monarch._wire.peer import Peer, PeerEnded
 from monarch._wire.relay import Relay, enclose
 from monarch._wire.transport.base import ConnectionLost
@@ -44,6 +60,32 @@ class Connection:
     finish = close
 
 
+class Timers:
+    """The part of a loop that is used, with a clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.due: list[tuple[float, Any]] = []
+
+    def now(self) -> float:
+        return self.time
+
+    def call_later(self, delay: float, fn: Any) -> None:
+        self.due.append((self.time + delay, fn))
+
+    def call_soon(self, fn: Any) -> None:
+        self.call_later(0.0, fn)
+
+    def advance(self, seconds: float) -> None:
+        until = self.time + seconds
+        while self.due and min(self.due, key=lambda entry: entry[0])[0] <= until:
+            entry = min(self.due, key=lambda entry: entry[0])
+            self.due.remove(entry)
+            self.time = entry[0]
+            entry[1]()
+        self.time = until
+
+
 class Us:
     """The process, and its transport: whom it can dial is in `listening`."""
 
@@ -54,13 +96,21 @@ class Us:
         self.closed: BaseException | None = None
         self.transport: Any = self
         self.ports = Ports()
+        self.hooks = Hooks()
+        self.loop: Any = Timers()
+        self.errors: deque[str] = deque()
         self.listening: set[str] = set()
+        self.error = 0  # of the kernel, while dialling
+        self.dialled = 0
         self.told: list[tuple[str, Any]] = []
         self.events: list[Any] = []
         self.incarnations = Incarnations()
         self.known = Processes(self, self.incarnations)
 
     def dial(self, address: str) -> Connection:
+        self.dialled += 1
+        if self.error:
+            raise OSError(self.error, "as the test wants it")
         if address not in self.listening:
             raise ConnectionRefusedError
         return Connection(address)
@@ -84,8 +134,11 @@ class Us:
         self.known.ended(peer, ended)
         self.events.append(ended.detail)
 
-    def on_connection_broke(self, peer: Peer, before: int) -> None:
+    def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
         self.events.append(("broke", peer.address, sorted(peer.take_unsent())))
+
+    def tell_again(self, address: str) -> None:
+        self.events.append(("told again", address))
 
     def on_busy(self, relay: Relay) -> None: ...
 
@@ -164,7 +217,7 @@ def test_a_connection_that_broke_is_told_when_its_process_is_known_to_live(us: U
     connection = send(us)
     connection.lost = True
     us.listening.clear()
-    assert us.known.lost(connection)
+    assert us.known.lost(connection, "closed")
     send(us, port=5)  # this one finds it broken, and is kept
     assert us.told == [(AGENT, Watch(M0))] and us.events == []
     us.listening.add(M0)
@@ -196,7 +249,7 @@ def test_a_newcomer_whose_connection_broke_is_not_told_as_lost(us: Us) -> None:
     us.hello()
     new, _ = us.hello(incarnation=1)
     new.lost = True
-    assert not us.known.lost(new)
+    assert not us.known.lost(new, "closed")
     us.known.reachable(ProcReachable(M0, 1))
     assert us.known.peer(M0).connection is None
 
@@ -260,3 +313,144 @@ def test_one_of_another_host_is_watched_once(us: Us) -> None:
     us.known.watch(REMOTE)
     us.known.watch(M0)
     assert us.told == [(REMOTE_AGENT, Watch(REMOTE))]
+
+
+# --- out of descriptors
+
+
+def call(port: int = 0) -> Call:
+    return Call("key", "client.0", 1, "step", port, "", 0, b"", 0)
+
+
+def waits(us: Us) -> OneReply:
+    """A call to M0 that is sent, and what waits for its answer."""
+    entry = OneReply(Target("worker.step", [M0], lambda address, ended: Failure("gone")))
+    port = us.ports.add(entry)
+    us.known.peer(M0).send(module.frames.encode(message.encode(call(port))), port=port)
+    return entry
+
+
+def test_out_of_descriptors_it_dials_again_and_the_call_goes_out(us: Us) -> None:
+    us.listening.add(M0)
+    us.error = errno.EMFILE
+    entry = waits(us)
+    us.loop.advance(5.0)
+    peer = us.known.peer(M0)
+    assert peer.connection is None and not entry.ready and us.told == []  # no agent could help
+    us.error = 0
+    us.loop.advance(1.0)
+    assert peer.connection is not None
+    assert [type(msg) for msg in peer.connection.sent] == [Hello, Call]  # type: ignore[attr-defined]
+    assert us.loop.due == [] and us.known._redials == {}
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (errno.EMFILE, "Too many open files: this process may have"),
+        (errno.ENFILE, "on the whole machine"),
+        (errno.ENOMEM, "Cannot allocate memory"),
+        (errno.EAGAIN, "its queue of connections is full"),
+    ],
+)
+def test_what_waited_for_descriptors_too_long_fails_and_says_so(us: Us, error: int, said: str) -> None:
+    bounced: list[Bounced] = []
+    us.hooks.bounced = bounced.append  # type: ignore[method-assign]
+    us.error = error
+    entry = waits(us)
+    us.known.peer(M0).send(module.frames.encode(message.encode(call())))  # a broadcast
+    us.loop.advance(29.0)
+    assert not entry.ready
+    us.loop.advance(2.0)
+    with pytest.raises(Exception, match=said) as caught:
+        entry.value()
+    assert f"from {us.address} (pid 7) to {M0}" in str(caught.value)
+    assert [(b.sender, b.what) for b in bounced] == [("client.0", "step() (broadcast)")] and said in bounced[0].error
+    assert us.dialled < 60 and us.known._redials == {} and us.known.peer(M0).queued == 0
+    us.loop.advance(60.0)
+    assert us.events == [("told again", M0)] and us.loop.due == []
+    us.error = 0  # and the next is tried anew
+    us.listening.add(M0)
+    connection = send(us)
+    assert connection.sent[0].again  # numbers may be missing there
+
+
+def test_an_error_that_stays_fails_at_once(us: Us) -> None:
+    us.error = errno.EACCES
+    entry = waits(us)
+    us.loop.advance(0.0)
+    with pytest.raises(Exception, match="Permission denied"):
+        entry.value()
+    assert us.dialled == 1
+
+
+def test_who_ends_while_it_is_to_be_dialled_again_has_ended(us: Us) -> None:
+    us.error = errno.EMFILE
+    send(us)
+    us.end()
+    us.loop.advance(60.0)
+    assert us.known._redials == {} and us.events == ["killed"]
+    with pytest.raises(PeerEnded):
+        send(us)
+
+
+# --- memory
+
+
+def die(us: Us, number: int, stopped: bool) -> None:
+    """A process that was spoken to, over a connection with a decoder's 256 KiB, and has ended."""
+    address = f"unix:/h/m{number}.0"
+    us.listening.add(address)
+    connection = send(us, address)
+    connection.memory = bytearray(256 * 1024)
+    us.listening.discard(address)
+    us.on_process_ended(ProcEnded(address, 1, 0 if stopped else -9, stopped, []))
+    us.known.lost(connection, "closed")
+    us.known.peers[address].lost(connection)
+    us.told.clear()
+    us.events.clear()
+
+
+@pytest.mark.parametrize(
+    ("stopped", "most"),
+    [
+        (True, 100),  # stopped for good: as few as are remembered
+        (False, 1_500),  # another may take its place: how it ended is remembered, of 10,000 of them
+    ],
+)
+def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, most: int) -> None:
+    """Bytes that Python has allocated, a process, beyond the first 200; the objects that stay with it are counted too."""
+    for number in range(200):
+        die(us, number, stopped)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for number in range(1_000, 2_000):
+            die(us, number, stopped)
+        gc.collect()
+        left = (tracemalloc.get_traced_memory()[0] - before) / 1_000
+    finally:
+        tracemalloc.stop()
+    assert left < most
+    known = us.known
+    assert len(known.peers) == (module._STOPPED_PEERS if stopped else 1_200)
+    assert (
+        known._connections
+        == known._relays
+        == known._broken
+        == known._reasons
+        == known._redials
+        == known.newcomers
+        == {}
+    )
+
+
+def test_one_that_was_forgotten_is_asked_for_again(us: Us) -> None:
+    for number in range(module._STOPPED_PEERS + 1):
+        die(us, number, stopped=True)
+    assert send(us, "unix:/h/m0.0") is None
+    assert us.told == [(AGENT, Watch("unix:/h/m0.0"))]
+    us.on_process_ended(ProcEnded("unix:/h/m0.0", 1, 0, True, []))
+    with pytest.raises(PeerEnded):
+        send(us, "unix:/h/m0.0")

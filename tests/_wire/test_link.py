@@ -26,6 +26,7 @@ from monarch._wire.link import (
     Suspect,
 )
 from monarch._wire.message import VERSION, Beat, Bye, LinkHello
+from monarch._wire.software import Software
 
 LIMITS = LinkLimits()
 DIALLER, ACCEPTOR = 0, 1
@@ -788,3 +789,48 @@ def test_what_connections_of_before_say_is_ignored() -> None:
 
 def test_repr_says_how_it_is() -> None:
     assert repr(dialler()) == "<Link link to tcp://far:1 (down, 0 frames kept)>"
+
+
+# --- what the two hosts run
+
+
+def greet(*runs: str) -> list[Any]:
+    """The effects at the acceptor, of hosts that run these versions ("": one that does not say)."""
+    softwares = [Software(python) if python else None for python in runs]
+    near = Link(
+        "link", host="tcp://near:1", agent="a", limits=LIMITS, rng=random.Random(1), reached=ADDRESS,
+        software=softwares[0],
+    )  # fmt: skip
+    far = Link("link", host="", agent="b", limits=LIMITS, rng=random.Random(2), software=softwares[1])
+    near.start(0.0)
+    hello = near.dialled(0.0, "connection")[0].message  # type: ignore[union-attr]
+    return far.accepted(0.0, "connection", hello)
+
+
+@pytest.mark.parametrize("runs", [("cpython 3.11.1", "cpython 3.11.9"), ("", "cpython 3.11.1"), ("cpython 3.11.1", "")])
+def test_hosts_that_fit_or_do_not_say_are_linked(runs: tuple[str, str]) -> None:
+    assert any(isinstance(effect, Carry) for effect in greet(*runs))
+
+
+def test_hosts_that_run_different_versions_of_python_are_not() -> None:
+    bye, dead = greet("cpython 3.11.1", "cpython 3.13.0")
+    assert isinstance(bye, SendBye) and isinstance(dead, Dead)
+    assert f"{ADDRESS} runs cpython 3.13.0" in bye.why and "tcp://near:1 runs cpython 3.11.1" in bye.why
+
+
+# --- names that nobody knows
+
+
+def test_a_host_whose_name_is_unknown_is_given_up_at_once_unless_it_was_reached_before() -> None:
+    link = dialler()
+    link.start(0.0)
+    assert link.dial_failed(0.0, "no such name", unknown=True) == [Dead("no such name")]
+
+    link = dialler()
+    link.start(0.0)
+    link.dialled(0.0, "connection")
+    link.hello_received(0.0, "connection", LinkHello(VERSION, ADDRESS, "agent-1", "link", ADDRESS, 0, False))
+    assert link.up
+    link.broken(5.0, "connection", "cut")
+    assert link.dial_failed(5.0, "no such name", unknown=True) == []  # the name service may be behind
+    assert link.dead is None

@@ -29,7 +29,7 @@ UNION: Sequence[type] = typing.get_args(message.Message)
 DEFINED = [
     value
     for value in vars(message).values()
-    if isinstance(value, type) and issubclass(value, message._Message) and value is not message._Message
+    if isinstance(value, type) and issubclass(value, message._Message) and value.__struct_config__.tag is not None
 ]
 i64 = st.integers(-(2**63), 2**63 - 1)
 BASIC: dict[Any, st.SearchStrategy[Any]] = {
@@ -46,7 +46,8 @@ BASIC: dict[Any, st.SearchStrategy[Any]] = {
 def made(cls: type) -> st.SearchStrategy[Any]:
     """Any value of a struct whose fields are plain, or structs of plain fields."""
     hints = typing.get_type_hints(cls)
-    return st.builds(cls, **{name: one_of(hint) for name, hint in hints.items()})
+    fields: tuple[str, ...] = cls.__struct_fields__  # type: ignore[attr-defined]
+    return st.builds(cls, **{name: one_of(hints[name]) for name in fields})
 
 
 def one_of(hint: Any) -> st.SearchStrategy[Any]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,18 +45,23 @@ class Link:
 
 
 class World:
-    """What dialling finds, one entry a dial: a Link, or nobody listening."""
+    """What dialling finds, one entry a dial: a Link, nobody listening, or an error of the kernel."""
 
-    def __init__(self, *found: Link | None) -> None:
+    def __init__(self, *found: Link | int | None) -> None:
         self.found = list(found)
         self.asked = 0
-        self.peer = Peer("unix:/h/m.0", self.dial, self.ask)
+        self.failed: list[int | None] = []
+        self.peer = Peer(
+            "unix:/h/m.0", self.dial, self.ask, dial_failed=lambda peer, exc: self.failed.append(exc.errno)
+        )
 
     def dial(self, address: str) -> Connection:
         assert address == "unix:/h/m.0"
         link = self.found.pop(0)
         if link is None:
             raise ConnectionRefusedError(address)
+        if isinstance(link, int):
+            raise OSError(link, "as the test wants it")
         return link
 
     def ask(self, peer: Peer) -> None:
@@ -294,3 +302,86 @@ def test_other_errors_of_dialling_reach_the_sender() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the client is closed"):
             peer.send([b"1"])
+
+
+# --- dialling fails, and that says nothing of the process
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES])
+def test_out_of_descriptors_it_is_dialled_again_and_nothing_is_lost(error: int) -> None:
+    link = Link()
+    world = World(error, error, link)
+    for frame in (b"1", b"2"):
+        world.peer.send([frame])
+    assert (world.failed, world.asked, world.peer.queued) == ([error], 0, 2)  # the agent has nothing to say to that
+    assert not world.peer.wait_room(0.0)
+    world.peer.dial_again()
+    assert world.failed == [error, error] and world.peer.asking
+    world.peer.dial_again()
+    world.peer.send([b"3"])
+    assert link.sent == [b"1", b"2", b"3"] and world.peer.wait_room(0.0)
+    world.peer.dial_again()
+    assert world.peer.give_up() == [] and world.peer.connection is link
+
+
+def test_when_it_was_about_to_be_sent_on_the_agents_word() -> None:
+    link = Link()
+    world = World(None, errno.EMFILE, link)
+    world.peer.send([b"1"])
+    world.peer.listening()
+    assert (world.failed, world.asked, world.peer.asking) == ([errno.EMFILE], 1, True)
+    world.peer.dial_again()
+    assert link.sent == [b"1"]
+
+
+def test_a_process_that_ended_meanwhile_is_asked_for() -> None:
+    world = World(errno.EMFILE, None)
+    world.peer.send([b"1"])
+    world.peer.dial_again()
+    assert world.asked == 1 and world.peer.asking
+    world.peer.end("exited")
+    world.peer.dial_again()
+    assert world.peer.give_up() == [] and world.peer.ended == "exited"
+
+
+def test_what_was_kept_too_long_is_given_up_and_the_next_is_tried_anew() -> None:
+    link = Link()
+    world = World(errno.EMFILE, link)
+    world.peer.send([b"1"], port=7)
+    assert world.peer.give_up() == [[b"1"]] and world.peer.take_unsent() == {7}
+    assert world.peer.queued == 0 and world.peer.wait_room(0.0)
+    assert world.peer.ever_broke  # whoever is there hears with the next hello that numbers may be missing
+    world.peer.send([b"2"])
+    assert link.sent == [b"2"]
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("ends_first", [True, False])
+def test_nothing_of_a_connection_stays_with_a_process_that_ended(ends_first: bool) -> None:
+    link = Link()
+    world = World(link)
+    world.peer.send([b"1"])
+    if not ends_first:
+        link.lost = True
+        world.peer.lost(link)
+    world.peer.end("killed")
+    world.peer.lost(link, port=3)  # as the connection reports it when it is closed
+    gone = weakref.ref(link)
+    del link
+    gc.collect()
+    assert gone() is None and world.peer.unsent == set()
+
+
+def test_a_connection_that_breaks_while_it_is_made_is_dialled_again() -> None:
+    """Its agent has said that the process lives, and says nothing more unless that changes."""
+    link = Link()
+    world = World(None, errno.EPIPE, errno.ECONNRESET, link)
+    world.peer.send([b"1"])
+    world.peer.listening()
+    assert (world.asked, world.failed) == (1, [errno.EPIPE])
+    world.peer.dial_again()
+    assert world.asked == 2
+    world.peer.listening()
+    assert link.sent == [b"1"]

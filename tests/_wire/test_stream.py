@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
@@ -443,3 +444,54 @@ def test_senders_and_closing_race(loop: Loop) -> None:
         in_loop(loop, lambda: None)
         assert wrong == [] and len(ends.owner.losses) == 1
         ends.far.close()
+
+
+class Short:
+    """A socket for which the machine is out of memory for a while, in either direction."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self.left = 3
+
+    def _check(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise OSError([errno.ENOBUFS, errno.ENOMEM][self.left % 2], "for a while")
+
+    def send(self, data: Any) -> int:
+        self._check()
+        return self._sock.send(data)
+
+    def sendmsg(self, buffers: Any) -> int:
+        self._check()
+        return self._sock.sendmsg(buffers)
+
+    def recv_into(self, buffer: Any) -> int:
+        self._check()
+        return self._sock.recv_into(buffer)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sock, name)
+
+
+@pytest.mark.parametrize("how", ["small", "pieces", "waiting"])
+def test_a_machine_out_of_memory_for_a_while_breaks_no_connection(loop: Loop, how: str) -> None:
+    here, far = socket.socketpair()
+    far.settimeout(TIMEOUT)
+    owner, short = Owner(), Short(here)
+    connection = StreamConnection(short, loop, owner, limit=LIMIT)
+    connection.start()
+    big = b"x" * (300_000 if how == "waiting" else 10)
+    threading.Thread(target=lambda: connection.send(frame.encode(b"head", big), how == "waiting"), daemon=True).start()
+    decoder, received = Decoder(), list[Frame]()
+    while not received:
+        received += decoder.received(far.recv_into(decoder.get_buffer()))
+    assert (bytes(received[0].head), bytes(received[0].body)) == (b"head", big)
+    short.left = 3
+    far.sendall(b"".join(frame.encode(b"back", b"body")))
+    assert bytes(owner.wait_frames(1)[0].head) == b"back"
+    assert owner.losses == []
+    connection.close("the test is over")
+    owner.wait_lost()
+    far.close()
+    in_loop(loop, lambda: None)

@@ -36,6 +36,24 @@ HAS_IPV6 = socket.has_ipv6 and Path("/proc/net/if_inet6").exists() and bool(Path
 needs_ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="this machine has no IPv6")
 
 
+class Full:
+    """A listening socket of a process that has no descriptors left."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.asked = threading.Event()
+
+    def fileno(self) -> int:
+        return self.sock.fileno()
+
+    def getsockname(self) -> Any:
+        return self.sock.getsockname()
+
+    def accept(self) -> Any:
+        self.asked.set()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+
 class Host:
     """An I/O thread, and what has come to its listeners."""
 
@@ -263,11 +281,27 @@ def test_a_descriptor_is_adopted(host: Host) -> None:
     host.wait_accepted()
 
 
-def test_a_descriptor_that_does_not_listen_is_left_alone(host: Host) -> None:
+def test_a_descriptor_that_is_only_bound_is_listened_at(host: Host) -> None:
+    given = socket.socket()
+    given.bind(("127.0.0.1", 0))
+    port = given.getsockname()[1]
+    listener = host.listen(f"me@tcp://127.0.0.1:fd{given.detach()}")
+    assert listener.prefix == f"tcp://127.0.0.1:{port}"
+    host.dial(listener.prefix)
+    host.wait_accepted()
+
+
+def test_a_descriptor_that_cannot_listen_is_left_alone(host: Host) -> None:
     with socket.socket() as given:
-        with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket that does not listen"):
+        with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket without a port; call bind"):
             host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
         assert given.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as given:
+        with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket that cannot listen"):
+            host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
+        assert given.getpeername()
+    with socket.socket(type=socket.SOCK_DGRAM) as given, pytest.raises(OSError, match="is not a stream socket"):
+        host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
     with open("/dev/null") as file, pytest.raises(OSError, match="is not an inherited socket"):
         host.listen(f"tcp://127.0.0.1:fd{file.fileno()}")
     with pytest.raises(OSError, match="descriptor 99999 is not an inherited socket"):
@@ -336,7 +370,7 @@ def test_processes_of_another_user_are_refused(
     failure = host.dial(name)
     assert failure.final
     assert str(failure) == f"no connection to {name}: it belongs to another user"
-    host.call(lambda: listener._on_event(0))
+    host.call(listener._accepting.look)
     assert f"{name}: refused a process of this machine: it belongs to another user" in messages(caplog)
 
 
@@ -381,7 +415,20 @@ def test_a_name_that_is_not_known(host: Host, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(dialling, "_resolve", unknown)
     failure = host.dial("tcp://no-such:5")
     assert (failure.refused, failure.final) == (False, False)
-    assert "the name 'no-such' is not known: Name or service not known" in str(failure)
+    assert "the name 'no-such' is not known: Name or service not known (is it spelt right" in str(failure)
+    assert failure.unknown and not failure.final
+
+
+def test_a_name_service_that_fails_for_the_moment_says_nothing_of_the_name(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(place: Tcp) -> Any:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(dialling, "_resolve", fail)
+    failure = host.dial("tcp://node1:1")
+    assert "the name 'node1' could not be looked up: Temporary failure" in str(failure)
+    assert not failure.unknown and not failure.final
 
 
 def test_no_thread_for_the_name_service(host: Host) -> None:
@@ -559,21 +606,49 @@ def test_few_lines_are_logged_of_many_failures(
     assert listener.statistics()["failed"] == 13
 
 
-def test_the_oldest_in_handshake_gives_way(slow_host: Host, caplog: pytest.LogCaptureFixture) -> None:
+def test_beyond_the_places_one_in_handshake_gives_way(
+    slow_host: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "IN_HANDSHAKE", 16)
     listener = slow_host.listen()
     silent = []
-    for count in range(tcp.IN_HANDSHAKE + 3):
+    for count in range(16 + 3):
         silent.append(socket.create_connection(("127.0.0.1", port_of(listener))))
         slow_host.until(lambda count=count: sum(listener.statistics().values()) == count + 1)  # type: ignore[misc]
-    for sock in silent[:3]:
-        sock.settimeout(TIMEOUT)
-        assert sock.recv(1) == b""
-    assert slow_host.call(listener.statistics) == {"handshake": tcp.IN_HANDSHAKE, "failed": 3}
-    assert "others were waiting for their handshake" in messages(caplog)[0]
+    assert slow_host.call(listener.statistics) == {"handshake": 16, "failed": 3}
+    assert "too many connections were in their handshake" in messages(caplog)[0]
     slow_host.dial(listener.prefix)  # a good one is served meanwhile
     slow_host.wait_accepted()
     for sock in silent:
         sock.close()
+
+
+def test_an_honest_host_far_away_gets_in_among_many_strangers(slow_host: Host) -> None:
+    """A thousand strangers a second, and 100 ms from host to host and back: a hundred of them come between one message of
+    the handshake and the next. All come from one address, so only what the honest host has said tells it from them."""
+    listener = slow_host.listen()
+    strangers: list[socket.socket] = []
+
+    def strangers_come(count: int) -> None:
+        for _ in range(count):
+            before = sum(slow_host.call(listener.statistics).values())
+            strangers.append(socket.create_connection(("127.0.0.1", port_of(listener))))
+            slow_host.until(lambda before=before: sum(listener.statistics().values()) == before + 1)  # type: ignore[misc]
+
+    strangers_come(tcp._most_in_handshake())
+    for served in range(1, 4):
+        challenge = Dialler(SECRET)
+        with socket.create_connection(("127.0.0.1", port_of(listener))) as sock:
+            sock.settimeout(TIMEOUT)
+            sock.sendall(challenge.start())
+            while not challenge.done:
+                strangers_come(100)
+                data = sock.recv(challenge.wanted, socket.MSG_WAITALL)
+                assert len(data) == challenge.wanted, "the honest host had to give way"
+                sock.sendall(challenge.received(data))
+            slow_host.until(lambda served=served: len(slow_host.accepted) == served)  # type: ignore[misc]
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_silent_strangers_are_given_up(slow_host: Host, clock: VirtualClock) -> None:
@@ -592,29 +667,20 @@ def test_without_descriptors_it_accepts_later(
     slow_host: Host, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     listener = slow_host.listen()
-    full = threading.Event()
-
-    class Full:
-        def __init__(self, sock: socket.socket) -> None:
-            self.sock = sock
-
-        def fileno(self) -> int:
-            return self.sock.fileno()
-
-        def accept(self) -> Any:
-            full.set()
-            raise OSError(errno.EMFILE, "Too many open files")
-
-    real = listener._sock
-    listener._sock = Full(real)  # type: ignore[assignment]
+    silent = socket.create_connection(("127.0.0.1", port_of(listener)))
+    slow_host.until(lambda: listener.statistics()["handshake"] == 1)
+    full = Full(listener._accepting._sock)
+    slow_host.call(lambda: setattr(listener._accepting, "_sock", full))
     with socket.create_connection(("127.0.0.1", port_of(listener))):
-        assert full.wait(TIMEOUT)
-        slow_host.call(lambda: None)
+        assert full.asked.wait(TIMEOUT)
+        slow_host.until(lambda: listener.statistics()["handshake"] == 0)  # one of them gives its descriptor back
         assert slow_host.loop.statistics()["descriptors"] == 0, "the kernel would tell of it again and again"
-        listener._sock = real
+        slow_host.call(lambda: setattr(listener._accepting, "_sock", full.sock))
         clock.advance(1.0)
         slow_host.until(lambda: listener.statistics()["handshake"] == 1)
-    assert "it is accepted later: Too many open files" in messages(caplog)[0]
+    assert "connections have to wait at 127.0.0.1:" in messages(caplog)[0]
+    assert "Too many open files: this process may have" in messages(caplog)[0]
+    silent.close()
 
 
 def test_ten_thousand_random_strangers_reach_nothing(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import logging
 import random
 import select
 import shutil
@@ -10,6 +12,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -528,3 +531,46 @@ def test_a_certificate_alone_does_not_do(host: Host, job: Identity) -> None:
     assert isinstance(outcome, DialFailed)
     assert "another secret" in str(outcome)
     assert host.accepted == []
+
+
+# --- strangers
+
+
+def test_strangers_with_half_a_hello_leave_nothing(host: Host, job: Identity, caplog: pytest.LogCaptureFixture) -> None:
+    """The garbage collector is off: what only it would free adds up, for it comes seldom."""
+    caplog.set_level(logging.ERROR)
+    listener = host.listen(job.context(server=True))
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
+    said = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        client.wrap_bio(ssl.MemoryBIO(), said).do_handshake()
+    hello = said.read()
+    port = int(listener.prefix.rpartition(":")[2])
+    served: list[weakref.ref[Any]] = []
+    handshake = tls.TlsSocket.handshake
+
+    def seen(sock: TlsSocket) -> bool:
+        if weakref.ref(sock) not in served:
+            served.append(weakref.ref(sock))
+        return handshake(sock)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tls.TlsSocket, "handshake", seen)
+            before = 0
+            for part in (hello[: len(hello) // 2], hello, hello[:-1] + b"x"):
+                strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(20)]
+                for stranger in strangers:
+                    stranger.sendall(part)
+                    stranger.shutdown(socket.SHUT_WR)
+                before += len(strangers)
+                while host.call(listener.statistics)["failed"] < before:
+                    pass
+                for stranger in strangers:
+                    stranger.close()
+        assert served and [ref for ref in served if ref() is not None] == []
+    finally:
+        gc.enable()

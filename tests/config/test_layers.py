@@ -75,10 +75,12 @@ def test_nothing_is_set_when_one_value_is_wrong(wrong: dict[str, Any]) -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest_one() -> None:
     one = layers()
-    with pytest.raises(ValueError, match=r"^invalid configuration key: `zzz`$"):
+    with pytest.raises(ValueError, match=r"^invalid configuration key: `zzz`\. All are in docs/settings\.md"):
         one.get("zzz")
-    with pytest.raises(ValueError, match=r"^invalid configuration key: `patienc`; did you mean `patience`\?$"):
-        one.set({"patienc": "3s"})
+    with pytest.raises(ValueError, match=r"^invalid configuration key: `patienk`; did you mean `patience`\? All "):
+        one.set({"patienk": "3s"})
+    with pytest.raises(ValueError, match=r"^invalid configuration key: `ines`; did you mean `lines`\? All "):
+        one.set({"ines": 3})
 
 
 def test_the_environment_is_read_at_the_first_use_and_kept() -> None:

@@ -32,6 +32,8 @@ from monarch.config import (
 )
 from monarch.config.layers import Layers
 
+ALL = "All are in docs/settings.md and in monarch.get_global_config()"
+
 # What programs may rely on; written out, so that a slip in the table shows.
 DEFAULTS: dict[str, Any] = {
     "actor_spawn_max_idle": "30s",
@@ -61,6 +63,7 @@ DEFAULTS: dict[str, Any] = {
     "mailbox_messages": 100000,
     "max_cast_dimension_size": 16,
     "max_cast_fanout": 16,
+    "max_procs": 65_536,
     "tree_casts_from": 8,
     "tree_calls_from": 32,
     "mesh_admin_addr": "[::]:1729",
@@ -117,6 +120,7 @@ DEFAULTS: dict[str, Any] = {
     "scuba_log_enter_exit": False,
     "sequencer_max_locked_keys": 128,
     "server_heartbeat_interval": "1s",
+    "show_internal_frames": False,
     "slow_handler_after": "1m",
     "suspect_after": "10s",
     "suspect_timeout": "5m",
@@ -155,6 +159,7 @@ ENVIRONMENT = {
     "HYPERACTOR_REMOTE_STOP_GRACE_PERIOD": ("stop_grace_period", "7s", "7s"),
     "HYPERACTOR_MESH_PROC_SPAWN_MAX_IDLE": ("mesh_proc_spawn_max_idle", "7s", "7s"),
     "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE": ("actor_spawn_max_idle", "7s", "7s"),
+    "MONARCH_MAX_PROCS": ("max_procs", "7", 7),
     "MONARCH_HYPERACTOR_SMALL_WRITE_THRESHOLD": ("small_write_threshold", "7", 7),
     "MONARCH_TOKIO_WORKER_THREADS": ("tokio_worker_threads", "7", 7),
     "MONARCH_FILE_LOG": ("file_log_level", "debug", "debug"),
@@ -169,6 +174,7 @@ ENVIRONMENT = {
     "MONARCH_PRELOAD": ("preload", "none", "none"),
     "MONARCH_SHARE_THREADS": ("share_threads", "0", False),
     "MONARCH_SWITCH_INTERVAL": ("switch_interval", "2ms", "2ms"),
+    "MONARCH_SHOW_INTERNAL_FRAMES": ("show_internal_frames", "true", True),
     "MONARCH_SLOW_HANDLER_AFTER": ("slow_handler_after", "2m", "2m"),
     "MONARCH_SUSPECT_AFTER": ("suspect_after", "2s", "2s"),
     "MONARCH_SUSPECT_TIMEOUT": ("suspect_timeout", "2m", "2m"),
@@ -281,16 +287,16 @@ def test_a_setting_reads_back(name: str, given: Any, read: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "error", "text"),
     [
-        ({"nope": 1}, ValueError, "invalid configuration key: `nope`"),
+        ({"nope": 1}, ValueError, f"invalid configuration key: `nope`. {ALL}"),
         (
             {"remote_alloc_bootstrap_addr": "x"},
             ValueError,
-            "invalid configuration key: `remote_alloc_bootstrap_addr`",
+            f"invalid configuration key: `remote_alloc_bootstrap_addr`. {ALL}",
         ),
         (
             {"cleanup_timout": "1s"},
             ValueError,
-            "invalid configuration key: `cleanup_timout`; did you mean `cleanup_timeout`?",
+            f"invalid configuration key: `cleanup_timout`; did you mean `cleanup_timeout`? {ALL}",
         ),
         (
             {"stop_actor_timeout": 3},
@@ -559,7 +565,7 @@ def test_a_decorated_coroutine_stays_one_and_runs_under_its_settings() -> None:
             TypeError,
             "parametrize_config: tail_log_lines must be a set or list of values, got 1",
         ),
-        (parametrize_config, {"nope": [1]}, ValueError, "invalid configuration key: `nope`"),
+        (parametrize_config, {"nope": [1]}, ValueError, f"invalid configuration key: `nope`. {ALL}"),
         (
             parametrize_config_pointwise,
             {"tail_log_lines": ["x"]},

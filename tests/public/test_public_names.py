@@ -50,6 +50,34 @@ def test_monarch_actor_has(name: str) -> None:
     assert name in dir(monarch.actor)
 
 
+# Older paths, and what programs import from them.
+OLDER = {
+    "actor_mesh": "Accumulator Actor ActorError ActorMesh Channel Endpoint Port ValueMesh current_rank endpoint send",
+    "proc_mesh": "HostMesh ProcMesh get_active_proc_meshes local_proc_mesh proc_mesh this_host this_proc",
+}
+
+
+@pytest.mark.parametrize("module", OLDER)
+def test_an_older_path_has_the_same_names_and_says_where_they_are(module: str) -> None:
+    import monarch.actor
+
+    sys.modules.pop(f"monarch.{module}", None)
+    with pytest.warns(DeprecationWarning, match="import from monarch.actor"):
+        found = importlib.import_module(f"monarch.{module}")
+    for name in [*OLDER[module].split(), *found.__all__]:
+        assert getattr(found, name) is getattr(monarch.actor, name)
+
+
+def test_public_functions_are_pickled_by_their_public_module() -> None:
+    import monarch.actor
+
+    for name in monarch.actor.__all__:
+        found = getattr(monarch.actor, name)
+        if callable(found) and getattr(found, "__qualname__", "") == name:
+            assert pickle.loads(pickle.dumps(found)) is found
+            assert isinstance(found, type) or b"monarch._" not in pickle.dumps(found)
+
+
 @pytest.mark.parametrize("name", TOP)
 def test_monarch_has(name: str) -> None:
     import monarch
@@ -287,3 +315,14 @@ def test_shapes_from_the_top() -> None:
     dense = NDSlice(offset=0, sizes=[2, 3], strides=[3, 1])
     assert Shape(["a", "b"], dense).extent == Extent(["a", "b"], [2, 3])
     assert list(dense) == list(range(6))
+
+
+PUBLIC = ["monarch", "monarch.actor", "monarch.config", "monarch.rdma", "monarch.testing", "monarch.tensor"]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_dir_shows_public_names_and_nothing_else(module: str) -> None:
+    if module == "monarch.tensor":
+        pytest.importorskip("torch")
+    found = importlib.import_module(module)
+    assert dir(found) == sorted(found.__all__)

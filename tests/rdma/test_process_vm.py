@@ -141,8 +141,14 @@ def test_yama_is_asked_where_it_lets_only_ancestors_look(
     monkeypatch.setattr(process_vm, "CALLS", SimpleNamespace(prctl=prctl))
     for _ in range(2):
         process_vm.let_peers_read()
+    assert calls == ([(0x59616D61, os.getpid())] if asked else [])  # a client: nobody above it may look
+
+
+def test_a_process_lets_those_look_who_descend_from_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not process_vm._is_agent(os.getppid())
+    monkeypatch.setattr(process_vm, "_is_agent", lambda pid: pid == os.getppid())
     ancestor = process_vm._parent(os.getppid())
-    assert calls == ([(0x59616D61, ancestor if ancestor > 1 else os.getppid())] if asked else [])
+    assert process_vm._tracer() == (ancestor if ancestor > 1 else os.getppid())
 
 
 def test_a_forked_child_does_not_have_its_parents_table() -> None:

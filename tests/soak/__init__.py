@@ -11,6 +11,7 @@ A test that fails names its seed and prints the program, cut down to the operati
     python -m tests.soak 1234                  the program of seed 1234, and what is wrong with it
     python -m tests.soak 1234 --times 100      until it fails: the program is the same each time, the races are not
     python -m tests.soak 1234 --shrink         cut down
+    python -m tests.soak 1234 --faults         over real Unix sockets whose system calls fail now and then (`sockets`)
     python -m tests.soak --seeds 10000         seeds 0 to 9999, on all cores (also: make soak SEEDS=10000)
 
 To add an operation: a dataclass in `program`, a maker in `generate`, a case in `run`, and what it excuses in `model`. To add

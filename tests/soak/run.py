@@ -49,6 +49,8 @@ from tests.soak.program import (
     StopProcs,
     process,
 )
+from tests.soak.sockets import SocketCluster
+from tests.support.syscalls import Faults
 
 PATIENCE = 20.0  # real seconds for a whole program; what is not there by then never comes
 _QUIET = 0.1  # real seconds
@@ -64,11 +66,12 @@ class Hang(BaseException):
     """Something that must end did not. No Exception, so that nothing takes it for an answer."""
 
 
-def run(program: Program, patience: float = PATIENCE) -> list[str]:
-    """What was wrong, a line or paragraph each; [] when nothing was."""
+def run(program: Program, patience: float = PATIENCE, faults: Faults | None = None) -> list[str]:
+    """What was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose system calls
+    fail as they say."""
     before = set(threading.enumerate())
     with _settings_for(program):
-        runner = _Runner(program, patience)
+        runner = _Runner(program, patience, faults)
         wrong = runner.run()
     return wrong + model.broken_rules(runner.history.facts()) + _threads_left(before)
 
@@ -120,13 +123,18 @@ def _stack(frame: Any) -> str:
 
 
 class _Runner:
-    def __init__(self, program: Program, patience: float) -> None:
+    def __init__(self, program: Program, patience: float, faults: Faults | None) -> None:
         self.history = History()
         self._program = program
         self._clock = VirtualClock()
-        self._cluster = InProcessCluster(
-            clock=self._clock, seed=program.seed, patience=5.0, hosts=program.hosts, gateway=program.gateway
-        )
+        self._cluster: InProcessCluster
+        if faults is None:
+            self._cluster = InProcessCluster(
+                clock=self._clock, seed=program.seed, patience=5.0, hosts=program.hosts, gateway=program.gateway
+            )
+        else:
+            self._cluster = SocketCluster(clock=self._clock, seed=program.seed, patience=5.0, faults=faults)
+            faults.broke = self._breaks
         self._limit = _LIMIT_SPREAD if program.hosts else _LIMIT
         self._places: dict[str, int | str] = {}  # process -> its host
         self._dead: int | None = None  # the host that was killed
@@ -145,14 +153,15 @@ class _Runner:
         self._answers: list[tuple[Cast, Any]] = []
         self._ends: list[tuple[str, Any, Struck]] = []  # of stops and restarts: what, its Future, what it is the end of
         self._delays = 0.0  # seconds that frames under way may take at most
-        self._needs_time = bool(program.hosts) or any(map(_needs_time, program.operations))
+        self._needs_time = bool(program.hosts or faults) or any(map(_needs_time, program.operations))
         self._doing = "the beginning"
 
     def run(self) -> list[str]:
         wrong: list[str] = []
         try:
             with self._cluster as cluster:
-                cluster._proc.mesh.fault = lambda failure: note_failure(self.history, CLIENT, failure)
+                layer = cluster._proc.mesh  # told by a call or as a fault: of each failure once
+                layer.fault = layer.handled = lambda failure: note_failure(self.history, CLIENT, failure)
                 try:
                     for operation in self._program.operations:
                         self._doing = str(operation)
@@ -378,6 +387,21 @@ class _Runner:
         yield
         self._cluster.settle()
         self.history.note(Done(struck))
+
+    def _breaks(self, sock: Any) -> bool:
+        """A system call is about to say that this connection is gone. Not of one with an agent, whose end is that of a
+        process."""
+        places = {address: place for place, address in self._addresses().items()}
+        ends = [places.get(address) for address in sock.pair]
+        if None in ends or ends[0] == ends[1]:
+            return False
+        self.history.note(Struck("cut", places=(str(ends[0]), str(ends[1]))))
+        return True
+
+    def _addresses(self) -> dict[str, str]:
+        """Of all processes, by their places."""
+        places = [process(procs, rank) for procs, mesh in list(self._procs.items()) for rank in range(len(mesh))]
+        return {place: self._address(place) for place in (CLIENT, *places)}
 
     def _cut_hosts(self, cut: CutHosts) -> None:
         for cast in cut.casts:

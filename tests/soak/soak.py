@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import os
 import time
 from collections.abc import Iterable, Iterator
 
+from tests.soak import faulty
 from tests.soak.generate import generate
 from tests.soak.program import Program
 from tests.soak.run import run
@@ -23,14 +26,32 @@ def check(seed: int, budget: float = BUDGET) -> str:
     return report(program, wrong, budget) if wrong else ""
 
 
-def many(seeds: Iterable[int], jobs: int | None = None) -> Iterator[tuple[int, str]]:
+def check_faults(seed: int) -> str:
+    """The same over real sockets whose system calls fail. Also counts descriptors."""
+    program, faults, before = faulty.program_of(seed), faulty.faults_of(seed), descriptors()
+    wrong = run(program, faults=faults)
+    if not wrong and (left := descriptors() - before):
+        wrong = [f"{left} descriptors are left"]
+    return f"{report(program, wrong, 0.0)}\n{faults}" if wrong else ""
+
+
+def descriptors() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def many(seeds: Iterable[int], jobs: int | None = None, faults: bool = False) -> Iterator[tuple[int, str]]:
     """(seed, report) of each, as they come, several at a time in processes of their own."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_checked, seeds, chunksize=10)
+        yield from pool.imap_unordered(_checked_faults if faults else _checked, seeds, chunksize=10)
 
 
 def _checked(seed: int) -> tuple[int, str]:
     return seed, check(seed)
+
+
+def _checked_faults(seed: int) -> tuple[int, str]:
+    return seed, check_faults(seed)
 
 
 def report(program: Program, wrong: list[str], budget: float) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from monarch.testing import check_leaks
-from tests.soak.soak import check
+from tests.soak.soak import check, check_faults
 from tests.support.tiers import first_of
 
 SEEDS = 1200
@@ -21,5 +21,17 @@ def test_programs_keep_every_promise(first: int) -> None:
     with check_leaks():
         for seed in range(first, first + _CHUNK):
             wrong = check(seed)
+            if wrong:
+                pytest.fail(wrong, pytrace=False)
+
+
+FAULTY = 2000
+
+
+@pytest.mark.parametrize("first", first_of(range(0, FAULTY, _CHUNK), quick=2))
+def test_programs_keep_every_promise_while_system_calls_fail(first: int) -> None:
+    with check_leaks():
+        for seed in range(first, first + _CHUNK):
+            wrong = check_faults(seed)
             if wrong:
                 pytest.fail(wrong, pytrace=False)

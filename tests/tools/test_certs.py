@@ -181,6 +181,13 @@ def test_what_fails_half_way_leaves_no_temporary_file(tmp_path: Path, monkeypatc
     assert os.listdir(tmp_path / "certs") == []
 
 
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(PermissionError, match=rf"belongs to another user \(uid {os.getuid()}\)"):
+        make_certificates(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_others_write_to_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()

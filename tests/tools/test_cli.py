@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 
 import monarch
 import monarch.actor
+from monarch._wire.auth import load_secret
 from monarch.tools import cli
 
 FILES = ["--ca", "ca.pem", "--certificate", "host.pem", "--private-key", "host-key.pem"]
@@ -127,6 +130,51 @@ def test_the_secret_file_is_the_runtimes_to_read(loops: Loops, tmp_path: Path, m
 def test_a_secret_is_no_argument(loops: Loops, capsys: pytest.CaptureFixture[str]) -> None:
     assert "unrecognized" in usage_error(capsys, "worker", "--address", "tcp://h:1", "--secret", "x")
     assert loops.calls == []
+
+
+def test_a_secret_in_a_file_is_ours_alone_from_the_beginning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = os.umask(0)
+    try:
+        assert cli.main(["secret", str(tmp_path / "s")]) == 0
+    finally:
+        os.umask(old)
+    found = (tmp_path / "s").read_bytes()
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o600 and len(bytes.fromhex(found.decode())) == 32
+    said = capsys.readouterr().out
+    assert f"export MONARCH_SECRET_FILE={tmp_path}/s" in said and found.decode().strip() not in said
+    known = load_secret(None, {"MONARCH_SECRET_FILE": str(tmp_path / "s")})
+    assert known is not None and known.reveal() == found.strip()
+
+    assert cli.main(["secret", str(tmp_path / "s")]) == 1
+    assert "is already there; --force replaces it" in capsys.readouterr().err
+    assert (tmp_path / "s").read_bytes() == found
+    assert cli.main(["secret", "--force", str(tmp_path / "s")]) == 0
+    assert (tmp_path / "s").read_bytes() != found
+
+
+def test_a_secret_is_printed_and_a_file_that_it_goes_to_becomes_private(tmp_path: Path) -> None:
+    with open(tmp_path / "s", "wb") as file:
+        file.close()
+        (tmp_path / "s").chmod(0o644)
+        command = f"{shlex.quote(sys.executable)} -m monarch secret"
+        subprocess.run(f"{command} > {tmp_path}/s", shell=True, check=True, timeout=60)
+    assert load_secret(None, {"MONARCH_SECRET_FILE": str(tmp_path / "s")}) is not None
+    printed = [subprocess.run(command, shell=True, check=True, capture_output=True, timeout=60) for _ in range(2)]
+    assert all(len(bytes.fromhex(one.stdout.decode())) == 32 and not one.stderr for one in printed)
+    assert printed[0].stdout != printed[1].stdout
+
+
+def test_who_needs_a_secret_is_told_what_makes_one(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch(mode=0o600)
+    for environ in (
+        {"MONARCH_SECRET": ""},
+        {"MONARCH_SECRET_FILE": f"{tmp_path}/missing"},
+        {"MONARCH_SECRET_FILE": f"{tmp_path}/empty"},
+    ):
+        with pytest.raises(ValueError, match="`monarch secret"):
+            load_secret(None, environ)
 
 
 # How it ends.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from typing import Any, NoReturn
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
+from monarch._runtime.future import Future
 from monarch._shape.view import MeshTrait
 
 
@@ -61,13 +63,29 @@ class Actor(MeshTrait):
         raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
 
     @property
-    def initialized(self) -> Any:
+    def initialized(self) -> Future[None]:
         raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
 
-    def stop(self, reason: str = "") -> Any:
+    def stop(self, reason: str = "stopped by client") -> Future[None]:
         raise NotImplementedError(
             "actor implementations are not meshes: use context().actor_instance.stop() to stop this actor"
         )
+
+    if TYPE_CHECKING:
+        # `spawn` returns an ActorMesh and says it is the class, the one type on which checkers find its endpoints. So this
+        # class has, for them, the methods of ActorMesh as well; a test compares.
+
+        def restart(
+            self,
+            *,
+            failed: bool = False,
+            args: tuple[Any, ...] | None = None,
+            kwargs: dict[str, Any] | None = None,
+            **selection: Any,
+        ) -> Future[None]: ...
+        async def __aenter__(self) -> Self: ...
+        async def __aexit__(self, *exc: object) -> None: ...
+        def __await__(self) -> Generator[Any, None, Self]: ...
 
 
 _HOOKS = ("__cleanup__", "__supervise__", "__restarted__", "_handle_undeliverable_message")

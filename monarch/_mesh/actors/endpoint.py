@@ -9,12 +9,18 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from monarch._mesh import plugins
-from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
+from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
+from monarch._mesh.actors.arity import Arity, arity_of, named
+from monarch._mesh.actors.map_adverb import MapAdverb
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
+from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
+from monarch._mesh.actors.value_stream import ValueStream
 from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
 from monarch._mesh.casts.sender import stamps
 from monarch._mesh.failures.ledger import MeshFacts, process_failure
@@ -22,11 +28,11 @@ from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
-from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
+from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target
 from monarch._shape.region import Shape
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
-from monarch._wire.message import FAILED, Answer, Call, Cast, encode
+from monarch._wire.message import FAILED, Answer, Call, Cast, Failure, ProcEnded, encode
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -37,7 +43,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-T = TypeVar("T")
+R_co = TypeVar("R_co", covariant=True)  # what the caller gets: of `async def`, what the coroutine returns
+Raw_co = TypeVar("Raw_co", covariant=True)  # what the method itself returns
+Method_co = TypeVar("Method_co", covariant=True)  # the method without `self`, as Callable[P, R]
 
 # Broadcasts to one process that follow each other within this time (seconds) are written several at once: nobody waits
 # for them. For calls it does not pay (docs/log.md).
@@ -45,6 +53,8 @@ _FLOOD = 0.0003
 
 # Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
 CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
+
+_getframe = sys._getframe
 
 # Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
 _HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
@@ -55,6 +65,10 @@ class MeshSpec(MeshFacts, Protocol):
 
     name: str
     proc_mesh: Any
+
+    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
+        """What the end of the process at that address means to the actors."""
+        ...
 
 
 class EndpointMesh(Protocol):
@@ -75,8 +89,14 @@ class EndpointMesh(Protocol):
         ...
 
 
-class EndpointProperty(Generic[P, R]):
-    """What `@endpoint` leaves on the class. On `self` it is the plain method, callable here and now."""
+class EndpointProperty(Generic[Method_co, Raw_co]):
+    """What `@endpoint` leaves on the class. On `self` it is the plain method, callable here and now.
+
+    Type checkers see the method and what it returns; on an instance a BoundEndpoint, because they take the mesh that `spawn`
+    returns for an instance. Here the two differ: a mesh gives an Endpoint, an instance its method.
+    """
+
+    _local: Callable[..., Any] | None = None  # the method as instances have it, once one was asked for it
 
     def __init__(
         self,
@@ -98,26 +118,53 @@ class EndpointProperty(Generic[P, R]):
         functools.update_wrapper(self, method)  # type: ignore[arg-type]  # any object will do
 
     @overload
-    def __get__(self, obj: None, owner: Any = None) -> EndpointProperty[P, R]: ...
+    def __get__(self, obj: None, owner: Any = None) -> Self: ...
     @overload
-    def __get__(self, obj: object, owner: Any = None) -> Callable[P, R]: ...
+    def __get__(
+        self: EndpointProperty[Callable[P, Coroutine[Any, Any, R]], Raw_co], obj: object, owner: Any = None
+    ) -> BoundEndpoint[P, R, Raw_co]: ...
+    @overload
+    def __get__(
+        self: EndpointProperty[Callable[P, R], Any], obj: object, owner: Any = None
+    ) -> BoundEndpoint[P, R, R]: ...
     def __get__(self, obj: object | None, owner: Any = None) -> Any:
-        return self if obj is None else types.MethodType(self._method, obj)
+        if obj is None:
+            return self
+        if self._local is None:
+            self._local = as_local_method(self._method)
+        return types.MethodType(self._local, obj)
+
+    if not TYPE_CHECKING:  # to a checker the class has no adverbs either
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ADVERBS:
+                raise AttributeError(on_the_class(self._method, name))
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_local"}
 
     def __repr__(self) -> str:
         return f"<endpoint {getattr(self._method, '__qualname__', self._method)}>"
 
 
+Propagate = Callable[..., Any] | str | None
+
+
 @overload
-def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[P, R]: ...
+def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[Callable[P, R], R]: ...
 @overload
 def endpoint(
-    *, propagate: Any = None, explicit_response_port: bool = False, instrument: bool = True
-) -> Callable[[Callable[..., Any]], EndpointProperty[Any, Any]]: ...
+    *, propagate: Propagate = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+) -> EndpointDecorator: ...
+@overload
+def endpoint(
+    *, propagate: Propagate = None, explicit_response_port: Literal[True], instrument: bool = True
+) -> PortEndpointDecorator: ...
 def endpoint(
     method: Any = None,
     *,
-    propagate: Any = None,
+    propagate: Propagate = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
@@ -140,10 +187,22 @@ def endpoint(
     return decorate if method is None else decorate(method)
 
 
+@overload
+def concurrent_endpoint(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+) -> EndpointProperty[Callable[P, Coroutine[Any, Any, R]], Coroutine[Any, Any, R]]: ...
+@overload
+def concurrent_endpoint(
+    *, propagate: Propagate = None, explicit_response_port: Literal[False] = False, instrument: bool = True
+) -> AsyncEndpointDecorator: ...
+@overload
+def concurrent_endpoint(
+    *, propagate: Propagate = None, explicit_response_port: Literal[True], instrument: bool = True
+) -> PortEndpointDecorator: ...
 def concurrent_endpoint(
     method: Any = None,
     *,
-    propagate: Any = None,
+    propagate: Propagate = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
@@ -169,48 +228,7 @@ def concurrent_endpoint(
     return decorate if method is None else decorate(method)
 
 
-class _Arity:
-    """Checks arguments against a signature; the common case (positional only) without binding."""
-
-    __slots__ = ("_most", "_name", "_needed", "_signature", "_simple")
-
-    def __init__(self, method: Callable[..., Any], skip: int) -> None:
-        parameters = list(inspect.signature(method).parameters.values())[skip:]
-        self._name = getattr(method, "__qualname__", repr(method))
-        self._signature = inspect.Signature(parameters)
-        kinds = [p.kind for p in parameters]
-        self._simple = all(k is inspect.Parameter.POSITIONAL_OR_KEYWORD for k in kinds)
-        self._needed = sum(1 for p in parameters if p.default is inspect.Parameter.empty)
-        self._most = len(parameters)
-
-    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._simple and not kwargs and self._needed <= len(args) <= self._most:
-            return
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError as exc:
-            raise TypeError(f"{exc}: it is {self._name}{self._signature}") from None
-
-
-_arities: dict[tuple[Any, int], _Arity] = {}
-
-
-def _arity(method: Callable[..., Any], skip: int) -> _Arity:
-    key = (method, skip)
-    known = _arities.get(key)
-    if known is None:
-        if len(_arities) > 4096:
-            _arities.clear()
-        known = _arities[key] = _Arity(method, skip)
-    return known
-
-
-def check_arguments(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises TypeError when the arguments do not fit the class's constructor."""
-    _arity(cls.__init__, 1).check(args, kwargs)
-
-
-class Endpoint(Generic[P, R]):
+class Endpoint(MapAdverb, Generic[P, R_co]):
     """One endpoint of an actor mesh (or of a view of it), with the adverbs.
 
     All adverbs: raise TypeError when the arguments do not fit, whatever pickling raises, MessageTooLargeError; nothing is
@@ -223,29 +241,39 @@ class Endpoint(Generic[P, R]):
     __slots__ = ("_arity", "_mesh", "_method", "_name", "_property", "_target", "_timeout")
 
     def __init__(self, mesh: EndpointMesh, name: str, prop: EndpointProperty[Any, Any], timeout: float | None = None):
+        if not name.isascii():
+            name.encode()  # UnicodeEncodeError here, where no message has been numbered yet
         self._mesh = mesh
         self._name = name
         self._property = prop
         self._timeout = timeout
-        self._arity: _Arity | None = None
+        self._arity: Arity | None = None
         self._target: Target | None = None
         self._method = prop._method
 
-    def __repr__(self) -> str:
-        return f"<Endpoint {self._mesh._spec.name}.{self._name} of {len(self._mesh)} actors>"
+    if not TYPE_CHECKING:  # what `?` and help() show: the method's own, without `self`
+        __name__ = OfInstances(lambda endpoint: endpoint._name)
+        __doc__ = OfInstances(lambda endpoint: endpoint_doc(endpoint._method, len(endpoint._mesh)), __doc__)
+        __signature__ = OfInstances(lambda endpoint: (endpoint._arity or endpoint._find_arity()).signature)
+        __wrapped__ = OfInstances(lambda endpoint: endpoint._method)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise TypeError(
-            f"endpoint {self._name!r} is not callable itself: say how, with .call(...), .call_one(...), .broadcast(...), "
-            f".choose(...) or .stream(...)"
-        )
+    def __repr__(self) -> str:
+        return f"<Endpoint {self._mesh._spec.name}.{self._name}{signature_of(self)} of {len(self._mesh)} actors>"
+
+    if not TYPE_CHECKING:  # BoundEndpoint says what a checker should think of `self.add(1)`
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            raise TypeError(
+                f"endpoint {self._name!r} is not callable itself: say how, with .call(...), .call_one(...), "
+                f".broadcast(...), .choose(...) or .stream(...)"
+            )
 
     def __reduce__(self) -> Any:
         raise TypeError(f"endpoint {self._name!r} cannot be sent: send the mesh and take its endpoint there")
 
     # --- adverbs
 
-    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """Runs on every rank; the Future gives a ValueMesh of the results once every rank has answered.
 
         Raises ActorError of the lowest rank that raised, after all have answered; SupervisionError as soon as a rank
@@ -253,10 +281,12 @@ class Endpoint(Generic[P, R]):
         """
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), mesh._gathered)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs)
         return make_future(entry)
 
-    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Runs on the only rank of a mesh of one; ValueError for any other size."""
         count = len(self._mesh._plan)
         if count != 1:
@@ -264,20 +294,26 @@ class Endpoint(Generic[P, R]):
                 f"call_one requires exactly 1 actor, but mesh has {count}: use call(), choose(), or slice the mesh"
             )
         entry = OneReply(self._target or self._make_target())
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL_ONE, args, kwargs)
         return make_future(entry)
 
-    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Runs on one rank, uniformly at random for each call."""
         rank = random.randrange(len(self._mesh._plan))
         entry = OneReply(self._target or self._make_target(), rank)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CHOOSE, args, kwargs, only=rank)
         return make_future(entry)
 
-    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R]:
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
         """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives."""
         count = len(self._mesh._plan)
         entry = Queue(self._target or self._make_target(), count)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, STREAM, args, kwargs)
         return ValueStream(entry, count)
 
@@ -295,10 +331,12 @@ class Endpoint(Generic[P, R]):
         """`call` whose answers may be folded on their way; `fold` gets what is left of them in the order of ranks."""
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), fold)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs, combine=codec.encode(combine)[0])
         return make_future(entry)
 
-    def rref(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Runs on every rank; at once gives what the endpoint's `propagate` says of the results, with distributed
         tensors in place of its tensors: each rank's own result, where it was made.
 
@@ -320,7 +358,7 @@ class Endpoint(Generic[P, R]):
                 f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says "
                 f"that there are none"
             )
-        return plugins.load("tensor.remote.rref").rref(self, args, kwargs)
+        return plugins.load("tensor.remote.rref").rref(self, args, kwargs)  # type: ignore[no-any-return]
 
     def _keep(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -336,9 +374,12 @@ class Endpoint(Generic[P, R]):
         answers = [make_future(Arrival(entry, ranked=True, reader=reader)) for _ in range(count)]
         return (sender.proc.address, sender.unique, entry.number), answers
 
-    def with_timeout(self, seconds: float) -> Endpoint[P, R]:
+    def with_timeout(self, seconds: float) -> Endpoint[P, R_co]:
         """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
+
+    def _send_item(self, reply: OneReply, item: Any, rank: int) -> None:
+        self._cast(reply, CALL_ONE, (item,), {}, only=rank)
 
     def _send(
         self,
@@ -360,9 +401,11 @@ class Endpoint(Generic[P, R]):
         return target
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._arity is None:
-            self._arity = _arity(self._method, 2 if self._property._user_port else 1)
-        self._arity.check(args, kwargs)
+        (self._arity or self._find_arity()).check(args, kwargs)
+
+    def _find_arity(self) -> Arity:
+        self._arity = arity_of(self._method, 2 if self._property._user_port else 1)
+        return self._arity
 
     def _receivers(self, only: int | None) -> Receivers:
         spec, addresses = self._mesh._spec, self._mesh._plan.addresses
@@ -388,7 +431,8 @@ class Endpoint(Generic[P, R]):
             except ReceiversUnknown:
                 body, buffers = encode_for(self._receivers(only), (args, kwargs))
         except Exception as exc:
-            exc.add_note(f"while encoding the arguments of {self._mesh._spec.name}.{self._name}(): nothing was sent")
+            by_name = named(self._method, 2 if self._property._user_port else 1, args, kwargs)
+            explain(exc, self._receivers(only), f"the arguments of {self._mesh._spec.name}.{self._name}()", by_name)
             raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance
@@ -410,11 +454,17 @@ class Endpoint(Generic[P, R]):
         if isinstance(reply, Port):
             number = reply._number
             back = "" if reply._address == proc.address else reply._address
+            if not back:
+                proc.ports.used_by(number, sender)
+                if isinstance(queue := proc.ports.get(number), Queue):
+                    queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
         elif reply is not None:
             entry = reply
-            known = proc.hooks.check(key, plan.receivers)
+            entry.caller = sender
+            # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
+            known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
             if known is not None:
-                entry.give_up(failure_error(known, f"{spec.name}.{method}"))
+                entry.fail(known)
                 return
             alone = entry.sending = parted is None and len(receivers) == 1
             number = proc.ports.add(entry)
@@ -508,35 +558,48 @@ def _few(adverb: int) -> int:
     return settings.get("tree_calls_from") if adverb in _HOLD else settings.get("tree_casts_from")
 
 
-class ValueStream(Generic[R]):
-    """The answers of `stream`, in order of arrival: an iterator of Futures."""
+if TYPE_CHECKING:
+    # For checkers only: at run time there are none of these.
 
-    def __init__(self, queue: Queue, count: int) -> None:
-        self._queue = queue
-        self._left = count
+    class BoundEndpoint(Endpoint[P, R_co], Generic[P, R_co, Raw_co]):
+        """`counters.add` on the mesh, which has adverbs, and `self.add` in the actor, which is called."""
 
-    def __del__(self) -> None:
-        self._queue.close()  # neither it nor a Future of it is left to read
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Raw_co: ...
 
-    def __iter__(self) -> Iterator[Future[R]]:
-        return self
+    class BoundPortEndpoint(Endpoint[P, R]):
+        """The same of an endpoint that answers through a port: the adverbs leave the port out, `self.add` takes it."""
 
-    def __next__(self) -> Future[R]:
-        if not self._left:
-            raise StopIteration
-        self._left -= 1
-        return make_future(Arrival(self._queue, reader=self))
+        def __call__(self, port: Port[R], /, *args: P.args, **kwargs: P.kwargs) -> Any: ...
 
-    def __len__(self) -> int:
-        return self._left
+    class PortEndpointProperty(Generic[P, R]):
+        @overload
+        def __get__(self, obj: None, owner: Any = None) -> Self: ...
+        @overload
+        def __get__(self, obj: object, owner: Any = None) -> BoundPortEndpoint[P, R]: ...
+        def __get__(self, obj: object | None, owner: Any = None) -> Any: ...
+
+    class EndpointDecorator(Protocol):
+        def __call__(self, method: Callable[Concatenate[Any, P], R], /) -> EndpointProperty[Callable[P, R], R]: ...
+
+    class AsyncEndpointDecorator(Protocol):
+        def __call__(
+            self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+        ) -> EndpointProperty[Callable[P, Coroutine[Any, Any, R]], Coroutine[Any, Any, R]]: ...
+
+    class PortEndpointDecorator(Protocol):
+        def __call__(self, method: Callable[Concatenate[Any, Port[R], P], Any], /) -> PortEndpointProperty[P, R]: ...
 
 
 def send(
-    endpoint: Endpoint[Any, Any],
+    endpoint: Endpoint[Any, R],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    port: Port[Any] | None = None,
+    port: Port[R] | None = None,
     selection: str = "all",
 ) -> None:
-    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one for each rank, unordered."""
+    """Sends to every rank ("all") or one ("choose"); answers, or ActorErrors, go to `port`, one for each rank, unordered.
+
+    A port of this process also gets a SupervisionError for each rank that ends before it has answered. `endpoint` may be a
+    function of `monarch.remote` as well, which runs on the active mesh.
+    """
     endpoint._send(args, kwargs, port, selection)

@@ -8,12 +8,12 @@ the first such object stops that, and the message is encoded again by `encode_fo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from monarch._errors import NotSendableError
 from monarch._runtime.context import current, here
-from monarch._wire import codec
+from monarch._wire import codec, culprit
 
 
 class ReceiversUnknown(NotSendableError):
@@ -69,6 +69,15 @@ def encode_for(receivers: Receivers, value: Any) -> tuple[bytes, Sequence[memory
     for act in receivers.before.values():
         act()
     return body, buffers
+
+
+def explain(exc: Exception, receivers: Receivers, what: str, values: Mapping[str, Any]) -> None:
+    """Adds to what encoding `values` for `receivers` raised which part of them it was."""
+    before, _now.receivers = _now.receivers, Receivers(receivers.key, receivers.name, receivers.addresses)
+    try:
+        culprit.explain(exc, what, values)
+    finally:
+        _now.receivers = before
 
 
 def lives_here(key: str) -> bool:

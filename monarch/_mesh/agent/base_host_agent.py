@@ -33,7 +33,7 @@ from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
-from monarch._wire import message
+from monarch._wire import message, os_text
 from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.ids import new_id
@@ -156,6 +156,10 @@ class BaseHostAgent:
         """See `routes.Station`."""
         raise NotImplementedError
 
+    def is_near(self, host: str) -> bool:
+        """See `routes.Station`."""
+        return False
+
     def take_link(self, hello: LinkHello) -> Link:
         raise NotImplementedError
 
@@ -167,9 +171,14 @@ class BaseHostAgent:
 
     def connection_received(self, connection: Connection, received: list[Frame]) -> None:
         self.act(self.roster.alive(self.loop.now(), connection))
-        for frame in received:
+        for index, frame in enumerate(received):
             msg = message.decode(frame.head)
             if not connection.remote:
+                if type(msg) is LinkHello:  # the agent of another program of this machine: see `neighbours`
+                    entrance = self.routes.entrance()
+                    connection.heard_by(entrance)  # type: ignore[attr-defined]  # it came to our own socket
+                    entrance.connection_received(connection, received[index:])
+                    return
                 if not self._on_hello(connection, msg):
                     return
                 continue
@@ -381,7 +390,7 @@ class BaseHostAgent:
 
     def decode_spec(self, frame: Frame) -> LaunchSpec:
         """What the message's body says of the processes to start."""
-        spec = msgspec.msgpack.decode(frame.body, type=LaunchSpec)
+        spec = os_text.decode(frame.body, LaunchSpec)
         self.adapt_spec(spec)
         return spec
 

@@ -21,18 +21,24 @@ import msgspec
 from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Start
 from monarch._mesh.agent.host_links import HostLinks, HostListener
+from monarch._mesh.agent.neighbours import is_neighbour
 from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
-from monarch._mesh.start import agent_process, forkserver, launch, threads
+from monarch._mesh.start import agent_process, forkserver, launch, leftovers, threads
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
-from monarch._mesh.start.forkserver_pool import ForkServers
+from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
-from monarch._runtime import direct  # noqa: F401  so that processes forked from here have it already
+from monarch._runtime import (
+    direct,  # noqa: F401  so that processes forked from here have it already
+    standard_streams,
+)
+from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
-from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
+from monarch._wire import os_text
+from monarch._wire.address import AGENT, CLIENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Frame
 from monarch._wire.link_connection import LinkConnection
 from monarch._wire.message import (
@@ -58,6 +64,7 @@ from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 PR_SET_CHILD_SUBREAPER = 36
+_FORK_ATTEMPTS = 2  # fork servers that are asked for a process, should one end before it has forked it
 
 
 class Prepared:
@@ -77,10 +84,11 @@ class HostAgent(BaseHostAgent):
         super().__init__(listening.prefix or f"unix:{options.directory}", loop)
         self.directory = directory = options.directory
         self.servers = ForkServers(first, self.loop, self)
-        self.outputs = Outputs(self.loop, lambda mesh, output: self._to_client(mesh.client, output))
+        self.outputs = Outputs(self.loop, self._to_client, self._has_room)
         self._meshes: dict[str, MeshOutput] = {}
         self._shares: dict[str, int] = {}  # mesh -> threads of each of its processes
         self._prepared: dict[tuple[str, int], Prepared] = {}
+        self._forking: dict[tuple[str, int], LaunchSpec] = {}  # asked of a fork server, and not answered
         self._running: dict[tuple[str, int], ProcOutput] = {}
         self._memory = OutOfMemory()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -141,18 +149,22 @@ class HostAgent(BaseHostAgent):
     def begin_link(self, host: str) -> Link:
         return self.links.dial(host)
 
+    def is_near(self, host: str) -> bool:
+        return is_neighbour(host)
+
     def take_link(self, hello: LinkHello) -> Link:
         return self.links.take(hello)
 
     def host_suspected(self, host: str, why: str) -> None:
         super().host_suspected(host, why)
         link = self.routes.links().get(host)
-        if why and isinstance(link, LinkConnection) and not link.dials and is_dialable(host):
+        known = is_dialable(host) or is_neighbour(host)
+        if why and isinstance(link, LinkConnection) and not link.dials and known:
             self.links.look_after(host, link)
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """A client will use this host: processes that other hosts ask for get this environment."""
-        self.pushed = dict(attach.env)
+        self.pushed = os_text.decode(attach.env, dict[str, str])
         settings.restore(msgspec.msgpack.decode(attach.config))
         facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0])
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
@@ -169,6 +181,12 @@ class HostAgent(BaseHostAgent):
         for host in trust.hosts:
             self.links.trust(host, credentials)
 
+    def _has_room(self, client: str) -> bool:
+        """Whether output may be sent there: a program that is stopped takes none, and memory is not to grow meanwhile."""
+        here = self.client is not None and client in ("", self.client.remote)
+        way = self.client if here else self.routes.way_to(host_of(client)) if client else None
+        return way is None or way.queued < 2 * int(settings.get("outgoing_queue_bytes"))
+
     def _to_client(self, client: str, output: Output) -> None:
         if self.client is not None and client in ("", self.client.remote):
             self.send(self.client, output)
@@ -182,7 +200,8 @@ class HostAgent(BaseHostAgent):
         try:
             launch.check_room(len(starts), len(self.roster) - len(starts))
             self._share_threads(starts[0])
-            commands = [launch.command_for(start.spec, start.place, self.servers.alive) for start in starts]
+            can_fork = self.servers.usable()
+            commands = [launch.command_for(start.spec, start.place, can_fork) for start in starts]
             for start in starts:
                 listening.append(unix.listen(self._path_of(start.address)))
         except (CannotLaunch, OSError) as exc:
@@ -213,32 +232,44 @@ class HostAgent(BaseHostAgent):
 
     def launch(self, starts: Sequence[Start]) -> None:
         """All of one mesh, with one spec."""
-        ready = [(start, self._prepared.pop(start.key)) for start in starts]
-        forked = [(start, prepared.listening) for start, prepared in ready if prepared.command is None]
-        if forked:
-            self._fork(forked)
-        for start, prepared in ready:
+        spec, orders = starts[0].spec, []
+        for start in starts:
+            prepared = self._prepared.pop(start.key)
             if prepared.command is not None:
                 self._execute(start, prepared.command, prepared.listening)
-            prepared.listening.close()
+                prepared.listening.close()
+            else:
+                fds = {"listen": prepared.listening.detach(), **self._open_output(start)}
+                orders.append(Order(*start.key, fds, spec.binds[start.place] if spec.binds else {}))
+        if orders:
+            self._fork(spec, orders)
 
-    def _fork(self, starts: Sequence[tuple[Start, socket.socket]]) -> None:
-        spec = starts[0][0].spec
-        server = self.servers.serving(spec)
-        server.send(("batch", len(starts)), [_memory_file(msgspec.msgpack.encode(spec))])
-        for start, listening in starts:
-            fds = {"listen": os.dup(listening.fileno()), **self._open_output(start)}
-            server.fork(start.address, start.incarnation, fds, spec.binds[start.place] if spec.binds else {})
+    def _fork(self, spec: LaunchSpec, orders: Sequence[Order]) -> None:
+        for order in orders:
+            self._forking[order.key] = spec
+        self.servers.serving(spec).fork(_memory_file(os_text.encode(spec)), orders)
+
+    def fork_server_ended(self, orders: Sequence[Order], why: str) -> None:
+        """Another one is asked, once."""
+        again: dict[int, list[Order]] = {}
+        for order in orders:
+            if order.tried < _FORK_ATTEMPTS and order.key in self._forking and self.servers.usable():
+                again.setdefault(id(self._forking[order.key]), []).append(order)
+            else:
+                order.close()
+                self.not_forked(*order.key, f"could not be forked: {why}")
+        for same in again.values():
+            self._fork(self._forking[same[0].key], same)
 
     def _execute(self, start: Start, command: Command, listening: socket.socket) -> None:
-        spec_fd = _memory_file(msgspec.msgpack.encode(start.spec))
+        spec_fd = _memory_file(os_text.encode(start.spec))
         writing = self._open_output(start)
         given = f"{spec_fd},{listening.fileno()},{os.getpid()},{start.place},{start.incarnation},{start.address}"
         try:
             process = subprocess.Popen(
                 [command.arg0 or command.program, *command.args],
                 executable=command.program,
-                env={**command.env, "MONARCH_LAUNCH": given},
+                env={**command.env, "MONARCH_LAUNCH": given, leftovers.RUN: self.directory},
                 cwd=start.spec.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=writing.get("stdout"),
@@ -273,9 +304,11 @@ class HostAgent(BaseHostAgent):
             self.servers.serving(spec)
 
     def forked(self, address: str, incarnation: int, pid: int) -> None:
+        self._forking.pop((address, incarnation), None)
         self.act(self.roster.pid_known(self.loop.now(), address, incarnation, pid))
 
     def not_forked(self, address: str, incarnation: int, why: str) -> None:
+        self._forking.pop((address, incarnation), None)
         self.act(self.roster.not_started(self.loop.now(), address, incarnation, why))
 
     # --- ending
@@ -300,6 +333,7 @@ class HostAgent(BaseHostAgent):
     def _on_status(self, pid: int, status: int) -> None:
         now = self.loop.now()
         if os.WIFSTOPPED(status):
+            self.servers.stopped(pid)
             self.act(self.roster.stopped(now, pid, os.WSTOPSIG(status)))
         elif os.WIFCONTINUED(status):
             self.act(self.roster.continued(now, pid))
@@ -318,7 +352,7 @@ class HostAgent(BaseHostAgent):
         output = self._running.pop(key, None)
         if output is not None:
             self.outputs.close(output)
-            ended.tail.extend(output.tail)
+            ended.tail.extend(output.tail.shown(crashed=ended.code < 0))
         _unlink(self._path_of(ended.address))
         ended.hostname = self.hostname
 
@@ -414,20 +448,23 @@ def _kill_descendants() -> None:
 
 
 def main() -> None:
-    """`main()` in a fresh interpreter: argv is the descriptor of the socket of whoever starts us, where the options wait."""
-    descriptor = int(sys.argv[1])
+    """`main()` in a fresh interpreter: argv are descriptors, first that of the socket of whoever starts us, where the options
+    wait; the others are only kept."""
+    descriptors = [int(argument) for argument in sys.argv[1:]]
+    standard_streams.secure()
     import ctypes
 
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    first, _pid = _first_forkserver(descriptor)
+    first, _pid = _first_forkserver(descriptors)
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    sock = socket.socket(fileno=descriptor)
+    sock = socket.socket(fileno=descriptors[0])
     options = agent_process.read_options(sock)
     loop = Loop("monarch-agent")
+    loop.ended_unasked = end_process
     try:
         listening = HostListener(options, loop)
     except (OSError, ValueError) as exc:
@@ -439,10 +476,11 @@ def main() -> None:
     HostAgent(options, loop, listening, sock, first).run()
 
 
-def _first_forkserver(descriptor: int) -> tuple[socket.socket, int]:
+def _first_forkserver(descriptors: list[int]) -> tuple[socket.socket, int]:
     """Forked before anything is open here; must not keep the client's socket, whose end we wait for."""
-    os.set_inheritable(descriptor, False)
-    return forkserver.start([], close=[descriptor])
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    return forkserver.start([], close=descriptors)
 
 
 if __name__ == "__main__":

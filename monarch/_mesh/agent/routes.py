@@ -21,7 +21,7 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import VERSION, Bye, Envelope, HostEnded, LinkHello
+from monarch._wire.message import VERSION, WHO, Bye, Envelope, HostEnded, LinkHello
 from monarch._wire.transport.base import Connection, ConnectionLost, Reactor
 
 _GONE_KEPT = 1_000  # hosts; the end of one that is forgotten may be told to its processes twice
@@ -62,6 +62,10 @@ class Station(Protocol):
 
     def begin_link(self, host: str) -> Link:
         """A link that dials `host` until it is there or given up."""
+        ...
+
+    def is_near(self, host: str) -> bool:
+        """Whether it is another program of this machine, to which a link can be begun although it has no address."""
         ...
 
     def take_link(self, hello: LinkHello) -> Link:
@@ -145,7 +149,9 @@ class Routes:
         """The link over which `host` is reached; begun if need be. None when there can be none."""
         link = self._links.get(host)
         if link is None and not self._closed:
-            if self.gateway and host != self.gateway:
+            if self._station.is_near(host):
+                link = self._station.begin_link(host)
+            elif self.gateway and host != self.gateway:
                 link = self.way_to(self.gateway)
             elif is_dialable(host):
                 link = self._station.begin_link(host)
@@ -291,6 +297,11 @@ class Routes:
         link.accept(connection, hello)
         return None if link.lost else link
 
+    def say_who(self, connection: Any, hello: LinkHello) -> None:
+        """Another host wonders whether the one it knew is still here, or another has been started at this address."""
+        _try_send(connection, LinkHello(VERSION, hello.reached, self.agent, hello.link, hello.reached, 0, False))
+        connection.close("it was told who is here")
+
     def _replace(self, hello: LinkHello) -> None:
         """A host begins a link when it has none, or has given up the one it had: what it told its processes then is
         true here too, though this side would have waited for longer."""
@@ -379,6 +390,9 @@ class Entrance:
                 return
             if hello.to:
                 self._pass_on(connection, hello, len(received))
+                return
+            if hello.purpose == WHO:
+                self._routes.say_who(connection, hello)
                 return
             self._link = self._routes.link_hello(connection, hello)
             received = received[1:]

@@ -25,14 +25,14 @@ from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import shown
 from monarch._runtime.waiting import Wait
-from monarch._wire.message import Call
+from monarch._wire.message import Call, Text
 
 _RANKS = 64  # unanswered ranks an edge names; it counts them all
 _QUEUED = 10_000  # messages of a mailbox among which one is looked for
 _TASKS = 2_000  # tasks of an actor above which nothing is said of those of one message
 
 
-class WaitEdge(msgspec.Struct, frozen=True):
+class WaitEdge(Text, msgspec.Struct, frozen=True):
     """One wait: who waits for whom, since when, and where.
 
     `who`, `rank`, `host`, `pid`, `address`: the actor and its process ("<root>" is the client). `doing`: the endpoint that it
@@ -40,6 +40,8 @@ class WaitEdge(msgspec.Struct, frozen=True):
     answered, `unanswered` of them (64 are named). `seconds`: for how long. `limited`: the wait has a time limit. `file`,
     `line`, `function`: where ("", 0 and "" when that could not be seen).
     """
+
+    names = ("who", "host", "doing", "target", "file", "function")
 
     who: str
     rank: int
@@ -68,8 +70,11 @@ class WaitEdge(msgspec.Struct, frozen=True):
         return f"{shown(self.ranks)} ({self.unanswered} of them)" if self.unanswered > 1 else shown(self.ranks)
 
 
-class RunningHandler(msgspec.Struct, frozen=True):
-    """One endpoint that runs: where, for how long (`seconds`), and at which line it is. Fields as those of WaitEdge."""
+class RunningHandler(Text, msgspec.Struct, frozen=True):
+    """One endpoint that runs: where, for how long (`seconds`), and at which line it is. Fields as those of WaitEdge.
+    `queued`: messages of its actor that wait until it has returned; `is_async`: it is an `async def`."""
+
+    names = ("who", "host", "endpoint", "file", "function")
 
     who: str
     rank: int
@@ -81,12 +86,26 @@ class RunningHandler(msgspec.Struct, frozen=True):
     file: str
     line: int
     function: str
+    queued: int = 0
+    is_async: bool = False
 
     def __str__(self) -> str:
         return (
             f"{self.who} (rank {self.rank}, host {self.host}, pid {self.pid}) has been running {self.endpoint}() for "
-            f"{self.seconds:.1f} s{_at(self.file, self.line, self.function)}"
+            f"{self.seconds:.1f} s{_at(self.file, self.line, self.function)}{behind(self.queued, self.is_async)}"
         )
+
+
+def behind(queued: int, is_async: bool) -> str:
+    """What is said of the messages that wait for an endpoint to return, and of how they need not."""
+    if not queued:
+        return ""
+    text = f"; {queued} message(s) of this actor wait behind it"
+    if is_async:
+        text += (
+            ", because async endpoints of an actor run one after the other too: @concurrent_endpoint lets calls overlap"
+        )
+    return text
 
 
 def _at(file: str, line: int, function: str) -> str:
@@ -103,9 +122,21 @@ class Job(NamedTuple):
     @property
     def explicit(self) -> bool:
         """Whether the endpoint answers through a port, which it may have given to others."""
-        methods = getattr(self.instance.behaviour, "_methods", {})
-        method = methods.get(self.delivery.call.method)
+        method = self._method
         return method is None or bool(method.explicit)
+
+    @property
+    def is_async(self) -> bool:
+        return self._method is not None and bool(self._method.is_async)
+
+    @property
+    def queued(self) -> int:
+        """Messages that wait until this one has been handled."""
+        return len(self.instance.mailbox.messages) if self.delivery is self.instance.current else 0
+
+    @property
+    def _method(self) -> Any:
+        return getattr(self.instance.behaviour, "_methods", {}).get(self.delivery.call.method)
 
 
 def jobs_of(instance: Instance) -> list[Job]:
@@ -202,6 +233,8 @@ def handler_of(job: Job, frames: dict[int, FrameType]) -> RunningHandler:
         job.delivery.call.method,
         max(0.0, proc.loop.now() - job.delivery.started),
         *_innermost(lines_of_job(job, frames)),
+        job.queued,
+        job.is_async,
     )
 
 
@@ -257,7 +290,7 @@ def is_bound(wait: Wait, helpers: Helpers) -> bool:
     task was made on behalf of that message (as timeouts, gather, wait and task groups do).
     """
     running, target = wait.running, wait.entry.target
-    if running is None or target is None or not target.key or wait.limited or not wait.stands:
+    if running is None or target is None or not target.key or wait.limited or not (wait.alone and wait.stands):
         return False
     if wait.source is not wait.entry and len(wait.entry.unanswered()) != 1:
         return False  # the next of several answers: any of them will do

@@ -7,10 +7,12 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+import signal
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
+from monarch._text import clip
 from monarch._wire.message import Failure, ProcEnded
 
 EXIT_CLEAN = "stopped: process exited cleanly"
@@ -98,7 +100,17 @@ class Standing:
 
 
 class _Entry:
-    __slots__ = ("ended", "given_up", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
+    __slots__ = (
+        "_ranks_at",
+        "ended",
+        "given_up",
+        "incarnations",
+        "internal",
+        "mesh",
+        "owner",
+        "restarting",
+        "whole",
+    )
 
     def __init__(self, mesh: MeshFacts, owner: str, internal: bool) -> None:
         self.mesh = mesh
@@ -109,12 +121,21 @@ class _Entry:
         self.restarting: set[int] = set()
         self.given_up: set[int] = set()  # ended, and not restarted by the policy of the mesh, if it has one
         self.whole: Failure | None = None
+        self._ranks_at: dict[str, list[int]] | None = None
+
+    def ranks_at(self, address: str) -> Sequence[int]:
+        if self._ranks_at is None:  # made when a process ends: many end together, and meshes are large
+            self._ranks_at = {}
+            for rank, there in enumerate(self.mesh.addresses):
+                self._ranks_at.setdefault(there, []).append(rank)
+        return self._ranks_at.get(address, ())
 
 
 class Ledger:
-    """See the module. Not thread-safe: the caller holds a lock."""
+    """See the module. Not thread-safe: the caller holds a lock. `on_restarted(key, rank)`: another has taken its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_restarted: Callable[[str, int], None] = lambda key, rank: None) -> None:
+        self._on_restarted = on_restarted
         self.troubled: set[str] = set()  # meshes that `check` may have something against; readable without the lock
         self._entries: dict[str, _Entry] = {}
         self._by_address: dict[str, set[str]] = {}
@@ -141,6 +162,11 @@ class Ledger:
                 if not keys:
                     del self._by_address[address]
         return entry.owner
+
+    def owner_of(self, key: str) -> str:
+        """The owner of the mesh; "" when it is unknown here, or no failure of it is told any more."""
+        entry = self._entries.get(key)
+        return "" if entry is None or entry.whole is not None else entry.owner
 
     def actor_ended(self, failure: Failure) -> list[Notify]:
         """Ranks of an owned mesh have failed; told by their process."""
@@ -169,10 +195,8 @@ class Ledger:
             entry = self._entries[key]
             fresh = [
                 rank
-                for rank, address in enumerate(entry.mesh.addresses)
-                if address == ended.address
-                and rank not in entry.ended
-                and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
+                for rank in entry.ranks_at(ended.address)
+                if rank not in entry.ended and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
             ]
             if fresh:
                 failure = process_failure(entry.mesh, ended, fresh)
@@ -205,6 +229,7 @@ class Ledger:
         entry = self._entries.get(key)
         if entry is None:
             return False
+        self._on_restarted(key, rank)
         entry.restarting.discard(rank)
         entry.given_up.discard(rank)
         entry.ended.pop(rank, None)
@@ -245,6 +270,13 @@ class Ledger:
                 return True
         return False
 
+    def is_coming_back(self, key: str, rank: int) -> bool | None:
+        """Whether that rank lives, as far as known, or is to be replaced; None when the mesh is not owned here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        return entry.whole is None and (rank in entry.restarting or rank not in entry.ended)
+
     def ended_ranks(self, key: str) -> list[int]:
         """The ranks of an owned mesh that have ended, whatever way."""
         entry = self._entries.get(key)
@@ -274,17 +306,18 @@ class Ledger:
         return entry.whole
 
 
-REPORT_LIMIT = 100_000  # characters of a report; the middle of a longer one is left out
-
-
-def _clip(text: str) -> str:
-    if len(text) <= REPORT_LIMIT:
-        return text
-    half = REPORT_LIMIT // 2
-    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
-
-
 # --- the texts ----------------------------------------------------------------------------------------------
+
+
+_CRASHED = "a crash in native code (an extension module, or memory that was misused through one)"
+_SIGNALS: dict[int, str] = {
+    signal.SIGSEGV: f", SIGSEGV: {_CRASHED}",
+    signal.SIGBUS: f", SIGBUS: {_CRASHED}, or shared memory that the machine did not have",
+    signal.SIGFPE: f", SIGFPE: {_CRASHED}",
+    signal.SIGILL: f", SIGILL: {_CRASHED}, perhaps built for another CPU",
+    signal.SIGABRT: ", SIGABRT: native code gave up (abort(), a failed assertion, an exception of C++)",
+    signal.SIGTERM: ", SIGTERM: something asked it to end",
+}  # what users ask first; SIGKILL tells no more than its number
 
 
 def describe_exit(ended: ProcEnded) -> str:
@@ -292,7 +325,7 @@ def describe_exit(ended: ProcEnded) -> str:
     if ended.detail:
         return ended.detail
     if ended.code < 0:
-        return f"Killed(sig={-ended.code})"
+        return f"Killed(sig={-ended.code}){_SIGNALS.get(-ended.code, '')}"
     return "exited cleanly" if ended.code == 0 else f"exited with non-zero code {ended.code}"
 
 
@@ -328,7 +361,7 @@ def process_failure(mesh: MeshFacts, ended: ProcEnded, ranks: Sequence[int]) -> 
 
 def actor_failure(display: str, cause: str, key: str, mesh_name: str, rank: int) -> Failure:
     """An actor failed by itself: an exception nobody waited for, an abort, a constructor that raised."""
-    body = _clip(cause).rstrip().replace("\n", "\n    ")
+    body = clip(cause).rstrip().replace("\n", "\n    ")
     report = f"The actor {display} and all its descendants have failed:\n    {body}"
     first = cause.strip().splitlines()[-1] if cause.strip() else ""
     return Failure(report, key, mesh_name, [rank], f"Supervision event: actor {display} failed: {first}")
@@ -346,7 +379,7 @@ def unhandled_child(
     display: str, child: MeshFailure, key: str, mesh_name: str, rank: int, handling: str | None = None
 ) -> Failure:
     """An owner fails because it did not handle a failure of its mesh (or raised while `handling`)."""
-    report = _clip(child.report())
+    report = clip(child.report())
     why = "failed because it did not handle a supervision event from its child"
     if handling is not None:
         indented = report.replace("\n", "\n    ")

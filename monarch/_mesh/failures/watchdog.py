@@ -19,14 +19,26 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 
 from monarch._errors import DeadlockError
 from monarch._mesh.failures import stacks
-from monarch._mesh.failures.activity import Helpers, Job, Jobs, blockers, display, edge_of, is_bound, lines_of_job
+from monarch._mesh.failures.activity import (
+    Helpers,
+    Job,
+    Jobs,
+    behind,
+    blockers,
+    display,
+    edge_of,
+    is_bound,
+    lines_of_job,
+)
 from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
 from monarch._runtime.instance import Delivery
-from monarch._runtime.loop import Timer, start_thread
+from monarch._runtime.log_thread import aside
+from monarch._runtime.loop import Timer
 from monarch._runtime.proc import Proc
 from monarch._runtime.waiting import Wait
 from monarch._wire.frame import Frame
@@ -161,7 +173,7 @@ class Sweep:
             self._logged.update(job.delivery for job in fresh)
             frames, waits = stacks.frames(), self._proc.waits.standing()
             reports = [(self._report(job, jobs, waits, frames), lines_of_job(job, frames)) for job in fresh]
-            start_thread(_log, "monarch-slow-handler", reports)  # handlers of logs are user code, and files are read
+            aside(partial(_log, reports))  # files are read as well
 
     def _report(self, job: Job, jobs: Jobs, waits: Sequence[Wait], frames: dict[int, FrameType]) -> str:
         proc, call = self._proc, job.delivery.call
@@ -169,6 +181,7 @@ class Sweep:
         text = (
             f"endpoint {call.method}() of {display(job.instance)} (rank {job.instance.rank}) has been running for "
             f"{ran:.1f} s (setting slow_handler_after); this is logged once for each message"
+            f"{behind(job.queued, job.is_async)}"
         )
         own = [wait for wait in waits if wait.running is not None and wait.running.call is call]
         text += "".join(f"\n{edge_of(proc, wait, jobs, frames)}" for wait in own[:_SHOWN])

@@ -4,34 +4,47 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from monarch._errors import SupervisionError
 from monarch._mesh.actors.actor import Actor, endpoints_of
-from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, check_arguments
+from monarch._mesh.actors.adverbs import ADVERBS
+from monarch._mesh.actors.arity import check_arguments
+from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, Propagate
+from monarch._mesh.actors.shown import OfInstances, mesh_doc
 from monarch._mesh.casts.plan import Plan
 from monarch._mesh.casts.reduce import combiner
+from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.specs import ActorSpec
 from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
+from monarch._runtime.port import Port
 from monarch._runtime.replies import Gather, Target
 from monarch._shape import value_mesh
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import ShapedMesh
 from monarch._wire.message import Probe
 from monarch._wire.peer import PeerEnded
 
 A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class ActorMesh(ShapedMesh, Generic[A]):
+def _described(mesh: ActorMesh[Any]) -> str:
+    return mesh_doc(mesh._class, len(mesh), (getattr(mesh, name) for name in endpoints_of(mesh._class)))
+
+
+class ActorMesh(Handle, Generic[A]):
     """A mesh of actors, or a view of one. Endpoints of the class are attributes here, each with the adverbs.
 
     The object that `spawn` returned owns the mesh and may `stop()` it; slices and copies that were sent elsewhere are
     references. Picklable at any time, also before the actors exist.
     """
+
+    if not TYPE_CHECKING:
+        __doc__ = OfInstances(_described, __doc__)
 
     def __init__(self, spec: ActorSpec, shape: Shape, owned: bool = False) -> None:
         self._spec = spec
@@ -71,6 +84,17 @@ class ActorMesh(ShapedMesh, Generic[A]):
         kind = "owned" if self._owned else "reference"
         return f"ActorMesh(class={self._spec.cls}, shape={shape}), inner={kind} {self._mesh_name})"
 
+    # --- attributes
+
+    def _may_replace(self, name: str) -> bool:
+        return isinstance(inspect.getattr_static(self._spec.cls, name, None), EndpointProperty)
+
+    def _as_a_handle(self) -> str:
+        return (
+            f"the mesh {self._spec.name!r}: the actors are in other processes and would not see it. Set it in an endpoint "
+            f"of {self._spec.cls.__qualname__}, or give it to __init__ with spawn"
+        )
+
     # --- endpoints
 
     def __getattr__(self, name: str) -> Any:
@@ -84,10 +108,10 @@ class ActorMesh(ShapedMesh, Generic[A]):
             return endpoint
         if hasattr(cls, name):
             return NotAnEndpoint(self, name)
-        raise AttributeError(
-            f"actor class {cls.__qualname__} has no endpoint {name!r}"
-            f" (attributes set in __init__ live in the actors' processes: read them through an endpoint)"
-        )
+        raise AttributeError(_no_such_endpoint(cls, name), name=name, obj=None)  # obj: Python would add its own guess
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *endpoints_of(self._spec.cls)})
 
     def _target(self, method: str) -> Target:
         spec = self._spec
@@ -217,11 +241,27 @@ _PRIVATE = frozenset(
 )  # fmt: skip
 
 
+_METHODS = tuple(name for name in dir(ActorMesh) if not name.startswith("_"))
+
+
 def check_class(cls: Any) -> None:
     """Raises what `spawn` promises for a class that cannot be an actor."""
-    if not isinstance(cls, type) or not issubclass(cls, Actor):
-        shown = cls.__qualname__ if isinstance(cls, type) else repr(cls)
-        raise ValueError(f"{shown} must subclass monarch.actor.Actor to be spawned")
+    if not isinstance(cls, type):
+        raise ValueError(_not_a_class(cls))
+    if Actor not in cls.__mro__:  # issubclass asks abc, which has to hash the class
+        raise ValueError(
+            f"{cls.__qualname__} must subclass monarch.actor.Actor to be spawned: class {cls.__name__}(Actor), with "
+            f"@endpoint on the methods that are to be called from other processes"
+        )
+    if inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__")):
+        raise ValueError(
+            f"{cls.__qualname__}.__init__ is `async def`, and nobody awaits a constructor: make it `def`, and await in an "
+            f"`async def` endpoint that is called first"
+        )
+    if abstract := getattr(cls, "__abstractmethods__", None):
+        raise ValueError(
+            f"{cls.__qualname__} is abstract and cannot be spawned: a subclass has to define {', '.join(sorted(abstract))}"
+        )
     names = endpoints_of(cls)
     taken = [name for name in names if name in _RESERVED or name in _PRIVATE]
     if taken:
@@ -229,6 +269,34 @@ def check_class(cls: Any) -> None:
             f"ActorMesh has an attribute that collides with an endpoint name: {', '.join(sorted(taken))}; rename the "
             f"endpoint of {cls.__qualname__}"
         )
+
+
+def _not_a_class(given: Any) -> str:
+    if isinstance(given, ActorMesh):
+        return (
+            f"spawn takes a class that must subclass Actor, and {given!r} is a mesh of actors already: use it as it is"
+        )
+    if isinstance(given, Actor):
+        cls = type(given).__name__
+        return (
+            f"spawn takes a class that must subclass Actor, and got an instance of {cls}: give the class and then the "
+            f'arguments of its constructor, as in spawn("{cls.lower()}", {cls}, ...); each process constructs its own'
+        )
+    return f"{given!r} must subclass monarch.actor.Actor to be spawned: spawn(name, Class, *args) takes a class"
+
+
+def _no_such_endpoint(cls: type, name: str) -> str:
+    import difflib  # for this alone
+
+    names = sorted(endpoints_of(cls))
+    near = [] if name.startswith("_") else difflib.get_close_matches(name, [*names, *_METHODS], 1)
+    if near:
+        return f"actor class {cls.__qualname__} has no endpoint {name!r}. Did you mean: {near[0]!r}?"
+    has = f"it has {', '.join(names)}" if names else "it has none: decorate methods with @endpoint"
+    return (
+        f"actor class {cls.__qualname__} has no endpoint {name!r}; {has} (attributes set in __init__ live in the actors' "
+        f"processes: read them through an endpoint)"
+    )
 
 
 def _rebuild(key: str, name: str, cls: type, proc_mesh: Any, creator: str, shape: Shape) -> ActorMesh[Any]:
@@ -247,18 +315,53 @@ class NotAnEndpoint:
         self._name = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(
-            f"{self._mesh._class.__name__}.{self._name} is not annotated as an endpoint: decorate it with @endpoint, "
-            f"or call it as as_endpoint(mesh.{self._name}).call(...)"
+        raise RuntimeError(self._told())
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ADVERBS:
+                raise AttributeError(self._told(name))
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _told(self, adverb: str = "call") -> str:
+        cls, name = self._mesh._class, self._name
+        if not callable(inspect.getattr_static(cls, name, self)):
+            return (
+                f"{cls.__name__}.{name} is not an endpoint but an attribute of the class, and each actor has its own: read "
+                f"it through an endpoint that returns it"
+            )
+        return (
+            f"{cls.__name__}.{name} is not annotated as an endpoint: decorate it with @endpoint, or call it as "
+            f"as_endpoint(mesh.{name}).{adverb}(...)"
         )
 
     def __repr__(self) -> str:
         return f"<{self._mesh._class.__name__}.{self._name}, not an endpoint>"
 
 
+@overload
 def as_endpoint(
-    not_an_endpoint: Any, *, propagate: Any = None, explicit_response_port: bool = False
-) -> Endpoint[Any, Any]:
+    not_an_endpoint: Callable[P, Coroutine[Any, Any, R]],
+    *,
+    propagate: Propagate = None,
+    explicit_response_port: Literal[False] = False,
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    not_an_endpoint: Callable[P, R],
+    *,
+    propagate: Propagate = None,
+    explicit_response_port: Literal[False] = False,
+) -> Endpoint[P, R]: ...
+@overload
+def as_endpoint(
+    not_an_endpoint: Callable[Concatenate[Port[R], P], Any],
+    *,
+    propagate: Propagate = None,
+    explicit_response_port: Literal[True],
+) -> Endpoint[P, R]: ...
+def as_endpoint(not_an_endpoint: Any, *, propagate: Propagate = None, explicit_response_port: bool = False) -> Any:
     """An endpoint made of any method of a spawned actor, as in `as_endpoint(mesh.helper).call(1)`.
 
     Its arguments are checked in the actor only (ActorError there). ValueError for anything but a method seen on a mesh.
@@ -272,10 +375,11 @@ def as_endpoint(
     prop: EndpointProperty[Any, Any] = EndpointProperty(
         method, propagate=propagate, explicit_response_port=explicit_response_port, checked=False
     )
-    return Endpoint(mesh, name, prop)
+    made: Endpoint[Any, Any] = Endpoint(mesh, name, prop)
+    return made
 
 
-class Accumulator(Generic[A]):
+class Accumulator(Generic[P, A]):
     """Folds the answers of an endpoint: `combine(acc, value)`, beginning with `identity`.
 
     Ordinarily this is done here, in order of arrival. `associative=True` promises that `combine(a, combine(b, c))` is the
@@ -290,9 +394,9 @@ class Accumulator(Generic[A]):
 
     def __init__(
         self,
-        endpoint: Endpoint[Any, Any],
+        endpoint: Endpoint[P, R],
         identity: A,
-        combine: Callable[[A, Any], A] | str,
+        combine: Callable[[A, R], A] | str,
         *,
         associative: bool = False,
     ) -> None:
@@ -302,7 +406,7 @@ class Accumulator(Generic[A]):
         self._combine = combiner(combine)
         self._associative = associative or isinstance(combine, str)
 
-    def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
+    def accumulate(self, *args: P.args, **kwargs: P.kwargs) -> Future[A]:
         """Sends now. Associative: the Future has the result when all have answered, and raises the exception of the
         lowest rank (an exception of `combine` as an ActorError). Otherwise answers are folded when it is first
         observed, and the first exception is raised."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,10 +19,11 @@ from monarch._runtime.context import here
 from monarch._runtime.future import All, Future, Slot, Source, once
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw, Target
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry, Target
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._wire import host_address
+from monarch._wire import host_address, os_text
 from monarch._wire.address import agent_at, agent_of, host_of
 from monarch._wire.auth import Secret
 from monarch._wire.message import Attach, AttachedHost, Failure, ProcEnded, SetCredentials, Shutdown
@@ -50,31 +51,40 @@ def attach_to_workers(
     on, over the worker's own environment); it raises what went wrong, at the latest after
     `mesh_attach_config_timeout`.
 
-    `workers`: `tcp://host:port`, `ipc://path`, or `dial@bind`, of which `dial` is used; or Futures of these. A mesh
+    `workers`: `tcp://host:port`, `tls://host:port`, `ipc://path`, or `dial@bind`, of which `dial` is used, each with
+    a name and an @ before it (`name@tcp://host:port`) or without; or Futures of these. A mesh
     with Futures is complete when the last of them is; using it waits for that.
 
     Who may speak: both sides show each other that they know `secret` (by default what MONARCH_SECRET_FILE or
     MONARCH_SECRET say). With `ca`, `certificate` and `private_key` (PEM files or bytes; MONARCH_TLS_CA,
     MONARCH_TLS_CERT, MONARCH_TLS_KEY) the connections are TLS and both sides show certificates of that authority.
     `ca="trust_all_connections"` asks for nothing and warns when other machines can reach the worker. ValueError when
-    none of these is given, and for anything that is not an address.
+    none of these is given, for `tls://` without certificates, and for anything that is not an address; `initialized` raises
+    it for the address that a Future gives.
     """
     if isinstance(workers, str) or not isinstance(workers, Sequence):
         raise TypeError(f"workers is a sequence of addresses or Futures of them, got {workers!r}")
     if not workers:
         raise ValueError("workers is empty: a mesh has one host or more")
-    known = [_prefix(worker) for worker in workers if isinstance(worker, str)]
-    hosts = Workers(workers)
-    given = credentials(ca, certificate, private_key, secret, known)
+
+    def credentials_for(addresses: Sequence[str]) -> Credentials:
+        return credentials(ca, certificate, private_key, secret, addresses, dialled=True)
+
+    hosts = Workers(workers, credentials_for)
+    given = credentials_for([worker for worker in workers if isinstance(worker, str)])
     session = AttachedHosts(hosts, given, dict(env or {}))
     session.begin()
     return HostMesh(hosts, Shape(["hosts"], NDSlice.new_row_major([len(workers)])), session=session)
 
 
 class Workers(Sequence[str]):
-    """Address prefixes of hosts; some may still be Futures, for which reading waits."""
+    """Address prefixes of hosts; some may still be Futures, for which reading waits. `check` gets the address that a Future
+    has given, as it was given, and raises when it cannot be spoken to as the others are."""
 
-    def __init__(self, workers: Sequence[str | Future[str]]) -> None:
+    def __init__(
+        self, workers: Sequence[str | Future[str]], check: Callable[[Sequence[str]], object] = lambda addresses: None
+    ) -> None:
+        self._check_given = check
         self._workers = [_prefix(worker) if isinstance(worker, str) else worker for worker in workers]
         self.complete = all(isinstance(worker, str) for worker in self._workers)
         if self.complete:
@@ -95,7 +105,9 @@ class Workers(Sequence[str]):
             limit = settings.get("mesh_attach_config_timeout")
             for index, worker in enumerate(self._workers):
                 if not isinstance(worker, str):
-                    self._workers[index] = _prefix(_value_of(worker, index, limit))
+                    address = _value_of(worker, index, limit)
+                    self._workers[index] = _prefix(address)
+                    self._check_given([address])
             self.complete = True
             self._check()
         return self._workers  # type: ignore[return-value]
@@ -244,7 +256,7 @@ class Attaching(Entry):
         assert self.target is not None
         for rank, address in enumerate(self.target.addresses):
             try:
-                proc.post(address, Attach(config, env, number, rank))
+                proc.post(address, Attach(config, os_text.encode(env), number, rank))
             except PeerEnded as exc:
                 self.fail(_failure_of(address, exc.why))
 
@@ -291,11 +303,14 @@ _started: list[Any] = []  # agents of `hosts_from_config`, and the sockets that 
 
 def _end_started() -> None:
     """At exit: after the client, whose processes would seem to be lost with them."""
+    from monarch._mesh.start import leftovers
+
     plugins.end_client(_PATIENCE)
     while _started:
-        agent, sock = _started.pop()
+        agent, sock, directory = _started.pop()
         sock.close()
-        agent.wait()
+        leftovers.reap(agent, directory.path)
+        directory.remove()
 
 
 def hosts_from_config(name: str) -> HostMesh:
@@ -310,8 +325,9 @@ def hosts_from_config(name: str) -> HostMesh:
         atexit.register(_end_started)
     for _ in range(2):
         directory = make_directory()
-        options = agent_process.AgentOptions(directory, f"ipc://{directory}/host", worker=True, credentials=given)
-        agent, sock, prefix = agent_process.start(options)
-        _started.append((agent, sock))
+        where = f"ipc://{directory.path}/host"
+        options = agent_process.AgentOptions(directory.path, where, worker=True, credentials=given)
+        agent, sock, prefix = agent_process.start(options, directory.lock)
+        _started.append((agent, sock, directory))
         workers.append(prefix)
     return attach_to_workers(workers=workers, secret=given.secret, name=name)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
+from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, announce
 from monarch._mesh.meshes.specs import ProcSpec
@@ -18,9 +18,10 @@ from monarch._mesh.start.launch_spec import BootstrapCommand, commands_for, laun
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
 from monarch._shape.extent import Extent, Point
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import ShapedMesh
+from monarch._wire import os_text
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
@@ -30,11 +31,12 @@ _REFERENCE = (
 _BINDINGS = ("cpunodebind", "membind", "physcpubind", "cpus")
 
 
-class HostMesh(ShapedMesh):
+class HostMesh(Handle):
     """A mesh of hosts, or a view of one. `this_host()` is the mesh of this machine."""
 
     stream_logs = False
     is_fake_in_process = False
+    _ended_by = "shutdown"
 
     def __init__(
         self, hosts: Sequence[str], shape: Shape, executable: str = "", session: Session | None = None
@@ -70,6 +72,12 @@ class HostMesh(ShapedMesh):
     def __repr__(self) -> str:
         return f"<HostMesh {self._shape} of {len(self)} host(s)>"
 
+    def __getattr__(self, name: str) -> Any:
+        hint = (
+            ' (actors live in processes: host.spawn_procs({"gpus": 4}).spawn("name", Class))' if name == "spawn" else ""
+        )
+        raise AttributeError(f"'HostMesh' object has no attribute {name!r}{hint}")
+
     # --- processes
 
     def with_python_executable(self, path: str) -> HostMesh:
@@ -95,10 +103,11 @@ class HostMesh(ShapedMesh):
         process of a host, with `cpus` or numactl's `cpunodebind`, `membind`, `physcpubind`. `bootstrap_command`: what to
         execute in place of forking, one for all or a function of the process's Point.
 
-        Raises ValueError for labels that repeat, sizes below 1 and `proc_bind` of another length. What goes wrong later
+        Raises ValueError for labels that repeat, sizes below 1, more processes than the setting `max_procs` and `proc_bind`
+        of another length. What goes wrong later
         (no such program, too many processes) is raised by `initialized`, and by calls on its actors.
         """
-        sizes = dict(per_host or {})
+        sizes = _sizes_of(per_host)
         if self._session is not None:
             self._session.check()
         self._check_sizes(sizes)
@@ -126,7 +135,7 @@ class HostMesh(ShapedMesh):
                 commands=commands[index * count : (index + 1) * count],
                 binds=binds,
             )
-            launches.append(msgspec.msgpack.encode(launch))
+            launches.append(os_text.encode(launch))
         owned = layer.spawning.spawn_procs(spec, launches, count)
         if self._session is not None:
             self._session.spawned(owned)
@@ -138,6 +147,9 @@ class HostMesh(ShapedMesh):
         layer.remember(mesh)
         announce(mesh)
         return mesh
+
+    if not TYPE_CHECKING:
+        spawn_procs = called_as(spawn_procs, 'host.spawn_procs({"gpus": 4})')
 
     def _run_bootstrap(
         self,
@@ -166,6 +178,12 @@ class HostMesh(ShapedMesh):
                 raise TypeError(f"per_host labels are strings, got {label!r}")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"per_host dimension {label!r} must have a size of 1 or more, got {size!r}")
+        count, limit = math.prod(sizes.values()) * len(self), settings.get("max_procs")
+        if count > limit:
+            raise ValueError(
+                f"per_host={sizes} on {len(self)} host(s) asks for {count} processes, and the limit is {limit} (setting "
+                f"max_procs, MONARCH_MAX_PROCS)"
+            )
 
     def _check_binds(self, binds: Sequence[Mapping[str, str]] | None, count: int) -> list[dict[str, str]] | None:
         if binds is None:
@@ -231,6 +249,17 @@ class HostMesh(ShapedMesh):
 
     def __reduce__(self) -> Any:
         return HostMesh, (self._hosts, self._shape, self._executable)
+
+
+def _sizes_of(per_host: Any) -> dict[str, int]:
+    try:
+        return dict(per_host or {})
+    except (TypeError, ValueError):
+        example = per_host if isinstance(per_host, int) else 4
+        raise TypeError(
+            f"per_host has the dimensions of the processes of each host by name, as in "
+            f'spawn_procs({{"gpus": {example}}}); got {per_host!r}'
+        ) from None
 
 
 class Session(Protocol):

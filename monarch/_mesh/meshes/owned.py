@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
@@ -13,10 +14,11 @@ from monarch._mesh.start.preload import refreshed
 from monarch._runtime.future import All, Done, Slot, Source
 from monarch._runtime.instance import Instance
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry
 from monarch._wire import message
 from monarch._wire.address import agent_at
-from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs
+from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -166,6 +168,8 @@ class OwnedActors:
         self.setup = setup
         self.group = group
         self.creator: Any = None
+        self.needs_loop = needs_loop(spec.cls)
+        self.view = encode_extent(tuple(spec.extent.labels), tuple(spec.extent.sizes))
         self.incarnations: dict[int, int] = {}  # of ranks that are not the first
         self.replaced: dict[int, Failure] = {}  # why those before them ended
         self.asked: list[Sequence[int]] = []  # ranks that are restarted because the program has asked for it

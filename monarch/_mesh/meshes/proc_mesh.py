@@ -6,12 +6,14 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch._errors import SupervisionError
 from monarch._mesh import plugins
+from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures import restart_policy
 from monarch._mesh.meshes import replacements
+from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.owned import Acks
 from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import LogLevel
@@ -19,17 +21,17 @@ from monarch._runtime.context import here
 from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._shape.view import ShapedMesh
 from monarch._wire.address import agent_at, host_of, name_of
 from monarch._wire.message import LogOption
 
 if TYPE_CHECKING:
     from monarch._mesh.meshes.owned import OwnedProcs
 
-T = TypeVar("T")
+P = ParamSpec("P")
+A = TypeVar("A", bound=Actor)
 
 
-class ProcMesh(ShapedMesh):
+class ProcMesh(Handle):
     """A mesh of processes, or a view of one.
 
     The object that `spawn_procs` returned owns the processes and may `stop()` them; slices and copies that were sent are
@@ -77,6 +79,11 @@ class ProcMesh(ShapedMesh):
         state = ", stopped" if self._spec.stopped else ""
         return f"<ProcMesh {self._spec.name!r} {self._shape} ({kind}{state})>"
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"'ProcMesh' object has no attribute {name!r} (endpoints are called on the mesh that spawn() returns)"
+        )
+
     @property
     def host_mesh(self) -> Any:
         """The HostMesh of a mesh of one process. NotImplementedError for larger meshes."""
@@ -88,7 +95,7 @@ class ProcMesh(ShapedMesh):
 
     # --- actors
 
-    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> T:
+    def spawn(self, name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Starts one actor of `Class` in each process of the mesh and returns their ActorMesh, typed as the class.
 
         Returns at once: on each rank `__init__(*args, **kwargs)` runs on the actor's own thread before any endpoint. The
@@ -98,6 +105,8 @@ class ProcMesh(ShapedMesh):
         do not fit `__init__`, RuntimeError when the mesh was stopped, and whatever pickling raises.
         """
         self._check_alive()
+        if not isinstance(name, str):
+            raise TypeError(f'spawn takes a name first, as in procs.spawn("counters", Counter, ...); got {name!r}')
         group = restart_policy.active()
         if group is not None and "torch" in sys.modules:
             self._train()

@@ -12,7 +12,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_origin
 
 from monarch._runtime.context import current, here, home
 
@@ -52,8 +52,9 @@ def active() -> list[Pair]:
     return [*inherited, *_own] if proc is home() else list(inherited)
 
 
-def replace(cls: type) -> type:
-    """The class to spawn where `cls` is asked for."""
+def replace(cls: Any) -> Any:
+    """The class to spawn where `cls` is asked for; of `Box[int]` that is `Box`, or what stands for it."""
+    cls = get_origin(cls) or cls
     for real, mock in reversed(active()):
         if real is cls:
             return mock

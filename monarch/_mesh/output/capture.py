@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import codecs
+import fcntl
 import os
 import socket
-from collections import deque
+import sys
+import termios
 from collections.abc import Callable, Iterable
 
 from monarch._mesh.output import log_lines
+from monarch._mesh.output.last_words import LastWords
+from monarch._mesh.output.left_out import LeftOut
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire.message import Output
 
 _READ = 65536
 _AGAIN = 0.02  # seconds until a terminal that took nothing is tried again
+_NOTE_AGAIN = 0.2  # seconds until a client that took nothing is tried again
+
+
+def _named(output: ProcOutput) -> str:
+    return f"rank {output.rank} of mesh {output.mesh.name}"
+
+
+def _standing(fd: int) -> int:
+    """The bytes that a pipe holds."""
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class MeshOutput:
@@ -36,7 +50,7 @@ class ProcOutput:
     def __init__(self, mesh: MeshOutput, rank: int) -> None:
         self.mesh = mesh
         self.rank = rank
-        self.tail: deque[str] = deque(maxlen=mesh.tail)
+        self.tail = LastWords(mesh.tail)
         self.pipes: list[_Pipe] = []
 
 
@@ -52,11 +66,16 @@ class _Pipe:
 
 
 class Outputs:
-    """`send` takes what goes to a mesh's client."""
+    """`send` takes what goes to a client; `has_room` says whether more may wait on the way there."""
 
-    def __init__(self, loop: Loop, send: Callable[[MeshOutput, Output], None]) -> None:
+    def __init__(
+        self, loop: Loop, send: Callable[[str, Output], None], has_room: Callable[[str], bool] = lambda client: True
+    ) -> None:
         self._loop = loop
         self._send = send
+        self._has_room = has_room
+        self._left_out: dict[str, LeftOut] = {}  # by client
+        self._note_timer: Timer | None = None
         self._echo = {1: log_lines.Echo(1), 2: log_lines.Echo(2)}
         self._echo_timer: Timer | None = None
         self._procs: set[ProcOutput] = set()
@@ -77,15 +96,12 @@ class Outputs:
         return writing
 
     def close(self, output: ProcOutput) -> None:
-        """The process is gone: takes what it still had in its pipes."""
+        """The process is gone: takes what stands in its pipes now. Programs that it has left behind may write on, faster than
+        we read; they find their pipes closed."""
         for pipe in output.pipes:
-            while pipe.fd >= 0:
-                try:
-                    data = os.read(pipe.fd, _READ)
-                except OSError:
-                    break
-                if not data:
-                    break
+            left = _standing(pipe.fd) if pipe.fd >= 0 else 0
+            while left > 0 and (data := os.read(pipe.fd, min(left, _READ))):
+                left -= len(data)
                 self._take(output, pipe, data)
             self._take_lines(output, pipe, pipe.lines.flush())
             self._close_pipe(pipe)
@@ -105,7 +121,7 @@ class Outputs:
             for stream, aggregator in mesh.aggregators.items():
                 text = aggregator.take(log_lines.clock(), mesh.with_rank)
                 if text:
-                    self._send(mesh, Output(stream, text))
+                    self._show(mesh, Output(stream, text, f"mesh {mesh.name}"))
 
     def set_option(self, mesh: MeshOutput, stream: bool, window: float) -> None:
         """What was written until now is shown as it would have been."""
@@ -151,12 +167,12 @@ class Outputs:
         elif not mesh.stream:
             text = pipe.text.decode(data)
             if text:
-                self._send(mesh, Output(pipe.stream, text))
+                self._show(mesh, Output(pipe.stream, text, _named(output)))
         self._take_lines(output, pipe, pipe.lines.feed(data))
 
     def _take_lines(self, output: ProcOutput, pipe: _Pipe, lines: list[str]) -> None:
         if pipe.stream == 2:
-            output.tail.extend(lines)
+            output.tail.take(lines)
         mesh = output.mesh
         if not lines or not mesh.forward or not mesh.stream:
             return
@@ -165,7 +181,7 @@ class Outputs:
             return
         host, proc = socket.gethostname(), f"{mesh.name}-{output.rank}"
         shown = (log_lines.prefixed(host, proc, output.rank, line, mesh.with_rank) + "\n" for line in lines)
-        self._send(mesh, Output(pipe.stream, "".join(shown)))
+        self._show(mesh, Output(pipe.stream, "".join(shown), _named(output)))
 
     def _gather(self, mesh: MeshOutput, stream: int, rank: int, lines: list[str]) -> None:
         """Folds lines into the window of their stream; the first of a window sets the clock."""
@@ -182,7 +198,24 @@ class Outputs:
         """Shows what was gathered if it is time: a window shown early has begun anew, with its own clock."""
         due = aggregator.due(self._loop.now())
         if due is not None and due <= self._loop.now():
-            self._send(mesh, Output(stream, aggregator.take(log_lines.clock(), mesh.with_rank)))
+            self._show(mesh, Output(stream, aggregator.take(log_lines.clock(), mesh.with_rank), f"mesh {mesh.name}"))
+
+    def _show(self, mesh: MeshOutput, output: Output) -> None:
+        """Sends it to the mesh's client, unless that takes nothing: then it is told later what it has missed."""
+        client = mesh.client
+        if client not in self._left_out and self._has_room(client):
+            self._send(client, output)
+            return
+        self._left_out.setdefault(client, LeftOut("the program does not read")).add(output.source, len(output.text))
+        if self._note_timer is None:
+            self._note_timer = self._loop.call_later(_NOTE_AGAIN, self._say_left_out)
+
+    def _say_left_out(self) -> None:
+        self._note_timer = None
+        for client in [client for client in self._left_out if self._has_room(client)]:
+            self._send(client, Output(2, self._left_out.pop(client).take()))
+        if self._left_out:
+            self._note_timer = self._loop.call_later(_NOTE_AGAIN, self._say_left_out)
 
     def _echo_later(self) -> None:
         """The terminal takes no more for now: tries again, and reads on from the processes then."""

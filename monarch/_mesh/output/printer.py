@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from monarch._mesh.output.left_out import LeftOut
 from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
@@ -14,7 +15,7 @@ from monarch._wire.address import agent_of
 from monarch._wire.message import Flush, Flushed, Output
 from monarch._wire.peer import PeerEnded
 
-_KEPT = 100_000  # pieces of output waiting to be printed; at the bound the oldest go, and it is said
+KEPT = 16 * 2**20  # characters that wait to be printed; at the bound the oldest go, and it is said whose and how much
 
 
 class Printer:
@@ -24,10 +25,11 @@ class Printer:
         self.show: Callable[[int, str], None] = show
         self.used = False  # whether anything ever came
         self._proc = proc
-        self._output: deque[tuple[int, str]] = deque()
+        self._output: deque[Output] = deque()
+        self._size = 0
+        self._left_out = LeftOut("the terminal does not read")
         self._changed = threading.Condition()
         self._printing = False
-        self._dropped = 0
         self._flushes: dict[int, Slot] = {}
         self._flush_count = 0
         proc.receivers[Output] = lambda connection, output, frame: self._on_output(output)
@@ -35,10 +37,12 @@ class Printer:
 
     def _on_output(self, output: Output) -> None:
         with self._changed:
-            if len(self._output) >= _KEPT:
-                self._output.popleft()
-                self._dropped += 1
-            self._output.append((output.stream, output.text))
+            while self._output and self._size + len(output.text) > KEPT:
+                oldest = self._output.popleft()
+                self._size -= len(oldest.text)
+                self._left_out.add(oldest.source, len(oldest.text))
+            self._output.append(output)
+            self._size += len(output.text)
             if not self.used:
                 self.used = True
                 start_thread(self._print, "monarch-output")
@@ -51,22 +55,18 @@ class Printer:
                 self._printing = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: bool(self._output))
-                pieces = list(self._output)
-                self._output.clear()
-                dropped, self._dropped = self._dropped, 0
+                note = self._left_out.take()
+                output = Output(2, note) if note else self._pop()
                 self._printing = True
-            if dropped:
-                pieces.append(
-                    (
-                        2,
-                        f"monarch: {dropped} pieces of output were dropped: they came faster than the terminal takes them\n",
-                    )
-                )
-            for number, text in pieces:
-                try:
-                    self.show(number, text)
-                except Exception:  # closed, or None under pythonw; what a program put there may raise anything
-                    continue
+            try:
+                self.show(output.stream, output.text)
+            except Exception:  # closed, or None under pythonw; what a program put there may raise anything
+                continue
+
+    def _pop(self) -> Output:
+        output = self._output.popleft()
+        self._size -= len(output.text)
+        return output
 
     def flush(self, timeout: float) -> None:
         """Waits until what the processes wrote before now is printed here, at most `timeout` seconds."""

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio  # noqa: F401  imported here so that forked procs have it already
+import contextlib
+import faulthandler
 import inspect  # noqa: F401
 import logging
 import multiprocessing
@@ -26,13 +28,15 @@ from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
 from monarch._mesh.start.launch import apply_affinity, threads_of
-from monarch._runtime import async_driver  # noqa: F401
+from monarch._mesh.start.leftovers import RUN
+from monarch._runtime import async_driver, standard_streams  # noqa: F401
 from monarch._runtime.context import set_home
 from monarch._runtime.future import All
+from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
-from monarch._wire import message
+from monarch._wire import message, os_text
 from monarch._wire.address import AGENT, agent_of
 from monarch._wire.message import Hello, LaunchSpec, StopProc
 from monarch._wire.transport import unix
@@ -50,6 +54,7 @@ class Served:
         self._stop.acquire()
         self._reason = ""
         loop = Loop()
+        loop.ended_unasked = end_process
         proc = self.proc = Proc(address, loop)
         proc.incarnation = incarnation
         proc.client = spec.client
@@ -104,11 +109,12 @@ def _agent_lost(reason: str) -> None:
 
 def run_forked(child: ForkedProc, agent: int) -> None:
     """Runs a proc in a process that was just forked; ends the process."""
-    spec = msgspec.msgpack.decode(child.spec, type=LaunchSpec)
+    spec = os_text.decode(child.spec, LaunchSpec)
     os.setpgid(0, 0)
     gate = child.fds.pop("gate")
     os.environ.clear()
     os.environ.update(spec.env)
+    os.environ[RUN] = spec.folder  # what it starts can be told from others
     sys.path[:] = spec.path
     sys.modules["__main__"] = types.ModuleType("__main__")
     _reseed()
@@ -135,9 +141,13 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
         os.chdir(spec.cwd)
     except OSError as exc:
         sys.stderr.write(f"monarch: cannot enter the client's directory {spec.cwd!r}: {exc.strerror}\n")
+    standard_streams.secure()
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    if not faulthandler.is_enabled():  # PYTHONFAULTHANDLER
+        with contextlib.suppress(OSError, RuntimeError, ValueError):  # no stderr
+            faulthandler.enable(2, all_threads=False)  # a crash shows its stack in the last lines, and no other threads
     if bind:
         apply_affinity(bind)
     count = threads_of(spec, bind)
@@ -172,13 +182,14 @@ def _reseed() -> None:
 
 def main() -> None:
     """The process was executed: everything it needs to know is in the descriptors named by the environment."""
+    standard_streams.secure()
     try:
         given = os.environ.pop("MONARCH_LAUNCH")
     except KeyError:
         sys.exit("monarch: this module starts a process of a mesh and is run by a host agent, not by hand")
     spec_fd, listen_fd, agent, place, incarnation, address = given.split(",", 5)
     with open(int(spec_fd), "rb") as file:
-        spec = msgspec.msgpack.decode(file.read(), type=LaunchSpec)
+        spec = os_text.decode(file.read(), LaunchSpec)
     bind = spec.binds[int(place)] if spec.binds else {}
     listening = socket.socket(fileno=int(listen_fd))
     listening.set_inheritable(False)

@@ -13,7 +13,7 @@ from monarch._mesh.meshes.owned import Acks, OwnedActors, OwnedProcs
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._runtime.future import Slot, Source
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Raw
+from monarch._runtime.remote_errors import Raw
 from monarch._wire.message import VALUE, Failure, Probe
 
 _AGAIN = 0.01  # seconds until a rank that has not answered as expected is looked at again: word of it is on its way

@@ -5,7 +5,8 @@ each process (`process_service`).
 from __future__ import annotations
 
 import threading
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 from monarch._mesh.actors.actor import Actor, needs_loop
 from monarch._mesh.actors.endpoint import concurrent_endpoint
@@ -13,13 +14,15 @@ from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
 from monarch._mesh.meshes.proc_mesh import proc_mesh_of
 from monarch._runtime.context import Current, current, here, root_of
-from monarch._runtime.future import Future
+from monarch._runtime.future import Future, future_of_actors
 from monarch._runtime.proc import Proc
+from monarch._text import NAME_LIMIT, sendable
 from monarch._wire import codec
 from monarch._wire.address import name_of
 from monarch._wire.message import Spawn, encode_extent
 
-T = TypeVar("T")
+P = ParamSpec("P")
+A = TypeVar("A", bound=Actor)
 KEY = "controllers"
 
 
@@ -47,13 +50,13 @@ class Controllers(Actor):
         return True
 
 
-def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any) -> Future[T]:
+def get_or_spawn_controller(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> Future[A]:
     """The program's actor called `name`, made by the first call from any process; later calls ignore `Class`.
 
     It lives in the root client's process, as a mesh without dimensions. The Future gives a reference. Its failures end
     nothing else; once it has failed, this raises ActorError naming the failure.
     """
-    return _controllers().get_or_spawn.call_one(name, Class, args, kwargs)  # type: ignore[no-any-return]
+    return future_of_actors(_controllers().get_or_spawn.call_one(name, Class, args, kwargs))
 
 
 _making = threading.Lock()
@@ -98,7 +101,7 @@ def serve(proc: Proc) -> None:
 # --- one a process
 
 
-def process_service(name: str, Class: type[T], *args: Any) -> T:
+def process_service(name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
     """The actor called `name` of this process, as a mesh of one that may be sent anywhere. The first use here makes it.
 
     It belongs to the process and lives as long: nobody supervises it, an exception nobody waits for ends it, and calls raise
@@ -106,7 +109,7 @@ def process_service(name: str, Class: type[T], *args: Any) -> T:
     ValueError for a class that is not an Actor.
     """
     proc = here()
-    key = f"{name}@{name_of(proc.address)}"  # senders number their messages by it
+    key = f"{sendable(name, NAME_LIMIT)}@{name_of(proc.address)}"  # senders number their messages by it
     known = proc.services.get(key)
     if known is None:
         check_class(Class)
@@ -114,13 +117,13 @@ def process_service(name: str, Class: type[T], *args: Any) -> T:
         with _making:
             known = proc.services.get(key)
             if known is None:
-                _make_service(proc, mesh, key, Class, args)
+                _make_service(proc, mesh, key, Class, args, kwargs)
                 known = proc.services[key] = proc.mesh.spawning.reference(mesh, key, Class)
     return known  # type: ignore[no-any-return]
 
 
-def _make_service(proc: Proc, mesh: Any, name: str, cls: type, args: tuple[Any, ...]) -> None:
-    body, buffers = codec.encode((cls, args, {}, mesh, None))
+def _make_service(proc: Proc, mesh: Any, name: str, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    body, buffers = codec.encode((cls, args, kwargs, mesh, None))
     shown = f"{cls.__module__}.{cls.__qualname__}"
     view = encode_extent((), ())
     spawn = Spawn(name, name, 0, view, "", proc.address, "<process>", shown, needs_loop(cls))

@@ -227,7 +227,9 @@ class Residents:
         failure = self._proc.table.end_of(probe.key)
         answer = Answer(probe.port, probe.rank, VALUE)
         body = _NONE
-        if instance is None and failure is not None and failure.error:
+        if instance is None and failure is None and probe.living:
+            failure = Failure(f"actor {probe.key}[{probe.rank}] is not there yet", will_restart=True)
+        if instance is None and failure is not None and (failure.error or probe.living):
             answer = Answer(probe.port, probe.rank, message.FAILED)
             body = message.encode(failure)
         self._proc.answer(connection.remote, answer, body, ())

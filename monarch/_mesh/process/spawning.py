@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._mesh.actors.actor import needs_loop
-from monarch._mesh.actors.endpoint import check_arguments
-from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for
+from monarch._mesh.actors.arity import check_arguments, named
+from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
@@ -26,8 +26,10 @@ from monarch._shape.slice import NDSlice
 from monarch._wire import codec
 from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
-from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor, encode_extent
+from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor
 from monarch._wire.peer import PeerEnded
+
+logger = logging.getLogger("monarch")
 
 
 class Spawning:
@@ -114,11 +116,18 @@ class Spawning:
     ) -> ConstructorArgs:
         """Encodes how its actors are constructed. Raises what pickling raises, and MessageTooLargeError."""
         value = (spec.cls, args, kwargs, spec.proc_mesh, creator)
+        receivers = Receivers(spec.key, f"{spec.name}.__init__", spec.addresses)
         try:
-            body, buffers = codec.encode(value)
-        except ReceiversUnknown:
-            receivers = Receivers(spec.key, f"{spec.name}.__init__", spec.addresses)
-            return ConstructorArgs(*encode_for(receivers, value), once=True)
+            try:
+                body, buffers = codec.encode(value)
+            except ReceiversUnknown:
+                return ConstructorArgs(*encode_for(receivers, value), once=True)
+        except Exception as exc:
+            cls: Any = spec.cls
+            name = cls.__qualname__
+            values = {name: cls} | named(cls.__init__, 1, args, kwargs)
+            explain(exc, receivers, f"{name} and its arguments, to spawn {spec.name!r}", values)
+            raise
         self._proc.check_size(body, buffers)
         return ConstructorArgs(body, buffers)
 
@@ -178,17 +187,17 @@ class Spawning:
         spec, args = owned.spec, owned.args(rank)
         if args.body is None:
             raise RuntimeError(owned.too_large([rank]))
-        cls, extent = spec.cls, spec.extent
+        cls = spec.cls
         spawn = Spawn(
             spec.key,
             spec.name,
             rank,
-            encode_extent(tuple(extent.labels), tuple(extent.sizes)),
+            owned.view,
             owned.owner,
             self._proc.address,
             spec.creator,
             f"{cls.__module__}.{cls.__qualname__}",
-            needs_loop(cls),
+            owned.needs_loop,
             owned.setup,
             incarnation,
             port,
@@ -206,6 +215,7 @@ class Spawning:
         """Begins to stop an owned mesh; ready when every actor's cleanup has run or its process is gone."""
         with self._owned.lock:
             self._owned.ledger.mesh_stopped(spec.key, reason)
+        self._forget_untold(spec.key)
         self._owned.changed()
 
         def ask(port: int, rank: int) -> None:
@@ -225,6 +235,7 @@ class Spawning:
 
     def forget(self, owner: str, key: str) -> None:
         """That mesh is gone, and the ledger knows it no more."""
+        self._forget_untold(key)
         owned = self._owned.actors.pop(key, None)
         if owned is not None and owned.group is not None:
             with self._owned.lock:
@@ -234,6 +245,15 @@ class Spawning:
         if instance is not None:
             instance.owned.pop(key, None)
             instance.numbering.forget(key)
+
+    def _forget_untold(self, key: str) -> None:
+        """No failure of that mesh is told any more; those entrusted to Futures that nobody observed are at least logged."""
+        with self._owned.lock:
+            untold = self._owned.observed.stopped(key)
+        for failure in untold:
+            logger.error(
+                "a mesh was stopped before anybody looked at the call that its failure ended: %s", failure.report()
+            )
 
     # --- processes
 

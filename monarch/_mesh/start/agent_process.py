@@ -9,9 +9,12 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from monarch._mesh.start import leftovers
 
 if TYPE_CHECKING:
     import subprocess
@@ -87,12 +90,14 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
     return data
 
 
-def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
+def start(options: AgentOptions, lock: int) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
     """Starts a host agent as a child in a session of its own; returns it, our end of its socket, and the prefix of the
-    address where it listens ("" when it was not to). It ends with the socket. OSError when it cannot listen."""
+    address where it listens ("" when it was not to). It ends with the socket. `lock`: of its folder, see `run_directory`.
+    OSError when it cannot listen."""
     import subprocess  # slow to import; used when a client starts
 
-    inherited = _inherited(options.listen)
+    listening = _inherited(options.listen)
+    inherited = [*listening, lock]
     ours, theirs = socket.socketpair()
     try:
         write(ours, options)
@@ -101,7 +106,8 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
         code = f"import sys; sys.path.insert(0, {root!r}); from monarch._mesh.agent.host_agent import main; main()"
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -X, -W, -O: as multiprocessing does
         agent = subprocess.Popen(
-            [sys.executable, *flags, "-P", "-c", code, str(theirs.fileno())],
+            [sys.executable, *flags, "-P", "-c", code, *map(str, (theirs.fileno(), *inherited))],
+            env={**inheritable(os.environ), leftovers.RUN: options.directory},
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), *inherited),
             start_new_session=True,
@@ -122,11 +128,14 @@ def start(options: AgentOptions) -> tuple[subprocess.Popen[bytes], socket.socket
         agent.wait()
         known = said.error.startswith("cannot listen at ")
         raise OSError(said.error if known else f"cannot listen at {options.listen!r}: {said.error}")
-    for (
-        descriptor
-    ) in inherited:  # the agent has it: were it open here too, clients would wait for ever when the agent ends
-        os.close(descriptor)
+    for fd in listening:  # the agent has it: were it open here too, clients would wait for ever when the agent ends
+        os.close(fd)
     return agent, ours, said.prefix
+
+
+def inheritable(env: Mapping[str, str]) -> dict[str, str]:
+    """What other processes get of this one's environment: not the secret, which whatever they start would have as well."""
+    return {name: value for name, value in env.items() if name != "MONARCH_SECRET"}
 
 
 def _inherited(listen: str) -> list[int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import socket
+import stat
 import warnings
 from collections.abc import Iterable
 
@@ -23,15 +25,18 @@ def credentials(
     private_key: Pem | None,
     secret: str | bytes | Secret | None,
     addresses: Iterable[str],
+    dialled: bool = False,
 ) -> Credentials:
-    """Puts together what was given here and what the environment says, for links at or to these addresses.
+    """Puts together what was given here and what the environment says, for links at or, when they are `dialled`, to these
+    addresses.
 
     `ca`, `certificate`, `private_key`: PEM files or their bytes; MONARCH_TLS_CA, MONARCH_TLS_CERT and MONARCH_TLS_KEY
     where they are None. `secret`: MONARCH_SECRET_FILE or MONARCH_SECRET where it is None. `ca="trust_all_connections"`
     uses no certificates.
 
-    ValueError when only some of the certificates are given, when a file cannot be read, and when there is neither a
-    secret nor a certificate for an address that others can reach, unless everybody is to be trusted: that warns.
+    ValueError when only some of the certificates are given, when a file cannot be read, when an address wants certificates
+    (`tls://`) and there are none, and when there is neither a secret nor a certificate for an address that others can
+    reach, unless everybody is to be trusted: that warns.
     """
     trusting = ca == TRUST_ALL
     given = [ca, certificate, private_key]
@@ -50,27 +55,44 @@ def credentials(
             f"TLS between hosts is mutual and needs ca, certificate and private_key; missing: {', '.join(names)}. "
             f"`monarch certs DIRECTORY` makes all three"
         )
+    if given[2] is not None and not isinstance(given[2], bytes):
+        _warn_of_readers(given[2])
     known = load_secret(secret, os.environ)
+    there = list(addresses)
+    if not pems[0]:
+        check_plain(there)
     if known is None and not pems[0]:
-        _check_open(list(addresses), trusting)
+        _check_open(there, trusting, dialled)
     return Credentials(known.reveal() if known is not None else b"", pems[0], pems[1], pems[2])
 
 
-def _check_open(addresses: list[str], trusting: bool) -> None:
+def check_plain(addresses: Iterable[str]) -> None:
+    """ValueError when one of them wants certificates, of which there are none: what goes there is never sent in plain."""
+    for address in addresses:
+        if host_address.parse(address).tls:
+            raise ValueError(
+                f"{address!r} wants TLS, and no certificates are given: nothing is sent there in plain. Give ca, certificate "
+                f"and private_key ({', '.join(_TLS)}; `monarch certs DIRECTORY` makes them), or write tcp:// "
+                f"on both sides where nobody else can read what goes over the network"
+            )
+
+
+def _check_open(addresses: list[str], trusting: bool, dialled: bool) -> None:
     """A Unix socket takes our own user only, a port of this machine every user of it, others those of other machines."""
-    exposed = [address for address in addresses if _reach(address) >= (_MACHINES if trusting else _USERS)]
+    exposed = [address for address in addresses if _reach(address, dialled) >= (_MACHINES if trusting else _USERS)]
     if not exposed:
         return
     where = ", ".join(exposed[:4]) + (f" and {len(exposed) - 4} more" if len(exposed) > 4 else "")
     if not trusting:
         raise ValueError(
             f"nothing protects {where}: whoever can connect can run code there. Give both sides the same secret "
-            f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...) or certificates (ca=, certificate=, private_key=, made by "
-            f"`monarch certs`). In a network where everybody is trusted: ca={TRUST_ALL!r}"
+            f"(MONARCH_SECRET_FILE, MONARCH_SECRET, or secret=...; `monarch secret FILE` makes one) or certificates (ca=, "
+            f"certificate=, private_key=; `monarch certs DIRECTORY` makes them). In a network where everybody is trusted: "
+            f"ca={TRUST_ALL!r}"
         )
     warnings.warn(
         f"ca={TRUST_ALL!r} without a secret: whoever can connect to {where} can run code there. Set MONARCH_SECRET_FILE "
-        f"on both sides to keep strangers out",
+        f"on both sides to keep strangers out (`monarch secret FILE` makes one)",
         UserWarning,
         stacklevel=4,
     )
@@ -79,13 +101,47 @@ def _check_open(addresses: list[str], trusting: bool) -> None:
 _OURS, _USERS, _MACHINES = range(3)
 
 
-def _reach(address: str) -> int:
-    """Who can connect there: processes of our own user, all users of this machine, other machines as well."""
-    place = host_address.parse(address).bind
+def _reach(address: str, dialled: bool) -> int:
+    """Who can connect there: processes of our own user, all users of this machine, other machines as well. Of an alias
+    (`dial@bind`) the place that is dialled counts for who dials, and for who listens whoever gets through to either."""
+    found = host_address.parse(address)
+    places = (found.dial,) if dialled and found.dial is not None else (found.dial, found.bind)
+    return max(_reach_of(place) for place in places if place is not None)
+
+
+def _reach_of(place: host_address.Place) -> int:
     if isinstance(place, host_address.Ipc):
         return _OURS
-    loopback = host_address.is_address(place.host) and ipaddress.ip_address(place.host).is_loopback
-    return _USERS if loopback or place.host == "localhost" else _MACHINES
+    if isinstance(place, host_address.Inherited):
+        return _reach_of_descriptor(place.fd)
+    return _USERS if place.host == "localhost" or _is_loopback(place.host) else _MACHINES
+
+
+def _reach_of_descriptor(fd: int) -> int:
+    """Where it is bound counts, and not what the address says of it."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.family == socket.AF_UNIX:
+                return _OURS
+            return _USERS if _is_loopback(str(sock.getsockname()[0])) else _MACHINES
+    except OSError:  # not open, or no socket: nothing listens there, which whoever tries to will say
+        return _OURS
+
+
+def _is_loopback(host: str) -> bool:
+    return host_address.is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _warn_of_readers(private_key: str | os.PathLike[str]) -> None:
+    """Not refused, as a secret's file would be: keys are often mounted with modes that nobody here can change."""
+    mode = stat.S_IMODE(os.stat(private_key).st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        warnings.warn(
+            f"the private key {os.fspath(private_key)!r} may be read by others (mode {mode:04o}), who can then run code "
+            f"on all hosts; run chmod 600 on it",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def own_credentials() -> Credentials:

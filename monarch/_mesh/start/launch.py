@@ -135,7 +135,7 @@ def check_room(count: int, running: int) -> None:
             f"which {pids_now} exist (pids.max)"
         )
     files, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 3 * (running + count) + 64
+    wanted = 3 * running + 5 * count + 64  # two more for each until it is forked
     if files != resource.RLIM_INFINITY and wanted > files:
         raise CannotLaunch(
             f"{count} processes asked for: the host agent needs {wanted} descriptors for them, and the limit is "

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from monarch._mesh.start import threads
+from monarch._mesh.start.agent_process import inheritable
 from monarch._mesh.start.preload import preloads
 from monarch._runtime.context import here
 from monarch._shape.extent import Extent, Point
@@ -88,9 +89,10 @@ def launch_spec(
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     change = _change(env)
+    inherited = {} if remote else change.over(threads.inherited(inheritable(os.environ)))
     return LaunchSpec(
         name=name,
-        env={} if remote else change.over(threads.inherited(os.environ)),
+        env=inherited,
         cwd=cwd,
         path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
@@ -99,7 +101,7 @@ def launch_spec(
         prefix_with_rank=settings.get("prefix_with_rank"),
         preload=preloads(),
         gated=gated,
-        commands=[_command(command, remote) for command in commands] or None,
+        commands=[_command(command, inherited, remote) for command in commands] or None,
         binds=binds,
         client=here().client,
         change=change if remote else None,
@@ -107,9 +109,9 @@ def launch_spec(
     )
 
 
-def _command(command: BootstrapCommand, remote: bool) -> Command:
+def _command(command: BootstrapCommand, inherited: Mapping[str, str], remote: bool) -> Command:
     change = _change(command.env, command.inherit_env)
-    env = {} if remote else change.over(threads.inherited(os.environ))
+    env = {} if remote else change.over(inherited)
     return Command(command.program, command.arg0, list(command.args), env, change if remote else None)
 
 

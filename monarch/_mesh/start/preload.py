@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 
-import msgspec
-
+from monarch._wire import os_text
 from monarch._wire.message import LaunchSpec
 from monarch.config import settings
 
@@ -33,8 +32,8 @@ def refreshed(launch: bytes, training: bool = False) -> bytes:
     The compiler is left out unless the first processes had it: distributed tensors import it here and never there, and a fork
     server takes two seconds to load it.
     """
-    spec = msgspec.msgpack.decode(launch, type=LaunchSpec)
+    spec = os_text.decode(launch, LaunchSpec)
     spec.preload = [name for name in preloads() if name != "torch._dynamo" or name in spec.preload]
     if training and settings.get("preload") == "auto":
         spec.warm = [name for name in _TRAINING if name not in spec.preload]
-    return msgspec.msgpack.encode(spec)
+    return os_text.encode(spec)

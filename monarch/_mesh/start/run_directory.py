@@ -1,74 +1,172 @@
-"""The folder of one client's run, where its sockets live: 0700, removed with the run.
+"""The folder of one run, where its sockets live: 0700, removed with the run.
 
-<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: the client's process id
+<base>/monarch-<uid>/<id>/    agent, client, <mesh uid>.<rank>: sockets; pid: of whoever made it, for people; lock
+
+Who made the folder and its host agent hold `lock` locked (flock) as long as they live: a folder whose lock is free is of
+a dead run, and the next one removes it, with the processes of that run that are left. Process ids would not do: containers
+share /tmp, and do not see each other's.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
-import socket
 import stat
+import time
 
+from monarch._mesh.start.leftovers import kill_run
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
+_LOCK = "lock"
+_UNFINISHED = 3600.0  # seconds until a folder without a lock counts as one whose making was broken off
+_ATTEMPTS = 10
 
-def make_directory() -> str:
-    """A fresh folder for this client's sockets, 0700, in one that only this user can enter."""
-    import tempfile  # slow to import; used when a client starts
 
-    given = str(settings.get("runtime_dir"))
-    base = given or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
-    parent = os.path.join(base, f"monarch-{os.getuid()}")
+class RunDirectory:
+    """`lock` is the descriptor that keeps the folder ours; a host agent inherits it."""
+
+    def __init__(self, path: str, lock: int) -> None:
+        self.path = path
+        self.lock = lock
+
+    def remove(self) -> None:
+        """Removes the folder and lets go of its lock. May be called again."""
+        remove_directory(self.path)
+        lock, self.lock = self.lock, -1
+        if lock >= 0:
+            try:
+                os.close(lock)
+            except OSError:  # a program that closes every descriptor has closed it
+                pass
+
+
+def make_directory() -> RunDirectory:
+    """A fresh folder for a run, 0700, in one that only this user can enter. RuntimeError, which names the path, when there
+    can be none."""
+    base = base_directory()
     hint = "say where with MONARCH_RUNTIME_DIR or monarch.configure(runtime_dir=...)"
     try:
+        base.encode()
+    except UnicodeEncodeError:
+        raise RuntimeError(f"monarch cannot make its runtime folder in {base!r}, which is not UTF-8; {hint}") from None
+    try:
         if not os.path.isdir(base):
-            raise FileNotFoundError(2, "No such directory", base)
-        directory = _make_both(parent)
-        status = os.lstat(parent)
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-            raise PermissionError(1, "it belongs to somebody else", parent)
-        if status.st_mode & 0o077:
-            os.chmod(parent, 0o700)
-        _sweep(parent)
-        with open(os.path.join(directory, "pid"), "w") as file:
-            file.write(str(os.getpid()))
+            raise FileNotFoundError(errno.ENOENT, "No such directory", base)
+        for attempt in range(_ATTEMPTS):
+            parent = _own_parent(base)
+            _sweep(parent)
+            try:
+                return _make(parent)
+            except FileNotFoundError:  # another run has just removed the user's folder, being the last one in it
+                if attempt == _ATTEMPTS - 1:
+                    raise
     except OSError as exc:
         raise RuntimeError(
-            f"monarch cannot make its runtime folder in {base!r}: {exc.strerror} ({exc.filename}); {hint}"
+            f"monarch cannot make its runtime folder in {base!r}: {exc.strerror} ({exc.filename or base}); {hint}"
         ) from exc
-    return directory
+    raise AssertionError("unreachable")
+
+
+def base_directory() -> str:
+    """The folder in which those of all users are."""
+    import tempfile  # slow to import; used when a client starts
+
+    return str(settings.get("runtime_dir")) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+
+
+def _own_parent(base: str) -> str:
+    """This user's folder in `base`. Where somebody else has taken its name, one whose name nobody could know before."""
+    import tempfile
+
+    name = f"monarch-{os.getuid()}"
+    parent = os.path.join(base, name)
+    try:
+        os.mkdir(parent, 0o700)
+    except FileExistsError:
+        pass
+    if _make_private(parent):
+        return parent
+    for other in sorted(os.listdir(base)):
+        if other.startswith(f"{name}-") and _make_private(os.path.join(base, other)):
+            return os.path.join(base, other)
+    return tempfile.mkdtemp(prefix=f"{name}-", dir=base)
+
+
+def _make_private(path: str) -> bool:
+    """Whether it is a folder of ours, no link; from now on nobody else can enter it."""
+    try:
+        status = os.lstat(path)
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        if status.st_mode & 0o077:
+            os.chmod(path, 0o700)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _make(parent: str) -> RunDirectory:
+    path = os.path.join(parent, new_id())
+    os.mkdir(path, 0o700)
+    lock = -1
+    try:
+        lock = os.open(os.path.join(path, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        if not _take(lock) or not os.path.exists(os.path.join(path, _LOCK)):  # swept before it was locked
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        with open(os.path.join(path, "pid"), "w") as file:
+            file.write(str(os.getpid()))
+    except BaseException:
+        RunDirectory(path, lock).remove()
+        raise
+    return RunDirectory(path, lock)
+
+
+def _take(lock: int) -> bool:
+    """Whether the lock is ours now. True as well on file systems that have no locks; there nothing is swept."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        return exc.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
 
 
 def _sweep(parent: str) -> None:
-    """Removes folders of clients that died together with their agents."""
-    for name in os.listdir(parent):
+    """Removes the folders of runs that are dead, and what is left of these runs."""
+    try:
+        names = os.listdir(parent)
+    except FileNotFoundError:
+        return
+    for name in names:
         path = os.path.join(parent, name)
-        try:
-            with open(os.path.join(path, "pid")) as file:
-                pid = int(file.read() or "0")
-        except (OSError, ValueError):
-            continue
-        if pid and not os.path.exists(f"/proc/{pid}"):
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                try:
-                    probe.connect(os.path.join(path, "agent"))
-                except OSError:
-                    remove_directory(path)
+        lock = _lock_of_dead(path)
+        if lock is not None:
+            kill_run(path)
+            RunDirectory(path, lock).remove()
 
 
-def _make_both(parent: str) -> str:
-    """The run's folder, and the user's around it, which another run may be removing just now."""
-    for attempt in range(10):
-        try:
-            os.makedirs(parent, mode=0o700, exist_ok=True)
-            directory = os.path.join(parent, new_id())
-            os.mkdir(directory, 0o700)
-            return directory
-        except FileNotFoundError:
-            if attempt == 9:
-                raise
-    raise AssertionError("unreachable")
+def _lock_of_dead(path: str) -> int | None:
+    """The lock of a dead run's folder, held by us from now on; -1 when it has none. None: it may be alive."""
+    try:
+        lock = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return -1 if _age(path) > _UNFINISHED else None
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def _age(path: str) -> float:
+    try:
+        return time.time() - os.lstat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def remove_directory(directory: str) -> None:

@@ -49,12 +49,16 @@ def attach(address: str) -> None:
     needed where only that one can be reached. `this_host()` still is this machine.
 
     To be called before this program first uses the runtime: RuntimeError afterwards. The same address again is a no-op;
-    another one raises RuntimeError. ValueError for anything that is not the address of a worker.
+    another one raises RuntimeError. ValueError for anything that is not the address of a worker, and for a `tls://` address
+    without certificates (MONARCH_TLS_CA, MONARCH_TLS_CERT, MONARCH_TLS_KEY).
     """
     global _gateway
+    from monarch._mesh.start.credentials import check_plain, own_credentials
     from monarch._wire.host_address import parse_dial  # for the few programs that need it
 
     prefix = parse_dial(address).prefix
+    if not own_credentials().ca:
+        check_plain([address])
     if prefix == _gateway:
         return
     if _gateway:

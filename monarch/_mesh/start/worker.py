@@ -10,21 +10,17 @@ it. It ends with this process; when the last mesh that owns the host calls `shut
 from __future__ import annotations
 
 import logging
-import socket
 import sys
-from typing import TYPE_CHECKING
 
-from monarch._mesh.start import agent_process
+from monarch._mesh.start import agent_process, leftovers
 from monarch._mesh.start.agent_process import AgentOptions
 from monarch._mesh.start.credentials import Pem, credentials
-from monarch._mesh.start.run_directory import make_directory, remove_directory
+from monarch._mesh.start.run_directory import make_directory
+from monarch._runtime import standard_streams
 from monarch._runtime.future import Future, Slot, make_future
 from monarch._runtime.loop import start_thread
 from monarch._wire import host_address
 from monarch._wire.auth import Secret
-
-if TYPE_CHECKING:
-    import subprocess
 
 logger = logging.getLogger("monarch")
 
@@ -41,7 +37,8 @@ def run_worker_loop_forever(
     `HostMesh.shutdown()`, this process exits with status 0, its `atexit` functions included.
 
     `address`: `tcp://host:port`, `tcp://*:port` for all interfaces, `ipc://path`, `tcp://host:fdN` for an inherited
-    descriptor that listens already, `dial@bind` to listen at one and be known by the other. Clients that leave without
+    descriptor that is bound, `dial@bind` to listen at one and be known by the other; a name may stand before any of these
+    (`name@tcp://host:port`). Clients that leave without
     a word lose their processes here (their end is noticed at once, their silence after `mesh_orphan_timeout`); the host
     waits for the next.
 
@@ -105,29 +102,26 @@ class _Worker:
     ) -> None:
         host_address.parse(address)
         given = credentials(ca, certificate, private_key, secret, [address])
+        standard_streams.secure()
         self._directory = make_directory()
         try:
-            options = AgentOptions(self._directory, address, worker=True, credentials=given)
-            self._agent, self._sock, self.prefix = agent_process.start(options)
+            options = AgentOptions(self._directory.path, address, worker=True, credentials=given)
+            self._agent, self._sock, self.prefix = agent_process.start(options, self._directory.lock)
             logger.info("serving as host %s until it is shut down", self.prefix)
         except BaseException:
-            remove_directory(self._directory)
+            self._directory.remove()
             raise
 
     def wait(self) -> None:
         """Until it was shut down."""
         try:
-            code = self._agent.wait()
+            code = leftovers.reap(self._agent, self._directory.path)
         finally:  # Ctrl-C among others
-            _end(self._agent, self._sock)
-            remove_directory(self._directory)
+            self._sock.close()  # the agent ends with this socket, its processes in order before it
+            leftovers.reap(self._agent, self._directory.path)
+            self._directory.remove()
         if code:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
             raise RuntimeError(
                 f"the host agent of {self.prefix} (pid {self._agent.pid}) {how}; its processes ended with it"
             )
-
-
-def _end(agent: subprocess.Popen[bytes], sock: socket.socket) -> None:
-    sock.close()  # it ends with this socket, its processes in order before it
-    agent.wait()

@@ -49,13 +49,15 @@ class DialFailed(ConnectionError):
 
     `refused`: every address said no (nobody listens at that port, or the handshake was refused); otherwise there was no
     answer, or half of one. `final`: trying again does not help until somebody changes something (another secret, another
-    version, no host of ours).
+    version, no host of ours). `unknown`: the name service says that there is no such name, which is final for a host that
+    was never reached; one that was may be between two entries.
     """
 
-    def __init__(self, text: str, refused: bool = False, final: bool = False) -> None:
+    def __init__(self, text: str, refused: bool = False, final: bool = False, unknown: bool = False) -> None:
         super().__init__(text)
         self.refused = refused
         self.final = final
+        self.unknown = unknown
 
 
 class Connection(Protocol):

@@ -14,6 +14,7 @@ from monarch._wire.host_address import HostAddress, Ipc, Tcp, is_address
 from monarch._wire.transport.base import DialFailed, Reactor, StreamSocket, Timer
 from monarch._wire.transport.handshake import Handshake
 from monarch._wire.transport.listeners import TLS_MISSING, name_of, tls_over, tune
+from monarch._wire.transport.socket_errors import OnDial, explain, on_dial
 from monarch._wire.transport.unix import same_user
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 CONNECT_DEADLINE = 5.0  # seconds for one address to take the connection
 RESOLVE_DEADLINE = 10.0  # seconds for the name service
+_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)  # others, such as EAI_AGAIN, may be better in a moment
 _ADDRESSES = 8  # of one name that are tried
 
 
@@ -70,6 +72,7 @@ class Dial:
         self._failures: list[str] = []
         self._refused = True
         self._final = False
+        self._unknown = False
         self._sock: socket.socket | None = None
         self._handshake: Handshake | None = None
         self._timer: Timer | None = None
@@ -108,18 +111,24 @@ class Dial:
         try:
             found = _resolve(self._to)
         except OSError as exc:
-            text = f"the name {self._to.host!r} is not known: {exc.strerror or exc}"
-            self._loop.call_soon(lambda: self._resolved([], text))
+            unknown = isinstance(exc, socket.gaierror) and exc.errno in _NO_SUCH_NAME
+            text = (
+                f"the name {self._to.host!r} is not known: {exc.strerror or exc} (is it spelt right, and known on this host?)"
+                if unknown
+                else f"the name {self._to.host!r} could not be looked up: {exc.strerror or exc}"
+            )
+            self._loop.call_soon(lambda: self._resolved([], text, unknown))
         else:
             self._loop.call_soon(lambda: self._resolved(found, ""))
 
     def _unresolved(self) -> None:
         self._resolved([], f"the name service did not answer within {RESOLVE_DEADLINE:g} s")
 
-    def _resolved(self, found: list[tuple[int, Any]], failure: str) -> None:
+    def _resolved(self, found: list[tuple[int, Any]], failure: str, unknown: bool = False) -> None:
         if self._over or self._left or self._sock is not None:  # the name service answered too late
             return
         self._drop()
+        self._unknown = unknown
         if failure:
             self._refused = False
             self._give_up(failure)
@@ -198,7 +207,7 @@ class Dial:
 
     def _failed(self, where: Any, error: int) -> None:
         self._drop()
-        self._refused = self._refused and error in (errno.ECONNREFUSED, errno.ENOENT)
+        self._refused = self._refused and on_dial(error) is OnDial.ENDED
         self._failures.append(self._at(where, _explain(error)))
         self._try_next()
 
@@ -209,7 +218,7 @@ class Dial:
 
     def _give_up(self, text: str) -> None:
         self._over = True
-        self._done(DialFailed(f"no connection to {self._to}: {text}", refused=self._refused, final=self._final))
+        self._done(DialFailed(f"no connection to {self._to}: {text}", self._refused, self._final, self._unknown))
 
     def _stop_watching(self) -> None:
         if self._timer is not None:
@@ -240,6 +249,4 @@ def _explain(error: int) -> str:
         return f"{text} (nobody listens there: is the worker running, and is the port right?)"
     if error == errno.ETIMEDOUT:
         return f"{text} (no answer within {CONNECT_DEADLINE:g} s: is the host up, and does a firewall let the port through?)"
-    if error == errno.EAGAIN:
-        return "its queue of connections is full; it may be busy"
-    return text
+    return explain(OSError(error, text))

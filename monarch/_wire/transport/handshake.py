@@ -20,6 +20,10 @@ DEADLINE = 5.0  # seconds for all of it, however lively the other side is meanwh
 _DRAINED = 16  # reads, of 4 KiB, of what is not wanted any more
 
 
+def _nothing(*_: object) -> None:
+    return None
+
+
 class Handshake:
     """One connection until it may speak. All of it runs on the I/O thread.
 
@@ -36,14 +40,17 @@ class Handshake:
         *,
         tls: TlsSocket | None = None,
         deadline: float = DEADLINE,
+        spoke: Callable[[], None] = _nothing,
     ) -> None:
-        """`tls`: the TLS session over `sock`; it is what `done` gets then."""
+        """`tls`: the TLS session over `sock`; it is what `done` gets then. `spoke` is called once, when the other side has
+        sent a valid first message."""
         self._plain = sock
         self._sock: StreamSocket = sock if tls is None else tls
         self._tls = tls
         self._loop = loop
         self._challenge = challenge
-        self._done = done
+        self._done: Callable[[StreamSocket | Failure], None] = done
+        self._spoke: Callable[[], None] | None = spoke
         self._fd = sock.fileno()
         self._buffer = b""
         self._out = b""
@@ -88,6 +95,9 @@ class Handshake:
             self._broke(exc)
         if not self._over and self._lingers is None:
             self._watch_writable()
+            if self._spoke is not None and (self._challenge.greeted or (self._tls is not None and self._tls.spoken)):
+                spoke, self._spoke = self._spoke, None
+                spoke()
 
     def _broke(self, exc: OSError) -> None:
         """A broken connection may be better the next time; certificates that do not fit will not."""
@@ -149,12 +159,14 @@ class Handshake:
         self._over = True
         self._timer.cancel()
         self._loop.remove(self._fd)
+        # They hold this object: it is freed at once, and not by the garbage collector.
+        done, self._done, self._spoke = self._done, _nothing, None
         if failure is None:
-            self._done(self._sock)
+            done(self._sock)
         else:
             self._forget_unread()
             self._sock.close()
-            self._done(failure)
+            done(failure)
 
     def _forget_unread(self) -> None:
         """Closing with bytes unread would be a reset, which takes from the other side what it was told last."""

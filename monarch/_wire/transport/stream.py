@@ -17,11 +17,13 @@ from time import perf_counter
 from monarch._wire import message
 from monarch._wire.frame import Buffer, Decoder, FrameError, encode_small
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket
+from monarch._wire.transport.socket_errors import OUT_OF
 
 READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
 
 _IOV_MAX = 1024
 _BYTES_A_TURN = 8 * 1024 * 1024  # read from one connection before the others get their turn
+_REST = 0.02  # seconds until a call is made again for which there was no memory
 _STALLED = 30.0  # seconds without progress after which a waiting sender leaves its bytes to the queue
 
 
@@ -51,8 +53,15 @@ class StreamConnection:
         self._lost = False
         self._reason = ""
         self._reading = True
+        self._resting = False
+        self.says_why = False  # whether the other side hears in a Bye what is wrong with its frames
         self._coalesced = False  # the queue holds frames only because their senders were in no hurry
         self._last_coalesced = 0.0
+
+    def heard_by(self, handler: Handler) -> None:
+        """On the I/O thread: `handler` hears what comes from now on. It is a link, which a Bye would end."""
+        self._handler = handler
+        self.says_why = False
 
     def start(self) -> None:
         """Begins to read. Call once `remote` and the owner are ready for events."""
@@ -131,7 +140,9 @@ class StreamConnection:
             except (BlockingIOError, InterruptedError):
                 sent = 0
             except OSError as exc:
-                raise ConnectionLost(str(exc)) from exc
+                if exc.errno not in OUT_OF:
+                    raise ConnectionLost(str(exc)) from exc
+                sent, wait = 0, False
             pieces = _after(pieces, sent)
         if wait and pieces and not self._out:
             pieces = self._write_waiting(pieces)
@@ -158,6 +169,8 @@ class StreamConnection:
                 except (BlockingIOError, InterruptedError):
                     continue
                 except OSError as exc:
+                    if exc.errno in OUT_OF:
+                        break
                     raise ConnectionLost(str(exc)) from exc
         except BaseException:  # Ctrl-C in the middle of a frame: the rest of it still has to follow
             if pieces and not self._lost:
@@ -233,7 +246,10 @@ class StreamConnection:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
-                self._lose(str(exc))
+                if exc.errno in OUT_OF and not final:
+                    self._rest()
+                else:
+                    self._lose(str(exc))
                 return
             if not count:
                 self._lose("the other process closed the connection")
@@ -242,6 +258,7 @@ class StreamConnection:
             try:
                 frames = decoder.received(count)
             except FrameError as exc:
+                self._say_bye(str(exc))
                 self._lose(str(exc))
                 return
             if frames:
@@ -250,6 +267,18 @@ class StreamConnection:
                 return
             budget -= count
         self._read_rest()
+
+    def _say_bye(self, why: str) -> None:
+        """If that can be done at once, and in between two frames."""
+        if not self.says_why or not self._lock.acquire(False):
+            return
+        try:
+            if not self._out and not self._deferred:
+                self._sock.send(encode_small(message.encode(message.Bye(why)), b""))
+        except OSError:
+            pass
+        finally:
+            self._lock.release()
 
     def _read_rest(self) -> None:
         """Comes back for bytes that the socket holds itself: the kernel does not tell of them."""
@@ -280,7 +309,10 @@ class StreamConnection:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
-                self.close(str(exc))
+                if exc.errno in OUT_OF:
+                    self._rest()
+                else:
+                    self.close(str(exc))
                 return
             self.queued -= sent
             while sent:
@@ -290,6 +322,19 @@ class StreamConnection:
                     break
                 sent -= len(head)
                 out.popleft()
+
+    def _rest(self) -> None:
+        """The machine is out of memory for it just now, of which the connection has no fault: goes on a little later."""
+        if not self._resting:
+            self._resting = True
+            self._loop.want_write(self._fd, False, False)
+            self._loop.call_later(_REST, self._go_on)
+
+    def _go_on(self) -> None:
+        self._resting = False
+        with self._lock:
+            if not self._lost:
+                self._loop.want_write(self._fd, bool(self._out), self._reading)
 
     def _tell_room(self) -> None:
         if self._room is not None and (self.queued < self._limit or self._lost):
@@ -348,6 +393,7 @@ class StreamConnection:
             return
         self._out.clear()
         self.queued = 0
+        self._decoder.release()  # whoever remembers the connection is not to keep what it received into
         self._sock.close()
         self._lock.release()
 

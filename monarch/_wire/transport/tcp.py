@@ -7,15 +7,17 @@ and the challenge on the job's secret. Everything runs on the I/O thread, but fo
 
 from __future__ import annotations
 
-import errno
 import logging
+import random
+import resource
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch._wire.auth import Acceptor, Failure, Secret
 from monarch._wire.host_address import HostAddress
+from monarch._wire.transport.accepting import Accepting
 from monarch._wire.transport.base import Reactor, StreamSocket, Timer
 from monarch._wire.transport.dialling import Dial, dial
 from monarch._wire.transport.handshake import Handshake
@@ -30,6 +32,7 @@ from monarch._wire.transport.listeners import (
     tls_over,
     tune,
 )
+from monarch._wire.transport.places import Places, source_of
 from monarch._wire.transport.unix import same_user
 
 if TYPE_CHECKING:
@@ -39,10 +42,8 @@ __all__ = ["Accepted", "Dial", "TcpListener", "dial"]
 
 logger = logging.getLogger("monarch")
 
-IN_HANDSHAKE = 64  # connections of one listener that have not shown yet who they are
-_ACCEPTS_A_TURN = 64
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE = 1.0  # seconds without accepting when there are no descriptors left
+IN_HANDSHAKE = 512  # connections of one listener that have not shown yet who they are
+_SHARE = 4  # at most one in so many of the descriptors that this process may have
 _LINES, _LINES_SECONDS = 5, 10.0
 
 
@@ -60,8 +61,9 @@ class TcpListener:
     """Listens where `address` says, from its making until `close`, and hands each connection that may speak to `accept`.
 
     `*` listens over IPv6 and IPv4 where the machine has both. A Unix socket has mode 0600 and takes our own user only; a
-    file that is left there is removed when nobody listens to it. Bounds: 64 connections in their handshake, the oldest gives
-    way to the next; each for 5 seconds at most. Those that fail are logged with their address, 5 lines in 10 seconds.
+    file that is left there is removed when nobody listens to it. Bounds: 512 connections in their handshake, or a quarter of
+    the descriptors of this process, then one gives way to the next (see `places`); each for 5 seconds at most. Those that
+    fail are logged with their address, 5 lines in 10 seconds.
 
     Make and close it on the I/O thread, or before it runs. OSError when the address cannot be had, ValueError when it wants
     certificates (`tls`, a context for servers) and there are none.
@@ -81,16 +83,15 @@ class TcpListener:
         self._loop = loop
         self._accept = accept
         self._secret = secret
-        self._handshakes: dict[Handshake, str] = {}  # oldest first
+        self._handshakes: Places[Handshake] = Places(_most_in_handshake(), random.Random())
         self._log = _FailureLog(loop)
-        self._timer: Timer | None = None
-        self._sock = listen(address)
-        self._tls = None if self._sock.family == socket.AF_UNIX else tls
+        sock = listen(address)
+        self._tls = None if sock.family == socket.AF_UNIX else tls
         self._file = socket_file(address)
         self._closed = False
-        self.prefix = address.prefix or prefix_of(address, self._sock)
+        self.prefix = address.prefix or prefix_of(address, sock)
         """What addresses of processes on this host begin with."""
-        loop.add(self._sock.fileno(), self._on_event)
+        self._accepting = Accepting(sock, loop, self._shake_hands, self._give_one_up)
 
     def __repr__(self) -> str:
         return f"<TcpListener {self.prefix} ({len(self._handshakes)} in handshake{', closed' if self._closed else ''})>"
@@ -98,40 +99,12 @@ class TcpListener:
     def statistics(self) -> dict[str, int]:
         return {"handshake": len(self._handshakes), "failed": self._log.total}
 
-    def _on_event(self, _mask: int) -> None:
-        for _ in range(_ACCEPTS_A_TURN):
-            try:
-                sock, _ = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError as exc:
-                if self._closed:
-                    return
-                if exc.errno not in _OUT_OF_DESCRIPTORS:
-                    self._log.failed("a connection that was not accepted", str(exc), self.prefix)
-                    return
-                self._pause(exc)
-                return
-            self._shake_hands(sock)
+    def _give_one_up(self) -> None:
+        handshake = self._handshakes.victim()
+        if handshake is not None:
+            handshake.give_up("too many connections were in their handshake, and this one gave way")
 
-    def _pause(self, exc: OSError) -> None:
-        """Without descriptors the kernel would tell of the waiting connection again and again."""
-        self._log.failed("the next connection", f"it is accepted later: {exc.strerror}", self.prefix)
-        self._give_up_oldest()
-        self._loop.remove(self._sock.fileno())
-        self._timer = self._loop.call_later(_PAUSE, self._go_on)
-
-    def _go_on(self) -> None:
-        self._timer = None
-        if not self._closed:
-            self._loop.add(self._sock.fileno(), self._on_event)
-
-    def _give_up_oldest(self) -> None:
-        for handshake in self._handshakes:
-            handshake.give_up("it was slow, and others were waiting for their handshake")
-            return
-
-    def _shake_hands(self, sock: socket.socket) -> None:
+    def _shake_hands(self, sock: socket.socket, where: Any) -> None:
         try:
             peer = peer_of(sock)
             reached = name_of(sock.getsockname()) or self.prefix
@@ -144,19 +117,22 @@ class TcpListener:
         except OSError:  # gone already
             sock.close()
             return
-        if len(self._handshakes) >= IN_HANDSHAKE:
-            self._give_up_oldest()
+        if self._handshakes.full:
+            self._give_one_up()
 
         def done(outcome: StreamSocket | Failure) -> None:
-            del self._handshakes[handshake]
+            self._handshakes.remove(handshake)
             if isinstance(outcome, Failure):
                 if not self._closed:
                     self._log.failed(peer, outcome.text, self.prefix)
             else:
                 self._accept(Accepted(outcome, peer, reached))
 
-        handshake = Handshake(sock, self._loop, Acceptor(self._secret), done, tls=tls)
-        self._handshakes[handshake] = peer
+        def spoke() -> None:
+            self._handshakes.spoke(handshake)
+
+        handshake = Handshake(sock, self._loop, Acceptor(self._secret), done, tls=tls, spoke=spoke)
+        self._handshakes.add(handshake, source_of(where[0]) if isinstance(where, tuple) else "")
         handshake.start()
 
     def close(self) -> None:
@@ -164,15 +140,17 @@ class TcpListener:
         if self._closed:
             return
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        self._loop.remove(self._sock.fileno())
-        self._sock.close()
+        self._accepting.close()
         if self._file is not None:
             remove_own(*self._file)
-        for handshake in list(self._handshakes):
+        for handshake in self._handshakes:
             handshake.give_up("the listener was closed")
         self._log.close()
+
+
+def _most_in_handshake() -> int:
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return IN_HANDSHAKE if descriptors < 0 else max(1, min(IN_HANDSHAKE, descriptors // _SHARE))
 
 
 class _FailureLog:

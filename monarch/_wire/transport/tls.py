@@ -95,6 +95,16 @@ def _as_file(given: Pem) -> Iterator[str]:
         os.close(fd)
 
 
+class _Scratch(threading.local):
+    """Where ciphertext is read to, on its way to OpenSSL: one a thread, not one a connection."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(_READ))
+
+
+_scratch = _Scratch()
+
+
 class TlsFailed(OSError):
     """TLS cannot go on with this other side. `tls_failure`: why, and what to do."""
 
@@ -124,11 +134,10 @@ class TlsSocket:
         self._lock = (
             threading.Lock()
         )  # OpenSSL's objects are not for two threads at once; held for computing, not for waiting
-        self._scratch = memoryview(bytearray(0))
         self._unsent = memoryview(b"")  # ciphertext that the kernel has not taken
         self._owed = 0  # bytes of the next send that are encrypted already: 0 or 1
         self._broken = ""
-        self._spoken = False
+        self.spoken = False  # whether OpenSSL had something to say: of a server, to a valid first message
         self._ended = False
         self.established = False
 
@@ -163,7 +172,7 @@ class TlsSocket:
                         return False
             except ssl.SSLError as exc:
                 self._collect()
-                if not self._spoken and not self._unsent:
+                if not self.spoken and not self._unsent:
                     self._unsent = memoryview(TLS_ALERT)  # OpenSSL says nothing to what is no TLS at all
                 try:
                     self._flush()  # the alert that tells the other side
@@ -260,7 +269,7 @@ class TlsSocket:
     def _collect(self) -> None:
         """What OpenSSL has written, behind what waits already."""
         if self._out.pending:
-            self._spoken = True
+            self.spoken = True
             data = self._out.read()
             self._unsent = memoryview(bytes(self._unsent) + data if self._unsent else data)
 
@@ -309,14 +318,13 @@ class TlsSocket:
 
     def _fill(self) -> bool:
         """Gives OpenSSL what has come, or the end of it. False when nothing has."""
-        if not self._scratch:
-            self._scratch = memoryview(bytearray(_READ))
+        scratch = _scratch.view
         try:
-            size = self._sock.recv_into(self._scratch)
+            size = self._sock.recv_into(scratch)
         except (BlockingIOError, InterruptedError):
             return False
         if size:
-            self._in.write(self._scratch[:size])
+            self._in.write(scratch[:size])
         else:
             self._in.write_eof()
         return True

@@ -15,8 +15,10 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from typing import Any
 
 from monarch._wire.address import name_of
+from monarch._wire.transport.accepting import Accepting
 from monarch._wire.transport.base import Handler, Reactor
 from monarch._wire.transport.stream import StreamConnection
 
@@ -47,10 +49,13 @@ def listen(path: str) -> socket.socket:
     return sock
 
 
-def dial(path: str) -> socket.socket:
-    """A connected socket. FileNotFoundError or ConnectionRefusedError when nobody listens there."""
+def dial(path: str, wait: bool = True) -> socket.socket:
+    """A connected socket. FileNotFoundError or ConnectionRefusedError when nobody listens there; other OSErrors as
+    `socket_errors` has them. When the queue of whoever listens is full it waits; without `wait` that is a BlockingIOError.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        sock.setblocking(wait)
         sock.connect(path)
         tune(sock)
     except BaseException:
@@ -113,44 +118,35 @@ class Listener:
         handed: Handed | None = None,
         lent: Lent | None = None,
     ) -> None:
-        self._sock = sock
         self._loop = loop
         self._accepted = accepted
         self._handed = handed
         self._lent = lent
         self._carriers: dict[socket.socket, bool] = {}  # and whether it brings a loan
         self.refused = 0
-        loop.add(sock.fileno(), self._on_event)
+        self._accepting = Accepting(sock, loop, self._on_accepted)
 
-    def _on_event(self, _mask: int) -> None:
-        for _ in range(64):
-            try:
-                sock, name = self._sock.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
-            except OSError:
-                if self._sock.fileno() < 0:  # closed by another thread just now
-                    return
-                raise
-            if not same_user(sock):
-                self.refused += 1
-                sock.close()
-            elif os.path.basename(os.fsdecode(name)).startswith((_HANDOVER, _LOAN)):
-                self._receive(sock, os.path.basename(os.fsdecode(name)).startswith(_LOAN))
-            else:
-                tune(sock)
-                self._accepted(sock)
+    def _on_accepted(self, sock: socket.socket, where: Any) -> None:
+        name = os.path.basename(os.fsdecode(where))
+        if not same_user(sock):
+            self.refused += 1
+            sock.close()
+        elif name.startswith((_HANDOVER, _LOAN)):
+            self._receive(sock, name.startswith(_LOAN))
+        else:
+            tune(sock)
+            self._accepted(sock)
 
     def look(self) -> None:
         """On the loop's thread: takes what has come and was not read yet."""
-        self._on_event(0)
+        self._accepting.look()
         for carrier in list(self._carriers):
             self._on_carrier(carrier)
 
     def _receive(self, carrier: socket.socket, loan: bool) -> None:
         carrier.setblocking(False)
-        self._carriers[carrier] = loan
         self._loop.add(carrier.fileno(), lambda _mask: self._on_carrier(carrier))
+        self._carriers[carrier] = loan
 
     def _on_carrier(self, carrier: socket.socket) -> None:
         room = socket.CMSG_SPACE(_DESCRIPTOR.size)
@@ -178,9 +174,7 @@ class Listener:
         carrier.close()
 
     def close(self) -> None:
-        if self._sock.fileno() >= 0:
-            self._loop.remove(self._sock.fileno())
-            self._sock.close()
+        self._accepting.close()
         for carrier in list(self._carriers):
             self._drop(carrier)
 
@@ -199,8 +193,13 @@ class UnixTransport:
         self.lent: Lent | None = None
 
     def dial(self, address: str) -> StreamConnection:
-        connection = self.connect(dial(f"{self._folder}/{name_of(address)}"), address)
-        connection.start()
+        sock = dial(f"{self._folder}/{name_of(address)}", wait=False)
+        try:
+            connection = self.connect(sock, address)
+            connection.start()
+        except BaseException:
+            sock.close()
+            raise
         return connection
 
     def connect(self, sock: socket.socket, remote: str) -> StreamConnection:
@@ -208,6 +207,7 @@ class UnixTransport:
         queue_limit, frame_limit = self._limits()
         connection = StreamConnection(sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit)
         connection.remote = remote
+        connection.says_why = True
         return connection
 
     def listen(self, sock: socket.socket) -> None:

@@ -100,10 +100,22 @@ def let_peers_read() -> None:
 
 
 def _tracer() -> int:
-    """The process whose descendants are everybody of this program here: the agent's parent, but for pid 1 the agent."""
+    """The process whose descendants are everybody of this program here: the agent's parent, but for pid 1 the agent. In the
+    client, whose child the agent is, the client itself: whoever started it is not to look into it."""
     agent = os.getppid()
+    if not _is_agent(agent):
+        return os.getpid()
     above = _parent(agent)
     return above if above > 1 else agent
+
+
+def _is_agent(pid: int) -> bool:
+    """Whether it runs a host agent: that has its module on its command line."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"monarch._mesh.agent.host_agent" in file.read()
+    except OSError:
+        return False
 
 
 def _parent(pid: int) -> int:

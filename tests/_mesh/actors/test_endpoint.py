@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._errors import BackpressureTimeout
+from monarch._mesh.actors.arity import Arity
 from monarch._mesh.actors.endpoint import (
     Endpoint,
     EndpointProperty,
     ValueStream,
-    _Arity,
     concurrent_endpoint,
     endpoint,
     send,
@@ -106,9 +106,9 @@ def test_arguments_are_refused_exactly_when_python_would(
         method(None, *args, **kwargs)
     except TypeError:
         with pytest.raises(TypeError):
-            _Arity(method, 1).check(args, kwargs)
+            Arity(method, 1).check(args, kwargs)
     else:
-        _Arity(method, 1).check(args, kwargs)
+        Arity(method, 1).check(args, kwargs)
 
 
 # --- on the mesh
@@ -243,7 +243,7 @@ def test_what_an_endpoint_is_not() -> None:
         pickle.dumps(on_mesh())
     with pytest.raises(NotImplementedError, match="its propagate is None"):
         on_mesh().rref(1)
-    assert repr(on_mesh()) == "<Endpoint worker.plus of 3 actors>"
+    assert repr(on_mesh()) == "<Endpoint worker.plus(y: 'int', z: 'int' = 0) -> 'int' of 3 actors>"
     plain_method = NotAnEndpoint(Mesh(1), "helper")  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"Worker\.helper is not annotated as an endpoint.*as_endpoint"):
         plain_method(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -482,7 +484,6 @@ def test_the_first_reason_to_stop_counts() -> None:
     ("end", "text"),
     [
         (ended("p0", -9), "Killed(sig=9)"),
-        (ended("p0", -11), "Killed(sig=11)"),
         (ended("p0", 7), "exited with non-zero code 7"),
         (ended("p0", 0), "exited cleanly"),
         (ended("p0", 1, detail="no such program"), "no such program"),
@@ -490,6 +491,12 @@ def test_the_first_reason_to_stop_counts() -> None:
 )
 def test_how_a_process_ended(end: ProcEnded, text: str) -> None:
     assert ledgers.describe_exit(end) == text
+
+
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTERM"])
+def test_a_signal_that_says_something_is_named(name: str) -> None:
+    number = signal.Signals[name].value
+    assert ledgers.describe_exit(ended("p0", -number)).startswith(f"Killed(sig={number}), {name}: ")
 
 
 def test_the_report_of_a_lost_process_names_actor_rank_process_and_its_last_words() -> None:
@@ -612,3 +619,22 @@ def test_when_everything_is_stopped_no_failure_is_told() -> None:
     assert feed(ledger, failed(0), ended("p1")) == []
     failure = ledger.check("k2", [0])
     assert failure is not None and failure.stopped and "the program ends" in failure.report
+
+
+class Counting(list[str]):
+    """Addresses that count how often somebody walks over all of them."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_large_mesh_whose_processes_end_one_by_one_is_not_searched_for_each() -> None:
+    addresses = Counting(f"p{rank}" for rank in range(1000))
+    ledger = ledger_with(Mesh(addresses=addresses))
+    walks = addresses.walks
+    told = [ledger.process_ended(ended(f"p{rank}")) for rank in range(1000)]
+    assert [len(effects) for effects in told] == [1] * 1000
+    assert addresses.walks <= walks + 1

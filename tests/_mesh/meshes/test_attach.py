@@ -13,6 +13,7 @@ import pytest
 from monarch._mesh.meshes.attach import Attaching, Workers
 from monarch._mesh.start import agent_process, launch
 from monarch._runtime.future import Done, Future, Slot, make_future
+from monarch._wire import os_text
 from monarch._wire.address import agent_at
 from monarch._wire.message import AttachedHost, Command, EnvChange, LaunchSpec, ProcEnded
 from monarch.config import configure
@@ -61,6 +62,18 @@ def test_futures_that_give_no_address() -> None:
         Workers([A, make_future(Slot())]).resolve()
 
 
+def test_an_address_that_comes_late_is_checked_as_the_others_are() -> None:
+    seen: list[Any] = []
+
+    def refuse(addresses: Any) -> None:
+        seen.extend(addresses)
+        raise ValueError("no certificates")
+
+    with pytest.raises(ValueError, match="no certificates"):
+        Workers([A, future("w@tls://b:2")], refuse).resolve()
+    assert seen == ["w@tls://b:2"]  # as it was given: what it is called by has no scheme
+
+
 # --- answers
 
 
@@ -106,7 +119,8 @@ def answer(attaching: Attaching, rank: int) -> AttachedHost:
 
 def test_every_host_is_asked_and_has_to_answer() -> None:
     attaching, proc = asked()
-    assert [(address, msg.env, msg.port, msg.rank) for address, msg in proc.posted] == [
+    told = [(address, os_text.decode(msg.env, dict[str, str]), msg.port, msg.rank) for address, msg in proc.posted]
+    assert told == [
         (agent_at(A), {"X": "1"}, 5, 0),
         (agent_at(B), {"X": "1"}, 5, 1),
     ]

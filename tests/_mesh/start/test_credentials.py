@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import warnings
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,10 @@ def test_certificates_are_bytes_or_files_or_named_by_the_environment(
     files = {name: tmp_path / name for name in PEMS}
     for name, file in files.items():
         file.write_bytes(PEMS[name])
+        file.chmod(0o644)
+    with pytest.warns(UserWarning, match=r"private key '.*private_key' may be read by others \(mode 0644\)"):
+        assert given(EXPOSED, **files) == expected
+    files["private_key"].chmod(0o600)
     assert given(EXPOSED, **files) == given(EXPOSED, **{name: str(file) for name, file in files.items()}) == expected
     for variable, name in (("CA", "ca"), ("CERT", "certificate"), ("KEY", "private_key")):
         monkeypatch.setenv(f"MONARCH_TLS_{variable}", str(files[name]))
@@ -108,3 +113,41 @@ def test_no_secret_is_shown() -> None:
     shown = repr(given(EXPOSED, secret="never to be seen", **PEMS))
     assert shown == "<Credentials with secret, with TLS>"
     assert repr(Credentials()) == "<Credentials without secret, without TLS>"
+
+
+@pytest.mark.parametrize("address", ["tls://10.0.0.1:1", "metatls://h:1", "me@tls://h:1", "tcp://h:1@tls://*:1"])
+@pytest.mark.parametrize(
+    "what", [{"secret": "a long one"}, {"ca": TRUST_ALL}, {"secret": "a long one", "ca": TRUST_ALL}]
+)
+def test_an_address_that_wants_certificates_is_never_spoken_to_in_plain(address: str, what: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="wants TLS, and no certificates are given") as raised:
+        given("tcp://fine:1", address, **what)
+    assert address in str(raised.value) and "monarch certs" in str(raised.value)
+    assert given(address, **PEMS).ca == b"authority"
+
+
+def test_of_an_alias_whoever_reaches_either_place_counts_and_for_who_dials_that_place() -> None:
+    for address in ("tcp://10.0.0.1:1@tcp://127.0.0.1:1", "tcp://127.0.0.1:1@tcp://*:1", "tcp://h:1@ipc:///tmp/w"):
+        with pytest.warns(UserWarning, match="whoever can connect"):
+            given(address, ca=TRUST_ALL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert given("tcp://127.0.0.1:1@tcp://localhost:1", ca=TRUST_ALL) == Credentials()
+        assert given("tcp://127.0.0.1:1@tcp://*:1", ca=TRUST_ALL, dialled=True) == Credentials()
+    with pytest.warns(UserWarning, match="whoever can connect"):
+        given("tcp://10.0.0.1:1@ipc:///tmp/w", ca=TRUST_ALL, dialled=True)
+
+
+def test_of_a_descriptor_its_socket_counts_and_not_what_is_said_of_it(tmp_path: Path) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as everywhere, pytest.warns(UserWarning, match="whoever can connect"):
+        given(f"tcp://127.0.0.1:fd{everywhere.fileno()}", ca=TRUST_ALL)
+    with socket.create_server(("127.0.0.1", 0)) as here, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        given(f"tcp://127.0.0.1:fd{here.fileno()}", ca=TRUST_ALL)
+        given(f"tcp://*:fd{here.fileno()}", ca=TRUST_ALL)
+        assert here.getsockname()
+    with socket.socket(socket.AF_UNIX) as ours, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours.bind(str(tmp_path / "s"))
+        given(f"tcp://127.0.0.1:fd{ours.fileno()}")
+        assert given("tcp://127.0.0.1:fd9999") == Credentials()  # that it is not open is said by who tries to listen

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import monarch
-from monarch.actor import SupervisionError, this_host
+from monarch.actor import Channel, SupervisionError, send, this_host
 from monarch.mesh_controller import spawn_tensor_engine
 from monarch.tensor import RemoteException, Stream, inspect
 from monarch.tensor.remote.remote_function import call_on_shard_and_fetch, remote
@@ -37,6 +37,24 @@ def test_every_process_runs_it(mesh: Any) -> None:
     with mesh.slice(gpus=1).activate():
         assert plus_rank.call_one(x).get(TIMEOUT).tolist() == [2, 2, 2]
         assert [value.tolist() for value in plus_rank.call(x).get(TIMEOUT).values()] == [[2, 2, 2]]
+
+
+def test_send_takes_a_remote_function(mesh: Any) -> None:
+    port, receiver = Channel[Any].open()
+    x = torch.ones(1)
+    send(plus_rank, (x,), {}, port)
+    assert sorted(receiver.recv().get(TIMEOUT).item() for _ in range(2)) == [1, 2]
+    send(plus_rank, (x,), {}, port, selection="choose")
+    assert receiver.recv().get(TIMEOUT).item() in (1, 2)
+    send(plus_rank, (x,), {})
+    with pytest.raises(ValueError, match="Invalid selection"):
+        send(plus_rank, (x,), {}, port, selection="some")
+    y = torch.ones(5)
+    send(bogus, (x, y), {"fail_rank": 1}, port)
+    assert sorted(str(type(receiver.recv().exception(TIMEOUT)).__name__) for _ in range(2)) == [
+        "NoneType",
+        "RemoteException",
+    ]
 
 
 def test_calls_see_what_was_issued_before(mesh: Any) -> None:

@@ -1,0 +1,47 @@
+"""What becomes of a Proc when its program forks: the parent goes on, the child has none."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+
+class Forked(Protocol):
+    """A Proc."""
+
+    payloads: Any
+
+    def forked(self) -> None: ...
+
+
+_all: weakref.WeakSet[Forked] = weakref.WeakSet()
+
+
+def follow(proc: Forked) -> None:
+    """From now on `proc` lets go of its links in every child."""
+    _all.add(proc)
+
+
+def close(descriptors: Iterable[int]) -> None:
+    """The parent's, which may be in use there."""
+    for fd in descriptors:
+        try:
+            os.close(fd)
+        except OSError:
+            pass
+
+
+def _before_fork() -> None:
+    for proc in list(_all):
+        if proc.payloads is not None:
+            proc.payloads.before_fork()
+
+
+def _after_fork_in_child() -> None:
+    for proc in list(_all):
+        proc.forked()
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)

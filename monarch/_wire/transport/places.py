@@ -1,0 +1,88 @@
+"""Who has to go when too many connections are in their handshake at once. Pure.
+
+Whoever can reach a port can fill its places, and must not keep those out who belong there:
+
+- Those that have said nothing go first: a peer of ours says its first message together with its last packet of connecting.
+- Then it is the turn of the source (an IPv4 address, an IPv6 network) that has the most: its crowd keeps itself out.
+- Among these one is chosen at random: always the oldest would be, of a steady crowd, everybody who lives far away.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from collections.abc import Hashable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+_IPV6_NETWORK = 64  # bits: as many addresses as it likes belong to one machine
+
+
+class Places(Generic[T]):
+    """At most `limit` items."""
+
+    def __init__(self, limit: int, rng: random.Random) -> None:
+        self.limit = limit
+        self._rng = rng
+        self._source: dict[T, str] = {}
+        self._silent: dict[str, list[T]] = {}  # by source
+        self._spoken: dict[str, list[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(list(self._source))
+
+    def __repr__(self) -> str:
+        return f"<Places {len(self)} of {self.limit}, from {len(self._silent.keys() | self._spoken.keys())} sources>"
+
+    @property
+    def full(self) -> bool:
+        return len(self._source) >= self.limit
+
+    def add(self, item: T, source: str) -> None:
+        self._source[item] = source
+        self._silent.setdefault(source, []).append(item)
+
+    def spoke(self, item: T) -> None:
+        """It has sent a valid first message."""
+        source = self._source.get(item)
+        if source is not None and _take(self._silent, source, item):
+            self._spoken.setdefault(source, []).append(item)
+
+    def remove(self, item: T) -> None:
+        source = self._source.pop(item, None)
+        if source is not None and not _take(self._silent, source, item):
+            _take(self._spoken, source, item)
+
+    def victim(self) -> T | None:
+        """Who has to go; None when nobody is there. It stays until it is removed."""
+        crowds = self._silent or self._spoken
+        if not crowds:
+            return None
+        return self._rng.choice(max(crowds.values(), key=len))
+
+
+def _take(crowds: dict[str, list[T]], source: str, item: T) -> bool:
+    crowd = crowds.get(source)
+    if crowd is None or item not in crowd:
+        return False
+    crowd.remove(item)
+    if not crowd:
+        del crowds[source]
+    return True
+
+
+def source_of(host: str) -> str:
+    """The address of a peer as a source; processes of this machine (no address) are one."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.IPv6Network((address, _IPV6_NETWORK), strict=False))
+    return str(address)

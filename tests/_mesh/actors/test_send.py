@@ -1,0 +1,89 @@
+"""`send` with a port: whoever reads it hears of the end of those who were to answer."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint, send, this_host
+from monarch.testing import InProcessCluster, Local
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+TIMEOUT = 30
+
+
+class Holder(Actor):
+    @endpoint
+    def hold(self, entered: Local[threading.Event], gate: Local[threading.Event]) -> str:
+        entered.value.set()
+        gate.value.wait(TIMEOUT)
+        return "held"
+
+    @endpoint(explicit_response_port=True)
+    def keep(self, port: Port[str], entered: Local[threading.Event]) -> None:
+        self.port = port
+        entered.value.set()
+
+    @endpoint
+    def name(self) -> str:
+        return "holder"
+
+
+@pytest.fixture
+def events() -> Any:
+    gate = threading.Event()
+    yield Local(threading.Event()), Local(gate)
+    gate.set()
+
+
+def test_the_receiver_is_told_of_each_rank_whose_process_ends(cluster: InProcessCluster, events: Any) -> None:
+    entered, gate = events
+    procs = this_host().spawn_procs({"gpus": 2})
+    holders: Any = procs.spawn("holders", Holder)
+    holders.name.call().get(TIMEOUT)
+    port, receiver = Channel[Any].open_ranked()
+    send(holders.name, (), {}, port)
+    assert sorted(receiver.recv().get(TIMEOUT) for _ in range(2)) == [(0, "holder"), (1, "holder")]
+    send(holders.slice(gpus=1).hold, (entered, gate), {}, port)
+    entered.value.wait(TIMEOUT)
+    cluster.kill(procs, 1)
+    with pytest.raises(SupervisionError, match="Killed"):
+        receiver.recv().get(TIMEOUT)
+    cluster.next_failure()
+    cluster.kill(procs, 0)  # it has answered: nothing more is said
+    cluster.next_failure()
+    cluster.settle()
+    with pytest.raises(TimeoutError):
+        receiver.recv().get(0)
+
+
+def test_the_same_of_an_endpoint_that_answers_when_it_likes(cluster: InProcessCluster, events: Any) -> None:
+    entered, _ = events
+    procs = this_host().spawn_procs()
+    holder: Any = procs.spawn("holder", Holder)
+    port, receiver = Channel[Any].open(once=True)
+    send(holder.keep, (entered,), {}, port)
+    entered.value.wait(TIMEOUT)
+    cluster.kill(procs)
+    with pytest.raises(SupervisionError):
+        receiver.recv().get(TIMEOUT)
+    cluster.next_failure()
+
+
+def test_hosts_apart(events: Any) -> None:
+    entered, gate = events
+    with InProcessCluster(hosts=3) as cluster:
+        procs = cluster.hosts.spawn_procs({"gpus": 1})
+        holders: Any = procs.spawn("holders", Holder)
+        holders.name.call().get(TIMEOUT)
+        port, receiver = Channel[Any].open()
+        send(holders.hold, (entered, gate), {}, port)
+        entered.value.wait(TIMEOUT)
+        cluster.kill(procs, 2)
+        with pytest.raises(SupervisionError):
+            receiver.recv().get(TIMEOUT)
+        gate.value.set()
+        assert [receiver.recv().get(TIMEOUT) for _ in range(2)] == ["held", "held"]
+        cluster.next_failure()
