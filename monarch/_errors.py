@@ -74,7 +74,7 @@ class ActorError(Exception):
         if self.rank is None:
             return ""
         point = ", ".join(f"{label}={index}" for label, index in self.point.items())
-        shown = f" Rank {self.rank}" + (f" ({point})" if point else "") + (f" on {self.host}" if self.host else "")
+        shown = f"\n Rank {self.rank}" + (f" ({point})" if point else "") + (f" on {self.host}" if self.host else "")
         return shown + (f"; {self.raised} of {self.ranks} raised" if self.ranks > 1 else "")
 
 

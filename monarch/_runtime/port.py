@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
+from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
-from monarch._runtime.replies import Arrival, Queue
 from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, RAISED, VALUE, Answer
 

@@ -13,8 +13,9 @@ from monarch._errors import ActorError, NotSendableError, SupervisionError
 from monarch._runtime import context
 from monarch._runtime.future import Future, Source, done_future, make_future
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver, SinkPort
+from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.remote_errors import RemoteError, encode_error
-from monarch._runtime.replies import Arrival, Gather, OneReply, Ports, Queue, Target
+from monarch._runtime.replies import Gather, OneReply, Ports, Target
 from monarch._wire import codec, message
 from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Answer, Failure, ProcEnded
 

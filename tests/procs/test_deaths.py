@@ -407,7 +407,8 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
     def hook(failure):
         assert f"the host agent (pid {agent}) was killed by signal 9" in failure.report(), failure.report()
         told.release()
-    monarch.actor.unhandled_fault_hook = hook
+    from monarch._mesh.process.client import client
+    monarch.actor.unhandled_fault_hook = client().layer.handled = hook  # a fault, or what a call has told
     early = this_host().spawn_procs({"gpus": 2})  # not up yet, or just so
     print(agent, flush=True)
     sys.stdin.readline()

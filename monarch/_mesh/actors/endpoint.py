@@ -17,22 +17,23 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 from monarch._mesh import plugins
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
+from monarch._mesh.actors.endpoint_mesh import EndpointMesh
 from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
-from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
+from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted
 from monarch._mesh.casts.sender import stamps
-from monarch._mesh.failures.ledger import MeshFacts, process_failure
+from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
-from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target
-from monarch._shape.region import Shape
+from monarch._runtime.queue import Arrival, Queue
+from monarch._runtime.replies import Entry, Gather, OneReply, Target
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
-from monarch._wire.message import FAILED, Answer, Call, Cast, Failure, ProcEnded, encode
+from monarch._wire.message import FAILED, Answer, Call, Cast, encode
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -58,35 +59,6 @@ _getframe = sys._getframe
 
 # Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
 _HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
-
-
-class MeshSpec(MeshFacts, Protocol):
-    """What all views of an actor mesh share, as far as endpoints need it."""
-
-    name: str
-    proc_mesh: Any
-
-    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
-        """What the end of the process at that address means to the actors."""
-        ...
-
-
-class EndpointMesh(Protocol):
-    """What an endpoint needs of the mesh of actors that it was found on."""
-
-    _plan: Plan
-    _shape: Shape
-
-    @property
-    def _spec(self) -> MeshSpec: ...
-    def __len__(self) -> int: ...
-    def _target(self, method: str) -> Target:
-        """Who answers, for errors to name."""
-        ...
-
-    def _gathered(self, values: list[Any]) -> Any:
-        """The answers of all ranks as one value."""
-        ...
 
 
 class EndpointProperty(Generic[Method_co, Raw_co]):

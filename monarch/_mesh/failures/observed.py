@@ -158,14 +158,14 @@ class Observed:
                     self._close(held, [])
         return untold
 
-    def give_up(self) -> list[Effect]:
-        """The program ends: what is entrusted to Futures that nobody observed was told to nobody."""
-        held, self._held = self._held, []
-        self._calls.clear()
+    def give_up(self, held: Held | None = None) -> list[Effect]:
+        """What is entrusted to Futures that nobody will observe is told after all: all of it, when the program ends."""
         effects: list[Effect] = []
-        for each in held:
-            each.open = False
-            effects += [Notify(each.owner, failure) for failure in each.failures]
+        for each in [held] if held is not None else list(self._held):
+            if each.open:
+                effects += self._close(each, [Notify(each.owner, failure) for failure in each.failures])
+        if held is None:
+            self._calls.clear()
         return effects
 
     def _close(self, held: Held, effects: list[Effect]) -> list[Effect]:

@@ -28,6 +28,7 @@ from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.restarter import Restarter
 from monarch._mesh.process.spawning import Spawning
 from monarch._mesh.start import threads
+from monarch._runtime.current import Current
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.instance import Instance, Supervise
 from monarch._runtime.log_thread import log
@@ -49,7 +50,7 @@ from monarch._wire.message import (
 )
 
 logger = logging.getLogger("monarch")
-_HELD_LONG = 10.0  # seconds after which a failure that is entrusted to an unobserved Future is logged
+_HELD_LONG = 10.0  # seconds after which a failure that only an unobserved Future knows of is a fault
 
 
 class MeshLayer(Hooks):
@@ -258,11 +259,21 @@ class MeshLayer(Hooks):
         self._carry_out(effects)
 
     def _on_held_long(self, held: Held) -> None:
-        if held.open:
-            calls = "; ".join(sorted({call.issued for call in held.calls}))
-            for failure in list(held.failures):
-                log(logger, logging.ERROR, "nobody has looked at the Future of a call that failed %g s ago (called at %s). "
-                    "It raises: %s", _HELD_LONG, calls or "an unknown line", failure.report())  # fmt: skip
+        """Nobody has looked for long. Its owner may come to it, as long as it waits for another call; else it never may."""
+        if not held.open:
+            return
+        if any(self._owner_waits(wait.running, held.owner) for wait in self.proc.waits.standing()):
+            self.proc.loop.call_later(_HELD_LONG, lambda: self._on_held_long(held))
+            return
+        calls = "; ".join(sorted({call.issued for call in held.calls}))
+        log(logger, logging.ERROR, "nobody has looked within %g s at the Future of a call that has failed, called at %s",
+            _HELD_LONG, calls or "an unknown line")  # fmt: skip
+        with self.owned.lock:
+            effects = self.owned.observed.give_up(held)
+        self._carry_out(effects)
+
+    def _owner_waits(self, running: Current | None, owner: str) -> bool:
+        return (self.proc.root_name if running is None else running.instance.unique) == owner
 
     # --- calls that have failed
 

@@ -18,6 +18,8 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+from monarch._runtime.log_thread import log
+
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _SET = VARIABLES[0]  # the others follow it
 
@@ -98,7 +100,8 @@ def _read(path: Path) -> str:
 def say(mesh: str, count: int) -> None:
     """Once a program: as a warning where it uses torch, which would otherwise be slower than it need be, or faster."""
     level = logging.WARNING if "torch" in sys.modules else logging.INFO
-    logging.getLogger("monarch").log(
+    log(
+        logging.getLogger("monarch"),
         level,
         "OMP_NUM_THREADS is %d in each process of mesh %r, and a share of the host's processors in those to come: too many "
         "threads slow each other down. Set OMP_NUM_THREADS, here or by spawn_procs(env=...), for another number; "

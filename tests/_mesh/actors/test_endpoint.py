@@ -25,7 +25,8 @@ from monarch._mesh.casts.plan import Plan
 from monarch._mesh.meshes.actor_mesh import NotAnEndpoint
 from monarch._runtime.context import Current, current
 from monarch._runtime.incarnations import Incarnations
-from monarch._runtime.replies import Ports, Queue, Target
+from monarch._runtime.queue import Queue
+from monarch._runtime.replies import Ports, Target
 from monarch._wire.message import Call, Failure
 
 
