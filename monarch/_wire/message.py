@@ -329,6 +329,11 @@ class LaunchSpec(Text, msgspec.Struct):
     change: EnvChange | None = None
     folder: str = ""  # of the host's sockets; known to its agent
     stream_lines: bool = False  # output goes to the client line by line with its origin, unless it asks otherwise
+    # What a process that takes another's place will import: forked off a fork server that has it, if there is one by then.
+    warm: list[str] = []
+    # Unless the environment says how many threads libraries take, each process gets a share.
+    share_threads: bool = False
+    threads: int = 0  # which is so many; known to the host's agent; 0 is as many as they want
 
 
 class Command(msgspec.Struct):
@@ -411,7 +416,8 @@ class LogOption(_Message, tag=25):
 
 
 class Preload(_Message, tag=26):
-    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up."""
+    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up, for those that take
+    another's place where the spec says what they will import (`warm`)."""
 
 
 # --- host agent -> client, procs ----------------------------------------------------------------------------
@@ -430,6 +436,7 @@ class ProcStarted(_Message, tag=31):
     rank: int
     pid: int
     incarnation: int = 0
+    threads: int = 0  # its share of the host's, if it was given one
 
 
 class ProcsRefused(_Telling, tag=32):

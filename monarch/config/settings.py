@@ -141,6 +141,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("preload", TEXT, "auto", "MONARCH_PRELOAD",
             "Modules that new processes have imported already: auto (those that the client has imported), none, or "
             "names with commas."),
+    Setting("share_threads", FLAG, True, "MONARCH_SHARE_THREADS",
+            "Whether processes get OMP_NUM_THREADS, their share of the host's processors, where nothing sets it."),
     Setting("switch_interval", DURATION, "1ms", "MONARCH_SWITCH_INTERVAL",
             "Python's thread switch interval in processes; 0s leaves it as it is."),
     Setting("slow_handler_after", DURATION, "1m", "MONARCH_SLOW_HANDLER_AFTER",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -108,9 +109,18 @@ class ProcMesh(Handle):
         self._check_alive()
         if not isinstance(name, str):
             raise TypeError(f'spawn takes a name first, as in procs.spawn("counters", Counter, ...); got {name!r}')
+        group = restart_policy.active()
+        if group is not None and "torch" in sys.modules:
+            self._train()
         return here().mesh.spawning.spawn_actors(  # type: ignore[no-any-return]
-            self, name, replacements.replace(Class), args, kwargs, group=restart_policy.active()
+            self, name, replacements.replace(Class), args, kwargs, group=group
         )
+
+    def _train(self) -> None:
+        """See `OwnedProcs.train`. Nothing where they belong to another process."""
+        owned = here().mesh.owned.procs.get(self._spec.uid)
+        if owned is not None:
+            owned.train()
 
     def _check_alive(self) -> None:
         if self._spec.stopped:

@@ -27,6 +27,7 @@ from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.restarter import Restarter
 from monarch._mesh.process.spawning import Spawning
+from monarch._mesh.start import threads
 from monarch._runtime.current import Current
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.instance import Instance, Supervise
@@ -72,6 +73,7 @@ class MeshLayer(Hooks):
         self._dropped = DroppedErrors()
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()
         self._this_proc: ProcMesh | None = None
+        self._threads_told = False
         self.when_agent_lost: Callable[[str], None] = lambda reason: None
         proc.hooks = self
         receivers: dict[type, Any] = {
@@ -142,6 +144,9 @@ class MeshLayer(Hooks):
         procs = self.owned.procs.get(started.mesh)
         if procs is not None:
             procs.on_started(started)
+            if started.threads and not self._threads_told:
+                self._threads_told = True
+                threads.say(procs.spec.name, started.threads)
 
     def _on_refused(self, refused: ProcsRefused) -> None:
         procs = self.owned.procs.get(refused.mesh)

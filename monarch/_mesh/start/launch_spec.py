@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from monarch._mesh.start import threads
 from monarch._mesh.start.agent_process import inheritable
 from monarch._mesh.start.preload import preloads
 from monarch._runtime.context import here
@@ -89,7 +90,7 @@ def launch_spec(
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     change = _change(env)
     streams = remote and settings.get("stream_remote_output")
-    inherited = {} if remote else change.over(inheritable(os.environ))
+    inherited = {} if remote else change.over(threads.inherited(inheritable(os.environ)))
     return LaunchSpec(
         name=name,
         env=inherited,
@@ -106,6 +107,7 @@ def launch_spec(
         binds=binds,
         client=here().client,
         change=change if remote else None,
+        share_threads=bool(settings.get("share_threads")) and not threads.is_said(env),
     )
 
 
