@@ -53,7 +53,7 @@ class Trainer(Actor):
     """One rank. Keeps its state as it was after each of the last two steps: a rank may be one step ahead of another when
     a third dies, and then goes back."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         torch.manual_seed(0)
         self.rank = current_rank().rank
         self.net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
