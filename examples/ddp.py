@@ -92,13 +92,22 @@ class Trainer(Actor):
         self.train_data, self.val_data = train_and_validation_text()
         self.places = torch.Generator().manual_seed(1000 + self.rank)  # every rank reads elsewhere
         self.seconds: list[list[float]] = []
+        self.backward_ended = 0.0
 
     @endpoint
     def build(self) -> int:
         """On all ranks: the model, which DDP keeps equal on them. Returns the number of parameters."""
         torch.manual_seed(0)
         self.model = DDP(GPT(self.settings).to(self.settings.device), device_ids=self.device_ids)
-        self.model.register_comm_hook(None, self.all_reduce)
+
+        def all_reduce(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            """DDP's own way with a full bucket of gradients, and a look at the clock when the last one is full:
+            what `backward()` takes from there on is spent on the other ranks."""
+            if bucket.is_last():
+                self.backward_ended = self.clock()
+            return allreduce_hook(None, bucket)
+
+        self.model.register_comm_hook(None, all_reduce)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95))
         return sum(p.numel() for p in self.model.parameters())
 
@@ -159,13 +168,6 @@ class Trainer(Actor):
         starts = torch.randint(len(data) - length, (self.settings.batch, 1), generator=places)
         rows = data[starts + torch.arange(length + 1)].long().to(self.settings.device)
         return F.cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-
-    def all_reduce(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own way with a full bucket of gradients, and a look at the clock when the last one is full:
-        what `backward()` takes from there on is spent on the other ranks."""
-        if bucket.is_last():
-            self.backward_ended = self.clock()
-        return allreduce_hook(None, bucket)
 
     def clock(self) -> float:
         if self.device_ids:

@@ -438,8 +438,8 @@ async def _observe(future: Future[T]) -> T:
     return await future
 
 
-def make_future(source: Source) -> Future[Any]:
-    return Future(_MADE, source)
+def make_future(source: Source, cls: type[Future[Any]] = Future) -> Future[Any]:
+    return cls(_MADE, source)
 
 
 class _OfActors(Future[T]):

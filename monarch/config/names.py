@@ -55,6 +55,7 @@ FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
     "share_threads",
     "enable_log_forwarding",
+    "stream_remote_output",
     "prefix_with_rank",
     "show_internal_frames",
     "enable_otel_metrics",

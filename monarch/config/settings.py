@@ -163,6 +163,9 @@ TABLE: tuple[Setting, ...] = (
     # Output
     Setting("enable_log_forwarding", FLAG, False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING",
             "Whether processes' output can be streamed to the client; on by itself in IPython and Jupyter."),
+    Setting("stream_remote_output", FLAG, True, "MONARCH_STREAM_REMOTE_OUTPUT",
+            "Whether the client prints the output of processes on other hosts, each line with host and rank; otherwise it "
+            "stays with their workers."),
     _inert("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
            "Whether processes' output is also written to files on their hosts."),
     Setting("tail_log_lines", COUNT, 20, "HYPERACTOR_MESH_TAIL_LOG_LINES",

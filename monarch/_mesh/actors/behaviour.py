@@ -15,8 +15,9 @@ from typing import Any
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.adverb_codes import KEEP
 from monarch._mesh.actors.advice import advise
-from monarch._mesh.actors.endpoint import KEEP, EndpointProperty
+from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope

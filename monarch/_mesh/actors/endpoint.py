@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from monarch._mesh import plugins
+from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, HOLD, KEEP, SEND, STREAM, few
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
 from monarch._mesh.actors.endpoint_mesh import EndpointMesh
@@ -22,7 +23,7 @@ from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
-from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted
+from monarch._mesh.casts.plan import Parted
 from monarch._mesh.casts.sender import stamps
 from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime.context import current, root
@@ -35,7 +36,6 @@ from monarch._wire import codec
 from monarch._wire.frame import SMALL
 from monarch._wire.message import FAILED, Answer, Call, Cast, encode
 from monarch._wire.peer import PeerEnded
-from monarch.config import settings
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -52,13 +52,7 @@ Method_co = TypeVar("Method_co", covariant=True)  # the method without `self`, a
 # for them. For calls it does not pay (docs/log.md).
 _FLOOD = 0.0003
 
-# Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
-CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
-
 _getframe = sys._getframe
-
-# Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
-_HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
 
 
 class EndpointProperty(Generic[Method_co, Raw_co]):
@@ -350,9 +344,6 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
 
-    def _send_item(self, reply: OneReply, item: Any, rank: int) -> None:
-        self._cast(reply, CALL_ONE, (item,), {}, only=rank)
-
     def _send(
         self,
         args: tuple[Any, ...],
@@ -414,7 +405,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
         parted = plan.parted(proc.host) if only is None else None
-        if parted is not None and not combine and len(parted.remote) < _few(adverb):
+        if parted is not None and not combine and len(parted.remote) < few(adverb):
             parted = None
         if parted is not None:
             receivers = parted.local
@@ -448,7 +439,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         restarts = proc.incarnations if proc.incarnations else None
         incarnation = 0
         if parted is not None:
-            gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
+            gather = HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
             cast = Cast(
                 0, 0, proc.address, key, unique, method, number, back, view, adverb, 0, 0, gather, combine=combine
             )
@@ -522,12 +513,6 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 elif cast.port:
                     back = cast.back or proc.address
                     proc.answer(back, Answer(cast.port, index, FAILED), encode(failure), ())
-
-
-def _few(adverb: int) -> int:
-    """Receivers on other hosts from which on they share a message. Nobody waits for a broadcast, so the sender's time counts;
-    whoever waits for answers waits for two agents more (docs/scale.md)."""
-    return settings.get("tree_calls_from") if adverb in _HOLD else settings.get("tree_casts_from")
 
 
 if TYPE_CHECKING:

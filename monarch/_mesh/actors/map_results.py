@@ -324,7 +324,7 @@ class MapResults(Generic[R]):
         self._items = iter(())
         self._pending.discard_all()
         for reply in (*self._replies.values(), *self._probes.values()):
-            reply.abandon()
+            reply.close()
         for left in (self._replies, self._probes, self._outcomes, self._kept):
             left.clear()
 

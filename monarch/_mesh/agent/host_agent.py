@@ -55,6 +55,7 @@ from monarch._wire.message import (
     LogOption,
     Output,
     Preload,
+    Printed,
     ProcEnded,
     SetCredentials,
 )
@@ -105,6 +106,7 @@ class HostAgent(BaseHostAgent):
             self.client = self.transport.connect(sock, f"{self.host}/{CLIENT}")
             self.routes.joined(CLIENT, self.client)
         self.receivers[Flush] = lambda connection, flush, frame: self._on_flush(connection, flush)
+        self.receivers[Printed] = lambda connection, msg, frame: self.outputs.printed(msg.counted, msg.size)
         self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(connection, option)
         self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
         self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
@@ -291,7 +293,8 @@ class HostAgent(BaseHostAgent):
         if mesh is None:
             spec = start.spec
             tail = settings.told(msgspec.msgpack.decode(spec.config), "tail_log_lines")
-            mesh = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank, spec.client, tail)
+            forward, with_rank = spec.forward_logs, spec.prefix_with_rank
+            mesh = MeshOutput(start.name, forward, with_rank, spec.client, tail, spec.stream_lines)
             self._meshes[start.mesh] = mesh
         output = self._running[start.key] = ProcOutput(mesh, start.rank)
         return self.outputs.open(output)
@@ -360,7 +363,7 @@ class HostAgent(BaseHostAgent):
         self._shares.pop(mesh, None)
         output = self._meshes.pop(mesh, None)
         if output is not None:
-            self.outputs.show_gathered([output])
+            self.outputs.mesh_ended(output)
 
     # --- output
 

@@ -78,6 +78,7 @@ class Client:
         set_root(root)
         self.layer.when_agent_lost = self._on_agent_lost
         self.printer = Printer(proc)
+        self.printer.far_agents = self._far_agents
         transport.listen(listening)
         connection = transport.connect(ours, agent_at(host))
         proc.processes.use_agent(connection)
@@ -143,6 +144,11 @@ class Client:
 
     # --- the end
 
+    def _far_agents(self) -> list[str]:
+        """Those of other hosts with processes of ours, whose output may be streamed to us."""
+        hosts = {host for owned in list(self.layer.owned.procs.values()) for host in owned.spec.hosts}
+        return [agent_at(host) for host in hosts if host != self.proc.host]
+
     def shutdown(self, timeout: float) -> None:
         """Ends every process, the agent and the I/O thread."""
         proc = self.proc
@@ -156,7 +162,7 @@ class Client:
         for actor in list(proc.actors.values()):
             actor.ended.wait(min(timeout, settings.get("cleanup_timeout")))
         try:
-            if self.printer.used:
+            if self.printer.used or self._far_agents():
                 self.printer.flush(1.0)
             proc.post(agent_of(proc.address), Shutdown(timeout))
         except (PeerEnded, OSError, RuntimeError):

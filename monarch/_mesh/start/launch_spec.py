@@ -89,6 +89,7 @@ def launch_spec(
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     change = _change(env)
+    streams = remote and settings.get("stream_remote_output")
     inherited = {} if remote else change.over(threads.inherited(inheritable(os.environ)))
     return LaunchSpec(
         name=name,
@@ -97,7 +98,8 @@ def launch_spec(
         path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
         config=msgspec.msgpack.encode(settings.snapshot()),
-        forward_logs=bool(settings.get("enable_log_forwarding")),
+        forward_logs=bool(settings.get("enable_log_forwarding")) or streams,
+        stream_lines=streams,
         prefix_with_rank=settings.get("prefix_with_rank"),
         preload=preloads(),
         gated=gated,
