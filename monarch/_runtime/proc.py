@@ -546,6 +546,8 @@ class Proc:
         self.processes.forget_agent(agent)
 
     def _on_suspected(self, suspected: message.Suspected) -> None:
+        if name_of(suspected.address) == AGENT:
+            self.ports.suspected(suspected.address, suspected.why)
         if suspected.why:
             self.suspected[suspected.address] = suspected.why
         else:

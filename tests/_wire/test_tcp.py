@@ -419,16 +419,14 @@ def test_a_name_that_is_not_known(host: Host, monkeypatch: pytest.MonkeyPatch) -
     assert failure.unknown and not failure.final
 
 
-def test_a_name_service_that_fails_for_the_moment_says_nothing_of_the_name(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_service_that_fails_for_the_moment(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(place: Tcp) -> Any:
         raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
 
     monkeypatch.setattr(dialling, "_resolve", fail)
     failure = host.dial("tcp://node1:1")
     assert "the name 'node1' could not be looked up: Temporary failure" in str(failure)
-    assert not failure.unknown and not failure.final
+    assert failure.unknown and not failure.final
 
 
 def test_no_thread_for_the_name_service(host: Host) -> None:
