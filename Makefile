@@ -41,7 +41,8 @@ $(READY): pyproject.toml
 check: $(READY)  ## style, format and types
 	@$(BIN)/ruff check $(SOURCES)
 	@$(BIN)/ruff format --check --quiet $(SOURCES) || { echo 'check: run `make format`' >&2; exit 1; }
-	@$(BIN)/mypy --strict monarch
+	@$(BIN)/mypy --strict
+	@$(BIN)/pyright --pythonpath tests/public/types/python_alone
 
 format: $(READY)  ## let ruff format everything
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)

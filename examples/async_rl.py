@@ -28,7 +28,7 @@ def policy() -> torch.nn.Module:
 
 
 class Trainer(Actor):
-    def __init__(self):
+    def __init__(self) -> None:
         torch.manual_seed(0)
         torch.set_num_threads(1)
         self.model = policy()

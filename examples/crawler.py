@@ -36,7 +36,7 @@ class Page:
 @dataclass
 class Report:
     crawler: int
-    inbox: Port  # where this crawler takes its next URL from; None tells it to stop
+    inbox: Port[str | None]  # where this crawler takes its next URL from; None tells it to stop
     page: Page | None  # what it found; None: it has just started
 
 
@@ -45,14 +45,15 @@ class PageParser(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.title, self.links, self.in_title = "", [], False
+        self.title, self.in_title = "", False
+        self.links: list[str] = []
 
-    def handle_starttag(self, tag, attrs):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.in_title = tag == "title"
         if tag == "a":
             self.links += [value for name, value in attrs if name == "href" and value]
 
-    def handle_data(self, data):
+    def handle_data(self, data: str) -> None:
         if self.in_title:
             self.title += data
         self.in_title = False
@@ -60,10 +61,10 @@ class PageParser(HTMLParser):
 
 class Crawler(Actor):
     @endpoint
-    def work(self, reports: Port) -> int:
+    def work(self, reports: Port[Report]) -> int:
         """Take URLs until None comes; returns how many pages it visited."""
         rank, visited = current_rank().rank, 0
-        inbox, urls = Channel.open()
+        inbox, urls = Channel[str | None].open()
         reports.send(Report(rank, inbox, None))
         while (url := urls.recv().get()) is not None:
             reports.send(Report(rank, inbox, self.visit(url)))
@@ -96,7 +97,7 @@ SITE = {  # page: (title, links)
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, format, *args):
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
@@ -121,13 +122,14 @@ def served_site() -> Iterator[str]:
 
 async def crawl(crawlers: Crawler, root: str) -> tuple[dict[str, Page], Counter[int]]:
     """All pages that can be reached below `root`, by URL, and how many each crawler visited."""
-    port, reports = Channel.open()
+    port, reports = Channel[Report].open()
     done = crawlers.work.call(port)
     start = urljoin(root, "index.html")
-    queue, seen, pages = deque([start]), {start}, {}
+    queue, seen = deque([start]), {start}
+    pages: dict[str, Page] = {}
     idle: list[Report] = []
     while queue or len(pages) < len(seen):
-        report: Report = await reports.recv()
+        report = await reports.recv()
         if page := report.page:
             pages[page.url] = page
             new = [link for link in dict.fromkeys(page.links) if link.startswith(root) and link not in seen]

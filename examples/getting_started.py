@@ -13,6 +13,7 @@ from monarch.actor import (
     Actor,
     ActorError,
     Channel,
+    MeshFailure,
     Port,
     concurrent_endpoint,
     context,
@@ -25,7 +26,7 @@ from monarch.config import configured
 
 # An actor is a class whose endpoints can be called from other processes.
 class Counter(Actor):
-    def __init__(self, start: int):
+    def __init__(self, start: int) -> None:
         self.value = start
 
     @endpoint
@@ -47,14 +48,14 @@ class Counter(Actor):
         return f"{name} {current_rank()['gpus'] + 1} of {current_rank().size('gpus')}"
 
     @endpoint
-    def count_down(self, port: Port) -> None:
+    def count_down(self, port: Port[int]) -> None:
         for number in (3, 2, 1):
             port.send(number)
 
 
 # Plain endpoints run one after the other; concurrent ones may overlap: here one waits for the other.
 class Gate(Actor):
-    def __init__(self):
+    def __init__(self) -> None:
         self.opened = asyncio.Event()
 
     @concurrent_endpoint
@@ -75,8 +76,8 @@ class Fragile(Actor):
 
 # Whoever spawns a mesh owns it, and hears of its failures.
 class Manager(Actor):
-    def __init__(self):
-        self.heard = asyncio.get_running_loop().create_future()
+    def __init__(self) -> None:
+        self.heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.workers = this_host().spawn_procs({"workers": 2}).spawn("fragile", Fragile)
 
     @endpoint
@@ -84,7 +85,7 @@ class Manager(Actor):
         self.workers.slice(workers=1).work.broadcast()  # nobody waits for an answer, so the owner is told
         return await self.heard
 
-    async def __supervise__(self, failure) -> bool:
+    async def __supervise__(self, failure: MeshFailure) -> bool:
         self.heard.set_result(failure.mesh_name.split("-")[0])
         return True  # handled: I go on; False would make it my failure, and my owner's business
 
@@ -122,7 +123,7 @@ def main() -> None:
     print(f"context: {counters.whereabouts.call().get().values()}")
 
     # A port is where messages go, and can be sent anywhere; its receiver is where they come out.
-    port, receiver = Channel.open()
+    port, receiver = Channel[int].open()
     counters.slice(gpus=0).count_down.broadcast(port)
     print(f"port: {[receiver.recv().get() for _ in range(3)]}")
 

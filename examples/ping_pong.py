@@ -17,7 +17,7 @@ from monarch.actor import Actor, Channel, Port, endpoint, this_host
 
 @dataclass
 class Ball:
-    umpire: Port  # where the rally is reported to when it is over
+    umpire: Port[tuple[str, list[str]]]  # where the rally is reported to when it is over
     story: list[str] = field(default_factory=list)  # the ball carries it, so it is in order
 
 
@@ -50,7 +50,7 @@ async def main() -> None:
     await asyncio.gather(ping.meet.call_one(pong), pong.meet.call_one(ping))
 
     points = {"ping": 0, "pong": 0}
-    umpire, whistle = Channel.open()
+    umpire, whistle = Channel[tuple[str, list[str]]].open()
     for rally in range(1, rallies + 1):
         server = ping if rally % 2 else pong
         server.hit.broadcast(Ball(umpire))

@@ -21,10 +21,10 @@ BANDWIDTH = 2e12  # bytes a second, everything else
 def operation_ns(task: Task) -> float:
     """A roofline: what an operation computes or moves, whichever takes longer."""
     metas = [meta for meta in (*task.inputs, *task.outputs) if meta is not None]
-    moved = sum(meta.shape.numel() * meta.dtype.itemsize for meta in metas)
+    moved: int = sum(meta.shape.numel() * meta.dtype.itemsize for meta in metas)
     work = 0
     if task.name in ("aten.mm", "aten.addmm"):
-        left, right = (meta.shape for meta in task.inputs[-2:])
+        left, right = (meta.shape for meta in task.inputs[-2:] if meta is not None)
         work = 2 * left[0] * left[1] * right[1]
     return 1e9 * max(work / FLOPS, moved / BANDWIDTH) + 2_000
 
@@ -43,13 +43,13 @@ def step_on(hosts: int, trace: str | None) -> tuple[float, float]:
         net = torch.nn.Sequential(*layers)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         x = torch.empty(4096, 8192)
-        sim.mesh.client.step()  # what came before is none of a step
+        sim.step()  # what came before is none of a step
         with monarch.set_meta("forward and backward"):
             net(x).square().mean().backward()
         with monarch.set_meta("gradients"):
             monarch.reduce_([p.grad for p in net.parameters()], reduction="avg")
         optimizer.step()
-        seconds, megabytes = sim.mesh.client.step()
+        seconds, megabytes = sim.step()
     sim.mesh.exit()
     return seconds * 1e3, megabytes / 1e3
 

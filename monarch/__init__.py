@@ -10,6 +10,7 @@ General layout, from the inside out (a file imports from above, never from below
     _mesh       many processes as arrays
     actor       the public actor API: names, and nothing else
     rdma        memory of one process, read and written by others
+    spmd        the processes of a mesh as ranks of torch.distributed
     tensor      tensors spread over processes, worked on from one
     builtins, timer, profiler, memory, fetch, mesh_controller, opaque_object, opaque_module, remote_class, simulator, ...
                 further public paths of what is in tensor
@@ -64,6 +65,7 @@ _HOMES = {
     "actor": ("monarch.actor", ""),
     "config": ("monarch.config", ""),
     "rdma": ("monarch.rdma", ""),
+    "spmd": ("monarch.spmd", ""),
     "tensor": ("monarch.tensor", ""),
     "testing": ("monarch.testing", ""),
 }

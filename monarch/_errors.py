@@ -33,9 +33,13 @@ Knows nothing of processes, sockets or meshes.
 from __future__ import annotations
 
 import os
+import re
+import sys
+from typing import Any
 
 from monarch._text import sendable
 
+_FRAME = re.compile(r'( *)File "([^"]+)", line (\d+), in ')
 _RUNTIME = tuple(os.path.join(os.path.dirname(os.path.abspath(__file__)), layer, "") for layer in ("_mesh", "_runtime"))
 
 
@@ -44,7 +48,8 @@ class ActorError(Exception):
 
     The actor that raised lives on. ``exception`` is the remote exception where it survived pickling (else None),
     ``message`` says which actor and endpoint, ``exception_formatted`` is the whole remote traceback as text, causes
-    and contexts included. ``str()`` shows all of it.
+    and contexts included. ``rank``, ``point`` and ``host`` say which actor of its mesh it was and where (None, {} and ""
+    when unknown), ``raised`` and ``ranks`` how many of how many ranks raised. ``str()`` shows all of it.
     """
 
     def __init__(
@@ -56,35 +61,86 @@ class ActorError(Exception):
         self.exception = exception
         self.message = message
         self.exception_formatted = exception_formatted or format_remote(exception)
+        self.rank: int | None = None
+        self.point: dict[str, int] = {}
+        self.host = ""
+        self.raised = self.ranks = 1
         super().__init__(exception, message, self.exception_formatted)
 
     def __str__(self) -> str:
-        return f"{self.message}\n {self.exception_formatted}"
+        return f"{self.message}{self._place()}\n {self.exception_formatted}"
+
+    def _place(self) -> str:
+        if self.rank is None:
+            return ""
+        point = ", ".join(f"{label}={index}" for label, index in self.point.items())
+        shown = f"\n Rank {self.rank}" + (f" ({point})" if point else "") + (f" on {self.host}" if self.host else "")
+        return shown + (f"; {self.raised} of {self.ranks} raised" if self.ranks > 1 else "")
 
 
-def format_remote(exception: BaseException | None) -> str:
-    """The chained traceback of `exception` as text, its heading saying that it happened elsewhere. Fit to send: TEXT_LIMIT
-    characters at most. Never raises, whatever the exception's own methods do."""
+def format_remote(exception: BaseException | None, show_internal: bool = False) -> str:
+    """The chained traceback of `exception` as text, its heading saying that it happened elsewhere. The frames of the runtime,
+    which tell a user nothing, are folded into a line unless `show_internal`. Fit to send: TEXT_LIMIT characters at most.
+    Never raises, whatever the exception's own methods do."""
     if exception is None:
         return "(the remote exception could not be unpickled here)"
     import traceback  # slow to import and only ever needed once something went wrong
 
-    # The frames of the runtime that called the endpoint tell a user nothing.
-    frames = exception.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_RUNTIME):
-        frames = frames.tb_next
-    if frames is not None:
-        exception.__traceback__ = frames
+    folded = 0
     try:
-        text = "".join(traceback.format_exception(exception))
+        shown = traceback.TracebackException.from_exception(exception)
+        folded = 0 if show_internal else _fold(shown)
+        text = "".join(shown.format())
     except BaseException as exc:  # of a method of the exception
         text = f"{type(exception).__name__} (its text cannot be shown: that raised {type(exc).__name__})"
-    return sendable(
-        text.replace(
-            "Traceback (most recent call last):",
-            "Traceback of where the remote call failed (most recent call last):",
-        )
+    text = text.replace(
+        "Traceback (most recent call last):",
+        "Traceback of where the remote call failed (most recent call last):",
     )
+    if folded:
+        # Before the last line: programs, and people, look for the exception there.
+        head, line, last = text.rstrip("\n").rpartition("\n")
+        note = f"  [{folded} frame(s) of monarch itself folded away: setting show_internal_frames]"
+        text = f"{head}\n{note}\n{last}\n" if line and not last.startswith(" ") else f"{text.rstrip()}\n{note}\n"
+    return sendable(text)
+
+
+def _fold(shown: Any) -> int:
+    """Takes our own frames out of a TracebackException and of all it is chained with; how many there were. The outermost,
+    which called the endpoint, are in each and are not counted. What has no others keeps them."""
+    folded, todo, seen = 0, [shown], set()
+    while todo:
+        each = todo.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        todo += [each.__cause__, each.__context__, *(each.exceptions or ())]
+        frames = list(each.stack)
+        outer = 0
+        while outer < len(frames) and frames[outer].filename.startswith(_RUNTIME):
+            outer += 1
+        kept = [frame for frame in frames[outer:] if not frame.filename.startswith(_RUNTIME)]
+        if kept:
+            folded += len(frames) - outer - len(kept)
+            each.stack[:] = kept
+    return folded
+
+
+def with_local_source(formatted: str) -> str:
+    """Fills in the lines of source that a remote process did not have, and this one has: of a notebook's cells."""
+    cached = sys.modules.get("linecache")
+    if cached is None:
+        return formatted
+    lines = formatted.split("\n")
+    filled: list[str] = []
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        filled.append(line)
+        found = _FRAME.match(line)
+        if found is not None and not following.startswith(f"{found[1]}  "):
+            source = cached.getline(found[2], int(found[3])).strip()
+            if source:
+                filled.append(f"{found[1]}  {source}")
+    return "\n".join(filled)
 
 
 class SupervisionError(RuntimeError):
@@ -154,9 +210,9 @@ class UnhandledFaultError(KeyboardInterrupt):
     """A failure reached the root client and no `unhandled_fault_hook` took it; raised in the main thread, wherever it waits.
 
     A subclass of KeyboardInterrupt so that `finally` blocks and atexit handlers run and ordinary `except Exception`
-    does not swallow it. The text is the report of the failure, which is on stderr too. Uncaught it ends the program as
-    Ctrl-C does: by SIGINT, status 130 in a shell (1 in a child of multiprocessing). Caught, the program goes on: what failed
-    stays failed, and the next failure is raised again.
+    does not swallow it. The text is the report of the failure, which is on stderr too. Uncaught it ends the program with
+    status 1, as an exception does, never with that of Ctrl-C. Caught, the program goes on: what failed stays failed, and the
+    next failure is raised again. A failure that a call has raised is not raised a second time here: docs/reliability.md.
 
     Of several failures that come together one is raised and all are reported: those that come while this exception is
     handled (until the `except` or `finally` block ends) are not raised. One that comes after that, while this

@@ -84,6 +84,7 @@ def _faults_are_kept() -> Iterator[None]:
     """For the whole session, in which files of any folders follow each other: the default hook would interrupt pytest."""
     before = monarch.actor.unhandled_fault_hook
     monarch.actor.unhandled_fault_hook = _faults
+    _faults.watch_client()
     yield
     monarch.actor.unhandled_fault_hook = before
 

@@ -14,6 +14,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from monarch._runtime.actor_threads import OnThread
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import CleanupTooLong, abandon, aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.future import make_future
@@ -192,6 +193,8 @@ class AsyncDriver:
                 self._supervise(item)
             elif type(item) is Bounced:
                 self._begin_hook(self._undeliverable(item))
+            elif type(item) is OnThread:
+                item.run()
         idle, instance = self.idle, self.instance
         if idle is not None and (instance.mailbox.messages or instance.leaving is not None) and not idle.done():
             idle.set_result(None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from monarch._runtime.actor_threads import OnThread
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import abandon, aborted_meanwhile, cleanup_failed, stop_owned
 from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
@@ -21,6 +22,7 @@ def run(instance: Instance) -> None:
     assert instance.behaviour is not None
     instance.thread_ident = threading.get_ident()
     instance.proc.waits.actor_started()
+    instance.proc.actor_threads.enter()
     try:
         if instance.behaviour.is_async:
             from monarch._runtime.async_driver import AsyncDriver  # asyncio: loaded by the first actor that needs it
@@ -66,6 +68,8 @@ def _run_sync(instance: Instance) -> None:
                 _obey(behaviour.undeliverable(item))
             elif type(item) is Leave:
                 raise item
+            elif type(item) is OnThread:
+                item.run()
     except Leave as leave:
         why = leave
     except BaseException as exc:

@@ -18,7 +18,8 @@ from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from monarch._runtime.future_mistakes import teach
+from monarch._errors import ActorError, SupervisionError
+from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.loop import io_threads, wake
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ Note = tuple[int, Any, float, bool, Any]
 _MADE = object()
 _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
-LOOK = "print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
+LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 
@@ -63,12 +64,20 @@ class Source:
     def begin(self) -> None:
         """The first observation; lazy sources start here. May be called again."""
 
+    def start(self) -> None:
+        """`begin`, for observers of several sources, none of whom waits for this one itself."""
+        self.begin()
+
     def value(self) -> Any:
         """The result, or raises it. Called once, after `ready`, in the observing thread."""
         raise NotImplementedError
 
     def awaited(self) -> str:
         """For the text of a timeout: what is missing, and from whom."""
+        return ""
+
+    def advice(self) -> str:
+        """For the end of that text: how to find out more."""
         return ""
 
     def of(self) -> str:
@@ -111,13 +120,15 @@ class Source:
         except ValueError:
             pass
 
-    def noted(self) -> list[tuple[Callable[[], Any], Note]]:
-        """Any thread: who waits for it, by what wakes them."""
+    def noted(self) -> list[tuple[Callable[[], Any], Note, bool]]:
+        """Any thread: who waits for it, by what wakes them; and whether nothing else wakes them."""
         found = []
         for waker in list(self._wakers or ()):
             defaults = getattr(waker, "__defaults__", None)
             if defaults and type(defaults[0]) is tuple:
-                found.append((waker, defaults[0]))
+                found.append((waker, defaults[0], True))
+            elif (noted := getattr(waker, "noted", None)) is not None:  # one of several that are waited for
+                found += noted()
         return found
 
     def wait(self, timeout: float | None) -> bool:
@@ -237,8 +248,14 @@ class Then(Source):
     def begin(self) -> None:
         self._first.begin()
 
+    def start(self) -> None:
+        self._first.start()
+
     def awaited(self) -> str:
         return self._first.awaited()
+
+    def advice(self) -> str:
+        return self._first.advice()
 
     def of(self) -> str:
         return self._first.of()
@@ -320,7 +337,7 @@ class Future(Generic[T_co]):
         On the thread of a running event loop it works, blocks that loop and warns.
         """
         if running_loop() is not None:
-            _warn_blocking()
+            warn_blocking("Future.get() was called", "Use `await future` here")
         if self._value is _PENDING and self._error is None:
             if timeout is not None:
                 timeout = check_timeout(timeout)
@@ -329,8 +346,8 @@ class Future(Generic[T_co]):
                 source.begin()
                 if not source.ready and not source.wait(timeout):
                     raise TimeoutError(
-                        f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again). "
-                        f"{LOOK}"
+                        f"no result after {timeout} s{source.awaited()}; the operation goes on (observe the Future again)"
+                        f"{source.advice()}"
                     )
                 self._decode()
         if self._error is not None:
@@ -383,6 +400,8 @@ class Future(Generic[T_co]):
                 self._value = source.value()
             except KeyboardInterrupt:  # Ctrl-C while it was decoded: the next observation tries again
                 raise
+            except (ActorError, SupervisionError) as exc:
+                self._error = exc.with_traceback(None)  # from here to there are frames of ours only
             except BaseException as exc:
                 self._error = exc
             self._source = None
@@ -419,8 +438,24 @@ async def _observe(future: Future[T]) -> T:
     return await future
 
 
-def make_future(source: Source) -> Future[Any]:
-    return Future(_MADE, source)
+def make_future(source: Source, cls: type[Future[Any]] = Future) -> Future[Any]:
+    return cls(_MADE, source)
+
+
+class _OfActors(Future[T]):
+    """The Future of a mesh, from which endpoints are taken by mistake: their names are not known beforehand."""
+
+    __slots__ = ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(not_the_result(self, f"'Future' object has no attribute {name!r}"))
+
+
+def future_of_actors(future: Future[T]) -> Future[T]:
+    """For a Future of a mesh that nobody has observed: the same, in whose place it is. Slower to read than others."""
+    return _OfActors(_MADE, detach(future))
 
 
 def done_future(result: Any = None) -> Future[Any]:
@@ -507,12 +542,10 @@ def let_block(loop: Any) -> None:
     _own_loop = loop
 
 
-def _warn_blocking() -> None:
+def warn_blocking(what: str, instead: str) -> None:
+    """Says that the running loop is blocked, at the line that called the caller."""
     if running_loop() is _own_loop:
         return
-    text = (
-        "Future.get() was called from within an active event loop: the loop runs nothing until the result is there. "
-        "Use `await future` here"
-    )
+    text = f"{what} from within an active event loop: the loop runs nothing until the result is there. {instead}"
     warnings.warn(text, UserWarning, stacklevel=3)
     logging.getLogger("monarch").warning(text)

@@ -6,8 +6,11 @@ attribute of a Future slower to read, and each call reads several.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+from monarch._shape.refusals import arithmetic, refuse
+
+F = TypeVar("F")
 
 # Of a ValueMesh, of an actor mesh, of arrays and tensors, of containers and texts.
 _OF_RESULTS = (
@@ -28,11 +31,6 @@ _OF_OTHER_FUTURES = {
     "set_exception": "a Future is fulfilled by the runtime",
 }  # fmt: skip
 
-_BINARY = {
-    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@",
-}  # fmt: skip
-_ORDER = {"lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-
 
 def not_the_result(future: Any, mistake: str) -> str:
     """The text for `mistake`, as Python itself would call it."""
@@ -43,16 +41,13 @@ def not_the_result(future: Any, mistake: str) -> str:
     )
 
 
-def teach(cls: Any) -> Any:
+def teach(cls: type[F]) -> type[F]:
     """Class decorator: gives Future the operators and names above, each of which raises."""
     members: dict[str, Any] = {name: _Missing(name, None) for name in _OF_RESULTS}
     members |= {name: _Missing(name, instead) for name, instead in _OF_OTHER_FUTURES.items()}
-    members["__iter__"] = _refuses(lambda *_: "'Future' object is not iterable")
-    members["__getitem__"] = _refuses(lambda *_: "'Future' object is not subscriptable")
-    members["__float__"] = _refuses(lambda *_: "float() does not take a 'Future'")
-    members["__int__"] = _refuses(lambda *_: "int() does not take a 'Future'")
-    members |= {f"__{name}__": _refuses(_unsupported(sign)) for name, sign in (_BINARY | _ORDER).items()}
-    members |= {f"__r{name}__": _refuses(_unsupported(sign, reflected=True)) for name, sign in _BINARY.items()}
+    members["__iter__"] = refuse(lambda self: "'Future' object is not iterable", not_the_result)
+    members["__getitem__"] = refuse(lambda self, index: "'Future' object is not subscriptable", not_the_result)
+    members |= arithmetic(not_the_result)
     members |= {"__format__": _format, "__dir__": _dir}
     for name, member in members.items():
         setattr(cls, name, member)
@@ -71,23 +66,6 @@ class _Missing:
         if future is None:
             raise AttributeError(f"type {mistake}")
         raise AttributeError(f"{mistake}: {self._instead}" if self._instead else not_the_result(future, mistake))
-
-
-def _refuses(mistake: Callable[..., str]) -> Callable[..., Any]:
-    def operator(self: Any, *others: Any) -> Any:
-        raise TypeError(not_the_result(self, mistake(*others)))
-
-    return operator
-
-
-def _unsupported(sign: str, reflected: bool = False) -> Callable[..., str]:
-    def mistake(other: Any, *_: Any) -> str:
-        kinds = ["'Future'", f"'{type(other).__name__}'"]
-        if reflected:
-            kinds.reverse()
-        return f"unsupported operand type(s) for {sign}: {' and '.join(kinds)}"
-
-    return mistake
 
 
 def _format(self: Any, spec: str) -> str:

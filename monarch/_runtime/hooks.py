@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from monarch._wire.message import ActorEnded, Bounced, Failure, ProcEnded, Suspected
+
+if TYPE_CHECKING:
+    from monarch._runtime.instance import Instance
+    from monarch._runtime.remote_errors import Raw
+    from monarch._runtime.replies import Entry
+    from monarch._runtime.unseen import Unseen
 
 
 class Hooks:
@@ -32,6 +39,18 @@ class Hooks:
     def check(self, key: str, receivers: Sequence[tuple[int, int, str]]) -> Failure | None:
         """Any thread: why a call to actors of mesh `key` cannot succeed, as far as this process knows. Receivers are (rank
         in the addressed view, rank in the mesh, process)."""
+        return None
+
+    def call_failed(
+        self, entry: Entry, caller: Instance, key: str, awaited: Sequence[int], failed: Sequence[int]
+    ) -> Unseen | None:
+        """Any thread: a call of `caller` to actors of mesh `key` is about to raise the failure of ranks `failed`; of those in
+        `awaited` it has no answer. What is to be done if nobody looks at it (perhaps what `entry` has already); None: nothing
+        is."""
+        return None
+
+    def call_raised(self, entry: Entry, raw: Raw) -> Unseen | None:
+        """Any thread: an endpoint that `entry` has called raised. As above."""
         return None
 
     def cast_to(self, sender: str) -> Sequence[str]:

@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic
 
-from monarch._errors import format_remote
 from monarch._runtime.context import current, here
 from monarch._runtime.future import Future, make_future
-from monarch._runtime.replies import Arrival, Queue, encode_error
+from monarch._runtime.queue import Arrival, Queue
+from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
 from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, RAISED, VALUE, Answer
 
@@ -67,7 +67,7 @@ class Port(Generic[T_contra]):
         try:
             kind, payload = RAISED, codec.encode_value(exc)
         except BaseException:  # of the exception's own methods, which may raise anything
-            kind, payload = ERROR, encode_error(exc, _NOT_PICKLED, format_remote(exc))
+            kind, payload = ERROR, encode_error(exc, RemoteError(_NOT_PICKLED, formatted(exc)))
         self._deliver(kind, *payload)
 
     def _check(self) -> None:

@@ -19,6 +19,7 @@ import msgspec
 from monarch._errors import ForkedClientError, MessageTooLargeError
 from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
+from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
 from monarch._runtime.future import running_loop
 from monarch._runtime.hooks import Hooks
@@ -93,6 +94,7 @@ class Proc:
         self.frame_limit = int(settings.get("codec_max_frame_length"))
         self.ports = Ports()
         self.waits = Waits(self.ports, loop)
+        self.actor_threads = ActorThreads(lambda: list(self.actors.values()))
         self.table = ActorTable(address, loop.call_later, self.refuse, lambda: self.closed is not None)
         self.actors = self.table.actors
         self._deliver = self.table.deliver
@@ -469,12 +471,8 @@ class Proc:
         self.directs().handed(sock, data)
 
     def _on_may_dial(self, remote: str, may: message.MayDial) -> None:
-        if remote != agent_of(self.address):
-            return
-        if may.stream:
-            self.streams().may_dial(may)
-        else:
-            self.directs().may_dial(may)
+        if remote == agent_of(self.address):
+            (self.streams() if may.stream else self.directs()).may_dial(may)
 
     def streams(self) -> Streams:
         """Any thread: plain sockets to other processes."""
@@ -511,9 +509,8 @@ class Proc:
 
     def tell_again(self, address: str) -> None:
         """What must not be lost with a connection, for it is asked for by nobody."""
-        for owner_proc, ended in list(self._notified):
-            if owner_proc == address:
-                self.tell(address, ended)
+        for ended in [ended for owner_proc, ended in list(self._notified) if owner_proc == address]:
+            self.tell(address, ended)
         self.hooks.connection_broke(address)
 
     def _on_word_of_end(self, ended: ProcEnded) -> None:

@@ -3,44 +3,34 @@
 A port is (process address, number). Numbers are never used again. An entry leaves the table when it has all it waits for,
 so a late answer finds nothing and is dropped.
 
-Over 600 lines because the ends that wait differ in a few steps of one protocol, which is read in one place.
+The ends that take answers one by one are in `queue`.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Container, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-import msgspec
-
-from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future import LOOK, Source
-from monarch._text import NAME_LIMIT, sendable, text_of
-from monarch._wire import codec, message
+from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
+from monarch._runtime.unseen import Unseen, source_line
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Buffer
-from monarch._wire.message import ERROR, FAILED, MERGED, RAISED, VALUE, Answers, Failure, ProcEnded
+from monarch._wire.message import FAILED, MERGED, VALUE, Answers, Failure, ProcEnded
 
 if TYPE_CHECKING:
+    from types import CodeType
+
     from monarch._runtime.instance import Instance
     from monarch._runtime.loop import Loop
     from monarch._wire.transport.base import Connection
 
-# (rank, kind, body, buffers) as they came; decoded by whoever observes them.
-Raw = tuple[int, int, Buffer, Sequence[Buffer]]
-
 _ENDED_KEPT = 10_000
-_EXPECTED_KEPT = 10_000
-
-_decode_failure = msgspec.msgpack.Decoder(Failure).decode
-_decode_error = msgspec.msgpack.Decoder(tuple[str, str, bytes]).decode
-
-
-FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process at that address means
+_ABANDONED_KEPT = 10_000  # unanswered calls that nobody will observe; of more than these, errors are not logged
 
 
 class Target:
@@ -61,55 +51,6 @@ class Target:
         self.ranks: Sequence[int] = ()
 
 
-def failure_error(failure: Failure, label: str | None) -> BaseException:
-    """The exception a caller gets when its target failed."""
-    if failure.error:
-        try:
-            error = codec.decode(failure.error)
-        except Exception as exc:
-            error = exc
-        if isinstance(error, Exception):
-            return error
-    return SupervisionError(failure.report, label)
-
-
-def encode_error(exc: BaseException, where: str, formatted: str) -> tuple[bytes, Sequence[memoryview]]:
-    """An endpoint's exception for its caller: the exception where it can be pickled, its text always. Never raises."""
-    buffers: Sequence[memoryview] = ()
-    try:
-        pickled, buffers = codec.encode(exc)
-        # A constructor that cannot be replayed must fail here, not at the caller.
-        if not isinstance(codec.decode(pickled, buffers), BaseException):
-            pickled, buffers = b"", ()
-    except BaseException:  # of the exception's own methods, which may raise anything
-        pickled, buffers = b"", ()
-    return message.encode((sendable(where, NAME_LIMIT), sendable(formatted), pickled)), buffers
-
-
-def decode_answer(raw: Raw, label: str | None) -> Any:
-    """The value of an answer, or raises the exception that it carries."""
-    _rank, kind, body, buffers = raw
-    if kind == VALUE:
-        return codec.decode(body, buffers)
-    if kind == ERROR:
-        where, formatted, pickled = _decode_error(body)
-        exception: BaseException | None = None
-        if pickled:
-            try:
-                decoded = codec.decode(pickled, buffers)
-                exception = decoded if isinstance(decoded, BaseException) else None
-            except Exception as exc:
-                why = f"{type(exc).__name__}: {text_of(exc)}"
-                formatted += f"\n(the exception itself could not be unpickled here: {why})"
-        raise ActorError(exception, where, formatted)
-    if kind == RAISED:
-        raised = codec.decode(body, buffers)
-        if isinstance(raised, Exception):
-            raise raised
-        raise ActorError(raised, "A port was given what is no ordinary exception.")
-    raise failure_error(_decode_failure(body), label)
-
-
 class ProcForReplies(Protocol):
     """What waiting with a time limit needs of Proc."""
 
@@ -123,10 +64,11 @@ class Ports:
     `watched` is False while somebody would like to know that an answer of actors is waited for: `watch` is called then.
     """
 
-    __slots__ = ("_ended", "_entries", "_numbers", "watch", "watched")
+    __slots__ = ("_abandoned", "_ended", "_entries", "_numbers", "watch", "watched")
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}
+        self._abandoned: dict[int, Entry] = {}  # calls whose Future was dropped before they were answered
         self._ended: OrderedDict[int, None] = OrderedDict()  # ports whose actor ended, the last few thousand
         self._numbers = itertools.count(1)
         self.watched = True
@@ -150,9 +92,33 @@ class Ports:
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
+    def abandon(self, entry: Entry) -> bool:
+        """Nobody waits there any more; what comes is only looked at. False when there are too many of these. At any point of
+        a thread's work, as `Future.__del__`: single steps on dicts, in an order in which it is always in one of them."""
+        if len(self._abandoned) >= _ABANDONED_KEPT:
+            return False
+        self._abandoned[entry.number] = entry
+        self._entries.pop(entry.number, None)
+        entry.table = self._abandoned
+        if entry.ready:  # answered meanwhile, when it was still in the other
+            entry.close()
+        return True
+
+    def _forget_abandoned(self, address: str) -> None:
+        """No answer comes from there any more."""
+        for entry in list(self._abandoned.values()):
+            if entry.waits_for(address):
+                entry.close()
+
+    def used_by(self, number: int, caller: Instance) -> None:
+        """The answers of a call of that actor go to this port."""
+        entry = self._entries.get(number)
+        if entry is not None:
+            entry.caller = caller
+
     def receive(self, number: int, raw: Raw) -> bool:
         """False when nobody waits there (any more)."""
-        entry = self._entries.get(number)
+        entry = self._entries.get(number) or self._abandoned.get(number)
         if entry is None:
             return False
         entry.receive(raw)
@@ -184,6 +150,7 @@ class Ports:
 
     def process_ended(self, ended: ProcEnded) -> None:
         """Fails whatever still waits for an answer from that process."""
+        self._forget_abandoned(ended.address)
         for entry in list(self._entries.values()):
             entry.process_ended(ended)
 
@@ -196,6 +163,7 @@ class Ports:
     ) -> None:
         """Tells whatever waits at these ports for an answer from that process, but for those in `unsent`. What is being sent
         just now is told by its sender, who knows which connection took it (`Entry.sent`)."""
+        self._forget_abandoned(address)
         for entry in list(self._entries.values()):
             if entry.number in ports and entry.number not in unsent:
                 if entry.sending and entry.waits_for(address):
@@ -215,6 +183,7 @@ class Ports:
         for entry in list(self._entries.values()):
             entry.fail(failure)
         self._entries.clear()
+        self._abandoned.clear()
 
 
 def _nothing() -> None:
@@ -222,12 +191,16 @@ def _nothing() -> None:
 
 
 _NO_TABLE: dict[int, Entry] = {}  # of those that are in none
+_noting = threading.Lock()  # what any entry carries: the I/O thread and a sender may note something at once
 
 
 class Entry(Source):
     """Something that waits at a port."""
 
-    __slots__ = ("began", "broken", "number", "owner", "sending", "table", "taken", "target", "timer")
+    __slots__ = (
+        "abandoned", "began", "broken", "caller", "code", "instruction", "number", "owner", "sending", "table", "taken",
+        "target", "timer", "unseen",
+    )  # fmt: skip
 
     def __init__(self, target: Target | None) -> None:
         super().__init__()
@@ -237,6 +210,11 @@ class Entry(Source):
         self.target = target
         self.timer: Any = None
         self.owner: Instance | None = None  # the actor that opened the port
+        self.caller: Instance | None = None  # the actor that calls an endpoint
+        self.code: CodeType | None = None  # where it does: see `source_line`
+        self.instruction = 0
+        self.unseen: Unseen | None = None  # a failure or an error that its observer is to see
+        self.abandoned = False  # nobody will observe it
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
         # (process, what became of it, the connection that survived): a connection broke.
@@ -246,7 +224,51 @@ class Entry(Source):
         raise NotImplementedError
 
     def fail(self, failure: Failure) -> None:
+        self.note_failure(failure)
         self.give_up(failure_error(failure, self.target.label if self.target else None))
+
+    def note_failure(self, failure: Failure) -> None:
+        """This failure is the outcome. Whoever looks at it has been told; if nobody does, its owner has to be."""
+        caller, target = self.caller, self.target
+        if caller is None or self.abandoned or failure.stopped or self.has_outcome():
+            return
+        if target is not None and target.key != failure.mesh:
+            return
+        with _noting:
+            awaited = self.awaited_ranks() or failure.ranks
+            told = caller.proc.hooks.call_failed(self, caller, failure.mesh, awaited, failure.ranks)
+            if told is not None and told is not self.unseen:
+                if self.unseen is not None:  # an error of another rank, which nobody will hear of
+                    self.unseen.seen()
+                self.unseen = told
+
+    def note(self, raw: Raw) -> None:
+        """This answer is an error or a failure, for its observer to see."""
+        if raw[1] == FAILED:
+            self.note_failure(decode_failure(raw[2]))
+        elif self.caller is not None and self.target is not None and self.unseen is None:
+            self.unseen = self.caller.proc.hooks.call_raised(self, raw)
+
+    def note_pending(self) -> None:
+        """A rank that it waits for has failed, of which it has not heard: it will, so the failure is its from now on."""
+        caller, target = self.caller, self.target
+        if caller is not None and target is not None:
+            with _noting:
+                if not self.has_outcome() and not self.abandoned and self.unseen is None:
+                    self.unseen = caller.proc.hooks.call_failed(self, caller, target.key, self.awaited_ranks(), ())
+
+    def has_outcome(self) -> bool:
+        return self.ready
+
+    def awaited_ranks(self) -> list[int]:
+        """Of the mesh called: those that have not answered."""
+        target = self.target
+        return [target.ranks[rank] for rank in self.unanswered()] if target is not None and target.ranks else []
+
+    @property
+    def issued(self) -> str:
+        """The line that called, for people."""
+        return source_line(self.code, self.instruction)
 
     def give_up(self, error: BaseException) -> None:
         raise NotImplementedError
@@ -266,6 +288,9 @@ class Entry(Source):
     def awaited(self) -> str:
         left = self.unanswered()
         return f" from {self.of()}, rank(s) {shown(left)}" if self.target is not None and left else ""
+
+    def advice(self) -> str:
+        return LOOK if self.target is not None and self.target.key else ""
 
     def of(self) -> str:
         return f"{self.target.label}()" if self.target is not None else ""
@@ -313,7 +338,7 @@ class Entry(Source):
             self.give_up(
                 TimeoutError(
                     f"{label}() got no answer within {seconds:g} s from rank(s) {shown(self.unanswered())}; "
-                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}. "
+                    f"the call may still be running there, its answer will be dropped{self._suspicion(proc.suspected)}"
                     f"{LOOK}"
                 )
             )
@@ -353,8 +378,14 @@ class _Result(Entry):
             self.set_ready()
 
     def abandon(self) -> None:
-        """Its answer, should one come, finds no port and is dropped."""
-        self.close()
+        """Its answer, should one come, is dropped; an error is logged, for which the table keeps the entry aside."""
+        caller = self.caller
+        if not self.ready and caller is not None and caller.proc.ports.abandon(self):
+            self.abandoned = True
+            if self.timer is not None:
+                self.timer.cancel()
+        else:
+            self.close()
 
 
 class OneReply(_Result):
@@ -366,16 +397,18 @@ class OneReply(_Result):
         self.ready = False  # what the bases' constructors do, without calling three for each call
         self._wakers = None
         self.began = monotonic()
-        self.number = 0
+        self.number = self.instruction = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = self.broken = self.taken = None
-        self.sending = False
+        self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = None
+        self.sending = self.abandoned = False
         self._raw: Raw | None = None
         self._error = None
         self.rank = rank
 
     def receive(self, raw: Raw) -> None:
+        if raw[1] != VALUE:
+            self.note(raw)
         self._raw = raw
         self.close()
         self.set_ready()
@@ -390,6 +423,8 @@ class OneReply(_Result):
         return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
 
     def value(self) -> Any:
+        if self.unseen is not None:
+            self.unseen.seen()
         if self._raw is None:
             assert self._error is not None
             raise self._error
@@ -416,10 +451,13 @@ class Gather(_Result):
         rank = raw[0]
         if self.ready or not 0 <= rank < len(self._answers) or self._answers[rank] is not None:
             return
-        if raw[1] == FAILED:
-            self.fail(_decode_failure(raw[2]))
+        kind = raw[1]
+        if kind == FAILED:
+            self.fail(decode_failure(raw[2]))
             return
-        self._answers[rank] = raw
+        if kind != VALUE and kind != MERGED:
+            self.note(raw)
+        self._answers[rank] = raw if not self.abandoned else (rank, kind, b"", ())
         self._arrived.append(rank)
         if len(self._arrived) == len(self._answers):
             self.close()
@@ -441,168 +479,14 @@ class Gather(_Result):
         return [rank for rank, answer in enumerate(self._answers) if answer is None]
 
     def value(self) -> Any:
+        if self.unseen is not None:
+            self.unseen.seen()
         if self._error is not None:
             raise self._error
         label = self.target.label if self.target else None
-        for raw in self._answers:
-            if raw is not None and raw[1] not in (VALUE, MERGED):
-                decode_answer(raw, label)
+        raised = [raw for raw in self._answers if raw is not None and raw[1] not in (VALUE, MERGED)]
+        if raised:
+            decode_answer(raised[0], label, len(raised), len(self._answers))
         return self._finish(
             [decode_answer(raw, label) for raw in self._answers if raw is not None and raw[1] != MERGED]
         )
-
-
-class Queue(Entry):
-    """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
-
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_expected", "_left", "_lock", "_seen", "unwanted")
-
-    def __init__(self, target: Target | None = None, limit: int = 0) -> None:
-        super().__init__(target)
-        self._lock = threading.Lock()
-        self._arrived: deque[Raw] = deque()
-        self._armed: deque[Arrival] = deque()
-        self._error: BaseException | None = None
-        self._left = limit
-        self._seen: set[int] = set()
-        # Messages sent with this port for the answer: (process, rank, what its end means). Answers are told apart by their
-        # ranks only. At the bound the oldest go: their answers still come, and the end of their process is not told.
-        self._expected: deque[tuple[str, int, FailureOf]] = deque(maxlen=_EXPECTED_KEPT)
-        self.unwanted: Callable[[], None] | None = None  # called when it is closed before all have answered
-
-    def expect(self, receivers: Iterable[tuple[int, int, str]], failure_of: FailureOf) -> None:
-        """Messages are sent whose answers come here: should a process end before, that is said here."""
-        with self._lock:
-            self._expected.extend((address, rank, failure_of) for rank, _, address in receivers)
-
-    def process_ended(self, ended: ProcEnded) -> None:
-        super().process_ended(ended)
-        for there, rank, failure_of in [expected for expected in self._expected if expected[0] == ended.address]:
-            self.receive((rank, FAILED, message.encode(failure_of(there, ended)), ()))
-
-    def connection_broke(self, address: str, failure: Failure) -> None:
-        super().connection_broke(address, failure)
-        for _, rank, _ in [expected for expected in self._expected if expected[0] == address]:
-            self.receive((rank, FAILED, message.encode(failure), ()))
-
-    def receive(self, raw: Raw) -> None:
-        if self._expected:
-            self._answered(raw[0])
-        if raw[1] == FAILED and self._left:
-            self.fail(_decode_failure(raw[2]))
-            return
-        with self._lock:
-            if self._left:
-                if raw[0] in self._seen:
-                    return  # a repeat
-                self._seen.add(raw[0])
-                self._left -= 1
-                if not self._left:
-                    self.close()
-            if not self._armed:
-                self._arrived.append(raw)
-                return
-            arrival = self._armed.popleft()
-        arrival.arrive(raw)
-
-    def close(self) -> None:
-        super().close()
-        if self.unwanted is not None and self._left:
-            tell, self.unwanted = self.unwanted, None
-            tell()
-
-    def _answered(self, rank: int) -> None:
-        """The oldest message to that rank has its answer."""
-        with self._lock:
-            for index, expected in enumerate(self._expected):
-                if expected[1] == rank:
-                    del self._expected[index]
-                    return
-
-    def arm(self, arrival: Arrival) -> None:
-        with self._lock:
-            if not self._arrived and self._error is None:
-                self._armed.append(arrival)
-                return
-            raw = self._arrived.popleft() if self._arrived else None
-        if raw is not None:
-            arrival.arrive(raw)
-        else:
-            arrival.give_up(self._error)
-
-    def give_up(self, error: BaseException) -> None:
-        with self._lock:
-            if self._error is not None:
-                return
-            self._error = error
-            armed, self._armed = self._armed, deque()
-            self.close()
-        for arrival in armed:
-            arrival.give_up(error)
-
-    def waits_for(self, address: str) -> bool:
-        return self.target is not None and any(
-            rank not in self._seen and there == address for rank, there in enumerate(self.target.addresses)
-        )
-
-    def sources(self) -> Sequence[Source]:
-        return list(self._armed)
-
-    def unanswered(self) -> list[int]:
-        return [rank for rank in super().unanswered() if rank not in self._seen]
-
-
-class Arrival(Source):
-    """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
-    least until this is ready or dropped itself."""
-
-    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw", "_reader")
-
-    def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
-        super().__init__()
-        self._queue = queue
-        self._reader = reader
-        self._ranked = ranked
-        self._begun = False
-        self._raw: Raw | None = None
-        self._error: BaseException | None = None
-
-    def begin(self) -> None:
-        if not self._begun:
-            self._begun = True
-            self._queue.arm(self)
-
-    def abandon(self) -> None:
-        """A claim stays a claim; it no longer keeps the queue open."""
-        self._reader = None
-
-    def awaited(self) -> str:
-        return self._queue.awaited() or " from the senders of its Port"
-
-    def of(self) -> str:
-        return self._queue.of() or "a message of a Channel"
-
-    def progress(self) -> str:
-        return self._queue.progress()
-
-    def arrive(self, raw: Raw) -> None:
-        self._raw = raw
-        self.set_ready()
-
-    def give_up(self, error: BaseException | None) -> None:
-        self._error = error
-        self.set_ready()
-
-    def value(self) -> Any:
-        if self._raw is None:
-            assert self._error is not None
-            raise self._error
-        target = self._queue.target
-        value = decode_answer(self._raw, target.label if target else None)
-        if not self._ranked:
-            return value
-        if self._raw[0] < 0:
-            raise ValueError(
-                "RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply"
-            )
-        return self._raw[0], value

@@ -51,6 +51,10 @@ class _Body(Source):
         else:
             self.set_ready()
 
+    def start(self) -> None:
+        if self._claim():
+            start_thread(self._context.run, "monarch-returns-future", self._own_loop, None)
+
     def wait(self, timeout: float | None) -> bool:
         if self.ready or not self._claim():
             return super().wait(timeout)

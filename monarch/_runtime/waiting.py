@@ -25,15 +25,23 @@ class Wait:
 
     `entry` is the port where the answer comes, `running` the message on whose behalf it waits (None: code that runs in no
     actor), `since` the time of the process's I/O loop; `limited`: it ends by itself, after a time limit. `number` is its own
-    in this process.
+    in this process. `alone`: nothing but this source wakes it, as another of several would.
     """
 
-    __slots__ = ("_waker", "entry", "ident", "limited", "number", "running", "since", "source", "task")
+    __slots__ = ("_waker", "alone", "entry", "ident", "limited", "number", "running", "since", "source", "task")
 
     def __init__(
-        self, waker: Callable[[], Any], note: Note, source: Source, entry: Entry, since: float, number: int
+        self,
+        waker: Callable[[], Any],
+        note: Note,
+        alone: bool,
+        source: Source,
+        entry: Entry,
+        since: float,
+        number: int,
     ) -> None:
         ident, task, _since, limited, running = note
+        self.alone = alone
         self._waker = waker
         self.source = source
         self.entry = entry
@@ -47,8 +55,7 @@ class Wait:
     @property
     def stands(self) -> bool:
         """Whether it is still blocked, with nobody about to wake it."""
-        wakers = self.source._wakers
-        return not self.source.ready and wakers is not None and self._waker in wakers
+        return not self.source.ready and any(waker is self._waker for waker, _, _ in self.source.noted())
 
 
 class Waits:
@@ -78,10 +85,10 @@ class Waits:
         return found
 
     def _of(self, source: Source, entry: Entry, instance: Instance | None) -> Iterator[Wait]:
-        for waker, note in source.noted():
+        for waker, note, alone in source.noted():
             running = note[4]
             if instance is None or (running is not None and running.instance is instance):
-                yield Wait(waker, note, source, entry, *self._mark(waker, note))
+                yield Wait(waker, note, alone, source, entry, *self._mark(waker, note))
 
     def _mark(self, waker: Callable[[], Any], note: Note) -> tuple[float, int]:
         """Since when that one waits, and its number; kept where it ends with the wait."""

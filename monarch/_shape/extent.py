@@ -11,6 +11,8 @@ from math import prod
 from operator import index as as_int
 from typing import TYPE_CHECKING, NoReturn, SupportsIndex
 
+from monarch._shape.refusals import arithmetic
+
 if TYPE_CHECKING:
     from monarch._shape.region import Region
 
@@ -218,3 +220,12 @@ class Point(Mapping[str, int]):
 
     def __reduce__(self) -> tuple[object, ...]:
         return Point, (self._rank, self._extent)
+
+
+def _not_a_number(point: Point, mistake: str) -> str:
+    of_label = f", its coordinate along {next(iter(point))!r} is [{next(iter(point))!r}]" if len(point) else ""
+    return f"{mistake}: a Point is a coordinate of a mesh. Its number is .rank{of_label}"
+
+
+for _name, _method in arithmetic(_not_a_number).items():
+    setattr(Point, _name, _method)

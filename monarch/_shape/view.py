@@ -12,6 +12,7 @@ from operator import index as as_int
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex
 
 from monarch._shape.extent import Extent, UnknownDimensionError, list_dimensions, row_major_strides
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Shape, cut
 from monarch._shape.slice import NDSlice
 from monarch._shape.view_mistakes import not_subscriptable
@@ -152,6 +153,7 @@ class ShapedMesh(MeshTrait):
         return tuple(self._shape.labels)
 
     if not TYPE_CHECKING:  # type checkers shall find the mistake themselves
+        slice = called_as(MeshTrait.slice, "mesh.slice(gpus=0) or mesh.slice(gpus=slice(0, 2))")
 
         def __getitem__(self, index: Any) -> Any:
             raise TypeError(not_subscriptable(type(self).__name__, self.sizes, index))

@@ -221,7 +221,7 @@ class Decoder:
             pieces: list[Buffer] = [bytearray(head_size), allocate(body_size), *map(allocate, lengths)]
         except (OSError, MemoryError, OverflowError, ValueError) as exc:
             size = body_size + sum(lengths)
-            raise FrameError(f"no memory for a message of {size} bytes: {exc or 'out of memory'}") from exc
+            raise FrameError(f"no memory for a frame of {size} bytes: {exc or 'out of memory'}") from exc
         for index in range(len(pieces)):
             piece = memoryview(pieces[index])
             have = min(len(piece), end - cursor)

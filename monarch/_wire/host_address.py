@@ -2,7 +2,7 @@
 
     tcp://host:port           listens at host, and is dialled there; IPv6 in brackets
     tcp://*:port              listens at every address; others dial the one that is found for it
-    tcp://host:fd7            listens at descriptor 7, inherited, already listening
+    tcp://host:fd7            listens at descriptor 7, inherited, bound or already listening
     tls://, metatls://        as tcp://, and certificates are required
     ipc://path, ipc://@name   a Unix socket, an abstract one
     <dial>@<bind>             two of these: listens at the second, others dial the first
@@ -58,7 +58,7 @@ class Ipc:
 
 @dataclass(frozen=True, slots=True)
 class Inherited:
-    """A descriptor that is listening already. `host` is what others dial, "*" when it has to be found."""
+    """A descriptor that is bound, or listening already. `host` is what others dial, "*" when it has to be found."""
 
     fd: int
     host: str

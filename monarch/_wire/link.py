@@ -140,7 +140,7 @@ class Link:
         self._rng = rng
         self._state = _DOWN
         self._established = False  # a connection has been up
-        self._other_agent = ""
+        self.other_agent = ""  # the unique id of the process at the other end; known from the first connection on
         self._acknowledged = 0  # frames that are not kept any more
         # of the connection
         self._up_at = 0.0
@@ -371,7 +371,7 @@ class Link:
             why = mismatch(self._host or hello.reached, self._software, self.remote, hello.software)
             if why:
                 return why
-        if self._other_agent and hello.agent != self._other_agent:
+        if self.other_agent and hello.agent != self.other_agent:
             return self._replaced()
         if hello.link != self.uid:
             return f"{self.remote} spoke of the link {hello.link} on a connection of {self.uid}"
@@ -390,7 +390,7 @@ class Link:
     def _open(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         self._state, self.connection = _UP, connection
         self._established = True
-        self._other_agent = hello.agent
+        self.other_agent = hello.agent
         self._up_at = self._heard_at = self._beat_at = now
         self._window = self._dial_at = NEVER
         self._told()

@@ -176,6 +176,11 @@ class LinkConnection:
         return self._link.suspected
 
     @property
+    def other_agent(self) -> str:
+        """The unique id of the process at the other end, "" before it was ever connected."""
+        return self._link.other_agent
+
+    @property
     def orderly(self) -> bool:
         dead = self._link.dead
         return dead is not None and dead.orderly

@@ -150,11 +150,16 @@ class StopActor(_Telling, tag=4):
 
 
 class Probe(_Message, tag=5):
-    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here."""
+    """Answer on `port` when everything sent before on this connection has been delivered and `key` exists here.
+
+    With `ready`: when its constructor (and `__restarted__`) has returned; FAILED when it is not here, or ends before.
+    """
 
     key: str
     port: int
     rank: int
+    ready: bool = False
+    living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
 # --- who waits for whom -------------------------------------------------------------------------------------
@@ -323,6 +328,12 @@ class LaunchSpec(Text, msgspec.Struct):
     # For another host: what `env` is made of there; `cwd` and `path` count where they exist.
     change: EnvChange | None = None
     folder: str = ""  # of the host's sockets; known to its agent
+    stream_lines: bool = False  # output goes to the client line by line with its origin, unless it asks otherwise
+    # What a process that takes another's place will import: forked off a fork server that has it, if there is one by then.
+    warm: list[str] = []
+    # Unless the environment says how many threads libraries take, each process gets a share.
+    share_threads: bool = False
+    threads: int = 0  # which is so many; known to the host's agent; 0 is as many as they want
 
 
 class Command(msgspec.Struct):
@@ -386,6 +397,13 @@ class Flush(_Message, tag=24):
     token: int
 
 
+class Printed(_Message, tag=73):
+    """So many characters of the Output `counted` under that number are printed."""
+
+    counted: int
+    size: int
+
+
 class LogOption(_Message, tag=25):
     """Streaming and aggregation of the output of one mesh. `window` 0: no aggregation. Answer to `port` once it is in force,
     with that rank."""
@@ -398,7 +416,8 @@ class LogOption(_Message, tag=25):
 
 
 class Preload(_Message, tag=26):
-    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up."""
+    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up, for those that take
+    another's place where the spec says what they will import (`warm`)."""
 
 
 # --- host agent -> client, procs ----------------------------------------------------------------------------
@@ -417,6 +436,7 @@ class ProcStarted(_Message, tag=31):
     rank: int
     pid: int
     incarnation: int = 0
+    threads: int = 0  # its share of the host's, if it was given one
 
 
 class ProcsRefused(_Telling, tag=32):
@@ -462,10 +482,13 @@ class Suspected(_Telling, tag=37):
 
 
 class Output(_Message, tag=35):
-    """Lines of a process for the client's stdout (1) or stderr (2), ready to print."""
+    """Lines of a process for the client's stdout (1) or stderr (2), ready to print. `counted`: the agent's number for whose
+    they are, to be told when they are printed (Printed); 0: it need not be."""
 
     stream: int
     text: str
+    source: str = ""  # whose output it is
+    counted: int = 0
 
 
 class Flushed(_Message, tag=36):
@@ -520,8 +543,11 @@ class LinkHello(_Message, tag=51):
     to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
     target_incarnation: int = -1  # the incarnation of that process
     incarnation: int = 0  # of the process that dials
-    purpose: str = ""  # of a stream, where this is no link (see `_runtime.streams`)
+    purpose: str = ""  # where this is no link: WHO asks which agent answers here; of a stream see `_runtime.streams`
     software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
+
+
+WHO = "who"  # a LinkHello with it is answered by one that names the agent, and that is all
 
 
 class Beat(_Message, tag=52):
@@ -541,7 +567,7 @@ class Attach(_Message, tag=55):
     """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
 
     config: bytes  # the client's settings
-    env: dict[str, str]  # for the processes that are started there from now on
+    env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
     port: int
     rank: int
 
@@ -773,7 +799,7 @@ Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
-    | ProcEnded | ProcsStopped | Suspected | Output | Flushed | StopProc | Ping | Envelope | LinkHello | Beat
+    | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat
     | HostEnded | SetCredentials | Attach | AskDirect | MayDial | Barrier | CastPlan | ForgetPlan | Cast
     | PlanUnknown | Answers | Delivered | CancelGather | Skip | TreeCall | TreeAnswer | Combine | Combined
     | HostUnreachable | SharedPayload | SegmentsGone

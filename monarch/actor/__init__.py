@@ -59,6 +59,7 @@ from monarch._mesh.process.context import (
 from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
 from monarch._mesh.start.transports import attach, enable_transport
+from monarch._runtime.completions import as_completed
 from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, when_ready
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.loop import start_thread
@@ -77,6 +78,7 @@ from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
     from monarch._mesh.start.worker import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
@@ -131,6 +133,7 @@ __all__ = [
     "WaitGraph",
     "WorkspaceError",
     "WouldBlockRuntime",
+    "as_completed",
     "as_endpoint",
     "attach",
     "attach_to_workers",
@@ -152,6 +155,7 @@ __all__ = [
     "importable",
     "lives_here",
     "local_proc_mesh",
+    "on_actor_threads",
     "open_stream",
     "own_key",
     "proc_mesh",
@@ -163,6 +167,7 @@ __all__ = [
     "run_worker_loop_until_shutdown",
     "send",
     "serve_streams",
+    "setup_torch_distributed",
     "shutdown_context",
     "span",
     "start_thread",
@@ -179,6 +184,8 @@ __all__ = [
 
 # Loaded on first touch: programs of one host do not need them.
 _LATER = {
+    "on_actor_threads": "monarch._mesh.meshes.torch_groups",
+    "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
     "open_stream": "monarch._runtime.open_stream",
     "serve_streams": "monarch._runtime.open_stream",
     "stream_obstacle": "monarch._runtime.open_stream",
@@ -211,4 +218,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted(__all__)

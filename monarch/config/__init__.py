@@ -83,3 +83,7 @@ def get_runtime_config() -> dict[str, Any]:
 def clear_runtime_config() -> None:
     """Forget what `configure` set in this process."""
     settings.LAYERS.set_runtime({})
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

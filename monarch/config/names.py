@@ -38,6 +38,7 @@ CountName = Literal[
     "undelivered_messages",
     "message_ack_every_n_messages",
     "max_cast_fanout",
+    "max_procs",
     "tree_casts_from",
     "tree_calls_from",
     "direct_after",
@@ -52,8 +53,11 @@ OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer"]
 
 FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
+    "share_threads",
     "enable_log_forwarding",
+    "stream_remote_output",
     "prefix_with_rank",
+    "show_internal_frames",
     "enable_otel_metrics",
     "enable_otel_tracing",
     "rdma_allow_tcp_fallback",

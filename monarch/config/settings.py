@@ -134,11 +134,15 @@ TABLE: tuple[Setting, ...] = (
            "How processes are launched."),
 
     # Processes
+    Setting("max_procs", POSITIVE, 65_536, "MONARCH_MAX_PROCS",
+            "Most processes that one spawn_procs may ask for: more are refused at the call."),
     Setting("runtime_dir", TEXT, "", "MONARCH_RUNTIME_DIR",
             "Folder of the sockets; empty is XDG_RUNTIME_DIR or else the temporary folder."),
     Setting("preload", TEXT, "auto", "MONARCH_PRELOAD",
             "Modules that new processes have imported already: auto (those that the client has imported), none, or "
             "names with commas."),
+    Setting("share_threads", FLAG, True, "MONARCH_SHARE_THREADS",
+            "Whether processes get OMP_NUM_THREADS, their share of the host's processors, where nothing sets it."),
     Setting("switch_interval", DURATION, "1ms", "MONARCH_SWITCH_INTERVAL",
             "Python's thread switch interval in processes; 0s leaves it as it is."),
     Setting("slow_handler_after", DURATION, "1m", "MONARCH_SLOW_HANDLER_AFTER",
@@ -147,6 +151,8 @@ TABLE: tuple[Setting, ...] = (
             "How long a process may be silent before it is suspected; a stopped one (SIGSTOP) is suspected at once."),
     Setting("suspect_timeout", DURATION, "5m", "MONARCH_SUSPECT_TIMEOUT",
             "How long a process may be suspected before it is killed and counts as failed; 0s is for ever."),
+    Setting("show_internal_frames", FLAG, False, "MONARCH_SHOW_INTERNAL_FRAMES",
+            "Whether remote tracebacks show the frames of this package as well."),
     Setting("deadlock_after", DURATION, "1s", "MONARCH_DEADLOCK_AFTER",
             "How long actors may wait for each other in a circle before DeadlockError ends it; 0s is for ever."),
     Setting("restart_argument_bytes", COUNT, 64 * MIB, "MONARCH_RESTART_ARGUMENT_BYTES",
@@ -157,6 +163,9 @@ TABLE: tuple[Setting, ...] = (
     # Output
     Setting("enable_log_forwarding", FLAG, False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING",
             "Whether processes' output can be streamed to the client; on by itself in IPython and Jupyter."),
+    Setting("stream_remote_output", FLAG, True, "MONARCH_STREAM_REMOTE_OUTPUT",
+            "Whether the client prints the output of processes on other hosts, each line with host and rank; otherwise it "
+            "stays with their workers."),
     _inert("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
            "Whether processes' output is also written to files on their hosts."),
     Setting("tail_log_lines", COUNT, 20, "HYPERACTOR_MESH_TAIL_LOG_LINES",

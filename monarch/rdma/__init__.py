@@ -80,3 +80,7 @@ __all__ = [
     "is_ibverbs_available",
     "is_rdma_available",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -157,8 +157,8 @@ class RDMABuffer:
 
         It begins now, whether or not anybody waits. No transfer that begins after the Future is done succeeds; one
         under way fails or is finished. The Future waits for writes under way (of a chunk, milliseconds; of a process
-        that is stopped by SIGSTOP while it writes, until it goes on or is killed), then the memory is the program's
-        alone. An owner that has ended has dropped everything.
+        that is stopped by SIGSTOP while it writes, until it goes on, or is killed after `suspect_timeout`), then the
+        memory is the program's alone. An owner that has ended has dropped everything.
         """
         handle = self._handle
         self._kept.clear()

@@ -31,3 +31,7 @@ __all__ = [
     "check_leaks",
     "patch_actor",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -24,7 +25,7 @@ from monarch._mesh.process import named_actors
 from monarch._mesh.start.agent_process import Credentials
 from monarch._runtime.context import current, forget_root, home, set_home, set_root
 from monarch._runtime.future import All, Slot
-from monarch._runtime.instance import Instance
+from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._shape.region import Shape
@@ -43,6 +44,8 @@ from monarch.testing.simulated import SimulatedAgent, SimulatedProc
 _TURN = 30.0  # real seconds until an I/O loop that does not turn is an error
 _SIGKILL = 9
 _CLIENT_PID = 1
+_BROADCASTS = 2.0  # real seconds at most in which actors may finish, at the end, what nobody waits for
+_HANDLED_KEPT = 1_000  # failures that calls told the test of; older ones are forgotten
 
 
 class UnsupervisedFailure(AssertionError):
@@ -81,7 +84,8 @@ class InProcessCluster:
     thread. Blocks may be nested; the innermost is the one in use. Settings (`monarch.configured`) that
     processes read when they start count from the spawn on.
 
-    Leaving stops all actors, running each `__cleanup__`, and puts back what was there before. It raises
+    Leaving lets actors finish their broadcasts, for 2 s at most, stops them all, running each `__cleanup__`, and puts back
+    what was there before. It raises
     UnsupervisedFailure for failures that reached the root client and that no `next_failure` took,
     TimeoutError for actors that do not stop within `patience` real seconds, naming them, and RuntimeError for
     errors inside the runtime; none of them when the block raised already.
@@ -111,6 +115,7 @@ class InProcessCluster:
         self._reach = Reach()
         self._patience = patience
         self._failures: list[MeshFailure] = []
+        self._handled: deque[MeshFailure] = deque(maxlen=_HANDLED_KEPT)
         self._failed = threading.Condition()
         self._errors: list[BaseException] = []
         self._before: Proc | None = None
@@ -136,6 +141,7 @@ class InProcessCluster:
         self._agent.routes.gateway = self._gateway
         proc = self._proc = SimulatedProc(self.network, f"{self._host}/client", loop, _CLIENT_PID)
         proc.mesh.fault = self._on_failure
+        proc.mesh.handled = self._on_handled
         self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
         proc.root_name = self._root.unique
         named_actors.serve(proc)
@@ -163,6 +169,8 @@ class InProcessCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            self._finish_broadcasts()
         self._state = "closed"
         stuck = self._end()
         if error is not None:
@@ -173,6 +181,19 @@ class InProcessCluster:
             raise TimeoutError("these actors did not stop, and their threads are left behind:\n  " + "\n  ".join(stuck))
         self._raise_failures()
 
+    def _finish_broadcasts(self) -> None:
+        """Lets actors handle what nobody waits for, so that what fails there fails the test."""
+        deadline = time.monotonic() + min(_BROADCASTS, self._patience)
+        quiet = 0
+        while quiet < 2 and time.monotonic() < deadline:  # the first look may be before what the second one sees
+            self.settle()
+            living = [self._proc, *(proc for proc in self._all_procs() if proc.killed is None)]
+            if any(_has_broadcasts(actor) for proc in living for actor in list(proc.actors.values())):
+                quiet = 0
+                time.sleep(0.001)
+            else:
+                quiet += 1
+
     def _end(self) -> list[str]:
         """Stops everything; says which actors did not."""
         deadline = time.monotonic() + self._patience
@@ -180,6 +201,7 @@ class InProcessCluster:
         try:
             self.network.calm()
             self._reach.heal()
+            proc.mesh.tell_unobserved()
             proc.mesh.closing("the cluster is closing")
             own = [proc.mesh.residents.stop(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
@@ -346,13 +368,18 @@ class InProcessCluster:
         end = self.network.tap(seen, source, target)
         return expectation
 
-    def next_failure(self, timeout: float = 30.0) -> MeshFailure:
-        """The next failure that nobody supervised, with which a program would end. Waits for it;
-        AssertionError after `timeout` real seconds."""
+    def next_failure(self, timeout: float = 30.0, *, handled: bool = False) -> MeshFailure:
+        """The next failure that nobody was told of, with which a program would end. Waits for it;
+        AssertionError after `timeout` real seconds. With `handled` the next one of those that a call of the test raised (an
+        end of a rank that it caught as SupervisionError): they do not end the test, and need not be taken."""
+        found = self._handled if handled else self._failures
         with self._failed:
-            if not self._failed.wait_for(lambda: bool(self._failures), timeout):
-                raise AssertionError(f"no failure reached the root client within {timeout:g} s")
-            return self._failures.pop(0)
+            if not self._failed.wait_for(lambda: bool(found), timeout):
+                which = "was told of by a call of the test" if handled else "reached the root client"
+                raise AssertionError(f"no failure {which} within {timeout:g} s")
+            failure = found[0]
+            del found[0]
+            return failure
 
     def statistics(self) -> dict[str, Any]:
         """Of the network, and of each living process by address (see Proc.statistics)."""
@@ -368,6 +395,11 @@ class InProcessCluster:
     def _on_failure(self, failure: MeshFailure) -> None:
         with self._failed:
             self._failures.append(failure)
+            self._failed.notify_all()
+
+    def _on_handled(self, failure: MeshFailure) -> None:
+        with self._failed:
+            self._handled.append(failure)
             self._failed.notify_all()
 
     def _raise_failures(self) -> None:
@@ -412,6 +444,19 @@ def _addresses(mesh: ProcMesh | ActorMesh[Any]) -> list[str]:
     if isinstance(mesh, ActorMesh):
         return list(mesh._plan.addresses)
     raise TypeError(f"expected a mesh of processes or actors, got {mesh!r}")
+
+
+def _has_broadcasts(instance: Instance) -> bool:
+    """Whether it may still handle a message that nobody waits for."""
+    if instance.ended.ready:
+        return False
+    mailbox, running = instance.mailbox, instance.current
+    handled = [item for item in (running, *list(instance.concurrent.values())) if item is not None]
+    if any(not item.call.port for item in handled) or not instance.ready.ready:
+        return True
+    if running is None and not mailbox._wakers:  # it has taken something just now, or ends
+        return True
+    return any(type(item) is Delivery and not item.call.port for item in list(mailbox.messages))
 
 
 def _doing(instance: Instance) -> str:

@@ -94,7 +94,7 @@ class _OfTheClient:
             self.descriptors = {*client.proc.loop.descriptors(), client.lock}
             self.pids = {client.agent.pid}
             self.folder = client.directory
-            self.threads = {"monarch-io", "monarch-alarm", "monarch-output"}
+            self.threads = {"monarch-io", "monarch-alarm", "monarch-log", "monarch-output"}
 
 
 def _descriptors(own: _OfTheClient) -> Iterator[Leak]:

@@ -481,7 +481,7 @@ def test_who_waits_is_noted_while_it_lasts() -> None:
     future = make_future(slot)
     thread = start(lambda: future.get(TIMEOUT))
     assert slot.waited.acquire(timeout=TIMEOUT)
-    ((_waker, (ident, task, _since, limited, running)),) = slot.noted()
+    ((_waker, (ident, task, _since, limited, running), _alone),) = slot.noted()
     assert (ident, task, limited, running) == (thread.ident, None, True, None)
     slot.set()
     join(thread)
@@ -491,7 +491,7 @@ def test_who_waits_is_noted_while_it_lasts() -> None:
         other = Observed()
         awaiting = asyncio.ensure_future(make_future(other).as_asyncio())
         await asyncio.sleep(0)
-        ((_waker, (ident, task, _since, limited, running)),) = other.noted()
+        ((_waker, (ident, task, _since, limited, running), _alone),) = other.noted()
         assert (ident, task, limited, running) == (threading.get_ident(), awaiting, False, None)
         awaiting.cancel()
         with pytest.raises(asyncio.CancelledError):

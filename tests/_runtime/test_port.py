@@ -13,7 +13,9 @@ from monarch._errors import ActorError, NotSendableError, SupervisionError
 from monarch._runtime import context
 from monarch._runtime.future import Future, Source, done_future, make_future
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver, SinkPort
-from monarch._runtime.replies import Arrival, Gather, OneReply, Ports, Queue, Target, encode_error
+from monarch._runtime.queue import Arrival, Queue
+from monarch._runtime.remote_errors import RemoteError, encode_error
+from monarch._runtime.replies import Gather, OneReply, Ports, Target
 from monarch._wire import codec, message
 from monarch._wire.message import ERROR, FAILED, RAISED, VALUE, Answer, Failure, ProcEnded
 
@@ -66,7 +68,7 @@ def value(rank: int, obj: Any) -> Raw:
 
 
 def error(rank: int, exc: BaseException) -> Raw:
-    return (rank, ERROR, *encode_error(exc, "where it was", "its traceback"))
+    return (rank, ERROR, *encode_error(exc, RemoteError("where it was", "its traceback")))
 
 
 def failure(rank: int, report: str = "it died", error: bytes = b"") -> Raw:

@@ -281,11 +281,27 @@ def test_a_descriptor_is_adopted(host: Host) -> None:
     host.wait_accepted()
 
 
-def test_a_descriptor_that_does_not_listen_is_left_alone(host: Host) -> None:
+def test_a_descriptor_that_is_only_bound_is_listened_at(host: Host) -> None:
+    given = socket.socket()
+    given.bind(("127.0.0.1", 0))
+    port = given.getsockname()[1]
+    listener = host.listen(f"me@tcp://127.0.0.1:fd{given.detach()}")
+    assert listener.prefix == f"tcp://127.0.0.1:{port}"
+    host.dial(listener.prefix)
+    host.wait_accepted()
+
+
+def test_a_descriptor_that_cannot_listen_is_left_alone(host: Host) -> None:
     with socket.socket() as given:
-        with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket that does not listen"):
+        with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket without a port; call bind"):
             host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
         assert given.getsockname()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as given:
+        with pytest.raises(OSError, match=f"descriptor {given.fileno()} is a socket that cannot listen"):
+            host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
+        assert given.getpeername()
+    with socket.socket(type=socket.SOCK_DGRAM) as given, pytest.raises(OSError, match="is not a stream socket"):
+        host.listen(f"tcp://127.0.0.1:fd{given.fileno()}")
     with open("/dev/null") as file, pytest.raises(OSError, match="is not an inherited socket"):
         host.listen(f"tcp://127.0.0.1:fd{file.fileno()}")
     with pytest.raises(OSError, match="descriptor 99999 is not an inherited socket"):

@@ -1,6 +1,7 @@
-"""The Python in README.md and docs/*.md runs: the blocks of a page, in their order, as one program.
+"""The Python in README.md and docs/*.md runs: the blocks of a page, in their order, as one program, and prints what it says.
 
-A block whose fence says ```python no-run is left out.
+A block whose fence says ```python no-run is left out. A comment behind a print is what that prints: see
+tests/support/printed.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.examples.running import ROOT, run_program
+from tests.support.printed import broken
+from tests.support.recording import FIRST_LINE, recorded
 from tests.support.tiers import first_of
 
 FENCE = re.compile(r"(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<info>[^`]*)")
@@ -64,6 +67,9 @@ WITH_PYTHON = [page for page in PAGES if program(page.read_text()).strip()]
 @pytest.mark.procs
 @pytest.mark.parametrize("page", first_of(WITH_PYTHON), ids=lambda page: page.name)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
-    script = tmp_path / f"{page.stem}_md.py"
-    script.write_text(program(page.read_text()))
+    script, notes = tmp_path / f"{page.stem}_md.py", tmp_path / "printed"
+    first, rest = program(page.read_text()).split("\n", 1)
+    assert not first, "code in the first line of a page"
+    script.write_text(f"{FIRST_LINE.format(str(notes))}\n{rest}")
     run_program(script, cwd=tmp_path)
+    assert broken(f"\n{rest}", recorded(notes)) == []

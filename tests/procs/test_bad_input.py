@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, ActorError, ProcMesh, context, default_bootstrap_cmd, endpoint, this_host
+from monarch.actor import Actor, ActorError, HostMesh, ProcMesh, context, default_bootstrap_cmd, endpoint, this_host
+from monarch.config import configured
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -492,3 +493,10 @@ def test_two_threads_may_be_the_first_to_use_the_runtime(scripts: Any) -> None:
         assert all(one is found[0] for one in found)
         """
     )
+
+
+def test_more_processes_than_the_limit_are_refused_at_the_call(host: HostMesh) -> None:
+    with pytest.raises(ValueError, match=r"for 1000000000 processes, and the limit is 65536 \(setting max_procs"):
+        host.spawn_procs({"gpus": 10**9})
+    with configured(max_procs=7), pytest.raises(ValueError, match="asks for 8 processes, and the limit is 7"):
+        host.spawn_procs({"a": 2, "b": 4})

@@ -12,7 +12,6 @@ import pytest
 from monarch._runtime.context import here
 from monarch._runtime.internal_errors import LOOP_ENDED
 from monarch.actor import Actor, SupervisionError, endpoint
-from tests.support.faults import Faults
 from tests.support.scripts import Scripts
 
 pytestmark = pytest.mark.procs
@@ -50,20 +49,18 @@ class Breaking(Actor):
         return os.getpid()
 
 
-def test_a_process_whose_io_thread_ended_ends_at_once(spawn_procs: Any, faults: Faults) -> None:
+def test_a_process_whose_io_thread_ended_ends_at_once(spawn_procs: Any) -> None:
     actors = spawn_procs(name="broken").spawn("breaking", Breaking)
     with pytest.raises(SupervisionError) as caught:
         actors.end_the_io_thread.call_one().get(timeout=TIMEOUT)
     assert f"exited with non-zero code {LOOP_ENDED}" in str(caught.value)
     assert "this process ends: its I/O thread has ended, unasked: SystemExit" in str(caught.value)
-    faults.next()
 
 
-def test_a_process_that_closed_every_descriptor_ends(spawn_procs: Any, faults: Faults) -> None:
+def test_a_process_that_closed_every_descriptor_ends(spawn_procs: Any) -> None:
     actors = spawn_procs(name="closed").spawn("breaking", Breaking)
     with pytest.raises(SupervisionError, match=f"exited with non-zero code {LOOP_ENDED}|it was killed"):
         actors.close_every_descriptor.call_one().get(timeout=TIMEOUT)
-    faults.next()
 
 
 @pytest.mark.parametrize("how", ["None", "closed"])

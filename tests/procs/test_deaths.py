@@ -153,7 +153,7 @@ def test_a_death_is_told_once_for_each_mesh_with_all_that_is_known(own: Any, fau
     for failure in told:
         assert failure.crashed_ranks == [1]
         for part in (
-            f"failed: {WAYS[how][1]}\n",
+            f"failed: {WAYS[how][1]}",
             f"rank 1 of {failure.mesh_name}, pid {pids[1]} on {socket.gethostname()}, at unix:",
             f"the last lines it wrote to stderr:\n      {words}",
         ):
@@ -407,7 +407,8 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
     def hook(failure):
         assert f"the host agent (pid {agent}) was killed by signal 9" in failure.report(), failure.report()
         told.release()
-    monarch.actor.unhandled_fault_hook = hook
+    from monarch._mesh.process.client import client
+    monarch.actor.unhandled_fault_hook = client().layer.handled = hook  # a fault, or what a call has told
     early = this_host().spawn_procs({"gpus": 2})  # not up yet, or just so
     print(agent, flush=True)
     sys.stdin.readline()
@@ -483,7 +484,7 @@ def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_
 
 def test_a_program_whose_host_agent_is_killed_says_so_and_ends(scripts: Any) -> None:
     done = scripts.run(AGENT + "    os.kill(agent, signal.SIGKILL)\n    threading.Event().wait()\n", check=False)
-    assert done.returncode in (-signal.SIGINT, 130), done.stderr
+    assert done.returncode == 1, done.stderr
     assert "Unhandled monarch error on the root actor" in done.stderr
     assert "the host agent (pid " in done.stderr and "was killed by signal 9, and its processes with it" in done.stderr
 
@@ -492,7 +493,7 @@ def test_a_program_whose_host_agent_is_killed_says_so_and_ends(scripts: Any) -> 
 
 
 FORK_SERVERS = """
-    import os, signal, sys
+    import os, signal, sys, time
     from monarch.actor import Actor, SupervisionError, endpoint, this_host
 
     class A(Actor):
@@ -542,26 +543,19 @@ def test_processes_with_torch_are_started_when_a_fork_server_is_killed(scripts: 
     )
 
 
-def test_processes_asked_of_a_fork_server_that_dies_before_it_forks_them_are_said_to_have_failed(scripts: Any) -> None:
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_what_a_fork_server_has_not_forked_is_forked_by_another(scripts: Any, how: str) -> None:
     scripts.run(
         FORK_SERVERS
-        + """
-    import monarch.actor
-    monarch.actor.unhandled_fault_hook = lambda failure: None
+        + f"""
     (server,) = fork_servers()
-    spare = this_host().spawn_procs()
-    spare.initialized.get(timeout=30)
-    os.kill(server, signal.SIGSTOP)
-    mesh = this_host().spawn_procs({"gpus": 2}).spawn("b", A)
-    spare.stop().get(timeout=30)  # the agent does one thing after the other, so it has asked for the processes
-    kill(server)
-    try:
-        mesh.pid.call().get(timeout=30)
-    except SupervisionError as exc:
-        assert "the fork server has ended" in str(exc), exc
-    else:
-        raise SystemExit("no error")
-    after = this_host().spawn_procs({"gpus": 2}).spawn("a", A)
+    began = time.monotonic()
+    os.kill(server, signal.{how})
+    mesh = this_host().spawn_procs({{"gpus": 2}}).spawn("b", A)
+    assert len(mesh.pid.call().get(timeout=30).values()) == 2
+    assert time.monotonic() - began < 15  # not until the time is over that a process may take to be ready
+    assert fork_servers() and server not in fork_servers()
+    after = this_host().spawn_procs({{"gpus": 2}}).spawn("a", A)
     assert len(after.pid.call().get(timeout=30).values()) == 2
     """
     )

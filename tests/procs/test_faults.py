@@ -84,7 +84,7 @@ def programs(scripts: Any) -> Any:
 
 def ended_by_fault(done: Any, *lines: str) -> None:
     """The program printed `lines` and ended by the one fault, which explains itself."""
-    assert done.returncode == -signal.SIGINT, done.stderr
+    assert done.returncode == 1, done.stderr
     assert done.stdout.splitlines() == list(lines), done.stderr
     assert done.stderr.count(HEADING) == 1
     assert done.stderr.count(ERROR) == 1
@@ -200,7 +200,7 @@ def test_in_input_at_a_terminal(programs: Any, module: str) -> None:
     finally:
         os.close(master)
         os.close(slave)
-    assert process.returncode == -signal.SIGINT
+    assert process.returncode == 1
     assert b"finally ran\r\natexit ran\r\n" in out
     assert err.count(HEADING) == 1 and err.count(ERROR) == 1
 
@@ -237,7 +237,7 @@ def test_after_the_last_line_while_threads_run(programs: Any) -> None:
         a.slice(gpus=0).fail.broadcast()
         """
     )
-    assert done.returncode == -signal.SIGINT, done.stderr
+    assert done.returncode == 1, done.stderr
     assert done.stdout == "atexit ran\n"
     assert done.stderr.count(HEADING) == 1 and done.stderr.count(ERROR) == 1
 
@@ -256,6 +256,53 @@ def test_at_exit_it_is_only_reported(programs: Any) -> None:
     )
     ended_well(done, "atexit went on")
     assert done.stderr.count(HEADING) == 1 and "UnhandledFaultError" not in done.stderr
+
+
+FAULT = """
+    import sys, threading, time
+    from monarch.actor import Actor, endpoint, this_host
+
+    class A(Actor):
+        @endpoint
+        def fail(self): raise ValueError("nobody looks after me")
+
+    def main():
+        this_host().spawn_procs().spawn("a", A).fail.broadcast()
+        time.sleep(30)
+"""
+IN_MAIN = "if __name__ == '__main__': main()"
+IN_THREAD = "if __name__ == '__main__': thread = threading.Thread(target=main); thread.start(); thread.join()"
+
+
+@pytest.mark.parametrize("how", first_of(["file", "-c", "-m", "stdin"], quick=2))
+@pytest.mark.parametrize("end", first_of([IN_MAIN, IN_THREAD]), ids=["main thread", "thread"])
+def test_the_status_is_1_however_the_program_runs(scripts: Any, how: str, end: str) -> None:
+    source = textwrap.dedent(FAULT) + end
+    (scripts.folder / "program.py").write_text(source)
+    told = {"file": ["program.py"], "-c": ["-c", source], "-m": ["-m", "program"], "stdin": ["-"]}[how]
+    done = scripts.run(
+        f"""
+        import subprocess, sys
+        done = subprocess.run([sys.executable, *{told!r}], input={source!r} if {how!r} == "stdin" else None, text=True)
+        print("status", done.returncode)
+        """
+    )
+    assert done.stdout == "status 1\n", done.stderr
+    assert done.stderr.count(HEADING) == 1
+
+
+def test_the_last_line_says_what_would_have_handled_it(programs: Any) -> None:
+    done = programs.run("spawn().slice(gpus=0).fail.broadcast(); time.sleep(30)")
+    last = done.stderr.splitlines()[-1]
+    for way in (
+        "except SupervisionError",
+        "unhandled_fault_hook",
+        "__supervise__",
+        "RestartPolicy",
+        "docs/reliability.md",
+    ):
+        assert way in last
+    assert done.returncode == 1
 
 
 # --- a client started in another thread
@@ -303,7 +350,7 @@ def test_with_everything_in_another_thread_it_is_a_keyboard_interrupt_behind_its
         """,
         check=False,
     )
-    assert done.returncode == -signal.SIGINT, done.stderr
+    assert done.returncode == 1, done.stderr
     assert done.stdout == "KeyboardInterrupt\n"
     assert HEADING in done.stderr and "ValueError: nobody looks after me" in done.stderr
     assert done.stderr.count("\nTraceback (most recent call last)") == 1
@@ -567,7 +614,7 @@ def test_of_several_faults_one_is_raised_and_all_are_reported(programs: Any) -> 
             print("finally ran", flush=True)
         """
     )
-    assert done.returncode == -signal.SIGINT
+    assert done.returncode == 1
     assert done.stdout.splitlines() == ["finally ran", "atexit ran"]
     assert done.stderr.count(HEADING) == 2 and done.stderr.count(ERROR) == 1
     assert done.stderr.count("\nTraceback (most recent call last)") == 1
@@ -591,7 +638,7 @@ def test_faults_at_the_same_time(programs: Any) -> None:
             print("finally ran", flush=True)
         """
     )
-    assert done.returncode == -signal.SIGINT
+    assert done.returncode == 1
     assert done.stdout == "finally ran\n"
     assert done.stderr.count(HEADING) == 20 and done.stderr.count(ERROR) == 1
     assert done.stderr.count("\nTraceback (most recent call last)") == 1
@@ -614,7 +661,7 @@ def test_while_the_traceback_is_printed_another_is_only_reported(programs: Any) 
         time.sleep(30)
         """
     )
-    assert done.returncode == -signal.SIGINT
+    assert done.returncode == 1
     assert done.stderr.count(HEADING) == 2 and done.stderr.count(ERROR) == 1
     assert "Error in sys.excepthook" not in done.stderr
     assert done.stderr.count("\nTraceback (most recent call last)") == 1
@@ -728,7 +775,7 @@ def test_a_hook_that_raises_has_not_taken_it(programs: Any, hook: str, said: str
             print("finally ran", flush=True)
         """
     )
-    assert done.returncode == -signal.SIGINT
+    assert done.returncode == 1
     assert done.stdout == "finally ran\n"
     assert done.stderr.count(HEADING) == 1 and done.stderr.count(ERROR) == 1
     assert said in done.stderr
@@ -821,7 +868,7 @@ def test_files_are_written_to_their_end(programs: Any, scripts: Any, wait: str) 
         {wait}
         """
     )
-    assert done.returncode == -signal.SIGINT
+    assert done.returncode == 1
     assert (scripts.folder / "written").read_text() == "to its end"
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import full
+
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 
@@ -36,7 +38,7 @@ ACTOR = """
         def __cleanup__(self, exc): print("cleaned up", "x" * 10)
 
     def option(*args, **kwargs):
-        asyncio.run(procs.logging_option(*args, **kwargs))
+        procs.logging_option(*args, **kwargs).get(timeout=30)
 """
 FORWARDING = """
     configure(enable_log_forwarding=True)
@@ -262,3 +264,35 @@ def test_lines_of_several_processes_do_not_mix(scripts: Any, unbuffered: str) ->
     )
     assert done.stdout.splitlines().count("a line") == 1500
     assert done.stderr.splitlines() == ["a line"] * 1500
+
+
+@full
+@pytest.mark.parametrize("streaming", [True, False])
+def test_output_that_nobody_reads_costs_the_client_little_and_is_told(scripts: Any, streaming: bool) -> None:
+    running = scripts.start(
+        program(
+            f"""
+    import threading
+    class Flood(Actor):
+        @endpoint
+        def write(self, megabytes):
+            for _ in range(megabytes):
+                os.write(1, (b"y" * 999 + b"\\n") * 1000)
+    if {streaming}:
+        option(stream_to_client=True)
+    floods = procs.spawn("flood", Flood)
+    floods.write.call(1).get(timeout=30)  # its end is not read any more
+    floods.write.call(80).get(timeout=60)
+    resident = int(open("/proc/self/statm").read().split()[1]) * 4096
+    print("resident", resident >> 20, file=sys.stderr, flush=True)
+    """
+        )
+    )
+    assert running.stderr is not None and running.stdout is not None
+    said = running.stderr.readline().split()
+    assert said[0] == "resident" and int(said[1]) < 250, said
+    _, err = running.communicate(timeout=TIMEOUT)
+    assert re.search(
+        r"\.\.\. \d+ MB of output from rank \d of mesh workers.* not shown: the terminal does not read", err
+    )
+    assert running.returncode == 0

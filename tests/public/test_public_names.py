@@ -315,3 +315,14 @@ def test_shapes_from_the_top() -> None:
     dense = NDSlice(offset=0, sizes=[2, 3], strides=[3, 1])
     assert Shape(["a", "b"], dense).extent == Extent(["a", "b"], [2, 3])
     assert list(dense) == list(range(6))
+
+
+PUBLIC = ["monarch", "monarch.actor", "monarch.config", "monarch.rdma", "monarch.testing", "monarch.tensor"]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_dir_shows_public_names_and_nothing_else(module: str) -> None:
+    if module == "monarch.tensor":
+        pytest.importorskip("torch")
+    found = importlib.import_module(module)
+    assert dir(found) == sorted(found.__all__)

@@ -161,7 +161,8 @@ class _Runner:
         wrong: list[str] = []
         try:
             with self._cluster as cluster:
-                cluster._proc.mesh.fault = lambda failure: note_failure(self.history, CLIENT, failure)
+                layer = cluster._proc.mesh  # told by a call or as a fault: of each failure once
+                layer.fault = layer.handled = lambda failure: note_failure(self.history, CLIENT, failure)
                 try:
                     for operation in self._program.operations:
                         self._doing = str(operation)

@@ -235,7 +235,7 @@ def test_a_killed_thread_cannot_use_the_runtime_any_more(cluster: InProcessClust
     cluster.kill(busy)
     with pytest.raises(SupervisionError):
         future.get(TIMEOUT)
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
     gate.value.set()
     assert done.value.wait(TIMEOUT)
     assert isinstance(heard.value[0], SystemExit)
@@ -320,7 +320,7 @@ def test_a_process_that_stays_stopped_is_killed() -> None:
         clock.advance(60.0)
         with pytest.raises(SupervisionError, match=r"stopped by signal 19 \(SIGSTOP\) for 60 s and was killed"):
             future.get(TIMEOUT)
-        cluster.next_failure()
+        cluster.next_failure(handled=True)
         procs.restart(failed=True).get(TIMEOUT)
         workers.restart(gpus=1).get(TIMEOUT)
         assert workers.pid.call().get(TIMEOUT).size() == 2

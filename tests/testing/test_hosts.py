@@ -84,8 +84,8 @@ def logs(cluster: InProcessCluster, **per_host: int) -> Any:
     return cluster.hosts.spawn_procs(per_host or None).spawn("logs", Log)
 
 
-def taken_failures(cluster: InProcessCluster, count: int) -> list[list[int]]:
-    return sorted(cluster.next_failure().crashed_ranks for _ in range(count))
+def taken_failures(cluster: InProcessCluster, count: int, handled: bool = False) -> list[list[int]]:
+    return sorted(cluster.next_failure(handled=handled).crashed_ranks for _ in range(count))
 
 
 def processes(cluster: InProcessCluster) -> list[str]:
@@ -250,7 +250,7 @@ def test_a_host_whose_agent_is_killed_is_noticed_soon(hosts: InProcessCluster, c
     with pytest.raises(SupervisionError, match=r"nobody listens at .*h1 any more"):
         answer.get(TIMEOUT)
     gate.value.set()
-    assert taken_failures(hosts, 1) == [[1]]
+    assert taken_failures(hosts, 1, handled=True) == [[1]]
     assert mesh.slice(hosts=2).note.call_one(2).get(TIMEOUT) == 2
 
 
@@ -318,9 +318,9 @@ def test_a_process_of_another_host_is_killed_and_restarted(hosts: InProcessClust
     mesh = procs.spawn("logs", Log)
     mesh.note.call(0).get(TIMEOUT)
     hosts.kill(mesh, 1)
+    assert taken_failures(hosts, 1) == [[1]]
     with pytest.raises(SupervisionError, match="sig=9"):
         mesh.note.call(1).get(TIMEOUT)
-    assert taken_failures(hosts, 1) == [[1]]
     procs.restart(failed=True).get(TIMEOUT)
     mesh.restart(failed=True).get(TIMEOUT)
     assert mesh.note.call(2).get(TIMEOUT).values() == [2, 2, 2]
@@ -434,3 +434,13 @@ def test_hosts_that_cannot_be_killed(hosts: InProcessCluster) -> None:
 def test_numbers_of_hosts_that_cannot_be(given: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="hosts must be 0 or more"):
         InProcessCluster(**given)  # type: ignore[arg-type]
+
+
+def test_a_mesh_looks_at_its_class_once_not_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from monarch._mesh.meshes import owned
+
+    looked, needs_loop = [], owned.needs_loop
+    monkeypatch.setattr(owned, "needs_loop", lambda cls: looked.append(cls) or needs_loop(cls))
+    with InProcessCluster(hosts=1) as cluster:
+        logs(cluster, gpus=50)
+    assert looked.count(Log) == 1

@@ -1,28 +1,14 @@
-"""The adverbs as programs are told of them: in help(), and where there is no mesh to send to, on the class or an instance."""
+"""What is said where an adverb is used and there is no mesh to send to: on the class of the actors, or on an instance."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any, NoReturn
 
 # The public methods of Endpoint; a test compares.
-ADVERBS = frozenset(["call", "call_one", "choose", "stream", "broadcast", "rref", "with_timeout"])
-
-
-def described(method: Callable[..., Any], count: int) -> str:
-    """The docstring of an endpoint on a mesh of `count` actors."""
-    cls, name = _names(method)
-    own = inspect.getdoc(method)
-    return (
-        f"{own or name}\n\n"
-        f"An endpoint of {cls} on {count} actor{'s' if count > 1 else ''}. Say how with an adverb: call (every actor, all "
-        f"answers),\n"
-        f"call_one (the only actor), choose (any one), stream (answers as they come), broadcast (no answers);\n"
-        f"with_timeout(seconds) limits the wait."
-    )
+ADVERBS = frozenset(["call", "call_one", "choose", "stream", "map", "broadcast", "rref", "with_timeout"])
 
 
 def on_the_class(method: Callable[..., Any], adverb: str) -> str:

@@ -28,7 +28,8 @@ class Arity:
         try:
             self.signature.bind(*args, **kwargs)
         except TypeError as exc:
-            raise TypeError(f"{exc}: it is {self._name}{self.signature}") from None
+            limit = ". A time limit is set with mesh.endpoint.with_timeout(seconds)" if "'timeout'" in str(exc) else ""
+            raise TypeError(f"{exc}: it is {self._name}{self.signature}{limit}") from None
 
 
 _arities: dict[tuple[Any, int], Arity] = {}

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
 
-from monarch._errors import MessageTooLargeError, format_remote
+from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.adverb_codes import KEEP
 from monarch._mesh.actors.advice import advise
-from monarch._mesh.actors.endpoint import KEEP, EndpointProperty
+from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
@@ -25,10 +27,11 @@ from monarch._runtime.ending import CleanupTooLong
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import encode_error
+from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
+from monarch._shape.extent import Extent, Point
 from monarch._text import clip
 from monarch._wire import codec, culprit
-from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure
+from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure, decode_extent
 
 _AROUND = 1_000  # bytes of an error beside its two texts
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
@@ -163,18 +166,23 @@ class ActorBehaviour:
         if getattr(type(exc), "_as_it_is", False):
             self.proc.reply(delivery, RAISED, *codec.encode(exc))
             return
-        where = f"Actor call {self.instance.name}.{call.method} failed."
-        formatted = format_remote(exc)
-        body, buffers = encode_error(exc, where, formatted)
+        error = self._remote_error(call.method, formatted(exc))
+        body, buffers = encode_error(exc, error)
         proc = self.proc
         try:
             proc.check_size(body, buffers)
         except MessageTooLargeError:
             room = max(0, proc.frame_limit - _AROUND) // 8  # two texts, and a character takes 4 bytes at most
-            body, buffers = encode_error(
-                RuntimeError("the exception is too large to send"), clip(where, room), clip(formatted, room)
-            )
+            error.message, error.formatted = clip(error.message, room), clip(error.formatted, room)
+            body, buffers = encode_error(RuntimeError("the exception is too large to send"), error)
         proc.reply(delivery, ERROR, body, buffers)
+
+    def _remote_error(self, method: str, text: str) -> RemoteError:
+        instance = self.instance
+        labels, sizes = decode_extent(instance.view)
+        point = dict(Point(instance.rank, Extent(labels, sizes)))
+        where = f"Actor call {instance.name}.{method} failed."
+        return RemoteError(where, text, b"", instance.rank, point, f"{os.uname().nodename}, pid {os.getpid()}")
 
     def _raised(self, delivery: Delivery, exc: Exception, method: Method | None) -> None:
         """An endpoint raised: its caller is told, or, when nobody waits, the actor fails."""
@@ -187,6 +195,11 @@ class ActorBehaviour:
         return Leave.failing(self.describe_failure(exc), exc)
 
     # --- failures
+
+    @property
+    def supervises(self) -> bool:
+        """Whether the actor has a `__supervise__` of its own, which is asked of every failure."""
+        return self.cls is not None and getattr(self.cls, "__supervise__", None) is not Actor.__supervise__
 
     def supervise(self, failure: MeshFailure) -> Any:
         """Asks the actor; returns Leave (or an awaitable of it) when it did not handle the failure."""
@@ -217,7 +230,7 @@ class ActorBehaviour:
             instance.key,
             self.mesh_name,
             instance.rank,
-            None if exc is None else f"actor explicitly aborted due to: {format_remote(exc)}",
+            None if exc is None else f"actor explicitly aborted due to: {formatted(exc)}",
         )
         failure.incarnation, failure.will_restart = instance.incarnation, instance.will_restart
         return Leave.failing(failure, exc)
@@ -249,11 +262,11 @@ class ActorBehaviour:
     def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure:
         advise(exc)
         if in_cleanup:
-            cause = f"cleanup error: {exc if isinstance(exc, CleanupTooLong) else format_remote(exc)}"
+            cause = f"cleanup error: {exc if isinstance(exc, CleanupTooLong) else formatted(exc)}"
         elif isinstance(exc, Aborted):
             cause = f"actor explicitly aborted due to: {exc}"
         else:
-            cause = f"{self._while_constructing()}actor explicitly aborted due to: {format_remote(exc)}"
+            cause = f"{self._while_constructing()}actor explicitly aborted due to: {formatted(exc)}"
         return self._failure(cause)
 
     def _while_constructing(self) -> str:

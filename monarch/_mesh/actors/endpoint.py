@@ -9,29 +9,33 @@ from __future__ import annotations
 import functools
 import inspect
 import random
+import sys
 import types
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from monarch._mesh import plugins
-from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, described, on_the_class
+from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, HOLD, KEEP, SEND, STREAM, few
+from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
+from monarch._mesh.actors.endpoint_mesh import EndpointMesh
+from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
+from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
-from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted, Plan
+from monarch._mesh.casts.plan import Parted
 from monarch._mesh.casts.sender import stamps
-from monarch._mesh.failures.ledger import MeshFacts, process_failure
+from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
-from monarch._runtime.replies import Arrival, Entry, Gather, OneReply, Queue, Target, failure_error
-from monarch._shape.region import Shape
+from monarch._runtime.queue import Arrival, Queue
+from monarch._runtime.replies import Entry, Gather, OneReply, Target
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
-from monarch._wire.message import FAILED, Answer, Call, Cast, Failure, ProcEnded, encode
+from monarch._wire.message import FAILED, Answer, Call, Cast, encode
 from monarch._wire.peer import PeerEnded
-from monarch.config import settings
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -48,40 +52,7 @@ Method_co = TypeVar("Method_co", covariant=True)  # the method without `self`, a
 # for them. For calls it does not pay (docs/log.md).
 _FLOOD = 0.0003
 
-# Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
-CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
-
-# Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
-_HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
-
-
-class MeshSpec(MeshFacts, Protocol):
-    """What all views of an actor mesh share, as far as endpoints need it."""
-
-    name: str
-    proc_mesh: Any
-
-    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
-        """What the end of the process at that address means to the actors."""
-        ...
-
-
-class EndpointMesh(Protocol):
-    """What an endpoint needs of the mesh of actors that it was found on."""
-
-    _plan: Plan
-    _shape: Shape
-
-    @property
-    def _spec(self) -> MeshSpec: ...
-    def __len__(self) -> int: ...
-    def _target(self, method: str) -> Target:
-        """Who answers, for errors to name."""
-        ...
-
-    def _gathered(self, values: list[Any]) -> Any:
-        """The answers of all ranks as one value."""
-        ...
+_getframe = sys._getframe
 
 
 class EndpointProperty(Generic[Method_co, Raw_co]):
@@ -120,8 +91,8 @@ class EndpointProperty(Generic[Method_co, Raw_co]):
     ) -> BoundEndpoint[P, R, Raw_co]: ...
     @overload
     def __get__(
-        self: EndpointProperty[Callable[P, Any], Raw_co], obj: object, owner: Any = None
-    ) -> BoundEndpoint[P, Raw_co, Raw_co]: ...
+        self: EndpointProperty[Callable[P, R], Any], obj: object, owner: Any = None
+    ) -> BoundEndpoint[P, R, R]: ...
     def __get__(self, obj: object | None, owner: Any = None) -> Any:
         if obj is None:
             return self
@@ -223,22 +194,7 @@ def concurrent_endpoint(
     return decorate if method is None else decorate(method)
 
 
-class _OfTheMethod:
-    """An attribute that an Endpoint has from its method, and the class Endpoint does not have, or as `on_class`."""
-
-    def __init__(self, read: Callable[[Endpoint[Any, Any]], Any], on_class: Any = None) -> None:
-        self._read = read
-        self._on_class = on_class
-
-    def __get__(self, endpoint: Endpoint[Any, Any] | None, owner: Any = None) -> Any:
-        if endpoint is not None:
-            return self._read(endpoint)
-        if self._on_class is None:
-            raise AttributeError("of an Endpoint, not of the class")
-        return self._on_class
-
-
-class Endpoint(Generic[P, R_co]):
+class Endpoint(MapAdverb, Generic[P, R_co]):
     """One endpoint of an actor mesh (or of a view of it), with the adverbs.
 
     All adverbs: raise TypeError when the arguments do not fit, whatever pickling raises, MessageTooLargeError; nothing is
@@ -262,13 +218,13 @@ class Endpoint(Generic[P, R_co]):
         self._method = prop._method
 
     if not TYPE_CHECKING:  # what `?` and help() show: the method's own, without `self`
-        __name__ = _OfTheMethod(lambda endpoint: endpoint._name)
-        __doc__ = _OfTheMethod(lambda endpoint: described(endpoint._method, len(endpoint._mesh)), __doc__)
-        __signature__ = _OfTheMethod(lambda endpoint: (endpoint._arity or endpoint._find_arity()).signature)
-        __wrapped__ = _OfTheMethod(lambda endpoint: endpoint._method)
+        __name__ = OfInstances(lambda endpoint: endpoint._name)
+        __doc__ = OfInstances(lambda endpoint: endpoint_doc(endpoint._method, len(endpoint._mesh)), __doc__)
+        __signature__ = OfInstances(lambda endpoint: (endpoint._arity or endpoint._find_arity()).signature)
+        __wrapped__ = OfInstances(lambda endpoint: endpoint._method)
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self._mesh._spec.name}.{self._name} of {len(self._mesh)} actors>"
+        return f"<Endpoint {self._mesh._spec.name}.{self._name}{signature_of(self)} of {len(self._mesh)} actors>"
 
     if not TYPE_CHECKING:  # BoundEndpoint says what a checker should think of `self.add(1)`
 
@@ -291,6 +247,8 @@ class Endpoint(Generic[P, R_co]):
         """
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), mesh._gathered)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs)
         return make_future(entry)
 
@@ -302,6 +260,8 @@ class Endpoint(Generic[P, R_co]):
                 f"call_one requires exactly 1 actor, but mesh has {count}: use call(), choose(), or slice the mesh"
             )
         entry = OneReply(self._target or self._make_target())
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL_ONE, args, kwargs)
         return make_future(entry)
 
@@ -309,6 +269,8 @@ class Endpoint(Generic[P, R_co]):
         """Runs on one rank, uniformly at random for each call."""
         rank = random.randrange(len(self._mesh._plan))
         entry = OneReply(self._target or self._make_target(), rank)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CHOOSE, args, kwargs, only=rank)
         return make_future(entry)
 
@@ -316,6 +278,8 @@ class Endpoint(Generic[P, R_co]):
         """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives."""
         count = len(self._mesh._plan)
         entry = Queue(self._target or self._make_target(), count)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, STREAM, args, kwargs)
         return ValueStream(entry, count)
 
@@ -333,6 +297,8 @@ class Endpoint(Generic[P, R_co]):
         """`call` whose answers may be folded on their way; `fold` gets what is left of them in the order of ranks."""
         mesh = self._mesh
         entry = Gather(self._target or self._make_target(), len(mesh._plan), fold)
+        caller = _getframe(1)
+        entry.code, entry.instruction = caller.f_code, caller.f_lasti
         self._cast(entry, CALL, args, kwargs, combine=codec.encode(combine)[0])
         return make_future(entry)
 
@@ -439,7 +405,7 @@ class Endpoint(Generic[P, R_co]):
         size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
         parted = plan.parted(proc.host) if only is None else None
-        if parted is not None and not combine and len(parted.remote) < _few(adverb):
+        if parted is not None and not combine and len(parted.remote) < few(adverb):
             parted = None
         if parted is not None:
             receivers = parted.local
@@ -451,13 +417,17 @@ class Endpoint(Generic[P, R_co]):
         if isinstance(reply, Port):
             number = reply._number
             back = "" if reply._address == proc.address else reply._address
-            if not back and isinstance(queue := proc.ports.get(number), Queue):
-                queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
+            if not back:
+                proc.ports.used_by(number, sender)
+                if isinstance(queue := proc.ports.get(number), Queue):
+                    queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
         elif reply is not None:
             entry = reply
-            known = proc.hooks.check(key, plan.receivers)
+            entry.caller = sender
+            # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
+            known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
             if known is not None:
-                entry.give_up(failure_error(known, f"{spec.name}.{method}"))
+                entry.fail(known)
                 return
             alone = entry.sending = parted is None and len(receivers) == 1
             number = proc.ports.add(entry)
@@ -469,7 +439,7 @@ class Endpoint(Generic[P, R_co]):
         restarts = proc.incarnations if proc.incarnations else None
         incarnation = 0
         if parted is not None:
-            gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
+            gather = HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
             cast = Cast(
                 0, 0, proc.address, key, unique, method, number, back, view, adverb, 0, 0, gather, combine=combine
             )
@@ -543,12 +513,6 @@ class Endpoint(Generic[P, R_co]):
                 elif cast.port:
                     back = cast.back or proc.address
                     proc.answer(back, Answer(cast.port, index, FAILED), encode(failure), ())
-
-
-def _few(adverb: int) -> int:
-    """Receivers on other hosts from which on they share a message. Nobody waits for a broadcast, so the sender's time counts;
-    whoever waits for answers waits for two agents more (docs/scale.md)."""
-    return settings.get("tree_calls_from") if adverb in _HOLD else settings.get("tree_casts_from")
 
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from monarch._runtime.future import Future, make_future
-from monarch._runtime.replies import Arrival, Queue
+from monarch._runtime.queue import Arrival, Queue
 
 R_co = TypeVar("R_co", covariant=True)
 

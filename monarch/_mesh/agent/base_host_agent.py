@@ -33,7 +33,7 @@ from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
-from monarch._wire import message
+from monarch._wire import message, os_text
 from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.ids import new_id
@@ -390,7 +390,7 @@ class BaseHostAgent:
 
     def decode_spec(self, frame: Frame) -> LaunchSpec:
         """What the message's body says of the processes to start."""
-        spec = msgspec.msgpack.decode(frame.body, type=LaunchSpec)
+        spec = os_text.decode(frame.body, LaunchSpec)
         self.adapt_spec(spec)
         return spec
 

@@ -26,9 +26,9 @@ from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
-from monarch._mesh.start import agent_process, forkserver, launch, leftovers
+from monarch._mesh.start import agent_process, forkserver, launch, leftovers, threads
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
-from monarch._mesh.start.forkserver_pool import ForkServers
+from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
 from monarch._runtime import (
@@ -37,7 +37,8 @@ from monarch._runtime import (
 )
 from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
-from monarch._wire.address import AGENT, CLIENT, is_dialable, name_of
+from monarch._wire import os_text
+from monarch._wire.address import AGENT, CLIENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Frame
 from monarch._wire.link_connection import LinkConnection
 from monarch._wire.message import (
@@ -54,6 +55,7 @@ from monarch._wire.message import (
     LogOption,
     Output,
     Preload,
+    Printed,
     ProcEnded,
     SetCredentials,
 )
@@ -63,6 +65,7 @@ from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 PR_SET_CHILD_SUBREAPER = 36
+_FORK_ATTEMPTS = 2  # fork servers that are asked for a process, should one end before it has forked it
 
 
 class Prepared:
@@ -82,9 +85,11 @@ class HostAgent(BaseHostAgent):
         super().__init__(listening.prefix or f"unix:{options.directory}", loop)
         self.directory = directory = options.directory
         self.servers = ForkServers(first, self.loop, self)
-        self.outputs = Outputs(self.loop, lambda mesh, output: self._to_client(mesh.client, output))
+        self.outputs = Outputs(self.loop, self._to_client, self._has_room)
         self._meshes: dict[str, MeshOutput] = {}
+        self._shares: dict[str, int] = {}  # mesh -> threads of each of its processes
         self._prepared: dict[tuple[str, int], Prepared] = {}
+        self._forking: dict[tuple[str, int], LaunchSpec] = {}  # asked of a fork server, and not answered
         self._running: dict[tuple[str, int], ProcOutput] = {}
         self._memory = OutOfMemory()
         self._wake_read, self._wake_write = socket.socketpair()
@@ -101,6 +106,7 @@ class HostAgent(BaseHostAgent):
             self.client = self.transport.connect(sock, f"{self.host}/{CLIENT}")
             self.routes.joined(CLIENT, self.client)
         self.receivers[Flush] = lambda connection, flush, frame: self._on_flush(connection, flush)
+        self.receivers[Printed] = lambda connection, msg, frame: self.outputs.printed(msg.counted, msg.size)
         self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(connection, option)
         self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
         self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
@@ -160,7 +166,7 @@ class HostAgent(BaseHostAgent):
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """A client will use this host: processes that other hosts ask for get this environment."""
-        self.pushed = dict(attach.env)
+        self.pushed = os_text.decode(attach.env, dict[str, str])
         settings.restore(msgspec.msgpack.decode(attach.config))
         facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0])
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
@@ -177,6 +183,12 @@ class HostAgent(BaseHostAgent):
         for host in trust.hosts:
             self.links.trust(host, credentials)
 
+    def _has_room(self, client: str) -> bool:
+        """Whether output may be sent there: a program that is stopped takes none, and memory is not to grow meanwhile."""
+        here = self.client is not None and client in ("", self.client.remote)
+        way = self.client if here else self.routes.way_to(host_of(client)) if client else None
+        return way is None or way.queued < 2 * int(settings.get("outgoing_queue_bytes"))
+
     def _to_client(self, client: str, output: Output) -> None:
         if self.client is not None and client in ("", self.client.remote):
             self.send(self.client, output)
@@ -189,7 +201,9 @@ class HostAgent(BaseHostAgent):
         listening: list[socket.socket] = []
         try:
             launch.check_room(len(starts), len(self.roster) - len(starts))
-            commands = [launch.command_for(start.spec, start.place, self.servers.alive) for start in starts]
+            self._share_threads(starts[0])
+            can_fork = self.servers.usable()
+            commands = [launch.command_for(start.spec, start.place, can_fork) for start in starts]
             for start in starts:
                 listening.append(unix.listen(self._path_of(start.address)))
         except (CannotLaunch, OSError) as exc:
@@ -202,6 +216,14 @@ class HostAgent(BaseHostAgent):
             self._prepared[start.key] = Prepared(command, sock)
         self.act(self.roster.prepared(self.loop.now(), starts))
 
+    def _share_threads(self, start: Start) -> None:
+        """Those that take the place of others of the mesh get what those had."""
+        spec = start.spec
+        if spec.share_threads and not threads.is_said(spec.env):
+            if start.mesh not in self._shares:
+                self._shares[start.mesh] = threads.share(threads.processors(), len(self.roster))
+            spec.threads = self._shares[start.mesh]
+
     def _path_of(self, address: str) -> str:
         return os.path.join(self.directory, name_of(address))
 
@@ -212,25 +234,37 @@ class HostAgent(BaseHostAgent):
 
     def launch(self, starts: Sequence[Start]) -> None:
         """All of one mesh, with one spec."""
-        ready = [(start, self._prepared.pop(start.key)) for start in starts]
-        forked = [(start, prepared.listening) for start, prepared in ready if prepared.command is None]
-        if forked:
-            self._fork(forked)
-        for start, prepared in ready:
+        spec, orders = starts[0].spec, []
+        for start in starts:
+            prepared = self._prepared.pop(start.key)
             if prepared.command is not None:
                 self._execute(start, prepared.command, prepared.listening)
-            prepared.listening.close()
+                prepared.listening.close()
+            else:
+                fds = {"listen": prepared.listening.detach(), **self._open_output(start)}
+                orders.append(Order(*start.key, fds, spec.binds[start.place] if spec.binds else {}))
+        if orders:
+            self._fork(spec, orders)
 
-    def _fork(self, starts: Sequence[tuple[Start, socket.socket]]) -> None:
-        spec = starts[0][0].spec
-        server = self.servers.serving(spec)
-        server.send(("batch", len(starts)), [_memory_file(msgspec.msgpack.encode(spec))])
-        for start, listening in starts:
-            fds = {"listen": os.dup(listening.fileno()), **self._open_output(start)}
-            server.fork(start.address, start.incarnation, fds, spec.binds[start.place] if spec.binds else {})
+    def _fork(self, spec: LaunchSpec, orders: Sequence[Order]) -> None:
+        for order in orders:
+            self._forking[order.key] = spec
+        self.servers.serving(spec).fork(_memory_file(os_text.encode(spec)), orders)
+
+    def fork_server_ended(self, orders: Sequence[Order], why: str) -> None:
+        """Another one is asked, once."""
+        again: dict[int, list[Order]] = {}
+        for order in orders:
+            if order.tried < _FORK_ATTEMPTS and order.key in self._forking and self.servers.usable():
+                again.setdefault(id(self._forking[order.key]), []).append(order)
+            else:
+                order.close()
+                self.not_forked(*order.key, f"could not be forked: {why}")
+        for same in again.values():
+            self._fork(self._forking[same[0].key], same)
 
     def _execute(self, start: Start, command: Command, listening: socket.socket) -> None:
-        spec_fd = _memory_file(msgspec.msgpack.encode(start.spec))
+        spec_fd = _memory_file(os_text.encode(start.spec))
         writing = self._open_output(start)
         given = f"{spec_fd},{listening.fileno()},{os.getpid()},{start.place},{start.incarnation},{start.address}"
         try:
@@ -259,18 +293,25 @@ class HostAgent(BaseHostAgent):
         if mesh is None:
             spec = start.spec
             tail = settings.told(msgspec.msgpack.decode(spec.config), "tail_log_lines")
-            mesh = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank, spec.client, tail)
+            forward, with_rank = spec.forward_logs, spec.prefix_with_rank
+            mesh = MeshOutput(start.name, forward, with_rank, spec.client, tail, spec.stream_lines)
             self._meshes[start.mesh] = mesh
         output = self._running[start.key] = ProcOutput(mesh, start.rank)
         return self.outputs.open(output)
 
     def _on_preload(self, frame: Frame) -> None:
-        self.servers.serving(self.decode_spec(frame))
+        spec = self.decode_spec(frame)
+        if spec.warm:
+            self.servers.warm(spec)
+        else:
+            self.servers.serving(spec)
 
     def forked(self, address: str, incarnation: int, pid: int) -> None:
+        self._forking.pop((address, incarnation), None)
         self.act(self.roster.pid_known(self.loop.now(), address, incarnation, pid))
 
     def not_forked(self, address: str, incarnation: int, why: str) -> None:
+        self._forking.pop((address, incarnation), None)
         self.act(self.roster.not_started(self.loop.now(), address, incarnation, why))
 
     # --- ending
@@ -295,6 +336,7 @@ class HostAgent(BaseHostAgent):
     def _on_status(self, pid: int, status: int) -> None:
         now = self.loop.now()
         if os.WIFSTOPPED(status):
+            self.servers.stopped(pid)
             self.act(self.roster.stopped(now, pid, os.WSTOPSIG(status)))
         elif os.WIFCONTINUED(status):
             self.act(self.roster.continued(now, pid))
@@ -318,9 +360,10 @@ class HostAgent(BaseHostAgent):
         ended.hostname = self.hostname
 
     def mesh_ended(self, mesh: str) -> None:
+        self._shares.pop(mesh, None)
         output = self._meshes.pop(mesh, None)
         if output is not None:
-            self.outputs.show_gathered([output])
+            self.outputs.mesh_ended(output)
 
     # --- output
 

@@ -6,18 +6,22 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from monarch._mesh.agent import neighbours
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._runtime.loop import Loop, start_thread
+from monarch._wire import frame as frames
 from monarch._wire import host_address, message, software
 from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
+from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.link import REFUSALS, REFUSED_FOR
 from monarch._wire.link_connection import LinkConnection, limits_from
-from monarch._wire.message import LinkHello, MayDial
+from monarch._wire.message import WHO, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
-from monarch._wire.transport.base import DialFailed
+from monarch._wire.transport.base import ConnectionLost, DialFailed
 from monarch._wire.transport.stream import StreamConnection, refuse
 from monarch.config import settings
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
 
     from monarch._mesh.agent.routes import Routes
 
+_QUESTION_BYTES, _QUESTION_SECONDS = 1 << 16, 5.0
 _KNOCK_AGAIN = 1.0  # seconds until a host that answers, but has not dialled again, is looked at again
 
 
@@ -111,7 +116,7 @@ class HostLinks:
 
     def look_after(self, host: str, link: LinkConnection) -> None:
         """`host` has dialled that link, whose connection broke. It will dial again, unless it has ended: then nobody listens
-        there, and the link is closed rather than waited for."""
+        there, or another agent does, and the link is closed rather than waited for."""
         address, first_refused, refusals = self._address(host), 0.0, 0
 
         def knock() -> None:
@@ -121,7 +126,9 @@ class HostLinks:
         def answered(outcome: Any) -> None:
             nonlocal first_refused, refusals
             if not isinstance(outcome, OSError):
-                outcome.close()
+                refusals = 0
+                _Question(self._connection, outcome, self._who(host, link), self._loop, told)
+                return
             refused = getattr(outcome, "refused", False)
             refusals = refusals + 1 if refused else 0
             now = self._loop.now()
@@ -132,7 +139,16 @@ class HostLinks:
             elif not link.lost and link.suspected:
                 link.finish(f"nobody listens at {host} any more: the process has ended")
 
+        def told(agent: str) -> None:
+            if agent in ("", link.other_agent):  # "": it did not say
+                self._loop.call_later(_KNOCK_AGAIN, knock)
+            elif not link.lost and link.suspected:
+                link.finish(f"the process at {host} is another one now: the host was restarted")
+
         knock()
+
+    def _who(self, host: str, link: LinkConnection) -> LinkHello:
+        return LinkHello(message.VERSION, self._host, self._routes.agent, link.uid, host, 0, False, purpose=WHO)
 
     def _address(self, host: str) -> host_address.HostAddress | None:
         """None: of another program of this machine, whose agent is dialled at its socket."""
@@ -183,6 +199,44 @@ class HostLinks:
 
     def close(self) -> None:
         self._listening.close()
+
+
+class _Question:
+    """A connection on which one thing is asked: which agent is there. `told` hears its unique id, or "", once."""
+
+    def __init__(
+        self,
+        connect: Callable[[Any, Any, int], StreamConnection],
+        sock: Any,
+        hello: LinkHello,
+        loop: Loop,
+        told: Callable[[str], None],
+    ) -> None:
+        self._told: Callable[[str], None] | None = told
+        self._connection = connect(sock, self, _QUESTION_BYTES)
+        self._timer = loop.call_later(_QUESTION_SECONDS, lambda: self._connection.close("it did not say who it is"))
+        self._connection.start()
+        try:
+            self._connection.send(frames.encode(message.encode(hello)))
+        except ConnectionLost:  # which is told
+            pass
+
+    def connection_received(self, connection: Any, received: list[Frame]) -> None:
+        try:
+            answer = message.decode(received[0].head)
+        except msgspec.MsgspecError:
+            answer = None
+        self._tell(answer.agent if type(answer) is LinkHello else "")
+        connection.close("it has said who it is")
+
+    def connection_lost(self, connection: Any, reason: str) -> None:
+        self._tell("")
+
+    def _tell(self, agent: str) -> None:
+        told, self._told = self._told, None
+        self._timer.cancel()
+        if told is not None:
+            told(agent)
 
 
 def _secret(given: Credentials) -> Secret | None:

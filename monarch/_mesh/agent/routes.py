@@ -21,7 +21,7 @@ from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import VERSION, Bye, Envelope, HostEnded, LinkHello
+from monarch._wire.message import VERSION, WHO, Bye, Envelope, HostEnded, LinkHello
 from monarch._wire.transport.base import Connection, ConnectionLost, Reactor
 
 _GONE_KEPT = 1_000  # hosts; the end of one that is forgotten may be told to its processes twice
@@ -297,6 +297,11 @@ class Routes:
         link.accept(connection, hello)
         return None if link.lost else link
 
+    def say_who(self, connection: Any, hello: LinkHello) -> None:
+        """Another host wonders whether the one it knew is still here, or another has been started at this address."""
+        _try_send(connection, LinkHello(VERSION, hello.reached, self.agent, hello.link, hello.reached, 0, False))
+        connection.close("it was told who is here")
+
     def _replace(self, hello: LinkHello) -> None:
         """A host begins a link when it has none, or has given up the one it had: what it told its processes then is
         true here too, though this side would have waited for longer."""
@@ -385,6 +390,9 @@ class Entrance:
                 return
             if hello.to:
                 self._pass_on(connection, hello, len(received))
+                return
+            if hello.purpose == WHO:
+                self._routes.say_who(connection, hello)
                 return
             self._link = self._routes.link_hello(connection, hello)
             received = received[1:]

@@ -14,10 +14,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from monarch._errors import format_remote
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import decode_answer, encode_error
+from monarch._runtime.remote_errors import RemoteError, decode_answer, encode_error, formatted
 from monarch._wire import codec
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
@@ -111,7 +110,7 @@ def _folded(ask: Combine, raws: list[Any]) -> tuple[int, bytes, Any]:
         return (VALUE, *codec.encode_value(result))
     except BaseException as exc:  # of the program's function, on a thread that serves others as well
         where = "the combine function of an Accumulator failed."
-        return (ERROR, *encode_error(exc, where, format_remote(exc)))
+        return (ERROR, *encode_error(exc, RemoteError(where, formatted(exc))))
 
 
 def _raws(ask: Combine, frame: Frame) -> list[Any]:

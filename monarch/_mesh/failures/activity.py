@@ -290,7 +290,7 @@ def is_bound(wait: Wait, helpers: Helpers) -> bool:
     task was made on behalf of that message (as timeouts, gather, wait and task groups do).
     """
     running, target = wait.running, wait.entry.target
-    if running is None or target is None or not target.key or wait.limited or not wait.stands:
+    if running is None or target is None or not target.key or wait.limited or not (wait.alone and wait.stands):
         return False
     if wait.source is not wait.entry and len(wait.entry.unanswered()) != 1:
         return False  # the next of several answers: any of them will do

@@ -8,7 +8,7 @@ calls can be answered at once. Views are healthy as long as they contain no rank
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Protocol
 
 from monarch._runtime.incarnations import process_of
@@ -88,8 +88,29 @@ class Gone:
         return f"Gone({self.owner!r}, {self.key!r})"
 
 
+class Standing:
+    """How some ranks of a mesh stand: `lost`, why one of them (or the mesh) will not come back; `coming`, those that are
+    restarted, and why they ended where that is known."""
+
+    __slots__ = ("coming", "lost")
+
+    def __init__(self, lost: Failure | None = None) -> None:
+        self.lost = lost
+        self.coming: dict[int, Failure | None] = {}
+
+
 class _Entry:
-    __slots__ = ("ended", "incarnations", "internal", "mesh", "owner", "restarting", "whole")
+    __slots__ = (
+        "_ranks_at",
+        "ended",
+        "given_up",
+        "incarnations",
+        "internal",
+        "mesh",
+        "owner",
+        "restarting",
+        "whole",
+    )
 
     def __init__(self, mesh: MeshFacts, owner: str, internal: bool) -> None:
         self.mesh = mesh
@@ -98,13 +119,23 @@ class _Entry:
         self.ended: dict[int, Failure] = {}
         self.incarnations: dict[int, int] = {}  # of the ranks that are not the first
         self.restarting: set[int] = set()
+        self.given_up: set[int] = set()  # ended, and not restarted by the policy of the mesh, if it has one
         self.whole: Failure | None = None
+        self._ranks_at: dict[str, list[int]] | None = None
+
+    def ranks_at(self, address: str) -> Sequence[int]:
+        if self._ranks_at is None:  # made when a process ends: many end together, and meshes are large
+            self._ranks_at = {}
+            for rank, there in enumerate(self.mesh.addresses):
+                self._ranks_at.setdefault(there, []).append(rank)
+        return self._ranks_at.get(address, ())
 
 
 class Ledger:
-    """See the module. Not thread-safe: the caller holds a lock."""
+    """See the module. Not thread-safe: the caller holds a lock. `on_restarted(key, rank)`: another has taken its place."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_restarted: Callable[[str, int], None] = lambda key, rank: None) -> None:
+        self._on_restarted = on_restarted
         self.troubled: set[str] = set()  # meshes that `check` may have something against; readable without the lock
         self._entries: dict[str, _Entry] = {}
         self._by_address: dict[str, set[str]] = {}
@@ -131,6 +162,11 @@ class Ledger:
                 if not keys:
                     del self._by_address[address]
         return entry.owner
+
+    def owner_of(self, key: str) -> str:
+        """The owner of the mesh; "" when it is unknown here, or no failure of it is told any more."""
+        entry = self._entries.get(key)
+        return "" if entry is None or entry.whole is not None else entry.owner
 
     def actor_ended(self, failure: Failure) -> list[Notify]:
         """Ranks of an owned mesh have failed; told by their process."""
@@ -159,10 +195,8 @@ class Ledger:
             entry = self._entries[key]
             fresh = [
                 rank
-                for rank, address in enumerate(entry.mesh.addresses)
-                if address == ended.address
-                and rank not in entry.ended
-                and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
+                for rank in entry.ranks_at(ended.address)
+                if rank not in entry.ended and process_of(entry.incarnations.get(rank, 0)) <= ended.incarnation
             ]
             if fresh:
                 failure = process_failure(entry.mesh, ended, fresh)
@@ -195,7 +229,9 @@ class Ledger:
         entry = self._entries.get(key)
         if entry is None:
             return False
+        self._on_restarted(key, rank)
         entry.restarting.discard(rank)
+        entry.given_up.discard(rank)
         entry.ended.pop(rank, None)
         entry.incarnations[rank] = incarnation
         if not entry.ended and entry.whole is None:
@@ -206,7 +242,40 @@ class Ledger:
         """They stay as they are."""
         entry = self._entries.get(key)
         if entry is not None:
+            ranks = set(ranks)
             entry.restarting.difference_update(ranks)
+            entry.given_up.update(ranks.intersection(entry.ended))
+
+    def standing(self, key: str, ranks: Iterable[int], policy: bool, asked: Container[int] = ()) -> Standing:
+        """How these ranks stand. `policy`: the mesh has one, which restarts a rank that fails unless it has given up.
+        `asked`: ranks that the program itself is restarting."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return Standing(stopped_failure(key, "its mesh was stopped", key))
+        found = Standing(entry.whole)
+        for rank in ranks:
+            failure = entry.ended.get(rank)
+            by_policy = failure is not None and policy and not failure.stopped and rank not in entry.given_up
+            if rank in entry.restarting or rank in asked or by_policy:
+                found.coming[rank] = failure
+            elif failure is not None and found.lost is None:
+                found.lost = failure
+        return found
+
+    def restarted_at(self, address: str) -> bool:
+        """Whether a rank that lives in that process is being restarted."""
+        for key in self._by_address.get(address, ()):
+            entry = self._entries[key]
+            if any(entry.mesh.addresses[rank] == address for rank in entry.restarting):
+                return True
+        return False
+
+    def is_coming_back(self, key: str, rank: int) -> bool | None:
+        """Whether that rank lives, as far as known, or is to be replaced; None when the mesh is not owned here."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        return entry.whole is None and (rank in entry.restarting or rank not in entry.ended)
 
     def ended_ranks(self, key: str) -> list[int]:
         """The ranks of an owned mesh that have ended, whatever way."""

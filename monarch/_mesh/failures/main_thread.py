@@ -47,6 +47,11 @@ from monarch._runtime.loop import start_thread
 if TYPE_CHECKING:
     import asyncio
 
+WAYS_OUT = (
+    "No call was there to raise it. What handles such a failure: `except SupervisionError` around the call that waits for "
+    "the actor, monarch.actor.unhandled_fault_hook, `__supervise__` of the actor that owns the mesh, or a RestartPolicy at "
+    "spawn; see docs/reliability.md"
+)
 _SIGNAL = signal.SIGURG
 _AGAIN = 1.0  # seconds after which a main thread that has not heard of a fault is told again
 _TOGETHER = 10.0  # seconds at most in which a further fault waits for the end of the one that was raised
@@ -158,6 +163,10 @@ class Faults:
         """A fault that was raised before is over; the next one is another matter."""
         self._raised.over()
 
+    def is_interrupting(self) -> bool:
+        """Whether a KeyboardInterrupt that comes now is a fault that was handed over as a Ctrl-C."""
+        return self._raised.as_interrupt(time.monotonic())
+
     # --- our thread
 
     def _run(self) -> None:
@@ -183,7 +192,8 @@ class Faults:
         try:
             fault_hook()(failure)
         except BaseException as exc:
-            self._tell(Fault(failure.report(), self._repeats.shortened(failure, _block(failure, exc))))
+            text = self._repeats.shortened(failure, _block(failure, exc))
+            self._tell(Fault(f"{failure.report()}\n{WAYS_OUT}", text))
 
     def _tell(self, fault: Fault) -> None:
         if self.front is None:
@@ -217,6 +227,7 @@ class Faults:
 
     def _interrupt(self) -> None:
         """Hands the fault over as a Ctrl-C."""
+        _watch_uncaught()
         self._took(None)
         _kill_main(signal.SIGINT)
 
@@ -281,14 +292,14 @@ class Faults:
 
     def _in_program(self, fault: Fault, frame: FrameType | None) -> UnhandledFaultError | None:
         if has_own_handler():
+            _watch_uncaught()
             self._took(None)
             signal.raise_signal(signal.SIGINT)
             return None
-        if not isinstance(sys.excepthook, _Excepthook):
-            sys.excepthook = _Excepthook(sys.excepthook)
+        _watch_uncaught()
         if not threading.main_thread().is_alive():  # the program is over but for its threads
             self.ending = True
-            atexit.register(_end_as_interrupted)
+            atexit.register(_end_with_status_1)
         return self._beside_loop(fault, frame)
 
     def _in_cell(self, cell: CodeType, fault: Fault, frame: FrameType | None) -> UnhandledFaultError | None:
@@ -340,7 +351,7 @@ def _block(failure: MeshFailure, exc: BaseException) -> str:
     )
     if not isinstance(exc, SystemExit):
         text += "unhandled_fault_hook raised:\n" + "".join(traceback.format_exception(exc))
-    return text
+    return f"{text}{WAYS_OUT}\n"
 
 
 # --- where the main thread is
@@ -436,33 +447,47 @@ def has_own_handler() -> bool:
 
 
 class _Excepthook:
-    """Lets an UnhandledFaultError that nobody caught end the program as KeyboardInterrupt does, and be its last word."""
+    """Lets an UnhandledFaultError that nobody caught be the last word of a program, and its status 1: that of an exception,
+    never that of Ctrl-C. For a subclass of KeyboardInterrupt the interpreter sees to that itself; not so for the bare one
+    that a fault becomes where SIGURG cannot be used."""
 
     def __init__(self, before: Any) -> None:
         self._before = before
 
     def __call__(self, kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
         interactive = hasattr(sys, "ps1") or sys.flags.interactive or sys.flags.inspect
-        ends = isinstance(exc, UnhandledFaultError) and not interactive
+        interrupted = isinstance(exc, KeyboardInterrupt) and faults.is_interrupting()
+        ends = (isinstance(exc, UnhandledFaultError) or interrupted) and not interactive
         faults.ending = faults.ending or ends
         self._before(kind, exc, trace)
-        if ends:
-            _end_as_interrupted()
+        if ends and interrupted:
+            _forget_interrupt()
 
 
-def _end_as_interrupted() -> None:
-    """The interpreter is to end by SIGINT (status 130 in a shell) once it has ended in order.
+def _watch_uncaught() -> None:
+    if not isinstance(sys.excepthook, _Excepthook):
+        sys.excepthook = _Excepthook(sys.excepthook)
 
-    It does so when the last code it ran from the outside raised exactly KeyboardInterrupt, a subclass does not count. So
-    such code is run, and what it prints is dropped. Killing ourselves instead would skip the rest of an orderly end.
-    """
+
+def _forget_interrupt() -> None:
+    """The interpreter would end by SIGINT (status 130 in a shell), because the last code it ran from the outside raised
+    KeyboardInterrupt. So code is run that does not; the status is 1 then."""
     import ctypes
 
-    before, sys.excepthook = sys.excepthook, lambda kind, exc, trace: None
-    try:
-        ctypes.pythonapi.PyRun_SimpleString(b"raise KeyboardInterrupt")
-    finally:
-        sys.excepthook = before
+    ctypes.pythonapi.PyRun_SimpleString(b"0")
+
+
+def _end_with_status_1() -> None:
+    """At exit, for a fault after the program's last line: no exception can change its status any more. What else is to run
+    at exit runs first."""
+    atexit.unregister(_end_with_status_1)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # closed, or None
+            pass
+    os._exit(1)
 
 
 faults = Faults()

@@ -16,7 +16,8 @@ from monarch._mesh.failures.activity import Jobs, RunningHandler, WaitEdge, edge
 from monarch._runtime.context import here
 from monarch._runtime.future import Future, check_timeout, make_future
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
 from monarch._wire.message import VALUE, Answer, AskWaits, ListProcs

@@ -19,6 +19,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 
 from monarch._errors import DeadlockError
@@ -36,7 +37,8 @@ from monarch._mesh.failures.activity import (
 )
 from monarch._mesh.failures.deadlock import Blocked, Broken, Detector, SendChase
 from monarch._runtime.instance import Delivery
-from monarch._runtime.loop import Timer, start_thread
+from monarch._runtime.log_thread import aside
+from monarch._runtime.loop import Timer
 from monarch._runtime.proc import Proc
 from monarch._runtime.waiting import Wait
 from monarch._wire.frame import Frame
@@ -171,7 +173,7 @@ class Sweep:
             self._logged.update(job.delivery for job in fresh)
             frames, waits = stacks.frames(), self._proc.waits.standing()
             reports = [(self._report(job, jobs, waits, frames), lines_of_job(job, frames)) for job in fresh]
-            start_thread(_log, "monarch-slow-handler", reports)  # handlers of logs are user code, and files are read
+            aside(partial(_log, reports))  # files are read as well
 
     def _report(self, job: Job, jobs: Jobs, waits: Sequence[Wait], frames: dict[int, FrameType]) -> str:
         proc, call = self._proc, job.delivery.call

@@ -7,16 +7,18 @@ import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
+from monarch._errors import SupervisionError
 from monarch._mesh.actors.actor import Actor, endpoints_of
 from monarch._mesh.actors.adverbs import ADVERBS
 from monarch._mesh.actors.arity import check_arguments
 from monarch._mesh.actors.endpoint import Endpoint, EndpointProperty, Propagate
+from monarch._mesh.actors.shown import OfInstances, mesh_doc
 from monarch._mesh.casts.plan import Plan
 from monarch._mesh.casts.reduce import combiner
 from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.specs import ActorSpec
 from monarch._runtime.context import here
-from monarch._runtime.future import Done, Future, Source, Then, make_future
+from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Gather, Target
 from monarch._shape import value_mesh
@@ -30,12 +32,19 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def _described(mesh: ActorMesh[Any]) -> str:
+    return mesh_doc(mesh._class, len(mesh), (getattr(mesh, name) for name in endpoints_of(mesh._class)))
+
+
 class ActorMesh(Handle, Generic[A]):
     """A mesh of actors, or a view of one. Endpoints of the class are attributes here, each with the adverbs.
 
     The object that `spawn` returned owns the mesh and may `stop()` it; slices and copies that were sent elsewhere are
     references. Picklable at any time, also before the actors exist.
     """
+
+    if not TYPE_CHECKING:
+        __doc__ = OfInstances(_described, __doc__)
 
     def __init__(self, spec: ActorSpec, shape: Shape, owned: bool = False) -> None:
         self._spec = spec
@@ -44,8 +53,8 @@ class ActorMesh(Handle, Generic[A]):
         self._plan = Plan(tuple(shape.labels), tuple(shape.ndslice.sizes), list(shape.ndslice), spec.addresses)
         self._stopping: Source | None = None
         self.__name__ = spec.name
-        if spec.endpoint_restart is not None:
-            self.__dict__["restart"] = Endpoint(self, "restart", spec.endpoint_restart)
+        for name, prop in spec.shadowing:
+            self.__dict__[name] = Endpoint(self, name, prop)
 
     # --- shape
 
@@ -126,6 +135,27 @@ class ActorMesh(Handle, Generic[A]):
             except PeerEnded as exc:
                 entry.fail(self._spec.failure_of(address, exc.why))
         return make_future(entry)
+
+    def healthy(self, timeout: float | None = None) -> Future[None]:
+        """Resolves when every actor of this mesh or slice is up: its constructor and `__restarted__` have returned.
+        Restarts that are under way, or that a RestartPolicy will begin, are waited for.
+
+        Raises TimeoutError after `timeout` seconds, naming the ranks that are not up and why; SupervisionError as soon as one
+        will not come back by itself: it failed without a policy, the policy gave up, or the mesh was stopped. Known only to
+        the process that spawned the mesh: NotImplementedError elsewhere.
+
+        If the class has an endpoint `healthy`, that is `mesh.healthy`; this method is `ActorMesh.healthy(mesh)` then.
+        """
+        source = here().mesh.health.of_actors(
+            self._spec.key, list(self._shape.ndslice), None if timeout is None else check_timeout(timeout)
+        )
+        if source is None and self._stopping is not None:
+            source = Done(SupervisionError(f"the mesh {self._mesh_name} was stopped: spawn it anew"))
+        if source is None:
+            raise NotImplementedError(
+                f"whether {self._mesh_name} is healthy is known to the process that spawned it, until it stops it: ask there"
+            )
+        return make_future(source)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops every actor of the mesh: what runs finishes (async endpoints are cancelled), what waits is refused, the
@@ -218,12 +248,12 @@ def check_class(cls: Any) -> None:
     """Raises what `spawn` promises for a class that cannot be an actor."""
     if not isinstance(cls, type):
         raise ValueError(_not_a_class(cls))
-    if not issubclass(cls, Actor):
+    if Actor not in cls.__mro__:  # issubclass asks abc, which has to hash the class
         raise ValueError(
             f"{cls.__qualname__} must subclass monarch.actor.Actor to be spawned: class {cls.__name__}(Actor), with "
             f"@endpoint on the methods that are to be called from other processes"
         )
-    if inspect.iscoroutinefunction(cls.__init__):
+    if inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__")):
         raise ValueError(
             f"{cls.__qualname__}.__init__ is `async def`, and nobody awaits a constructor: make it `def`, and await in an "
             f"`async def` endpoint that is called first"
@@ -298,7 +328,7 @@ class NotAnEndpoint:
         cls, name = self._mesh._class, self._name
         if not callable(inspect.getattr_static(cls, name, self)):
             return (
-                f"{cls.__name__}.{name} is not an endpoint but an attribute of the class, and each actor has its own: read "
+                f"{cls.__name__}.{name} is not annotated as an endpoint, and is no method: each actor has its own, so read "
                 f"it through an endpoint that returns it"
             )
         return (

@@ -19,10 +19,11 @@ from monarch._runtime.context import here
 from monarch._runtime.future import All, Future, Slot, Source, once
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw, Target
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry, Target
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._wire import host_address
+from monarch._wire import host_address, os_text
 from monarch._wire.address import agent_at, agent_of, host_of
 from monarch._wire.auth import Secret
 from monarch._wire.message import Attach, AttachedHost, Failure, ProcEnded, SetCredentials, Shutdown
@@ -67,7 +68,7 @@ def attach_to_workers(
         raise ValueError("workers is empty: a mesh has one host or more")
 
     def credentials_for(addresses: Sequence[str]) -> Credentials:
-        return credentials(ca, certificate, private_key, secret, addresses)
+        return credentials(ca, certificate, private_key, secret, addresses, dialled=True)
 
     hosts = Workers(workers, credentials_for)
     given = credentials_for([worker for worker in workers if isinstance(worker, str)])
@@ -255,7 +256,7 @@ class Attaching(Entry):
         assert self.target is not None
         for rank, address in enumerate(self.target.addresses):
             try:
-                proc.post(address, Attach(config, env, number, rank))
+                proc.post(address, Attach(config, os_text.encode(env), number, rank))
             except PeerEnded as exc:
                 self.fail(_failure_of(address, exc.why))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
@@ -19,8 +18,10 @@ from monarch._mesh.start.launch_spec import BootstrapCommand, commands_for, laun
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Done, Future, Source, Then, detach, make_future
 from monarch._shape.extent import Extent, Point
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Region, Shape
 from monarch._shape.slice import NDSlice
+from monarch._wire import os_text
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
@@ -102,7 +103,8 @@ class HostMesh(Handle):
         process of a host, with `cpus` or numactl's `cpunodebind`, `membind`, `physcpubind`. `bootstrap_command`: what to
         execute in place of forking, one for all or a function of the process's Point.
 
-        Raises ValueError for labels that repeat, sizes below 1 and `proc_bind` of another length. What goes wrong later
+        Raises ValueError for labels that repeat, sizes below 1, more processes than the setting `max_procs` and `proc_bind`
+        of another length. What goes wrong later
         (no such program, too many processes) is raised by `initialized`, and by calls on its actors.
         """
         sizes = _sizes_of(per_host)
@@ -133,18 +135,22 @@ class HostMesh(Handle):
                 commands=commands[index * count : (index + 1) * count],
                 binds=binds,
             )
-            launches.append(msgspec.msgpack.encode(launch))
+            launches.append(os_text.encode(launch))
         owned = layer.spawning.spawn_procs(spec, launches, count)
         if self._session is not None:
             self._session.spawned(owned)
         shape = Shape(labels, NDSlice.new_row_major(whole))
         mesh = ProcMesh(spec, shape, owned, owned.started)
-        mesh._forwards_logs = bool(settings.get("enable_log_forwarding"))
+        far = settings.get("stream_remote_output") and any(host != here().host for host in hosts)
+        mesh._forwards_logs = bool(settings.get("enable_log_forwarding")) or far
         if gated:
             mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned)
         layer.remember(mesh)
         announce(mesh)
         return mesh
+
+    if not TYPE_CHECKING:
+        spawn_procs = called_as(spawn_procs, 'host.spawn_procs({"gpus": 4})')
 
     def _run_bootstrap(
         self,
@@ -173,6 +179,12 @@ class HostMesh(Handle):
                 raise TypeError(f"per_host labels are strings, got {label!r}")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"per_host dimension {label!r} must have a size of 1 or more, got {size!r}")
+        count, limit = math.prod(sizes.values()) * len(self), settings.get("max_procs")
+        if count > limit:
+            raise ValueError(
+                f"per_host={sizes} on {len(self)} host(s) asks for {count} processes, and the limit is {limit} (setting "
+                f"max_procs, MONARCH_MAX_PROCS)"
+            )
 
     def _check_binds(self, binds: Sequence[Mapping[str, str]] | None, count: int) -> list[dict[str, str]] | None:
         if binds is None:

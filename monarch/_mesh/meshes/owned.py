@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
@@ -13,10 +14,11 @@ from monarch._mesh.start.preload import refreshed
 from monarch._runtime.future import All, Done, Slot, Source
 from monarch._runtime.instance import Instance
 from monarch._runtime.proc import Proc
-from monarch._runtime.replies import Entry, Raw
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry
 from monarch._wire import message
 from monarch._wire.address import agent_at
-from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs
+from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -166,8 +168,11 @@ class OwnedActors:
         self.setup = setup
         self.group = group
         self.creator: Any = None
+        self.needs_loop = needs_loop(spec.cls)
+        self.view = encode_extent(tuple(spec.extent.labels), tuple(spec.extent.sizes))
         self.incarnations: dict[int, int] = {}  # of ranks that are not the first
         self.replaced: dict[int, Failure] = {}  # why those before them ended
+        self.asked: list[Sequence[int]] = []  # ranks that are restarted because the program has asked for it
         self.spawned = Slot()  # every rank's first spawn was sent: what takes their place must not overtake them
         self.stop = stop
         self._args = args
@@ -201,7 +206,8 @@ class OwnedActors:
 class OwnedProcs:
     """A proc mesh that an actor of this process owns, while its processes start, run, stop and start again.
 
-    `on_gone()` is called when they have been stopped and are gone."""
+    `on_gone()` is called when they have been stopped and are gone, `changed()` when one has started, ended or was
+    restarted."""
 
     def __init__(
         self,
@@ -211,9 +217,11 @@ class OwnedProcs:
         launches: Sequence[bytes],
         per_host: int,
         on_gone: Callable[[], None],
+        changed: Callable[[], None],
     ) -> None:
         self._proc = proc
         self._on_gone = on_gone
+        self.changed = changed
         self.spec = spec
         self.owner = owner
         self.started = Slot()
@@ -222,10 +230,12 @@ class OwnedProcs:
         self._per_host = per_host
         self._incarnations: dict[int, int] = {}  # of ranks that are not the first
         self._running: set[int] = set()
-        self._ended: set[int] = set()
+        self._ended: dict[int, str] = {}  # rank -> how
         self._restarting: dict[int, Slot] = {}
+        self._unprepared: dict[int, str] = {}  # rank -> why the bootstrap function did not return in its new process
         self.lost: dict[str, str] = {}  # hosts that are gone, and why
         self._stopping: Source | None = None
+        self._training = False
         self._lock = threading.Lock()
 
     def on_started(self, started: ProcStarted) -> None:
@@ -233,13 +243,14 @@ class OwnedProcs:
             if started.incarnation < self._incarnations.get(started.rank, 0):
                 return
             self._running.add(started.rank)
-            self._ended.discard(started.rank)
+            self._ended.pop(started.rank, None)
             slot = self._restarting.get(started.rank)
             all_run = len(self._running) == len(self.spec.addresses)
         if all_run:
             self.started.set(True)
         if slot is not None:
             self._prepare(started.rank, slot)
+        self.changed()
 
     def _prepare(self, rank: int, slot: Slot) -> None:
         """The new process runs; its bootstrap function comes before it counts as restarted."""
@@ -250,7 +261,10 @@ class OwnedProcs:
             try:
                 slot.set(prepared.value())
             except BaseException as exc:
+                with self._lock:
+                    self._unprepared[rank] = str(exc)
                 slot.fail(exc)
+            self.changed()
 
         if self.prepare is None:
             with self._lock:
@@ -265,11 +279,11 @@ class OwnedProcs:
             if ended.incarnation < self._incarnations.get(rank, 0):
                 return
             self._running.discard(rank)
-            self._ended.add(rank)
+            why = self._ended[rank] = ledger.describe_exit(ended)
             slot = self._restarting.pop(rank, None)
+        self.changed()
         if slot is None and self.started.ready:
             return
-        why = ledger.describe_exit(ended)
         tail = "".join(f"\n    {line}" for line in ended.tail)
         error = RuntimeError(
             f"process {ended.address} of mesh {self.spec.name!r} ended before it was ready: {why}{tail}"
@@ -289,9 +303,43 @@ class OwnedProcs:
     def ended_ranks(self) -> list[int]:
         """Ranks whose process has ended and is not being restarted."""
         with self._lock:
-            return sorted(self._ended - self._restarting.keys())
+            return sorted(self._ended.keys() - self._restarting.keys())
+
+    def standing(self, ranks: Iterable[int]) -> tuple[dict[int, str], dict[int, str]]:
+        """Of the ranks whose process does not run, those that are being started (again), and those that have ended; and
+        how."""
+        coming, ended = {}, {}
+        with self._lock:
+            for rank in ranks:
+                if rank in self._restarting:
+                    coming[rank] = "its process is being restarted"
+                elif rank in self._ended:
+                    ended[rank] = self._ended[rank]
+                elif rank in self._unprepared:
+                    ended[rank] = f"the bootstrap function failed in its new process: {self._unprepared[rank]}"
+                elif rank not in self._running:
+                    coming[rank] = "its process is being started"
+        return coming, ended
+
+    def is_first(self, ranks: Iterable[int]) -> bool:
+        """Whether one of these processes is the first at its place."""
+        with self._lock:
+            return any(rank not in self._incarnations for rank in ranks)
 
     # --- restarts
+
+    def train(self) -> None:
+        """These processes train with torch, and may be restarted: has fork servers import in the background what replacements
+        will need. Once is enough."""
+        with self._lock:
+            if self._training or self._stopping is not None:
+                return
+            self._training = True
+        for host, launch in zip(self.spec.hosts, self._launches, strict=True):
+            try:
+                self._proc.post(agent_at(host), message.Preload(), refreshed(launch, True))
+            except PeerEnded:
+                continue
 
     def restart(self, ranks: Sequence[int]) -> Source:
         """New processes for these ranks; those that run are stopped first. Ready when they run.
@@ -319,6 +367,7 @@ class OwnedProcs:
                 slot = self._restarting.get(rank)
                 if slot is None:
                     slot = self._restarting[rank] = Slot()
+                    self._unprepared.pop(rank, None)
                     self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
                     asked.setdefault(rank // self._per_host, []).append(rank)
                 slots.append(slot)
@@ -351,7 +400,7 @@ class OwnedProcs:
             spec.hosts[host],
         )
         try:
-            proc.post(agent_at(spec.hosts[host]), ask, refreshed(self._launches[host]))
+            proc.post(agent_at(spec.hosts[host]), ask, refreshed(self._launches[host], self._training))
         except PeerEnded as exc:
             for rank in ranks:
                 self.on_ended(rank, ProcEnded(spec.addresses[rank], 0, 1, False, [], f"its host is gone: {exc}", 2**31))
@@ -367,6 +416,7 @@ class OwnedProcs:
             acks = HostAcks(self.spec.hosts)
             self._stopping = acks
             restarting, self._restarting = self._restarting, {}
+        self.changed()
         for slot in restarting.values():
             slot.fail(RuntimeError(f"the mesh {self.spec.name!r} was stopped while it was being restarted: {reason}"))
         number = self._proc.ports.add(acks)

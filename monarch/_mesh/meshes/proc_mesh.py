@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._errors import SupervisionError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures import restart_policy
@@ -16,7 +18,8 @@ from monarch._mesh.meshes.owned import Acks
 from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
-from monarch._runtime.future import Done, Future, Source, Then, make_future
+from monarch._runtime.coroutine_future import CoroutineFuture
+from monarch._runtime.future import All, Done, Future, Slot, Source, Then, check_timeout, detach, make_future, once
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import agent_at, host_of, name_of
@@ -34,7 +37,8 @@ class ProcMesh(Handle):
 
     The object that `spawn_procs` returned owns the processes and may `stop()` them; slices and copies that were sent are
     references, on which actors can be spawned as well. Dropping every reference does not stop the processes: they live
-    until they are stopped, their owner ends, or the client exits.
+    until they are stopped, their owner ends, or the client exits. (Nobody knows of references that were sent elsewhere, nor
+    whether a broadcast still runs.) A line of a program that leaves 20 meshes alive is named once, in a warning.
     """
 
     def __init__(self, spec: ProcSpec, shape: Shape, owned: OwnedProcs | None = None, ready: Source | None = None):
@@ -59,6 +63,12 @@ class ProcMesh(Handle):
         """The processes of this view, in the order of its ranks."""
         addresses = self._spec.addresses
         return [addresses[rank] for rank in self._shape.ndslice]
+
+    def _places(self) -> list[tuple[str, int]]:
+        """Of each rank of this view: the prefix of its host's address, and which of the mesh's processes there it is."""
+        spec = self._spec
+        per_host = len(spec.addresses) // len(spec.hosts)
+        return [(spec.hosts[rank // per_host], rank % per_host) for rank in self._shape.ndslice]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ProcMesh) and self._spec.uid == other._spec.uid and self._shape == other._shape
@@ -99,9 +109,18 @@ class ProcMesh(Handle):
         self._check_alive()
         if not isinstance(name, str):
             raise TypeError(f'spawn takes a name first, as in procs.spawn("counters", Counter, ...); got {name!r}')
+        group = restart_policy.active()
+        if group is not None and "torch" in sys.modules:
+            self._train()
         return here().mesh.spawning.spawn_actors(  # type: ignore[no-any-return]
-            self, name, replacements.replace(Class), args, kwargs, group=restart_policy.active()
+            self, name, replacements.replace(Class), args, kwargs, group=group
         )
+
+    def _train(self) -> None:
+        """See `OwnedProcs.train`. Nothing where they belong to another process."""
+        owned = here().mesh.owned.procs.get(self._spec.uid)
+        if owned is not None:
+            owned.train()
 
     def _check_alive(self) -> None:
         if self._spec.stopped:
@@ -115,6 +134,28 @@ class ProcMesh(Handle):
         if self._ready is None:
             return make_future(Done(True))
         return make_future(Then(self._ready, lambda _value: True))
+
+    def healthy(self, timeout: float | None = None) -> Future[None]:
+        """Resolves when every process of this mesh or slice is up: it runs, its bootstrap function has returned, and it
+        answers. Restarts that are under way, or that a RestartPolicy will begin, are waited for.
+
+        Raises TimeoutError after `timeout` seconds, naming the ranks that are not up and why; SupervisionError as soon as one
+        will not come back by itself: it failed without a policy, the policy gave up, or the mesh was stopped. Known only to
+        the process that spawned the mesh: NotImplementedError elsewhere.
+        """
+        ranks = list(self._shape.ndslice)
+        source = here().mesh.health.of_procs(
+            self._spec.uid, ranks, None if timeout is None else check_timeout(timeout), self._ready
+        )
+        if source is None and self._spec.stopped:
+            source = Done(
+                SupervisionError(f"the mesh {self._spec.name!r} was stopped: spawn new processes with spawn_procs()")
+            )
+        if source is None:
+            raise NotImplementedError(
+                f"whether the mesh {self._spec.name!r} is healthy is known to the process that spawned it: ask there"
+            )
+        return make_future(source)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes: every actor's `__cleanup__` runs, each interpreter ends in the ordinary way, and what is
@@ -167,18 +208,21 @@ class ProcMesh(Handle):
 
     # --- logs
 
-    async def logging_option(
+    def logging_option(
         self,
         stream_to_client: bool = False,
         aggregate_window_sec: float | None = None,
         level: int = logging.INFO,
-    ) -> None:
-        """How the output of these processes reaches the client.
+    ) -> Future[None]:
+        """How the output of these processes reaches the client. Begins at once; the Future says when it is in force.
 
         `level`: of the root logger in each process (0..255, else ValueError). `stream_to_client`: print each line on the
-        client with its rank; needs `configure(enable_log_forwarding=True)` before the mesh was spawned, else a
-        UserWarning and nothing else. `aggregate_window_sec`: fold lines that are equal across ranks over so many seconds;
-        RuntimeError without streaming.
+        client with its host and rank. Output from other hosts is streamed whether or not it is asked for, unless
+        `configure(stream_remote_output=False)` came before the mesh was spawned; that of the client's own host needs
+        `configure(enable_log_forwarding=True)` before it, else a UserWarning and nothing else. `aggregate_window_sec`: fold
+        lines that are equal across the ranks of a host over so many seconds; RuntimeError without streaming.
+
+        What comes faster from another host than the client prints it is dropped, and a line says how much.
         """
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
             raise ValueError(f"Invalid logging level: {level!r} (expected 0..255)")
@@ -203,10 +247,16 @@ class ProcMesh(Handle):
         acks = Acks(agents, ask)  # what is written from now on may reach an agent before the order does
         proc.ports.add(acks)
         acks.ask(range(len(agents)))
-        await make_future(acks)
-        mesh = here().mesh.spawning.spawn_actors(self, "log-level", LogLevel, (level,), {})
-        await mesh.apply.call()
-        await mesh.stop()
+        spawning = proc.mesh.spawning
+        mesh = spawning.spawn_actors(self, "log-level", LogLevel, (level,), {})
+        level_set, stopped = detach(mesh.apply.call()), Slot()
+
+        def stop() -> None:
+            stopping: Source = spawning.stop_actors(mesh._spec, "the log level is set")
+            stopping.on_ready(stopped.set)
+
+        level_set.on_ready(once(stop))
+        return make_future(Then(All([acks, level_set, stopped]), lambda _values: None), CoroutineFuture)
 
     # --- what optional packages bring
 

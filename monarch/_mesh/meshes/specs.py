@@ -48,10 +48,13 @@ class Processes(Protocol):
     def _addresses(self) -> list[str]: ...
 
 
+_SHADOWED = ("restart", "healthy")  # methods of ActorMesh that came after programs had such endpoints
+
+
 class ActorSpec:
     """What every view of one actor mesh shares. `addresses[r]` is the process of the actor with rank r."""
 
-    __slots__ = ("addresses", "cls", "creator", "endpoint_restart", "key", "name", "proc_mesh")
+    __slots__ = ("addresses", "cls", "creator", "key", "name", "proc_mesh", "shadowing")
 
     def __init__(self, key: str, name: str, cls: type, proc_mesh: Processes, creator: str) -> None:
         self.key = key
@@ -60,9 +63,9 @@ class ActorSpec:
         self.proc_mesh: Any = proc_mesh  # a ProcMesh
         self.creator = creator
         self.addresses: Sequence[str] = proc_mesh._addresses()
-        # Programs from elsewhere may have an endpoint of this name: theirs counts, and ActorMesh.restart(mesh) is ours.
-        restart = inspect.getattr_static(cls, "restart", None)
-        self.endpoint_restart = restart if isinstance(restart, EndpointProperty) else None
+        # Programs may have endpoints of these names: theirs count, and ours are ActorMesh.restart(mesh) and the like.
+        found = [(name, inspect.getattr_static(cls, name, None)) for name in _SHADOWED]
+        self.shadowing = [(name, prop) for name, prop in found if isinstance(prop, EndpointProperty)]
 
     def display(self, rank: int) -> str:
         """`<root>.<module.Class name{'gpus': 1/2}>`, as reports name an actor."""

@@ -25,8 +25,9 @@ import msgspec
 
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
+from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
-from monarch._mesh.start.launch import apply_affinity
+from monarch._mesh.start.launch import apply_affinity, threads_of
 from monarch._mesh.start.leftovers import RUN
 from monarch._runtime import async_driver, standard_streams  # noqa: F401
 from monarch._runtime.context import set_home
@@ -35,7 +36,7 @@ from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
-from monarch._wire import message
+from monarch._wire import message, os_text
 from monarch._wire.address import AGENT, agent_of
 from monarch._wire.message import Hello, LaunchSpec, StopProc
 from monarch._wire.transport import unix
@@ -108,7 +109,7 @@ def _agent_lost(reason: str) -> None:
 
 def run_forked(child: ForkedProc, agent: int) -> None:
     """Runs a proc in a process that was just forked; ends the process."""
-    spec = msgspec.msgpack.decode(child.spec, type=LaunchSpec)
+    spec = os_text.decode(child.spec, LaunchSpec)
     os.setpgid(0, 0)
     gate = child.fds.pop("gate")
     os.environ.clear()
@@ -149,6 +150,9 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
             faulthandler.enable(2, all_threads=False)  # a crash shows its stack in the last lines, and no other threads
     if bind:
         apply_affinity(bind)
+    count = threads_of(spec, bind)
+    if count:
+        threads.take(count)
     settings.restore(msgspec.msgpack.decode(spec.config))
     sys.setswitchinterval(settings.get("switch_interval"))
     logging.getLogger().setLevel(logging.INFO)
@@ -185,7 +189,7 @@ def main() -> None:
         sys.exit("monarch: this module starts a process of a mesh and is run by a host agent, not by hand")
     spec_fd, listen_fd, agent, place, incarnation, address = given.split(",", 5)
     with open(int(spec_fd), "rb") as file:
-        spec = msgspec.msgpack.decode(file.read(), type=LaunchSpec)
+        spec = os_text.decode(file.read(), LaunchSpec)
     bind = spec.binds[int(place)] if spec.binds else {}
     listening = socket.socket(fileno=int(listen_fd))
     listening.set_inheritable(False)

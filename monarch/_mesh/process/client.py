@@ -11,8 +11,6 @@ import os
 import sys
 import threading
 
-import msgspec
-
 from monarch._errors import ClientClosedError
 from monarch._mesh import plugins
 from monarch._mesh.failures.main_thread import faults
@@ -25,13 +23,14 @@ from monarch._mesh.start.agent_process import AgentOptions
 from monarch._mesh.start.launch_spec import launch_spec
 from monarch._mesh.start.preload import preloads
 from monarch._mesh.start.run_directory import make_directory
-from monarch._runtime import standard_streams
+from monarch._runtime import log_thread, standard_streams
 from monarch._runtime.context import home, set_home, set_root, start_client_with
 from monarch._runtime.future import Future, Slot, done_future, make_future
 from monarch._runtime.instance import Instance
 from monarch._runtime.internal_errors import REPORTER
 from monarch._runtime.loop import Loop, start_thread
 from monarch._runtime.proc import Proc
+from monarch._wire import os_text
 from monarch._wire.address import agent_at, agent_of, host_of
 from monarch._wire.ids import new_id
 from monarch._wire.message import Failure, Preload, Shutdown, encode_extent
@@ -79,6 +78,7 @@ class Client:
         set_root(root)
         self.layer.when_agent_lost = self._on_agent_lost
         self.printer = Printer(proc)
+        self.printer.far_agents = self._far_agents
         transport.listen(listening)
         connection = transport.connect(ours, agent_at(host))
         proc.processes.use_agent(connection)
@@ -96,7 +96,7 @@ class Client:
         """Lets the agent import what processes will need (torch) while the program goes on to ask for them."""
         if preloads():
             spec = launch_spec("", {}, "", gated=False)
-            self.proc.post(agent_of(self.proc.address), Preload(), msgspec.msgpack.encode(spec))
+            self.proc.post(agent_of(self.proc.address), Preload(), os_text.encode(spec))
 
     # --- failures
 
@@ -144,11 +144,17 @@ class Client:
 
     # --- the end
 
+    def _far_agents(self) -> list[str]:
+        """Those of other hosts with processes of ours, whose output may be streamed to us."""
+        hosts = {host for owned in list(self.layer.owned.procs.values()) for host in owned.spec.hosts}
+        return [agent_at(host) for host in hosts if host != self.proc.host]
+
     def shutdown(self, timeout: float) -> None:
         """Ends every process, the agent and the I/O thread."""
         proc = self.proc
         heard_all = Slot()
         self.layer.when_agent_lost = lambda reason: heard_all.set()
+        self.layer.tell_unobserved()
         faults.drain(1.0)
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):
@@ -156,7 +162,7 @@ class Client:
         for actor in list(proc.actors.values()):
             actor.ended.wait(min(timeout, settings.get("cleanup_timeout")))
         try:
-            if self.printer.used:
+            if self.printer.used or self._far_agents():
                 self.printer.flush(1.0)
             proc.post(agent_of(proc.address), Shutdown(timeout))
         except (PeerEnded, OSError, RuntimeError):
@@ -176,6 +182,7 @@ class Client:
                 "shutdown_context() ran in this process: the client is closed and cannot be started again"
             )
         )
+        log_thread.flush(1.0)
         faults.stop(1.0)
         self._run_directory.remove()
 

@@ -25,7 +25,15 @@ R = TypeVar("R")
 class CreatorInstance:
     """Who spawned an actor. Picklable; `creator` leads on to the root client (None there)."""
 
-    def __init__(self, rank: Point, proc_mesh: Any, proc: Any, name: str, class_name: str | None, creator: Any) -> None:
+    def __init__(
+        self,
+        rank: Point,
+        proc_mesh: ProcMesh,
+        proc: ProcMesh,
+        name: str,
+        class_name: str | None,
+        creator: CreatorInstance | None,
+    ) -> None:
         self.rank = rank
         self.proc_mesh = proc_mesh
         self.proc = proc

@@ -14,7 +14,7 @@ from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
 from monarch._mesh.meshes.proc_mesh import proc_mesh_of
 from monarch._runtime.context import Current, current, here, root_of
-from monarch._runtime.future import Future
+from monarch._runtime.future import Future, future_of_actors
 from monarch._runtime.proc import Proc
 from monarch._text import NAME_LIMIT, sendable
 from monarch._wire import codec
@@ -56,7 +56,7 @@ def get_or_spawn_controller(name: str, Class: Callable[P, A], *args: P.args, **k
     It lives in the root client's process, as a mesh without dimensions. The Future gives a reference. Its failures end
     nothing else; once it has failed, this raises ActorError naming the failure.
     """
-    return _controllers().get_or_spawn.call_one(name, Class, args, kwargs)  # type: ignore[no-any-return]
+    return future_of_actors(_controllers().get_or_spawn.call_one(name, Class, args, kwargs))
 
 
 _making = threading.Lock()

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from monarch._mesh.failures.ledger import Ledger
+from monarch._mesh.failures.observed import Observed
 from monarch._mesh.meshes.owned import OwnedActors, OwnedProcs
 from monarch._wire.address import host_of
 from monarch._wire.message import Failure
 
 
 class OwnedMeshes:
-    """One a process. `lock` guards the ledger and the restart groups; whoever calls a method must not hold it."""
+    """One a process. `lock` guards the ledger, what was told of, and the restart groups; whoever calls a method must not
+    hold it."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace: bool) -> None:
         self.lock = threading.Lock()
-        self.ledger = Ledger()
+        self.observed = Observed(grace)
+        self.ledger = Ledger(self.observed.restarted)
         self.procs: dict[str, OwnedProcs] = {}  # by the uid of the mesh
         self.actors: dict[str, OwnedActors] = {}  # by the key of the mesh
+        self.changed: Callable[[], None] = _nobody_waits  # something has ended, or was restarted; any thread
 
     def why_ended(self, key: str, ranks: Sequence[int]) -> Failure | None:
         """Why one of these ranks has ended, or the whole mesh is being stopped; None when neither is so."""
@@ -28,6 +32,11 @@ class OwnedMeshes:
     def ended_ranks(self, key: str) -> set[int]:
         with self.lock:
             return set(self.ledger.ended_ranks(key))
+
+    def is_coming_back(self, key: str, rank: int) -> bool | None:
+        """Whether that rank lives or another takes its place; None of a mesh that is not owned here."""
+        with self.lock:
+            return self.ledger.is_coming_back(key, rank)
 
     def is_stopped(self, owned: OwnedActors) -> bool:
         """Whether its owner has stopped the mesh, or is stopping it."""
@@ -47,3 +56,7 @@ class OwnedMeshes:
             meshes = [owned.spec.addresses for owned in self.procs.values()]
             meshes += [list(owned.spec.addresses) for owned in self.actors.values()]
         return [address for addresses in meshes for address in addresses if host_of(address) == host]
+
+
+def _nobody_waits() -> None:
+    return None

@@ -221,13 +221,34 @@ class Residents:
 
     def _on_probe(self, connection: Connection, probe: Probe, frame: Frame) -> None:
         instance = self._proc.actors.get(probe.key)
+        if probe.ready:
+            self._answer_when_ready(connection.remote, probe, instance)
+            return
         failure = self._proc.table.end_of(probe.key)
         answer = Answer(probe.port, probe.rank, VALUE)
         body = _NONE
-        if instance is None and failure is not None and failure.error:
+        if instance is None and failure is None and probe.living:
+            failure = Failure(f"actor {probe.key}[{probe.rank}] is not there yet", will_restart=True)
+        if instance is None and failure is not None and (failure.error or probe.living):
             answer = Answer(probe.port, probe.rank, message.FAILED)
             body = message.encode(failure)
         self._proc.answer(connection.remote, answer, body, ())
+
+    def _answer_when_ready(self, back: str, probe: Probe, instance: Instance | None) -> None:
+        """Its owner learns by other ways why it is not here, or has ended."""
+
+        def answer() -> None:
+            lives = instance is not None and instance.ready.ready and instance.end is None
+            how = VALUE if lives else message.FAILED
+            body = _NONE if lives else message.encode(Failure(""))
+            self._proc.answer(back, Answer(probe.port, probe.rank, how), body, ())
+
+        if instance is None:
+            answer()
+            return
+        first = once(answer)
+        instance.ready.on_ready(first)
+        instance.ended.on_ready(first)
 
 
 def _give_up(notes: Sequence[Acks]) -> None:

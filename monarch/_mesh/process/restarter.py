@@ -22,6 +22,7 @@ from monarch._mesh.process.spawning import Spawning
 from monarch._runtime.context import Current, current
 from monarch._runtime.future import All, Slot, Source
 from monarch._runtime.incarnations import process_of
+from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._runtime.replies import Gather, Target
@@ -45,7 +46,7 @@ class Hopeless(CannotRestart):
 class Restarter:
     """The restarts of what one process owns.
 
-    `tell_owner(owner, failure)` takes what is not restarted any more; `lost_process(key, ranks, ended)` the end of a process
+    `tell_owner(owner, failures)` takes what is not restarted any more; `lost_process(key, ranks, ended)` the end of a process
     that was found while a rank in it was restarted.
     """
 
@@ -54,7 +55,7 @@ class Restarter:
         proc: Proc,
         owned: OwnedMeshes,
         spawning: Spawning,
-        tell_owner: Callable[[str, MeshFailure], None],
+        tell_owner: Callable[[str, Sequence[MeshFailure]], None],
         lost_process: Callable[[str, Sequence[int], ProcEnded], None],
     ) -> None:
         self._proc = proc
@@ -85,8 +86,8 @@ class Restarter:
         def run() -> None:
             start_thread(self._rounds, "monarch-restart", owned, round.children, failure)
 
-        logger.warning("restarting %s under its %r%s, because: %s", _shown(meshes), group.policy,
-                       f" in {round.delay:g} s" if round.delay else "", failure.event)  # fmt: skip
+        log(logger, logging.WARNING, "restarting %s under its %r%s, because: %s", _shown(meshes), group.policy,
+            f" in {round.delay:g} s" if round.delay else "", failure.event)  # fmt: skip
         if round.delay:
             loop.call_later(round.delay, run)
         else:
@@ -119,8 +120,9 @@ class Restarter:
             ):  # else it was stopped, or restarted by somebody else
                 meshes, why = self._try(first, meshes, failure)
             self._abandon(meshes)
+        self._owned.changed()
         if why and self._proc.closed is None and not self._owned.is_stopped(first):
-            self._tell_owner(first.owner, ledger.escalated(failure, f"it was not restarted: {why}"))
+            self._tell_owner(first.owner, [ledger.escalated(failure, f"it was not restarted: {why}")])
 
     def _try(self, first: OwnedActors, meshes: Meshes, failure: MeshFailure) -> tuple[Meshes, str]:
         """What could not be restarted, and why; "" when nothing is left to do."""
@@ -164,10 +166,12 @@ class Restarter:
 
     # --- by hand
 
-    def restart(self, owned: OwnedActors, ranks: Sequence[int], args: ConstructorArgs | None) -> Source:
+    def restart(self, owned: OwnedActors, ranks: list[int], args: ConstructorArgs | None) -> Source:
         """Restarts ranks of an owned mesh; ready when their constructors and `__restarted__` are done."""
         slot = Slot()
-        start_thread(self._by_hand, "monarch-restart", owned, list(ranks), args, slot)
+        with self._owned.lock:
+            owned.asked.append(ranks)
+        start_thread(self._by_hand, "monarch-restart", owned, ranks, args, slot)
         return slot
 
     def _by_hand(self, owned: OwnedActors, ranks: list[int], args: ConstructorArgs | None, slot: Slot) -> None:
@@ -178,9 +182,16 @@ class Restarter:
                 answer.wait(None)
                 answer.value()
         except BaseException as exc:
+            self._over(owned, ranks)
             slot.fail(exc)
         else:
+            self._over(owned, ranks)
             slot.set()
+
+    def _over(self, owned: OwnedActors, ranks: list[int]) -> None:
+        with self._owned.lock:
+            owned.asked = [others for others in owned.asked if others is not ranks]
+        self._owned.changed()
 
     def _again(self, owned: OwnedActors, ranks: list[int], args: ConstructorArgs | None) -> list[Source]:
         """Stops them, sends the spawns; what it returns is ready when the new actors are."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
@@ -17,6 +17,7 @@ from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
 from monarch._mesh.process.context import context
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
+from monarch._mesh.process.spawn_sites import SpawnSites
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Source, once
 from monarch._runtime.instance import Instance
@@ -26,8 +27,10 @@ from monarch._shape.slice import NDSlice
 from monarch._wire import codec
 from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
-from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor, encode_extent
+from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor
 from monarch._wire.peer import PeerEnded
+
+logger = logging.getLogger("monarch")
 
 
 class Spawning:
@@ -44,6 +47,8 @@ class Spawning:
         self._owned = owned
         self._residents = residents
         self._tell = tell
+        self._proc_sites = SpawnSites("meshes of processes")
+        self._actor_sites = SpawnSites("meshes of actors")
 
     # --- actors
 
@@ -71,8 +76,11 @@ class Spawning:
             spec, owner.unique, constructor, setup, group, lambda reason: self.stop_actors(spec, reason)
         )
         owned.creator = creator.as_creator()
+        internal = getattr(cls, "_is_system_actor", False)
+        if not internal:
+            self._actor_sites.spawned(spec.key)
         with self._owned.lock:
-            self._owned.ledger.add(spec, owner.unique, internal=getattr(cls, "_is_system_actor", False))
+            self._owned.ledger.add(spec, owner.unique, internal=internal)
             self._owned.actors[spec.key] = owned
             if group is not None:
                 group.add(spec.key, len(spec.addresses))
@@ -185,17 +193,17 @@ class Spawning:
         spec, args = owned.spec, owned.args(rank)
         if args.body is None:
             raise RuntimeError(owned.too_large([rank]))
-        cls, extent = spec.cls, spec.extent
+        cls = spec.cls
         spawn = Spawn(
             spec.key,
             spec.name,
             rank,
-            encode_extent(tuple(extent.labels), tuple(extent.sizes)),
+            owned.view,
             owned.owner,
             self._proc.address,
             spec.creator,
             f"{cls.__module__}.{cls.__qualname__}",
-            needs_loop(cls),
+            owned.needs_loop,
             owned.setup,
             incarnation,
             port,
@@ -213,6 +221,8 @@ class Spawning:
         """Begins to stop an owned mesh; ready when every actor's cleanup has run or its process is gone."""
         with self._owned.lock:
             self._owned.ledger.mesh_stopped(spec.key, reason)
+        self._forget_untold(spec.key)
+        self._owned.changed()
 
         def ask(port: int, rank: int) -> None:
             self._proc.post(spec.addresses[rank], StopActor(spec.key, reason, port, rank))
@@ -231,7 +241,9 @@ class Spawning:
 
     def forget(self, owner: str, key: str) -> None:
         """That mesh is gone, and the ledger knows it no more."""
+        self._forget_untold(key)
         owned = self._owned.actors.pop(key, None)
+        self._actor_sites.gone(key)
         if owned is not None and owned.group is not None:
             with self._owned.lock:
                 owned.group.remove(key)
@@ -241,6 +253,15 @@ class Spawning:
             instance.owned.pop(key, None)
             instance.numbering.forget(key)
 
+    def _forget_untold(self, key: str) -> None:
+        """No failure of that mesh is told any more; those entrusted to Futures that nobody observed are at least logged."""
+        with self._owned.lock:
+            untold = self._owned.observed.stopped(key)
+        for failure in untold:
+            logger.error(
+                "a mesh was stopped before anybody looked at the call that its failure ended: %s", failure.report()
+            )
+
     # --- processes
 
     def spawn_procs(self, spec: ProcSpec, launches: Sequence[bytes], per_host: int) -> OwnedProcs:
@@ -249,9 +270,11 @@ class Spawning:
 
         def on_gone() -> None:
             procs.pop(spec.uid, None)
+            self._proc_sites.gone(spec.uid)
 
-        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone)
+        owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone, self._owned.changed)
         procs[spec.uid] = owned
+        self._proc_sites.spawned(spec.uid)
         owner.owned[spec.uid] = owned
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
             ask = SpawnProcs(spec.uid, spec.name, index * per_host, per_host, self._proc.address, host)

@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -106,7 +107,7 @@ def start(options: AgentOptions, lock: int) -> tuple[subprocess.Popen[bytes], so
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -X, -W, -O: as multiprocessing does
         agent = subprocess.Popen(
             [sys.executable, *flags, "-P", "-c", code, *map(str, (theirs.fileno(), *inherited))],
-            env={**os.environ, leftovers.RUN: options.directory},
+            env={**inheritable(os.environ), leftovers.RUN: options.directory},
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), *inherited),
             start_new_session=True,
@@ -130,6 +131,11 @@ def start(options: AgentOptions, lock: int) -> tuple[subprocess.Popen[bytes], so
     for fd in listening:  # the agent has it: were it open here too, clients would wait for ever when the agent ends
         os.close(fd)
     return agent, ours, said.prefix
+
+
+def inheritable(env: Mapping[str, str]) -> dict[str, str]:
+    """What other processes get of this one's environment: not the secret, which whatever they start would have as well."""
+    return {name: value for name, value in env.items() if name != "MONARCH_SECRET"}
 
 
 def _inherited(listen: str) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+import stat
 import warnings
 from collections.abc import Iterable
 
@@ -24,8 +25,10 @@ def credentials(
     private_key: Pem | None,
     secret: str | bytes | Secret | None,
     addresses: Iterable[str],
+    dialled: bool = False,
 ) -> Credentials:
-    """Puts together what was given here and what the environment says, for links at or to these addresses.
+    """Puts together what was given here and what the environment says, for links at or, when they are `dialled`, to these
+    addresses.
 
     `ca`, `certificate`, `private_key`: PEM files or their bytes; MONARCH_TLS_CA, MONARCH_TLS_CERT and MONARCH_TLS_KEY
     where they are None. `secret`: MONARCH_SECRET_FILE or MONARCH_SECRET where it is None. `ca="trust_all_connections"`
@@ -52,12 +55,14 @@ def credentials(
             f"TLS between hosts is mutual and needs ca, certificate and private_key; missing: {', '.join(names)}. "
             f"`monarch certs DIRECTORY` makes all three"
         )
+    if given[2] is not None and not isinstance(given[2], bytes):
+        _warn_of_readers(given[2])
     known = load_secret(secret, os.environ)
     there = list(addresses)
     if not pems[0]:
         check_plain(there)
     if known is None and not pems[0]:
-        _check_open(there, trusting)
+        _check_open(there, trusting, dialled)
     return Credentials(known.reveal() if known is not None else b"", pems[0], pems[1], pems[2])
 
 
@@ -72,9 +77,9 @@ def check_plain(addresses: Iterable[str]) -> None:
             )
 
 
-def _check_open(addresses: list[str], trusting: bool) -> None:
+def _check_open(addresses: list[str], trusting: bool, dialled: bool) -> None:
     """A Unix socket takes our own user only, a port of this machine every user of it, others those of other machines."""
-    exposed = [address for address in addresses if _reach(address) >= (_MACHINES if trusting else _USERS)]
+    exposed = [address for address in addresses if _reach(address, dialled) >= (_MACHINES if trusting else _USERS)]
     if not exposed:
         return
     where = ", ".join(exposed[:4]) + (f" and {len(exposed) - 4} more" if len(exposed) > 4 else "")
@@ -96,11 +101,12 @@ def _check_open(addresses: list[str], trusting: bool) -> None:
 _OURS, _USERS, _MACHINES = range(3)
 
 
-def _reach(address: str) -> int:
+def _reach(address: str, dialled: bool) -> int:
     """Who can connect there: processes of our own user, all users of this machine, other machines as well. Of an alias
-    (`dial@bind`) whoever gets through to either of the two."""
+    (`dial@bind`) the place that is dialled counts for who dials, and for who listens whoever gets through to either."""
     found = host_address.parse(address)
-    return max(_reach_of(place) for place in (found.dial, found.bind) if place is not None)
+    places = (found.dial,) if dialled and found.dial is not None else (found.dial, found.bind)
+    return max(_reach_of(place) for place in places if place is not None)
 
 
 def _reach_of(place: host_address.Place) -> int:
@@ -118,12 +124,24 @@ def _reach_of_descriptor(fd: int) -> int:
             if sock.family == socket.AF_UNIX:
                 return _OURS
             return _USERS if _is_loopback(str(sock.getsockname()[0])) else _MACHINES
-    except OSError:  # not open here, or no socket
-        return _MACHINES
+    except OSError:  # not open, or no socket: nothing listens there, which whoever tries to will say
+        return _OURS
 
 
 def _is_loopback(host: str) -> bool:
     return host_address.is_address(host) and ipaddress.ip_address(host).is_loopback
+
+
+def _warn_of_readers(private_key: str | os.PathLike[str]) -> None:
+    """Not refused, as a secret's file would be: keys are often mounted with modes that nobody here can change."""
+    mode = stat.S_IMODE(os.stat(private_key).st_mode)
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        warnings.warn(
+            f"the private key {os.fspath(private_key)!r} may be read by others (mode {mode:04o}), who can then run code "
+            f"on all hosts; run chmod 600 on it",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def own_credentials() -> Credentials:

@@ -12,10 +12,15 @@ import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, receive_packet, send_packet, wait_orphaned
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
+
+_BACKGROUND = 5  # nice: a third of the others' weight, so that it comes to an end on a host that is busy too
 
 
 def start(preload: list[str], close: list[int]) -> tuple[socket.socket, int]:
@@ -36,22 +41,49 @@ def start(preload: list[str], close: list[int]) -> tuple[socket.socket, int]:
     raise AssertionError("a fork server never returns")
 
 
-def _become(sock: socket.socket, preload: list[str], agent: int) -> None:
+def main() -> None:
+    """The first fork server in a fresh interpreter, in the place of one that was killed: argv is the descriptor of its
+    socket and the agent's pid."""
+    descriptor, agent = map(int, sys.argv[1:])
+    os.set_inheritable(descriptor, False)
+    _become(socket.socket(fileno=descriptor), [], agent)
+
+
+def _become(sock: socket.socket, preload: list[str], agent: int, background: bool = False) -> None:
     """The life of a fork server; leaves through `sys.exit` in the fork server, and runs the proc in its forked children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(agent)
-    for name in (CHILD, *preload):
-        try:
-            importlib.import_module(name)
-        except ImportError as exc:
-            sys.stderr.write(f"monarch: the fork server could not preload {name}: {exc}\n")
+    try:
+        send_packet(sock, ("serving", os.getpid()), [])
+    except OSError:  # the agent has ended
+        os._exit(1)
+    names = [CHILD, *preload]
+    if background:  # a thread has a priority of its own, and only root may raise one again
+        importing = threading.Thread(target=_import, args=(names, True))
+        importing.start()
+        importing.join()
+    else:
+        _import(names)
     gc.collect()
     gc.freeze()  # the children share these pages as long as no collection writes to them
+    if background:
+        send_packet(sock, ("ready",), [])
     child = _serve(sock, agent)
     if child is None:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     importlib.import_module(CHILD).run_forked(child, agent)
+
+
+def _import(names: list[str], background: bool = False) -> None:
+    if background:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as exc:
+            if not background:  # else it is a guess
+                sys.stderr.write(f"monarch: the fork server could not preload {name}: {exc}\n")
 
 
 def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
@@ -61,11 +93,16 @@ def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
         if received is None:
             return None
         packet, fds = received
-        gate_read, gate_write = os.pipe()
-        pid = os.fork()
+        gate: tuple[int, ...] = ()
+        try:
+            gate_read, gate_write = gate = os.pipe()
+            pid = os.fork()
+        except OSError as exc:  # there are too many processes just now
+            _refuse(sock, packet, fds, exc)
+            _close((*fds, *gate))
+            continue
         if pid:
-            for fd in (*fds, gate_read, gate_write):
-                os.close(fd)
+            _close((*fds, *gate))
             os.waitpid(pid, 0)
             continue
         # The intermediate. Its children learn that it has gone from the end of the gate pipe.
@@ -73,16 +110,45 @@ def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
             child = _fork_batch(sock, packet[1], fds[0], (gate_read, gate_write))
         else:
             child = None
-            if os.fork() == 0:
+            try:
+                pid = os.fork()
+            except OSError as exc:
+                _refuse(sock, packet, fds, exc)
+                os._exit(1)
+            if pid == 0:
                 sock.close()
                 os.close(gate_write)
                 wait_orphaned(gate_read, agent)
                 os.environ.clear()
                 os.environ.update(packet[2])
-                _become(socket.socket(fileno=fds[0]), packet[1], agent)
+                _become(socket.socket(fileno=fds[0]), packet[1], agent, packet[3])
         if child is None:
             os._exit(0)
         return child
+
+
+def _refuse(sock: socket.socket, packet: Sequence[Any], fds: list[int], exc: OSError) -> None:
+    """Answers what cannot be done."""
+    if packet[0] == "batch":
+        for _ in range(packet[1]):
+            received = receive_packet(sock)
+            if received is None:
+                return
+            (_, address, incarnation, *_rest), own = received
+            _close(own)
+            send_packet(sock, ("failed", address, incarnation, _failed(exc)), [])
+    else:
+        with socket.socket(fileno=os.dup(fds[0])) as other:
+            send_packet(other, ("ended", _failed(exc)), [])
+
+
+def _failed(exc: OSError) -> str:
+    return f"fork failed: {exc.strerror} (limits: ulimit -u, ulimit -n, the control group's pids.max, memory)"
+
+
+def _close(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, int]) -> ForkedProc | None:
@@ -98,7 +164,7 @@ def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, 
             try:
                 pid = os.fork()
             except OSError as exc:
-                failed = f"fork failed: {exc.strerror} (limits: ulimit -u, the control group's pids.max, memory)"
+                failed = _failed(exc)
             else:
                 if pid == 0:
                     sock.close()

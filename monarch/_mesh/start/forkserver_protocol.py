@@ -3,8 +3,11 @@
 They talk over a sequenced-packet socket; packets are msgpack and carry descriptors.
 
     agent -> fork server    ("batch", n) + spec        then n times ("proc", address, incarnation, ...) + its descriptors
-                            ("forkserver", preload, env) + socket of the new one
-    fork server -> agent    ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
+                            ("forkserver", preload, env, in the background) + socket of the new one
+    fork server -> agent    ("serving", pid), first of all
+                            ("ready",), of one that has imported in the background: it forks at once from now on
+                            ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
+                            ("ended", why), of one that could not be started
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import signal
 import socket
 from typing import Any
 
-import msgspec
+from monarch._wire import os_text
 
 _PACKET = 64 * 1024
 _FDS = 8
@@ -43,13 +46,13 @@ def load_time_env(env: dict[str, str]) -> dict[str, str]:
 
 
 def send_packet(sock: socket.socket, packet: Any, fds: list[int]) -> None:
-    socket.send_fds(sock, [msgspec.msgpack.encode(packet)], fds)
+    socket.send_fds(sock, [os_text.encode(packet)], fds)
 
 
 def receive_packet(sock: socket.socket) -> tuple[Any, list[int]] | None:
     """(packet, descriptors); None when the other end is gone."""
     data, fds, _flags, _address = socket.recv_fds(sock, _PACKET, _FDS)
-    return (msgspec.msgpack.decode(data), fds) if data else None
+    return (os_text.decode(data, Any), fds) if data else None
 
 
 def wait_orphaned(gate: int, agent: int) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from monarch._mesh.start import threads
+from monarch._mesh.start.agent_process import inheritable
 from monarch._mesh.start.preload import preloads
 from monarch._runtime.context import here
 from monarch._shape.extent import Extent, Point
@@ -87,27 +89,31 @@ def launch_spec(
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     change = _change(env)
+    streams = remote and settings.get("stream_remote_output")
+    inherited = {} if remote else change.over(threads.inherited(inheritable(os.environ)))
     return LaunchSpec(
         name=name,
-        env={} if remote else change.over(os.environ),
+        env=inherited,
         cwd=cwd,
         path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
         config=msgspec.msgpack.encode(settings.snapshot()),
-        forward_logs=bool(settings.get("enable_log_forwarding")),
+        forward_logs=bool(settings.get("enable_log_forwarding")) or streams,
+        stream_lines=streams,
         prefix_with_rank=settings.get("prefix_with_rank"),
         preload=preloads(),
         gated=gated,
-        commands=[_command(command, remote) for command in commands] or None,
+        commands=[_command(command, inherited, remote) for command in commands] or None,
         binds=binds,
         client=here().client,
         change=change if remote else None,
+        share_threads=bool(settings.get("share_threads")) and not threads.is_said(env),
     )
 
 
-def _command(command: BootstrapCommand, remote: bool) -> Command:
+def _command(command: BootstrapCommand, inherited: Mapping[str, str], remote: bool) -> Command:
     change = _change(command.env, command.inherit_env)
-    env = {} if remote else change.over(os.environ)
+    env = {} if remote else change.over(inherited)
     return Command(command.program, command.arg0, list(command.args), env, change if remote else None)
 
 

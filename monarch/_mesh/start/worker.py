@@ -37,7 +37,8 @@ def run_worker_loop_forever(
     `HostMesh.shutdown()`, this process exits with status 0, its `atexit` functions included.
 
     `address`: `tcp://host:port`, `tcp://*:port` for all interfaces, `ipc://path`, `tcp://host:fdN` for an inherited
-    descriptor that listens already, `dial@bind` to listen at one and be known by the other. Clients that leave without
+    descriptor that is bound, `dial@bind` to listen at one and be known by the other; a name may stand before any of these
+    (`name@tcp://host:port`). Clients that leave without
     a word lose their processes here (their end is noticed at once, their silence after `mesh_orphan_timeout`); the host
     waits for the next.
 

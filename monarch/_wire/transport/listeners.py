@@ -73,14 +73,28 @@ def _adopt(fd: int) -> socket.socket:
         sock = socket.socket(fileno=fd)
     except OSError as exc:
         raise OSError(exc.errno, f"descriptor {fd} is not an inherited socket: {exc.strerror}") from exc
-    if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) or sock.type != socket.SOCK_STREAM:
+    try:
+        _listen_adopted(sock)
+    except OSError as exc:
         sock.detach()  # it is somebody else's
-        raise OSError(
-            errno.EINVAL, f"descriptor {fd} is a socket that does not listen; call listen() before handing it on"
-        )
+        raise OSError(exc.errno or errno.EINVAL, f"descriptor {fd} {exc.strerror}") from exc
     sock.set_inheritable(False)
     sock.setblocking(False)
     return sock
+
+
+def _listen_adopted(sock: socket.socket) -> None:
+    """Whoever made it may have left listening to us; not where it is bound."""
+    if sock.type != socket.SOCK_STREAM:
+        raise OSError(errno.EINVAL, "is not a stream socket")
+    if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return
+    if sock.family != socket.AF_UNIX and not sock.getsockname()[1]:
+        raise OSError(errno.EINVAL, "is a socket without a port; call bind() before handing it on")
+    try:
+        sock.listen(_BACKLOG)
+    except OSError as exc:  # connected, or a Unix socket without a name
+        raise OSError(exc.errno, f"is a socket that cannot listen ({exc.strerror}); hand on one that is bound") from exc
 
 
 def _listen_ipc(place: Ipc) -> socket.socket:

@@ -59,8 +59,9 @@ class StreamConnection:
         self._last_coalesced = 0.0
 
     def heard_by(self, handler: Handler) -> None:
-        """On the I/O thread: `handler` hears what comes from now on."""
+        """On the I/O thread: `handler` hears what comes from now on. It is a link, which a Bye would end."""
         self._handler = handler
+        self.says_why = False
 
     def start(self) -> None:
         """Begins to read. Call once `remote` and the owner are ready for events."""

@@ -6,7 +6,7 @@ import functools
 import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, overload
 
 import torch
 from torch.utils import _pytree as pytree
@@ -32,6 +32,20 @@ from monarch.tensor.remote.arguments import INT, LEAVES, NUMBERS
 from monarch.tensor.worker import current
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall, filler
 
+if TYPE_CHECKING:
+    from typing_extensions import ParamSpec, TypeVar  # every checker has it: `default` came with Python 3.13
+
+    P = ParamSpec("P", default=...)
+    R = TypeVar("R", default=Any)
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+
+    class RemoteDecorator(Protocol):
+        def __call__(self, function: Callable[P, R], /) -> Remote[P, R]: ...
+else:
+    from typing import ParamSpec, TypeVar
+
+    P, R_co = ParamSpec("P"), TypeVar("R_co")
+
 _SEEN = 1024  # calls with constants that a Remote remembers having made once; beyond that it starts over
 
 # How often what a call gives was known, and how often it had to be found by running the function once.
@@ -40,7 +54,9 @@ _miss = 0
 
 
 @overload
-def remote(function: None = None, *, propagate: Any = None) -> Callable[[Any], Remote]: ...
+def remote(function: None = None, *, propagate: Any = None) -> RemoteDecorator: ...
+@overload
+def remote(function: Callable[P, R], *, propagate: Any = None) -> Remote[P, R]: ...
 @overload
 def remote(function: Any, *, propagate: Any = None) -> Remote: ...
 def remote(function: Any = None, *, propagate: Any = None) -> Any:
@@ -64,7 +80,7 @@ def remote(function: Any = None, *, propagate: Any = None) -> Any:
     return Remote(function, propagate)
 
 
-class Remote:
+class Remote(Generic[P, R_co]):
     """A function that runs in the processes of a mesh: that of its distributed tensors, else the active one.
 
     Calling it issues it and returns at once what it gives on each rank: its structure with distributed tensors. Arguments are
@@ -110,7 +126,7 @@ class Remote:
 
     # --- issuing
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Issues it; see the class. TypeError for tensors that cannot be used here, ValueError without any mesh to run on.
 
         With cached propagation also RemoteException, when the first run failed.
@@ -155,7 +171,7 @@ class Remote:
                 key.append(arguments.sharing(inputs))
         else:
             if patterns.propagating() or current.thread.worker is not None:
-                return self._inside(args, kwargs)
+                return self._inside(args, kwargs)  # type: ignore[no-any-return]
             mesh = active_mesh()
             if mesh is None:
                 if loose and arguments.has_tensors(leaves):
@@ -199,9 +215,9 @@ class Remote:
         if outcome.mutates:
             _mutated(inputs, outcome.mutates, taint)
         if entry.kind == Entry.NEW:
-            return make(Record(ident, entry.meta, place, Storage(taint)))  # type: ignore[arg-type]  # a NEW one has a meta
+            return make(Record(ident, entry.meta, place, Storage(taint)))  # type: ignore[arg-type, no-any-return]  # a NEW one has a meta
         made = dispatch.fresh_leaves(outcome, inputs, place, ident, taint)
-        return made[0] if outcome.structure is None else outcome.structure(made)
+        return made[0] if outcome.structure is None else outcome.structure(made)  # type: ignore[no-any-return]
 
     rref = __call__
 
@@ -302,24 +318,24 @@ class Remote:
 
     # --- adverbs
 
-    def call(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R_co]]:
         """A Future of a ValueMesh: what it returned on each rank of the active mesh."""
         mesh = self._mesh()
         return follow(self._ask(mesh, args, kwargs, "call"), self._gatherer(mesh))
 
-    def call_one(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """A Future of what it returned on the one rank of the active mesh. ValueError when it has more."""
         mesh = self._mesh()
         if len(mesh.processes) != 1:
             raise ValueError(f"call_one requires exactly 1 actor, but mesh has {len(mesh.processes)}")
         return self._one(mesh, args, kwargs)
 
-    def choose(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """A Future of what it returned on one rank of the active mesh, any one."""
         mesh = self._mesh()
         return self._one(_rank_mesh(mesh, random.randrange(len(mesh.processes))), args, kwargs)
 
-    def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[Any]]:
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Iterator[Future[R_co]]:
         """Futures of what it returned, one for each rank of the active mesh. It runs whether or not they are looked at.
 
         They come as ranks answer, where its tensors live on the active mesh; else in the order of the ranks.

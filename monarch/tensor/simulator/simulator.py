@@ -24,7 +24,7 @@ class Simulator:
 
     No operation is executed; what it would give is known from its metadata. Each rank has streams whose clocks advance
     by estimates (`estimator`; `set_custom_timing` changes them), and memory that is counted as it is allocated and
-    freed. What is fetched is zeros; Python that runs here runs as ever. `mesh.client.step()` (also `_ctrl.step()`)
+    freed. What is fetched is zeros; Python that runs here runs as ever. `step()` (also `mesh.client.step()`)
     ends an iteration.
 
     - `simulate_mode`: "simulate" writes traces and memory views, "simulate_with_report_only" prints a line at each
@@ -70,6 +70,10 @@ class Simulator:
     def mesh(self) -> DeviceMesh:
         """The simulated mesh; `mesh.exit()` writes the last files."""
         return self._ctrl.root
+
+    def step(self) -> tuple[float, float]:
+        """Ends an iteration: (seconds it took, megabytes that a device had at most), both simulated."""
+        return self._ctrl.step()
 
     @property
     def ir(self) -> Any:

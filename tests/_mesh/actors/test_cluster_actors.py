@@ -246,7 +246,7 @@ def test_who_waits_for_a_killed_process_is_told(
     for future in (held, waiting):
         with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
             future.get(TIMEOUT)
-    assert cluster.next_failure().crashed_ranks == [1]
+    assert cluster.next_failure(handled=True).crashed_ranks == [1]
 
 
 def test_the_exit_status_of_a_killed_process_can_be_chosen(cluster: InProcessCluster) -> None:
@@ -293,7 +293,7 @@ def test_a_task_that_waits_in_a_killed_process_ends(cluster: InProcessCluster, m
     cluster.kill(actor)  # no_leaks sees to it that its thread ends
     with pytest.raises(SupervisionError):
         future.get(TIMEOUT)
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
 
 
 # --- Supervision.

@@ -25,7 +25,8 @@ from monarch._mesh.casts.plan import Plan
 from monarch._mesh.meshes.actor_mesh import NotAnEndpoint
 from monarch._runtime.context import Current, current
 from monarch._runtime.incarnations import Incarnations
-from monarch._runtime.replies import Ports, Queue, Target
+from monarch._runtime.queue import Queue
+from monarch._runtime.replies import Ports, Target
 from monarch._wire.message import Call, Failure
 
 
@@ -243,7 +244,7 @@ def test_what_an_endpoint_is_not() -> None:
         pickle.dumps(on_mesh())
     with pytest.raises(NotImplementedError, match="its propagate is None"):
         on_mesh().rref(1)
-    assert repr(on_mesh()) == "<Endpoint worker.plus of 3 actors>"
+    assert repr(on_mesh()) == "<Endpoint worker.plus(y: 'int', z: 'int' = 0) -> 'int' of 3 actors>"
     plain_method = NotAnEndpoint(Mesh(1), "helper")  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match=r"Worker\.helper is not annotated as an endpoint.*as_endpoint"):
         plain_method(1)

@@ -51,7 +51,7 @@ def test_the_receiver_is_told_of_each_rank_whose_process_ends(cluster: InProcess
     cluster.kill(procs, 1)
     with pytest.raises(SupervisionError, match="Killed"):
         receiver.recv().get(TIMEOUT)
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
     cluster.kill(procs, 0)  # it has answered: nothing more is said
     cluster.next_failure()
     cluster.settle()
@@ -69,7 +69,7 @@ def test_the_same_of_an_endpoint_that_answers_when_it_likes(cluster: InProcessCl
     cluster.kill(procs)
     with pytest.raises(SupervisionError):
         receiver.recv().get(TIMEOUT)
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
 
 
 def test_hosts_apart(events: Any) -> None:
@@ -86,4 +86,4 @@ def test_hosts_apart(events: Any) -> None:
             receiver.recv().get(TIMEOUT)
         gate.value.set()
         assert [receiver.recv().get(TIMEOUT) for _ in range(2)] == ["held", "held"]
-        cluster.next_failure()
+        cluster.next_failure(handled=True)

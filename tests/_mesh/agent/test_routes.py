@@ -12,7 +12,7 @@ from monarch._mesh.agent.routes import Entrance, Routes
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.frame import Frame
-from monarch._wire.message import VERSION, Beat, Bye, Envelope, HostEnded, LinkHello
+from monarch._wire.message import VERSION, WHO, Beat, Bye, Envelope, HostEnded, LinkHello
 from monarch._wire.transport.base import ConnectionLost
 
 US = "tcp://us:1"
@@ -320,3 +320,12 @@ def test_one_host_may_have_a_link_to_each_of_our_names() -> None:
     first = agent.take(THEM, "one")
     agent.routes.link_hello(End(""), LinkHello(VERSION, THEM, "theirs", "two", "tcp://us.example:1", 0, False))
     assert first.closed == ""
+
+
+def test_who_asks_which_agent_is_here_is_told_and_gets_no_link() -> None:
+    agent = Agent()
+    asking = End("")
+    hello = LinkHello(VERSION, THEM, "theirs", "l", US, 0, False, purpose=WHO)
+    Entrance(agent.routes).connection_received(asking, [Frame(message.encode(hello), b"", ())])
+    assert [type(msg) for msg in asking.got] == [LinkHello] and asking.got[0].agent == "agent-of-us"
+    assert asking.closed and not agent.routes.links()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -618,3 +619,22 @@ def test_when_everything_is_stopped_no_failure_is_told() -> None:
     assert feed(ledger, failed(0), ended("p1")) == []
     failure = ledger.check("k2", [0])
     assert failure is not None and failure.stopped and "the program ends" in failure.report
+
+
+class Counting(list[str]):
+    """Addresses that count how often somebody walks over all of them."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_large_mesh_whose_processes_end_one_by_one_is_not_searched_for_each() -> None:
+    addresses = Counting(f"p{rank}" for rank in range(1000))
+    ledger = ledger_with(Mesh(addresses=addresses))
+    walks = addresses.walks
+    told = [ledger.process_ended(ended(f"p{rank}")) for rank in range(1000)]
+    assert [len(effects) for effects in told] == [1] * 1000
+    assert addresses.walks <= walks + 1

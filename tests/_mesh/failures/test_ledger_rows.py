@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import pickle
 import queue
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -284,7 +286,8 @@ def test_an_actor_error_has_its_exception_its_message_and_the_remote_traceback(c
     assert isinstance(error, Exception) and not isinstance(error, RuntimeError)
     assert isinstance(error.exception, ValueError) and error.exception.args == ("on top",)
     assert error.message == "Actor call a.do failed."
-    assert str(error) == f"{error.message}\n {error.exception_formatted}"
+    place = f" Rank 0 on {socket.gethostname()}, pid {os.getpid()}"
+    assert str(error) == f"{error.message}\n{place}\n {error.exception_formatted}"
     heading = "Traceback of where the remote call failed (most recent call last):"
     assert error.exception_formatted.count(heading) == 2  # its own, and the cause's
     assert "Traceback (most recent call last):" not in error.exception_formatted
@@ -482,7 +485,7 @@ def test_a_base_exception_with_a_reply_is_a_failure(
     mesh = spawn(kind)
     with pytest.raises(SupervisionError, match=BASE[number]):
         answer(mesh, adverb, raising(base_exceptions()[number]))
-    assert BASE[number] in cluster.next_failure().report()
+    assert BASE[number] in cluster.next_failure(handled=True).report()
     fails(mesh.ping.call_one(), "a base exception")
 
 
@@ -520,7 +523,8 @@ def test_whatever_is_raised_beside_an_explicit_port_is_a_failure(
     else:
         with pytest.raises(SupervisionError):
             answer_explicitly(mesh, adverb, action)
-    assert ("beside it" if number < 0 else BASE[number]) in cluster.next_failure().report()
+    failure = cluster.next_failure(handled=adverb != "broadcast")
+    assert ("beside it" if number < 0 else BASE[number]) in failure.report()
     fails(mesh.ping.call_one())
 
 
@@ -538,7 +542,7 @@ def test_a_port_hears_once_that_the_actor_behind_it_failed(cluster: InProcessClu
     for number in range(answers):
         assert receiver.recv().get(TIMEOUT) == number
     fails(receiver.recv(), "worn out")
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
     port.send("the last")
     assert receiver.recv().get(TIMEOUT) == "the last"
 
@@ -559,7 +563,7 @@ def test_a_response_port_that_was_kept_hears_that_the_actor_failed(cluster: InPr
     do(mesh, lambda actor: context().actor_instance.abort("worn out"))
     for future in waiting:
         fails(future, "worn out")
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
 
 
 class Unloadable:
@@ -601,7 +605,7 @@ def test_arguments_that_cannot_be_unpickled_and_nobody_waits(cluster: InProcessC
 def test_constructor_arguments_that_cannot_be_unpickled(cluster: InProcessCluster) -> None:
     mesh = this_host().spawn_procs().spawn("a", Sync, Unloadable())
     fails(mesh.ping.call_one(), "ImportError: not here")
-    assert "ImportError: not here" in cluster.next_failure().report()
+    assert "ImportError: not here" in cluster.next_failure(handled=True).report()
 
 
 class Unpicklable(Exception):
@@ -751,7 +755,7 @@ def test_the_answers_of_a_stream_that_came_are_kept_and_the_rest_fail(cluster: I
     assert first.get(TIMEOUT) == "came"
     gate.open()
     fails(second, "worn out")
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
 
 
 def test_a_failure_ends_a_call_before_all_have_answered(cluster: InProcessCluster, gate: Gate) -> None:
@@ -765,7 +769,7 @@ def test_a_failure_ends_a_call_before_all_have_answered(cluster: InProcessCluste
 
     future = mesh.do.call(Local(fail_or_stand))
     fails(future, "worn out")
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
 
 
 @kinds
@@ -788,7 +792,7 @@ def test_what_waits_at_a_failing_actor_fails_with_it(cluster: InProcessCluster, 
     held.get(TIMEOUT)
     for future in behind:
         fails(future, "worn out")
-    assert "worn out" in cluster.next_failure().report()
+    assert "worn out" in cluster.next_failure(handled=True).report()
 
 
 @kinds
@@ -1090,7 +1094,7 @@ def test_whoever_waits_for_a_rank_there_is_told_and_nobody_else(
     for error in errors:
         assert error is None or (isinstance(error, SupervisionError) and "Killed(sig=9)" in str(error))
     assert healthy.ping.call_one().get(TIMEOUT) == "pong"
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
 
 
 def test_who_gives_a_port_is_told_as_well(cluster: InProcessCluster) -> None:
@@ -1126,7 +1130,7 @@ def test_after_a_death_slices_can_be_spawned_on_and_the_whole_says_why_not(clust
     with pytest.raises(RuntimeError, match="Killed"):
         whole.initialized.get(TIMEOUT)
     fails(whole.ping.call(), "Killed")
-    assert cluster.next_failure().mesh_name.startswith("c-")
+    assert cluster.next_failure(handled=True).mesh_name.startswith("c-")
 
 
 def test_dead_processes_can_be_stopped_and_the_host_goes_on(cluster: InProcessCluster) -> None:
@@ -1154,7 +1158,8 @@ def test_a_constructor_that_raises_fails_its_ranks(
     assert mesh.initialized.get(TIMEOUT) is None
     text = fails(mesh.ping.call(), "no room")
     assert "in __init__" in text and "in construct" in text
-    assert sorted(cluster.next_failure().crashed_ranks + cluster.next_failure().crashed_ranks) == [0, 2]
+    failures = [cluster.next_failure(handled=True) for _ in range(2)]
+    assert sorted(failures[0].crashed_ranks + failures[1].crashed_ranks) == [0, 2]
     assert mesh.slice(gpus=1).ping.call_one().get(TIMEOUT) == "pong"
     assert mesh.initialized.get(TIMEOUT) is None
     assert script.rest() == ["init"] * 3  # nobody was cleaned up
@@ -1173,7 +1178,7 @@ def test_what_a_constructor_spawned_before_it_raised_is_stopped(cluster: InProce
 
     mesh = spawn(Sync if kind is Sync else MixedOwner, Script(init=construct))
     fails(mesh.ping.call_one(), "no room")
-    cluster.next_failure()
+    cluster.next_failure(handled=True)
     assert children.rest() == ["init", ("cleanup", None)]
 
 
@@ -1883,7 +1888,7 @@ def test_a_failure_is_told_though_the_cleanup_blocks(kind: Any, gate: Gate) -> N
         gate.reached()
         fails(mesh.ping.call_one(), "worn out")  # callers do not wait for the cleanup
         clock.advance(4.1)
-        assert "worn out" in inner.next_failure().report()
+        assert "worn out" in inner.next_failure(handled=True).report()
         gate.open()
 
 
@@ -1905,8 +1910,8 @@ def test_a_failure_is_told_though_an_endpoint_does_not_let_itself_be_cancelled(
         awaited.reached()
         break_rank(cluster, child, "raised")
         port = awaited.reached()
-        assert "a child failed" in cluster.next_failure().report()
         fails(future, "a child failed")
+        assert "a child failed" in cluster.next_failure(handled=True).report()
         fails(child.ping.call(), "stopped")
     port.send(None)
 
@@ -1929,7 +1934,7 @@ def test_a_failure_is_told_though_a_concurrent_endpoint_does_not_let_itself_be_c
         do(mesh, lambda actor: context().actor_instance.abort("worn out"))
         fails(future, "worn out")
         port = awaited.reached()
-        assert "worn out" in cluster.next_failure().report()
+        assert "worn out" in cluster.next_failure(handled=True).report()
     port.send(None)
 
 
@@ -1958,13 +1963,13 @@ def end(how: str, reason: str | None = "enough") -> Callable[..., str]:
     return action
 
 
-def ended(cluster: InProcessCluster, mesh: Any, how: str, reason: str = "enough") -> None:
-    """The mesh has ended in that way, for that reason, and its owner was told of a failure only."""
+def ended(cluster: InProcessCluster, mesh: Any, how: str, reason: str = "enough", handled: bool = False) -> None:
+    """The mesh has ended in that way, for that reason, and its owner was told of a failure only (by a call: `handled`)."""
     if how == "stop":
         assert re.search(rf"has status:\n  stopped: {re.escape(reason)}$", fails(mesh.ping.call_one()))
     else:
         text = re.escape(f"actor explicitly aborted due to: {reason}")
-        assert re.search(rf"have failed:\n    {text}$", cluster.next_failure().report())
+        assert re.search(rf"have failed:\n    {text}$", cluster.next_failure(handled=handled).report())
         fails(mesh.ping.call_one(), text)
 
 
@@ -2004,7 +2009,7 @@ def test_messages_behind_it_are_refused(cluster: InProcessCluster, kind: Any, ho
     gate.open()
     assert held.get(TIMEOUT) == "replied"
     fails(behind, "enough")
-    ended(cluster, mesh, how)
+    ended(cluster, mesh, how, handled=True)
     mesh.stop().get(TIMEOUT)
     assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 
@@ -2156,7 +2161,7 @@ def test_ending_within_the_constructor(cluster: InProcessCluster, kind: Any, how
     """It is constructed, handles nothing, and is cleaned up."""
     mesh = spawn(kind, script := Script(init=end(how)))
     fails(mesh.note.call_one("never"), "enough")
-    ended(cluster, mesh, how)
+    ended(cluster, mesh, how, handled=True)
     mesh.stop().get(TIMEOUT)
     assert [_hook(entry) for entry in script.rest()] == ["init", "cleanup"]
 

@@ -13,6 +13,7 @@ import pytest
 from monarch._mesh.meshes.attach import Attaching, Workers
 from monarch._mesh.start import agent_process, launch
 from monarch._runtime.future import Done, Future, Slot, make_future
+from monarch._wire import os_text
 from monarch._wire.address import agent_at
 from monarch._wire.message import AttachedHost, Command, EnvChange, LaunchSpec, ProcEnded
 from monarch.config import configure
@@ -118,7 +119,8 @@ def answer(attaching: Attaching, rank: int) -> AttachedHost:
 
 def test_every_host_is_asked_and_has_to_answer() -> None:
     attaching, proc = asked()
-    assert [(address, msg.env, msg.port, msg.rank) for address, msg in proc.posted] == [
+    told = [(address, os_text.decode(msg.env, dict[str, str]), msg.port, msg.rank) for address, msg in proc.posted]
+    assert told == [
         (agent_at(A), {"X": "1"}, 5, 0),
         (agent_at(B), {"X": "1"}, 5, 1),
     ]

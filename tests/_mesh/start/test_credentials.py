@@ -78,6 +78,10 @@ def test_certificates_are_bytes_or_files_or_named_by_the_environment(
     files = {name: tmp_path / name for name in PEMS}
     for name, file in files.items():
         file.write_bytes(PEMS[name])
+        file.chmod(0o644)
+    with pytest.warns(UserWarning, match=r"private key '.*private_key' may be read by others \(mode 0644\)"):
+        assert given(EXPOSED, **files) == expected
+    files["private_key"].chmod(0o600)
     assert given(EXPOSED, **files) == given(EXPOSED, **{name: str(file) for name, file in files.items()}) == expected
     for variable, name in (("CA", "ca"), ("CERT", "certificate"), ("KEY", "private_key")):
         monkeypatch.setenv(f"MONARCH_TLS_{variable}", str(files[name]))
@@ -122,13 +126,16 @@ def test_an_address_that_wants_certificates_is_never_spoken_to_in_plain(address:
     assert given(address, **PEMS).ca == b"authority"
 
 
-def test_of_an_alias_whoever_reaches_either_place_counts() -> None:
+def test_of_an_alias_whoever_reaches_either_place_counts_and_for_who_dials_that_place() -> None:
     for address in ("tcp://10.0.0.1:1@tcp://127.0.0.1:1", "tcp://127.0.0.1:1@tcp://*:1", "tcp://h:1@ipc:///tmp/w"):
         with pytest.warns(UserWarning, match="whoever can connect"):
             given(address, ca=TRUST_ALL)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert given("tcp://127.0.0.1:1@tcp://localhost:1", ca=TRUST_ALL) == Credentials()
+        assert given("tcp://127.0.0.1:1@tcp://*:1", ca=TRUST_ALL, dialled=True) == Credentials()
+    with pytest.warns(UserWarning, match="whoever can connect"):
+        given("tcp://10.0.0.1:1@ipc:///tmp/w", ca=TRUST_ALL, dialled=True)
 
 
 def test_of_a_descriptor_its_socket_counts_and_not_what_is_said_of_it(tmp_path: Path) -> None:
@@ -143,5 +150,4 @@ def test_of_a_descriptor_its_socket_counts_and_not_what_is_said_of_it(tmp_path: 
         warnings.simplefilter("error")
         ours.bind(str(tmp_path / "s"))
         given(f"tcp://127.0.0.1:fd{ours.fileno()}")
-    with pytest.raises(ValueError, match="nothing protects"):
-        given("tcp://127.0.0.1:fd9999")
+        assert given("tcp://127.0.0.1:fd9999") == Credentials()  # that it is not open is said by who tries to listen

@@ -1,0 +1,40 @@
+"""What endpoints need of the mesh of actors that they are found on."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from monarch._mesh.casts.plan import Plan
+from monarch._mesh.failures.ledger import MeshFacts
+from monarch._runtime.replies import Target
+from monarch._shape.region import Shape
+from monarch._wire.message import Failure, ProcEnded
+
+
+class MeshSpec(MeshFacts, Protocol):
+    """What all views of an actor mesh share, as far as endpoints need it."""
+
+    name: str
+    proc_mesh: Any
+
+    def failure_of(self, address: str, ended: ProcEnded) -> Failure:
+        """What the end of the process at that address means to the actors."""
+        ...
+
+
+class EndpointMesh(Protocol):
+    """What an endpoint needs of the mesh of actors that it was found on."""
+
+    _plan: Plan
+    _shape: Shape
+
+    @property
+    def _spec(self) -> MeshSpec: ...
+    def __len__(self) -> int: ...
+    def _target(self, method: str) -> Target:
+        """Who answers, for errors to name."""
+        ...
+
+    def _gathered(self, values: list[Any]) -> Any:
+        """The answers of all ranks as one value."""
+        ...

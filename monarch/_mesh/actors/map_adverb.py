@@ -1,0 +1,101 @@
+"""The adverb `map` of an endpoint: arguments and types. `map_schedule` decides, `map_results` does it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
+
+from monarch._mesh.actors.adverb_codes import CALL_ONE
+from monarch._mesh.actors.map_results import MapResults
+from monarch._mesh.actors.map_schedule import MapSchedule
+from monarch._runtime.future import Future
+from monarch._runtime.replies import OneReply
+
+S = TypeVar("S")
+T = TypeVar("T")
+S_co = TypeVar("S_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
+
+ErrorTypes: TypeAlias = type[BaseException] | tuple[type[BaseException], ...]
+
+
+class OneArgument(Protocol[T_contra, S_co]):
+    """An endpoint that can be called with one argument."""
+
+    def call_one(self, item: T_contra, /) -> Future[S_co]: ...
+
+
+class MapAdverb:
+    """A part of Endpoint."""
+
+    __slots__ = ()
+
+    @overload
+    def map(
+        self: OneArgument[T, S],
+        items: Iterable[T],
+        *,
+        ordered: bool = True,
+        in_flight: int = 1,
+        retries: int = 0,
+        retry_on: ErrorTypes = (),
+        return_exceptions: Literal[False] = False,
+    ) -> MapResults[S]: ...
+    @overload
+    def map(
+        self: OneArgument[T, S],
+        items: Iterable[T],
+        *,
+        ordered: bool = True,
+        in_flight: int = 1,
+        retries: int = 0,
+        retry_on: ErrorTypes = (),
+        return_exceptions: Literal[True],
+    ) -> MapResults[S | Exception]: ...
+    def map(
+        self: Any,
+        items: Iterable[Any],
+        *,
+        ordered: bool = True,
+        in_flight: int = 1,
+        retries: int = 0,
+        retry_on: ErrorTypes = (),
+        return_exceptions: bool = False,
+    ) -> Any:
+        """Runs once for each item, as its argument, on whichever rank is free; an iterator (and async iterator) of results.
+
+        `ordered`: results come in the order of the items; otherwise as they are there (`.indexed()` says whose they are).
+        `in_flight`: items a rank has at a time; 2 or more pays when they take less than a millisecond. The first items are
+        sent now, the others while results are read: items are pulled in the thread or task that reads, as ranks become free,
+        and at most four times as many as fit in flight before their results are read.
+
+        An item whose rank died is sent to another rank up to `retries` times; the rank is used again once it was restarted.
+        An item that failed otherwise is sent again only if its error, or the exception in its ActorError, is a `retry_on`.
+        What is sent again may have run before. An error is raised when its turn comes, or with `return_exceptions` given;
+        a note names item, endpoint and rank. `with_timeout` limits each item, from when it was sent. See MapResults.
+        """
+        if self._property._checked:
+            self._check((None,), {})
+        if isinstance(in_flight, bool) or not isinstance(in_flight, int) or in_flight < 1:
+            raise ValueError(f"in_flight is how many items a rank has at a time, 1 or more, got {in_flight!r}")
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise ValueError(f"retries is how often an item is sent again, 0 or more, got {retries!r}")
+        if retry_on != () and not retries:
+            raise ValueError("retry_on has no effect without retries: say how often, as in retries=2")
+        kinds = retry_on if isinstance(retry_on, tuple) else (retry_on,)
+        if not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
+            raise TypeError(f"retry_on is an exception class, or a tuple of them, got {retry_on!r}")
+        if not hasattr(items, "__iter__") and hasattr(items, "__aiter__"):
+            raise TypeError(f"map() takes an iterable of items, and {items!r} can only be iterated with `async for`")
+        target = self._target or self._make_target()
+        schedule = MapSchedule(len(target.addresses), in_flight, retries, ordered)
+
+        caller = sys._getframe(1)
+        code, instruction = caller.f_code, caller.f_lasti
+
+        def send(reply: OneReply, item: Any, rank: int) -> None:
+            reply.code, reply.instruction = code, instruction
+            self._cast(reply, CALL_ONE, (item,), {}, only=rank)
+
+        return MapResults(target, send, items, schedule, kinds, return_exceptions)

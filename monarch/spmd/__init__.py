@@ -1,0 +1,18 @@
+"""Programs that run the same code on every rank: torch.distributed on the processes of a mesh.
+
+    setup_torch_distributed(procs).get()          # monarch.actor: environment, device, process group
+    setup_torch_elastic_env(procs)                # the environment alone: init_process_group() in the ranks does the rest
+
+General layout, from the inside out:
+
+    layout  who is which rank of what (pure)
+    ranks   the actor that does it in each process
+    setup   the program's side
+"""
+
+from __future__ import annotations
+
+from monarch.actor import setup_torch_distributed
+from monarch.spmd.setup import setup_torch_elastic_env, setup_torch_elastic_env_async
+
+__all__ = ["setup_torch_distributed", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]

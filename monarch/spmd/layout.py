@@ -1,0 +1,66 @@
+"""Who is which rank of what, as torchrun's environment variables say it. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Place(NamedTuple):
+    """Where a rank lives: its host, by the prefix of its address, and which of its mesh's processes there it is."""
+
+    host: str
+    number: int
+
+
+class Devices(NamedTuple):
+    """What a rank sees: so many devices, and what variables make of them ("" for all)."""
+
+    present: int
+    visible: str
+
+
+def environments(local: Sequence[tuple[int, int, int, int]]) -> list[dict[str, str]]:
+    """What each rank's environment has, but for MASTER_ADDR and MASTER_PORT. `local`: of each rank (local rank, local size,
+    group rank, groups)."""
+    size = str(len(local))
+    return [
+        {
+            "RANK": str(rank), "WORLD_SIZE": size, "LOCAL_RANK": str(mine), "LOCAL_WORLD_SIZE": str(here),
+            "GROUP_RANK": str(group), "GROUP_WORLD_SIZE": str(groups),
+            "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": size, "ROLE_NAME": "rank",
+        }
+        for rank, (mine, here, group, groups) in enumerate(local)
+    ]  # fmt: skip
+
+
+def by_host(places: Sequence[Place]) -> list[tuple[int, int, int, int]]:
+    """Ranks of one host are a group, in their order; groups in the order in which they first come."""
+    sizes = Counter(place.host for place in places)
+    order = {host: number for number, host in enumerate(sizes)}
+    seen: Counter[str] = Counter()
+    found = []
+    for host, _ in places:
+        found.append((seen[host], sizes[host], order[host], len(order)))
+        seen[host] += 1
+    return found
+
+
+def by_last_dimension(sizes: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """Ranks that differ in the last coordinate only are a group, as the field's `setup_torch_elastic_env` has it."""
+    count = 1
+    for size in sizes:
+        count *= size
+    here = sizes[-1] if sizes else 1
+    return [(rank % here, here, rank // here, -(-count // here)) for rank in range(count)]
+
+
+def backend_for(places: Sequence[Place], devices: Sequence[Devices]) -> str:
+    """nccl when every rank has a device that no other rank of the group has, else gloo."""
+    taken = set()
+    for place, (present, visible) in zip(places, devices, strict=True):
+        if not present:
+            return "gloo"
+        taken.add((place.host, visible, place.number % present))
+    return "nccl" if len(taken) == len(places) else "gloo"

@@ -1,0 +1,148 @@
+"""The program's side of setting up torch.distributed: tells each rank what it is, then has all of them join."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from monarch.actor import (
+    ActorError,
+    Future,
+    ProcMesh,
+    Promise,
+    SupervisionError,
+    bind_context,
+    start_thread,
+)
+from monarch.spmd import layout
+from monarch.spmd.layout import Devices, Place
+from monarch.spmd.ranks import Group, TorchSetup
+
+_MARGIN = 10.0  # seconds that a rank gets to say that it was not done in time
+_PREPARE = 60.0  # seconds for what waits for nobody, importing torch among it
+
+
+def setup(
+    procs: ProcMesh,
+    places: Sequence[tuple[str, int]],
+    backend: str | None,
+    init: bool,
+    timeout: float | None,
+    threads: int | None,
+    setup_timeout: float,
+) -> Future[None]:
+    """See `monarch.actor.setup_torch_distributed`. `places`: of each rank, its host and which process there it is."""
+    found = [Place(*place) for place in places]
+    task = functools.partial(_distributed, procs, found, backend, init, timeout, threads, setup_timeout)
+    return _in_thread(task)
+
+
+def setup_torch_elastic_env(
+    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
+) -> None:
+    """Sets torchrun's environment variables in each process, so that `init_process_group()` works in all of them.
+
+    The first rank is the master: its host name (with `use_ipaddr`, an AddrType or address family, its address) and a port
+    that is free there, unless `master_addr` and `master_port` say otherwise: AssertionError when only one of them is given.
+    Ranks that differ in the last dimension only count as one host's. `setup_torch_distributed` does the rest as well.
+    """
+    _elastic(proc_mesh, master_addr, master_port, use_ipaddr).get()
+
+
+async def setup_torch_elastic_env_async(
+    proc_mesh: ProcMesh, master_addr: str | None = None, master_port: int | None = None, use_ipaddr: Any = None
+) -> None:
+    """`setup_torch_elastic_env`, awaited."""
+    await _elastic(proc_mesh, master_addr, master_port, use_ipaddr)
+
+
+def _elastic(procs: ProcMesh, address: str | None, port: int | None, use_ipaddr: Any) -> Future[None]:
+    assert (address is None) == (port is None), "give both master_addr and master_port, or neither"
+    family = 0 if use_ipaddr is None else int(getattr(use_ipaddr, "value", use_ipaddr) or -1)
+
+    def task() -> None:
+        actors: Any = procs.spawn("_SPMDActor", TorchSetup)
+        try:
+            to, at = (
+                (address, port) if address is not None else _one(actors, 0).host_port.call_one(family).get(_PREPARE)
+            )
+            environments = layout.environments(layout.by_last_dimension(list(procs.extent.sizes)))
+            _tell(actors, environments, str(to), int(at or 0), [None] * len(environments), None)
+        finally:
+            actors.stop().get(_PREPARE)
+
+    return _in_thread(task)
+
+
+def _in_thread(task: Callable[[], None]) -> Future[None]:
+    promise: Promise[None] = Promise()
+
+    def run() -> None:
+        try:
+            task()
+        except BaseException as exc:
+            promise.fail(exc)
+        else:
+            promise.set(None)
+
+    start_thread(bind_context(run), "monarch-torch-setup")
+    return promise.future
+
+
+def _distributed(
+    procs: ProcMesh,
+    places: list[Place],
+    backend: str | None,
+    init: bool,
+    timeout: float | None,
+    threads: int | None,
+    setup_timeout: float,
+) -> None:
+    try:
+        procs.healthy(timeout=setup_timeout).get()
+    except NotImplementedError:  # a reference: calls say what is wrong with it
+        pass
+    actors: Any = procs.spawn("torch-setup", TorchSetup)
+    try:
+        devices: list[Devices] = actors.look.call().get(_PREPARE).values()
+        backend = backend or layout.backend_for(places, devices)
+        loopback = len({place.host for place in places}) == 1
+        first = _one(actors, 0)
+        if init:
+            address, port = first.open.call_one(loopback, setup_timeout).get(_PREPARE)
+        else:
+            address, port = first.free_port.call_one(loopback).get(_PREPARE)
+        chosen = [place.number if devices[rank].present else None for rank, place in enumerate(places)]
+        _tell(actors, layout.environments(layout.by_host(places)), address, port, chosen, threads)
+        if init:
+            group = Group(backend, address, port, timeout, setup_timeout)
+            actors.join.call(group).get(setup_timeout + _MARGIN)
+        actors.keep.call().get(_PREPARE)
+    except ActorError as exc:
+        told = exc.exception if isinstance(exc.exception, RuntimeError) else exc
+        raise RuntimeError(f"the process group of {len(places)} ranks was not set up: {told}") from exc
+    except SupervisionError:
+        raise
+    finally:
+        actors.stop()
+
+
+def _tell(
+    actors: Any,
+    environments: list[dict[str, str]],
+    address: str,
+    port: int,
+    devices: Sequence[int | None],
+    threads: int | None,
+) -> None:
+    waiting = []
+    for rank, environment in enumerate(environments):
+        environment |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        waiting.append(_one(actors, rank).prepare.call_one(environment, devices[rank], threads))
+    for answer in waiting:
+        answer.get(_PREPARE)
+
+
+def _one(actors: Any, rank: int) -> Any:
+    return actors.flatten("rank").slice(rank=rank) if len(actors.extent.labels) else actors

@@ -1,0 +1,169 @@
+"""Who has a run's folder, and when it is removed."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._mesh.start import run_directory
+from monarch._mesh.start.run_directory import RunDirectory, make_directory
+from monarch.config import configured
+
+USER = f"monarch-{os.getuid()}"
+root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else for a while")
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Path]:
+    with configured(runtime_dir=str(tmp_path)):
+        yield tmp_path
+
+
+def abandon(directory: RunDirectory) -> None:
+    """As when all processes of a run are killed."""
+    os.close(directory.lock)
+
+
+def test_a_folder_is_private_and_removed_with_that_of_the_user(base: Path) -> None:
+    directory = make_directory()
+    assert Path(directory.path).parent == base / USER
+    for path in (Path(directory.path), base / USER):
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert (Path(directory.path) / "pid").read_text() == str(os.getpid())
+    directory.remove()
+    directory.remove()
+    assert list(base.iterdir()) == []
+
+
+def test_the_next_run_removes_what_dead_runs_have_left(base: Path) -> None:
+    dead, alive = make_directory(), make_directory()
+    abandon(dead)
+    new = make_directory()
+    assert {path.name for path in (base / USER).iterdir()} == {Path(alive.path).name, Path(new.path).name}
+    alive.remove()
+    new.remove()
+
+
+def test_a_run_lives_as_long_as_anybody_holds_its_lock(base: Path) -> None:
+    directory = make_directory()
+    agent = subprocess.Popen([sys.executable, "-c", "input()"], pass_fds=[directory.lock], stdin=subprocess.PIPE)
+    abandon(directory)
+    make_directory().remove()
+    assert os.path.exists(directory.path)
+    agent.communicate(b"\n")
+    make_directory().remove()
+    assert not os.path.exists(directory.path)
+
+
+def test_the_pid_says_nothing(base: Path) -> None:
+    """Another process namespace has its own."""
+    directory = make_directory()
+    (Path(directory.path) / "pid").write_text("4194304")
+    make_directory().remove()
+    assert os.path.exists(directory.path)
+    directory.remove()
+
+
+def test_a_folder_whose_making_was_broken_off_goes_after_an_hour(base: Path) -> None:
+    directory = make_directory()
+    empty = base / USER / "empty"
+    empty.mkdir()
+    make_directory().remove()
+    assert empty.exists()
+    hours_ago = time.time() - 2 * 3600
+    os.utime(empty, (hours_ago, hours_ago))
+    make_directory().remove()
+    assert not empty.exists()
+    directory.remove()
+
+
+def test_a_full_disk_leaves_nothing(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str, mode: str) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+    monkeypatch.setattr(run_directory, "open", full, raising=False)
+    with pytest.raises(RuntimeError, match=r"No space left on device .*/pid"):
+        make_directory()
+    assert list(base.iterdir()) == []
+
+
+def test_a_file_system_without_locks_will_do_and_nothing_is_swept_there(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def without(*args: Any) -> Any:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    one, two = make_directory(), make_directory()
+    assert os.path.exists(one.path)
+    one.remove()
+    two.remove()
+
+
+def test_a_folder_that_was_swept_before_it_was_locked_is_made_again(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, swept = run_directory._take, []
+
+    def late(lock: int) -> bool:
+        if not swept:
+            swept.append(os.path.dirname(os.readlink(f"/proc/self/fd/{lock}")))
+            run_directory.remove_directory(swept[0])
+        return take(lock)
+
+    monkeypatch.setattr(run_directory, "_take", late)
+    directory = make_directory()
+    assert swept and directory.path != swept[0] and os.path.exists(directory.path)
+    directory.remove()
+
+
+# --- the name of the user's folder is taken
+
+
+@root
+def test_a_folder_of_somebody_else_is_left_alone_and_another_is_made(base: Path) -> None:
+    squatted = base / USER
+    squatted.mkdir(0o755)
+    os.chown(squatted, 65534, 65534)
+    directory, another = make_directory(), make_directory()
+    assert list(squatted.iterdir()) == [] and squatted.stat().st_mode & 0o777 == 0o755
+    parent = Path(directory.path).parent
+    assert parent.name.startswith(f"{USER}-") and parent.stat().st_mode & 0o777 == 0o700
+    assert Path(another.path).parent == parent, "runs find each other's"
+    directory.remove()
+    another.remove()
+    assert list(base.iterdir()) == [squatted]
+
+
+def test_a_link_is_not_followed(base: Path) -> None:
+    (base / "elsewhere").mkdir()
+    (base / USER).symlink_to(base / "elsewhere")
+    directory = make_directory()
+    assert list((base / "elsewhere").iterdir()) == []
+    directory.remove()
+
+
+# --- errors name the path
+
+
+def test_a_base_that_is_missing(tmp_path: Path) -> None:
+    with configured(runtime_dir=str(tmp_path / "no")), pytest.raises(RuntimeError, match="No such directory") as caught:
+        make_directory()
+    assert str(tmp_path / "no") in str(caught.value) and "MONARCH_RUNTIME_DIR" in str(caught.value)
+
+
+def test_a_base_that_is_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(base)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", os.fsdecode(base))
+    with pytest.raises(RuntimeError, match=r"caf\\udce9.*is not UTF-8"):
+        make_directory()

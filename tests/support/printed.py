@@ -1,0 +1,68 @@
+"""What the documentation says a line prints, compared with what it prints.
+
+The convention: a comment behind a `print(...)` is what that prints, all of it, with `...` for whatever may differ:
+
+    print(counters.add.call(1).get().values())  # [10, 11, 12, 13]
+    print(os.getpid(), "on", host)              # ... on node1
+
+Whatever else is to be said stands on a line of its own. A print without a comment says nothing. One in a loop prints that
+each time.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Promise(NamedTuple):
+    """Of a print statement of a program: its first and last line, and what it is to print."""
+
+    first: int
+    last: int
+    text: str
+
+
+class Printed(NamedTuple):
+    """What a print at a line has printed, without the newline at the end."""
+
+    line: int
+    text: str
+
+
+def promises(program: str) -> list[Promise]:
+    """Of the print statements that have a comment behind them."""
+    comments = {
+        token.start[0]: token.string.removeprefix("#").strip()
+        for token in tokenize.generate_tokens(io.StringIO(program).readline)
+        if token.type == tokenize.COMMENT
+    }
+    found = []
+    for node in ast.walk(ast.parse(program)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+            function, last = node.value.func, node.end_lineno or node.lineno
+            if isinstance(function, ast.Name) and function.id == "print" and last in comments:
+                found.append(Promise(node.lineno, last, comments[last]))
+    return sorted(found)
+
+
+def fits(promise: str, text: str) -> bool:
+    """Whether `text` is what the promise says. Lines that run on count as one."""
+    parts = [re.escape(" ".join(part.split())) for part in promise.split("...")]
+    return re.fullmatch(r"\s*.*?\s*".join(parts), " ".join(text.split())) is not None
+
+
+def broken(program: str, printed: Iterable[Printed]) -> list[str]:
+    """The promises of a program that what it printed does not keep, for people."""
+    all_printed = list(printed)
+    wrong = []
+    for first, last, text in promises(program):
+        here = [one.text for one in all_printed if first <= one.line <= last]
+        if not here:
+            wrong.append(f"line {first} never printed anything, and promises {text!r}")
+        wrong += [f"line {first} promises {text!r} and prints {one!r}" for one in here if not fits(text, one)]
+    return wrong
