@@ -160,8 +160,9 @@ class MeshLayer(Hooks):
                 mesh.host_lost(host_of(ended.address), ended.detail)
         procs, rank = self._procs_of(ended.address)
         if procs is not None:
-            if procs.stopping and host_of(ended.address) in procs.lost:
-                ended.stopped = True  # word of its end was lost with its host
+            # Word of its end was lost with its host; or it has heard of the stop, and ended, before its agent did.
+            if procs.stopping and (host_of(ended.address) in procs.lost or (ended.code == 0 and not ended.detail)):
+                ended.stopped = True
             procs.on_ended(rank, ended)
         with self.owned.lock:
             effects = self.owned.ledger.process_ended(ended)
