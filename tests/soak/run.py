@@ -162,7 +162,7 @@ class _Runner:
         try:
             with self._cluster as cluster:
                 layer = cluster._proc.mesh  # told by a call or as a fault: of each failure once
-                layer.fault = layer.handled = lambda failure: note_failure(self.history, CLIENT, failure)
+                layer.owners.fault = layer.owners.handled = lambda failure: note_failure(self.history, CLIENT, failure)
                 try:
                     for operation in self._program.operations:
                         self._doing = str(operation)
