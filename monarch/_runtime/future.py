@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.loop import io_threads, wake
+from monarch._wire.interrupts import is_interrupt
 
 if TYPE_CHECKING:
     import asyncio
@@ -97,12 +98,17 @@ class Source:
         self.ready = True
         wakers = self._wakers
         if wakers:
-            while wakers:
-                try:
-                    waker = wakers.pop()
-                except IndexError:
-                    return
-                wake(waker)
+            try:
+                while wakers:
+                    try:
+                        waker = wakers[-1]
+                    except IndexError:
+                        return
+                    wake(waker)
+                    self.discard(waker)  # afterwards: a handler of signals may raise in between
+            except BaseException:
+                self.set_ready()
+                raise
 
     def on_ready(self, wake: Callable[[], Any]) -> None:
         """`wake()` once ready, perhaps at once, perhaps on another thread. May be called more than once."""
@@ -158,10 +164,14 @@ class Source:
             except RuntimeError:  # woken twice
                 pass
 
-        self.on_ready(wake)
-        if not lock.acquire(timeout=-1 if timeout is None else timeout):
+        try:
+            self.on_ready(wake)
+            if not lock.acquire(timeout=-1 if timeout is None else timeout):
+                self.discard(wake)
+                return self.ready
+        except BaseException:  # Ctrl-C: this thread waits no more
             self.discard(wake)
-            return self.ready
+            raise
         return True
 
     def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
@@ -408,12 +418,12 @@ class Future(Generic[T_co]):
             assert source is not None
             try:
                 self._value = source.value()
-            except KeyboardInterrupt:  # Ctrl-C while it was decoded: the next observation tries again
-                raise
-            except (ActorError, SupervisionError) as exc:
-                self._error = exc.with_traceback(None)  # from here to there are frames of ours only
             except BaseException as exc:
-                self._error = exc
+                if isinstance(exc, KeyboardInterrupt) or is_interrupt(exc):  # the next observation tries again
+                    raise
+                # From here to where one of these was raised are frames of ours only.
+                ours = isinstance(exc, (ActorError, SupervisionError))
+                self._error = exc.with_traceback(None) if ours else exc
             self._source = None
 
     def __reduce__(self) -> Any:

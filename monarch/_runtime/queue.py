@@ -59,19 +59,26 @@ class Queue(Entry):
                 self.fail(decode_failure(raw[2]))
                 return
             self.note(raw)
-        with self._lock:
-            if self._left:
-                if raw[0] in self._seen:
-                    return  # a repeat
-                self._seen.add(raw[0])
-                self._left -= 1
-                if not self._left:
-                    self.close()
-            if not self._armed:
-                self._arrived.append(raw)
-                return
-            arrival = self._armed.popleft()
-        arrival.arrive(raw)
+        arrival: Arrival | None = None
+        try:
+            with self._lock:
+                if self._left:
+                    if raw[0] in self._seen:
+                        return  # a repeat
+                    self._left -= 1
+                    self._seen.add(raw[0])
+                    if not self._left:
+                        self.close()
+                if not self._armed:
+                    self._arrived.append(raw)
+                    return
+                arrival = self._armed[0]
+                del self._armed[0]
+            arrival.arrive(raw)
+        except BaseException:  # of a handler of signals: nobody else knows of the arrival
+            if arrival is not None:
+                arrival.arrive(raw)
+            raise
 
     def close(self) -> None:
         super().close()
@@ -89,14 +96,20 @@ class Queue(Entry):
 
     def arm(self, arrival: Arrival) -> None:
         with self._lock:
+            if arrival.begun:
+                return
             if not self._arrived and self._error is None:
+                arrival.begun = True
                 self._armed.append(arrival)
                 return
-            raw = self._arrived.popleft() if self._arrived else None
-        if raw is not None:
-            arrival.arrive(raw)
-        else:
-            arrival.give_up(self._error)
+            if self._arrived:  # no call in here: a handler of signals may raise behind one, and the message were lost
+                arrival.raw = self._arrived[0]
+                arrival.begun = arrival.ready = True
+                del self._arrived[0]
+            else:
+                arrival.error = self._error
+                arrival.begun = arrival.ready = True
+        arrival.set_ready()
 
     def give_up(self, error: BaseException) -> None:
         with self._lock:
@@ -127,20 +140,19 @@ class Arrival(Source):
     """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
     least until this is ready or dropped itself."""
 
-    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw", "_reader")
+    __slots__ = ("_queue", "_ranked", "_reader", "begun", "error", "raw")
 
     def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
         super().__init__()
         self._queue = queue
         self._reader = reader
         self._ranked = ranked
-        self._begun = False
-        self._raw: Raw | None = None
-        self._error: BaseException | None = None
+        self.begun = False
+        self.raw: Raw | None = None
+        self.error: BaseException | None = None
 
     def begin(self) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
             self._queue.arm(self)
 
     def abandon(self) -> None:
@@ -160,26 +172,26 @@ class Arrival(Source):
         return self._queue.progress()
 
     def arrive(self, raw: Raw) -> None:
-        self._raw = raw
+        self.raw = raw
         self.set_ready()
 
     def give_up(self, error: BaseException | None) -> None:
-        self._error = error
+        self.error = error
         self.set_ready()
 
     def value(self) -> Any:
         unseen = self._queue.unseen
-        if unseen is not None and (self._raw is None or self._raw[1] != VALUE):
+        if unseen is not None and (self.raw is None or self.raw[1] != VALUE):
             unseen.seen()
-        if self._raw is None:
-            assert self._error is not None
-            raise self._error
+        if self.raw is None:
+            assert self.error is not None
+            raise self.error
         target = self._queue.target
-        value = decode_answer(self._raw, target.label if target else None)
+        value = decode_answer(self.raw, target.label if target else None)
         if not self._ranked:
             return value
-        if self._raw[0] < 0:
+        if self.raw[0] < 0:
             raise ValueError(
                 "RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply"
             )
-        return self._raw[0], value
+        return self.raw[0], value

@@ -87,6 +87,9 @@ class Bye(_Telling, tag=1):
 # --- to an actor --------------------------------------------------------------------------------------------
 
 
+NO_METHOD = ""  # of a Call that runs nothing: it is there for its number
+
+
 class Call(_Message, tag=2):
     """Run an endpoint. `seq` counts (sender, to) from 1; `port` 0 means nobody waits for an answer."""
 
