@@ -24,6 +24,11 @@ TIMEOUT = 60
 MOST = 100  # bytes that one spawn or call may leave behind
 
 
+def counted(few: int, many: int) -> Any:
+    """How often a test does its step: `few` in `make test-all`, `many` in `make test-slow`."""
+    return pytest.mark.parametrize("count", [few, pytest.param(many, marks=pytest.mark.slow)])
+
+
 @pytest.fixture(autouse=True)
 def _small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered of those that ended is full from the beginning."""
@@ -61,7 +66,9 @@ def growth(clock: VirtualClock, step: Callable[[], Any], warm: int, count: int) 
                 step()
             _settle(clock)
             sizes.append(tracemalloc.get_traced_memory()[0])
-        return (sizes[1] - sizes[0]) / count
+        left = (sizes[1] - sizes[0]) / count
+        print(f"{left:.1f} bytes a step, of {count}")
+        return left
     finally:
         tracemalloc.stop()
 
@@ -72,7 +79,8 @@ def _settle(clock: VirtualClock) -> None:
     gc.collect()
 
 
-def test_spawned_and_stopped_actors(clock: VirtualClock) -> None:
+@counted(2_000, 10_000)
+def test_spawned_and_stopped_actors(clock: VirtualClock, count: int) -> None:
     procs = this_host().spawn_procs()
 
     def step() -> None:
@@ -80,20 +88,22 @@ def test_spawned_and_stopped_actors(clock: VirtualClock) -> None:
         actor.echo.call_one(1).get(TIMEOUT)
         actor.stop().get(TIMEOUT)
 
-    assert growth(clock, step, 1_000, 2_000) < MOST
+    assert growth(clock, step, 1_000, count) < MOST
 
 
-def test_spawned_and_stopped_processes(clock: VirtualClock) -> None:
+@counted(2_000, 10_000)
+def test_spawned_and_stopped_processes(clock: VirtualClock, count: int) -> None:
     def step() -> None:
         procs = this_host().spawn_procs()
         actor: Any = procs.spawn("small", Small)
         actor.echo.call_one(1).get(TIMEOUT)
         procs.stop().get(TIMEOUT)
 
-    assert growth(clock, step, 1_000, 2_000) < MOST
+    assert growth(clock, step, 1_000, count) < MOST
 
 
-def test_calls(clock: VirtualClock) -> None:
+@counted(20_000, 100_000)
+def test_calls(clock: VirtualClock, count: int) -> None:
     actor: Any = this_host().spawn_procs().spawn("small", Small)
     text = "x" * 100
 
@@ -101,7 +111,7 @@ def test_calls(clock: VirtualClock) -> None:
         actor.echo.call_one(text).get(TIMEOUT)
         actor.echo.broadcast(text)
 
-    assert growth(clock, step, 2_000, 20_000) < 1
+    assert growth(clock, step, 2_000, count) < 1
 
 
 def test_calls_that_fail(clock: VirtualClock) -> None:
