@@ -506,7 +506,8 @@ def test_an_owner_on_another_host_hears_of_a_lost_host(hosts: Hosts, two: HostMe
     waiting = spawner.wait.call_one(port)
     started.recv().get(TIMEOUT)
     os.kill(hosts.workers[1].agent, signal.SIGKILL)
-    with pytest.raises(SupervisionError) as raised:
+    # Its call tells the owner of one rank, which it does not catch; then it fails, for no call told it of the other.
+    with pytest.raises((ActorError, SupervisionError)) as raised:
         waiting.get(TIMEOUT)
     assert hosts.workers[1].address in str(raised.value)
     assert hosts.workers[1].address in faults.next().report()

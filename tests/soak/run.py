@@ -55,7 +55,7 @@ from tests.support.syscalls import Faults
 PATIENCE = 20.0  # real seconds for a whole program; what is not there by then never comes
 _QUIET = 0.1  # real seconds
 _LIMIT = 1.0  # virtual seconds of the runtime's own limits that programs run into
-_LIMIT_SPREAD = 8.0  # with several hosts: what comes over a link that is down has to come in time
+_LIMIT_SPREAD = 8.0  # with several hosts, or faults: what waits for a link, or for room to accept, has to come in time
 _LOST = 4.0  # virtual seconds in which hosts that cannot connect lose each other
 _PARTED = 1.0  # virtual seconds that hosts may be parted: well below that
 _BEAT = 0.5  # virtual seconds
@@ -136,7 +136,7 @@ class _Runner:
         else:
             self._cluster = SocketCluster(clock=self._clock, seed=program.seed, patience=5.0, faults=faults)
             faults.broke = self._breaks
-        self._limit = _LIMIT_SPREAD if program.hosts else _LIMIT
+        self._limit = _LIMIT_SPREAD if program.hosts or faults else _LIMIT
         self._places: dict[str, int | str] = {}  # process -> its host
         self._dead: int | None = None  # the host that was killed
         self._unnoticed = False  # its death may not be known to all
