@@ -10,6 +10,7 @@ from typing import Any
 from monarch._runtime.future import Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure
 from monarch._runtime.replies import Entry, Target
+from monarch._runtime.unseen import Unseen
 from monarch._wire import message
 from monarch._wire.message import FAILED, VALUE, Failure, ProcEnded
 
@@ -21,12 +22,24 @@ FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process a
 class Queue(Entry):
     """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
 
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_expected", "_left", "_lock", "_seen", "unwanted")
+    __slots__ = (
+        "__weakref__",
+        "_armed",
+        "_arrived",
+        "_error",
+        "_expected",
+        "_left",
+        "_lock",
+        "_noted",
+        "_seen",
+        "unwanted",
+    )
 
     def __init__(self, target: Target | None = None, limit: int = 0) -> None:
         super().__init__(target)
         self._lock = threading.Lock()
         self._arrived: deque[Raw] = deque()
+        self._noted: dict[int, Unseen] = {}  # of those that have arrived, errors and failures that somebody is to see
         self._armed: deque[Arrival] = deque()
         self._error: BaseException | None = None
         self._left = limit
@@ -54,11 +67,12 @@ class Queue(Entry):
     def receive(self, raw: Raw) -> None:
         if self._expected:
             self._answered(raw[0])
+        unseen: Unseen | None = None
         if raw[1] != VALUE:
             if raw[1] == FAILED and self._left:
                 self.fail(decode_failure(raw[2]))
                 return
-            self.note(raw)
+            unseen = self._note_one(raw)
         with self._lock:
             if self._left:
                 if raw[0] in self._seen:
@@ -69,9 +83,20 @@ class Queue(Entry):
                     self.close()
             if not self._armed:
                 self._arrived.append(raw)
+                if unseen is not None:
+                    self._noted[id(raw)] = unseen
                 return
             arrival = self._armed.popleft()
-        arrival.arrive(raw)
+        arrival.arrive(raw, unseen)
+
+    def _note_one(self, raw: Raw) -> Unseen | None:
+        """As `note`; what it gives belongs to this answer, and another one has its own."""
+        if self.unseen is not None:
+            self.note(raw)
+            return None
+        self.note(raw)
+        unseen, self.unseen = self.unseen, None
+        return unseen
 
     def close(self) -> None:
         super().close()
@@ -93,8 +118,9 @@ class Queue(Entry):
                 self._armed.append(arrival)
                 return
             raw = self._arrived.popleft() if self._arrived else None
+            unseen = self._noted.pop(id(raw), None) if self._noted else None
         if raw is not None:
-            arrival.arrive(raw)
+            arrival.arrive(raw, unseen)
         else:
             arrival.give_up(self._error)
 
@@ -127,7 +153,7 @@ class Arrival(Source):
     """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
     least until this is ready or dropped itself."""
 
-    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw", "_reader")
+    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw", "_reader", "_unseen")
 
     def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
         super().__init__()
@@ -136,6 +162,7 @@ class Arrival(Source):
         self._ranked = ranked
         self._begun = False
         self._raw: Raw | None = None
+        self._unseen: Unseen | None = None
         self._error: BaseException | None = None
 
     def begin(self) -> None:
@@ -159,7 +186,8 @@ class Arrival(Source):
     def progress(self) -> str:
         return self._queue.progress()
 
-    def arrive(self, raw: Raw) -> None:
+    def arrive(self, raw: Raw, unseen: Unseen | None = None) -> None:
+        self._unseen = unseen
         self._raw = raw
         self.set_ready()
 
@@ -168,7 +196,7 @@ class Arrival(Source):
         self.set_ready()
 
     def value(self) -> Any:
-        unseen = self._queue.unseen
+        unseen = self._unseen or self._queue.unseen
         if unseen is not None and (self._raw is None or self._raw[1] != VALUE):
             unseen.seen()
         if self._raw is None:
