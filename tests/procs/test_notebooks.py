@@ -265,6 +265,20 @@ def test_a_failure_ends_the_cell_and_not_the_kernel(doomed: Notebook, source: st
     goes_on(doomed)
 
 
+def test_an_error_shows_the_line_of_the_cell_that_raised(notebook: Notebook) -> None:
+    defined = notebook.run(
+        """
+        class Broken(Actor):
+            @endpoint
+            def step(self):
+                return 1 / int("0")
+        """
+    )
+    assert defined.error == ""
+    shown = notebook.run("procs.spawn('broken', Broken).slice(gpus=0).step.call_one().get()")
+    assert shown.error == "ActorError" and shown.trace.count('return 1 / int("0")') == 1
+
+
 def test_a_failure_that_the_cell_catches_is_shown_on_stderr(doomed: Notebook) -> None:
     for source in ("threading.Event().wait()", "await asyncio.sleep(60)"):
         shown = doomed.run(
