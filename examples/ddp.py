@@ -11,12 +11,7 @@ The text is the standard library's own source, which every machine that has Pyth
 import argparse
 import asyncio
 import ctypes
-import fcntl
 import hashlib
-import math
-import os
-import socket
-import struct
 import sys
 import sysconfig
 import time
@@ -24,7 +19,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
@@ -33,7 +27,14 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from monarch.actor import Actor, attach_to_workers, context, current_rank, current_size, endpoint, this_host
+from monarch.actor import (
+    Actor,
+    attach_to_workers,
+    current_rank,
+    endpoint,
+    setup_torch_distributed,
+    this_host,
+)
 
 
 @dataclass
@@ -85,33 +86,28 @@ class Trainer(Actor):
     """One rank of the training: what a rank can do. When it does it is for `main` to say."""
 
     def __init__(self, settings: Settings):
-        torch.set_num_threads(1)
         self.settings = settings
-        self.rank, self.ranks = current_rank().rank, math.prod(current_size().values())
-        self.device_ids = None if settings.device == "cpu" else [current_rank()["gpus"]]
-        if self.device_ids:
-            torch.accelerator.set_device_index(self.device_ids[0])
+        self.rank = current_rank().rank
+        self.device_ids = None if settings.device == "cpu" else [torch.accelerator.current_device_index()]
         self.train_data, self.val_data = train_and_validation_text()
         self.places = torch.Generator().manual_seed(1000 + self.rank)  # every rank reads elsewhere
         self.seconds: list[list[float]] = []
+        self.backward_ended = 0.0
 
     @endpoint
-    def listen(self) -> tuple[str, int]:
-        """On rank 0: open the store the ranks meet at, on a port the system picks; no two runs collide."""
-        self.store = dist.TCPStore(self.address(), 0, is_master=True, wait_for_workers=False)
-        return self.address(), self.store.port
-
-    @endpoint
-    def setup(self, address: str, port: int) -> int:
-        """On all ranks: join the process group and build the model. Returns the number of parameters."""
-        store = self.store if self.rank == 0 else dist.TCPStore(address, port, is_master=False)
-        backend = dist.get_default_backend_for_device(self.settings.device)
-        if backend == "gloo":  # which would take the address that this host has for its own name, often a loopback one
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", self.interface())
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.ranks)
+    def build(self) -> int:
+        """On all ranks: the model, which DDP keeps equal on them. Returns the number of parameters."""
         torch.manual_seed(0)
         self.model = DDP(GPT(self.settings).to(self.settings.device), device_ids=self.device_ids)
-        self.model.register_comm_hook(None, self.all_reduce)
+
+        def all_reduce(state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            """DDP's own way with a full bucket of gradients, and a look at the clock when the last one is full:
+            what `backward()` takes from there on is spent on the other ranks."""
+            if bucket.is_last():
+                self.backward_ended = self.clock()
+            return allreduce_hook(None, bucket)
+
+        self.model.register_comm_hook(None, all_reduce)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.95))
         return sum(p.numel() for p in self.model.parameters())
 
@@ -130,7 +126,7 @@ class Trainer(Actor):
         self.optimizer.zero_grad()
         marks = [start, forward, self.backward_ended, reduced, self.clock()]
         self.seconds.append([after - before for before, after in pairwise(marks)])
-        return float(loss)
+        return float(loss.item())
 
     @endpoint
     @torch.no_grad()
@@ -166,36 +162,12 @@ class Trainer(Actor):
     def teardown(self) -> None:
         dist.destroy_process_group()
 
-    def address(self) -> str:
-        """What the other ranks know this host by: the address it was attached with, or this machine's own."""
-        return urlsplit(context().actor_instance.actor_id.addr).hostname or "127.0.0.1"
-
-    def interface(self) -> str:
-        """The network interface with that address."""
-        address = socket.gethostbyname(self.address())
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            for _, name in socket.if_nameindex():
-                try:
-                    told = fcntl.ioctl(asking, 0x8915, struct.pack("256s", name.encode()))  # SIOCGIFADDR
-                except OSError:  # it has no IPv4 address
-                    continue
-                if socket.inet_ntoa(told[20:24]) == address:
-                    return name
-        raise RuntimeError(f"no interface of this host has the address {address}; set GLOO_SOCKET_IFNAME")
-
     def loss(self, data: torch.Tensor, places: torch.Generator) -> torch.Tensor:
         """The loss on sequences from random places: the model has to predict every byte's next one."""
         length = self.settings.context
         starts = torch.randint(len(data) - length, (self.settings.batch, 1), generator=places)
         rows = data[starts + torch.arange(length + 1)].long().to(self.settings.device)
         return F.cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
-
-    def all_reduce(self, state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """DDP's own way with a full bucket of gradients, and a look at the clock when the last one is full:
-        what `backward()` takes from there on is spent on the other ranks."""
-        if bucket.is_last():
-            self.backward_ended = self.clock()
-        return allreduce_hook(None, bucket)
 
     def clock(self) -> float:
         if self.device_ids:
@@ -246,9 +218,10 @@ async def main() -> None:
 
     hosts = attach_to_workers(workers=args.workers) if args.workers else this_host()
     procs = hosts.spawn_procs({"gpus": args.procs})
+    await setup_torch_distributed(procs, dist.get_default_backend_for_device(settings.device))
     trainers = procs.spawn("trainers", Trainer, settings)
     first = trainers.flatten("rank").slice(rank=0)
-    parameters = (await trainers.setup.call(*await first.listen.call_one())).values()[0]
+    parameters = (await trainers.build.call()).values()[0]
     print(f"{len(trainers)} ranks on {settings.device}, a GPT of {parameters:,} parameters each")
 
     train_start, val_start = await mean_losses(trainers)

@@ -11,7 +11,6 @@ the shots, compares the two curves, and plots them. Needs torch and, for the plo
 
 import argparse
 import asyncio
-import datetime
 import os
 import random
 import signal
@@ -21,13 +20,21 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
-import torch._dynamo  # optimizers need it; processes are forked with what this script has imported, and start a second sooner
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import monarch.actor
-from monarch.actor import Actor, ActorError, MeshFailure, SupervisionError, current_rank, endpoint, this_host
+from monarch.actor import (
+    Actor,
+    ActorError,
+    MeshFailure,
+    SupervisionError,
+    current_rank,
+    endpoint,
+    setup_torch_distributed,
+    this_host,
+)
 
 TOLERANCE = 1e-4  # largest difference of the two runs' losses at any step
 STUCK = 5.0  # seconds until a collective that waits for a dead rank gives up, should the broken connection not end it
@@ -46,10 +53,9 @@ class Trainer(Actor):
     """One rank. Keeps its state as it was after each of the last two steps: a rank may be one step ahead of another when
     a third dies, and then goes back."""
 
-    def __init__(self, ranks: int):
-        torch.set_num_threads(1)
+    def __init__(self) -> None:
         torch.manual_seed(0)
-        self.rank, self.ranks = current_rank().rank, ranks
+        self.rank = current_rank().rank
         self.net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1))
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=3e-3)
         self.kept = {0: self.state_now()}  # steps done -> state then
@@ -87,12 +93,8 @@ class Trainer(Actor):
         self.kept, self.fresh = {step: state}, False
 
     @endpoint
-    def join(self, port: int) -> None:
-        """Meets the other ranks in a new process group."""
-        self.leave()
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
-        options = {"rank": self.rank, "world_size": self.ranks}
-        dist.init_process_group("gloo", store=store, timeout=datetime.timedelta(seconds=STUCK), **options)
+    def wrap(self) -> None:
+        """In a new process group."""
         self.model = DDP(self.net)
 
     @endpoint
@@ -116,7 +118,7 @@ class Trainer(Actor):
         assert self.model is not None, "join() comes first"
         loss = nn.functional.mse_loss(self.model(x), y)
         loss.backward()
-        return float(loss)
+        return float(loss.item())
 
     def leave(self) -> None:
         self.model = None
@@ -130,7 +132,7 @@ class Team:
     def __init__(self, ranks: int):
         self.ranks = ranks
         self.procs = this_host().spawn_procs({"gpus": ranks})
-        self.trainers = self.procs.spawn("trainers", Trainer, ranks)
+        self.trainers = self.procs.spawn("trainers", Trainer)
         self.pids: list[int] = []
         self.whole = False
         self.recoveries: list[tuple[int, float]] = []  # in which step, and how many seconds it took
@@ -143,8 +145,8 @@ class Team:
         if not survivors:
             raise SystemExit(f"every trainer died at once: nobody is left who knows the state after {step} steps")
         await self.trainers.go_to.call(step, self.trainers.slice(gpus=survivors[0]))
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        await self.trainers.join.call(self.store.port)
+        await setup_torch_distributed(self.procs, "gloo", timeout=STUCK)
+        await self.trainers.wrap.call()
         self.pids = (await self.trainers.pid.call()).values()
         self.whole = True
 

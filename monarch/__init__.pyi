@@ -5,6 +5,7 @@ from monarch import builtins as builtins
 from monarch import config as config
 from monarch import mesh_controller as mesh_controller
 from monarch import rdma as rdma
+from monarch import spmd as spmd
 from monarch import tensor as tensor
 from monarch import testing as testing
 from monarch import timer as timer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from monarch._errors import BackpressureTimeout
 from monarch._wire.message import Pause
 from monarch._wire.peer import Peer
+from monarch._wire.waiters import Waiters
 from monarch.config import settings
 
 
@@ -15,7 +15,7 @@ class Backpressure:
     """`agent` is this host's. `queue_limit` bytes wait for a process at most, `mailbox_messages` for an actor before its
     process asks for a pause. `may_wait()` is False on the I/O thread, which everybody else waits for.
 
-    Senders on any thread ask and wait; pauses are set and ended on the I/O thread. One condition guards the set of pauses.
+    Senders on any thread ask and wait; pauses are set and ended on the I/O thread, the set of them changed in single steps.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Backpressure:
         self._mailbox_messages = mailbox_messages
         self._may_wait = may_wait
         self._paused: set[tuple[str, str]] = set()  # (process, actor)
-        self._resumed = threading.Condition()
+        self._resumed = Waiters()
 
     def must_wait(self, address: str, key: str) -> bool:
         """Whether a sender to actor `key` at `address` should wait: its mailbox or the way there is full."""
@@ -55,13 +55,12 @@ class Backpressure:
                 f"the connection to {address} has had {self.queue_limit} bytes queued (setting outgoing_queue_bytes) "
                 f"for {timeout:g} s (setting message_delivery_timeout): that process does not read"
             )
-        with self._resumed:
-            if not self._resumed.wait_for(lambda: (address, key) not in self._paused, timeout):
-                raise BackpressureTimeout(
-                    f"actor {key} at {address} has had {self._mailbox_messages} messages waiting (setting "
-                    f"mailbox_messages) and handled less than half of them within {timeout:g} s (setting "
-                    f"message_delivery_timeout)"
-                )
+        if not self._resumed.wait_for(lambda: (address, key) not in self._paused, timeout):
+            raise BackpressureTimeout(
+                f"actor {key} at {address} has had {self._mailbox_messages} messages waiting (setting "
+                f"mailbox_messages) and handled less than half of them within {timeout:g} s (setting "
+                f"message_delivery_timeout)"
+            )
 
     def wait_room_for_all(self, addresses: Iterable[str], key: str) -> None:
         """`wait_room` for the receivers of a cast, which goes through the agent."""
@@ -76,21 +75,18 @@ class Backpressure:
 
     def set_pause(self, address: str, pause: Pause) -> None:
         """A process asks this one to wait with messages to one of its actors, or to go on."""
-        with self._resumed:
-            if pause.on:
-                self._paused.add((address, pause.key))
-            else:
-                self._paused.discard((address, pause.key))
-                self._resumed.notify_all()
+        if pause.on:
+            self._paused.add((address, pause.key))
+        else:
+            self._paused.discard((address, pause.key))
+            self._resumed.tell()
 
     def process_ended(self, address: str) -> None:
         """Nobody waits for its actors any longer."""
-        with self._resumed:
-            self._paused = {entry for entry in self._paused if entry[0] != address}
-            self._resumed.notify_all()
+        self._paused = {entry for entry in self._paused if entry[0] != address}
+        self._resumed.tell()
 
     def release_all(self) -> None:
         """This process is ending: whoever waits here goes on and meets that."""
-        with self._resumed:
-            self._paused.clear()
-            self._resumed.notify_all()
+        self._paused.clear()
+        self._resumed.tell()

@@ -40,9 +40,13 @@ class Completions:
     def take(self) -> Hashable | None:
         """The key of the next one that is ready; None when none is."""
         while self._ready:
-            key = self._ready.popleft()
+            key = self._ready[0]
             member = self._members.get(key)
-            if member is not None and member.source.ready:  # else it was told of twice, or discarded
+            ready = member is not None and member.source.ready  # else it was told of twice, or discarded
+            del self._ready[
+                0
+            ]  # no calls from here on: a handler of signals may raise behind one, and the key were lost
+            if ready:
                 del self._members[key]
                 return key
         return None
@@ -167,9 +171,15 @@ class Completed(Generic[T]):
 
     def _next(self) -> Future[T] | None:
         if self._done:
-            return self._done.popleft()
+            future = self._done[0]
+            del self._done[0]
+            return future
         key = self._pending.take()
-        return None if key is None else self._futures.pop(key)
+        if key is None:
+            return None
+        future = self._futures[key]
+        del self._futures[key]
+        return future
 
     def _left(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - monotonic())

@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
+from functools import partial
 from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future_mistakes import not_the_result, teach
 from monarch._runtime.loop import io_threads, wake
+from monarch._wire.interrupts import is_interrupt
 
 if TYPE_CHECKING:
     import asyncio
@@ -96,12 +98,17 @@ class Source:
         self.ready = True
         wakers = self._wakers
         if wakers:
-            while wakers:
-                try:
-                    waker = wakers.pop()
-                except IndexError:
-                    return
-                wake(waker)
+            try:
+                while wakers:
+                    try:
+                        waker = wakers[-1]
+                    except IndexError:
+                        return
+                    wake(waker)
+                    self.discard(waker)  # afterwards: a handler of signals may raise in between
+            except BaseException:
+                self.set_ready()
+                raise
 
     def on_ready(self, wake: Callable[[], Any]) -> None:
         """`wake()` once ready, perhaps at once, perhaps on another thread. May be called more than once."""
@@ -131,6 +138,15 @@ class Source:
                 found += noted()
         return found
 
+    def waiting(self) -> list[Note]:
+        """Any thread: who waits for it, or for what is made of it."""
+        notes = [note for _, note, _ in self.noted()]
+        for waker in list(self._wakers or ()):
+            above = getattr(getattr(waker, "func", waker), "__self__", None)
+            if isinstance(above, Source):
+                notes += above.waiting()
+        return notes
+
     def wait(self, timeout: float | None) -> bool:
         """Blocks this thread until ready; False after `timeout` seconds."""
         if self.ready:
@@ -148,10 +164,14 @@ class Source:
             except RuntimeError:  # woken twice
                 pass
 
-        self.on_ready(wake)
-        if not lock.acquire(timeout=-1 if timeout is None else timeout):
+        try:
+            self.on_ready(wake)
+            if not lock.acquire(timeout=-1 if timeout is None else timeout):
+                self.discard(wake)
+                return self.ready
+        except BaseException:  # Ctrl-C: this thread waits no more
             self.discard(wake)
-            return self.ready
+            raise
         return True
 
     def wait_async(self, loop: asyncio.AbstractEventLoop) -> Generator[Any, None, None]:
@@ -279,7 +299,7 @@ class All(Source):
         if not sources:
             self.ready = True
         for source in sources:
-            source.on_ready(lambda source=source: self._one(source))  # type: ignore[misc]
+            source.on_ready(partial(self._one, source))
 
     def _one(self, source: Source) -> None:
         try:
@@ -398,12 +418,12 @@ class Future(Generic[T_co]):
             assert source is not None
             try:
                 self._value = source.value()
-            except KeyboardInterrupt:  # Ctrl-C while it was decoded: the next observation tries again
-                raise
-            except (ActorError, SupervisionError) as exc:
-                self._error = exc.with_traceback(None)  # from here to there are frames of ours only
             except BaseException as exc:
-                self._error = exc
+                if isinstance(exc, KeyboardInterrupt) or is_interrupt(exc):  # the next observation tries again
+                    raise
+                # From here to where one of these was raised are frames of ours only.
+                ours = isinstance(exc, (ActorError, SupervisionError))
+                self._error = exc.with_traceback(None) if ours else exc
             self._source = None
 
     def __reduce__(self) -> Any:
@@ -438,8 +458,8 @@ async def _observe(future: Future[T]) -> T:
     return await future
 
 
-def make_future(source: Source) -> Future[Any]:
-    return Future(_MADE, source)
+def make_future(source: Source, cls: type[Future[Any]] = Future) -> Future[Any]:
+    return cls(_MADE, source)
 
 
 class _OfActors(Future[T]):

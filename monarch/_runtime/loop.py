@@ -16,14 +16,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch._runtime.internal_errors import REPORTER, WINDOW
+from monarch._runtime.log_thread import log
+from monarch._wire import logs
 
 _ERRORS = select.EPOLLERR | select.EPOLLHUP
 _CROWD = 1024  # timers from which cancelled ones are looked for
 
 
+logs.log_by(partial(log, logs.logger))
 io_threads: set[int] = set()  # threads that everybody would wait for, were they to wait
 
 
@@ -94,7 +98,8 @@ class Loop:
         self._new_timers: deque[Timer] = deque()
         self._rare_timers: list[tuple[float, int, Timer]] = []
         self._rare_thread: threading.Thread | None = None
-        self._rarely = threading.Condition()
+        self._rare_lock = threading.Lock()  # entered itself, and not by way of the condition: a handler of signals that
+        self._rarely = threading.Condition(self._rare_lock)  # raises as the condition is entered would leave it locked
         self._crowded = _CROWD
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
@@ -111,9 +116,13 @@ class Loop:
         return threading.get_ident() == self._ident
 
     def call_soon(self, fn: Callable[[], Any]) -> None:
-        self._soon.append(fn)
-        if self._polling:
+        try:
+            self._soon.append(fn)
+            if self._polling:
+                self.wake()
+        except BaseException:  # a handler of signals may raise behind any call
             self.wake()
+            raise
 
     def call_later(self, delay: float, fn: Callable[[], Any]) -> Timer:
         timer = Timer(self.now() + delay, fn)
@@ -130,7 +139,7 @@ class Loop:
         if self.virtual:
             return self.call_later(delay, fn)
         timer = Timer(self.now() + delay, fn)
-        with self._rarely:
+        with self._rare_lock:
             heapq.heappush(self._rare_timers, (timer.when, next(self._order), timer))
             if self._rare_thread is None:
                 self._rare_thread = start_thread(self._wait_for_rare, "monarch-alarm")
@@ -141,7 +150,7 @@ class Loop:
         """The thread of `call_rarely`; ends with the loop."""
         timers = self._rare_timers
         while True:
-            with self._rarely:
+            with self._rare_lock:
                 while not self._stopped and (not timers or timers[0][0] > self.now()):
                     self._rarely.wait(timers[0][0] - self.now() if timers else None)
                 if self._stopped:
@@ -212,7 +221,7 @@ class Loop:
         """Ends the loop after the current callback. `join` waits for its thread."""
         self._stopped = True
         self.wake()
-        with self._rarely:
+        with self._rare_lock:
             self._rarely.notify()
 
     def join(self, timeout: float) -> bool:

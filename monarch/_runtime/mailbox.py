@@ -6,6 +6,7 @@ loop's selector (`wait`, then what is in `control` and `messages`).
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -31,9 +32,14 @@ class Mailbox:
         return len(self.control) + len(self.messages)
 
     def put(self, item: Any) -> None:
-        self.messages.append(item)
-        if self._wakers:
-            self.wake()
+        try:
+            self.messages.append(item)
+            if self._wakers:
+                self.wake()
+        except BaseException:
+            if self._wakers:
+                self.wake()
+            raise
 
     def put_control(self, item: Any) -> None:
         self.control.append(item)
@@ -42,11 +48,17 @@ class Mailbox:
 
     def wake(self) -> None:
         """Wakes the taker if it sleeps, also when nothing was put."""
+        waker = None
         try:
-            waker = self._wakers.pop()
+            (waker,) = map(deque.pop, (self._wakers,))  # called and kept in one step: see `wire.transport.stream`
+            wake(waker)
         except IndexError:
             return
-        wake(waker)
+        except BaseException:  # of a handler of signals: nobody else has the waker, and waking for nothing does no harm
+            if waker is not None:
+                with contextlib.suppress(RuntimeError):
+                    wake(waker)
+            raise
 
     def take(self) -> Any:
         """The next item; waits for it."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Hashable, Iterator, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Hashable, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from monarch._wire.message import Stamp
 
@@ -18,60 +18,80 @@ T = TypeVar("T")
 RankKey = int | tuple[int, int]  # a rank, or (rank, incarnation) of a restarted one
 
 
+class One(Protocol):
+    """A message to one receiver."""
+
+    seq: int
+
+
+class Many(Protocol):
+    """A message to several."""
+
+    seqs: Stamp
+
+
 class Numbering:
     """The sender's side: how many messages each receiver was sent.
 
     Receivers are (mesh, rank), and once one was restarted (mesh, (rank, incarnation)). Safe from any thread; a message may
     leave in any order once it is numbered.
+
+    A receiver waits for every number, so none may be lost: one is written into its message in the same breath in which it is
+    counted. (A handler of signals can raise in the main thread; Python looks for signals behind calls and where functions
+    and loops begin, and there is none of these between the two steps.)
     """
 
     __slots__ = ("_counts", "_lock", "_repeated", "_single")
 
     def __init__(self) -> None:
-        self._counts: dict[Hashable, dict[RankKey, Iterator[int]]] = {}
+        self._counts: dict[Hashable, dict[RankKey, int]] = {}  # the last number of each
         # What was sent to a mesh since it all goes to the same receivers; such meshes are not in `_single`.
         self._repeated: dict[Hashable, _Repeated] = {}
-        self._single: dict[Hashable, dict[RankKey, Iterator[int]]] = {}
+        self._single: dict[Hashable, dict[RankKey, int]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def next(self, mesh: Hashable, rank: RankKey) -> int:
-        """The number of the next message to (mesh, rank); the first is 1."""
+    def next(self, message: One, mesh: Hashable, rank: RankKey) -> None:
+        """Numbers the next message to (mesh, rank); the first is 1."""
         with self._lock:
             try:
-                return next(self._single[mesh][rank])
+                counters = self._single[mesh]
+                counters[rank] = message.seq = counters[rank] + 1
             except KeyError:
-                return self._next(self._counters(mesh), rank)
+                counters = self._counters(mesh)
+                last = self._last(counters, rank)
+                counters[rank] = message.seq = last + 1
 
-    def _counters(self, mesh: Hashable) -> dict[RankKey, Iterator[int]]:
+    def _counters(self, mesh: Hashable) -> dict[RankKey, int]:
         """With the lock: those of a mesh, all that was sent counted."""
         counters = self._counts.setdefault(mesh, {})
+        repeated = self._repeated.get(mesh)
+        if repeated is not None:
+            stamp, times = repeated.state
+            counted = {rank: counters[rank] + times for rank in repeated.ranks}
+            repeated.state = stamp, 0
+            counters.update(counted)
+            self._repeated.pop(mesh, None)
         self._single[mesh] = counters
-        repeated = self._repeated.pop(mesh, None)
-        if repeated is not None and repeated.times:
-            for rank in repeated.ranks:
-                counters[rank] = itertools.count(next(counters[rank]) + repeated.times)
         return counters
 
-    def _next(self, counters: dict[RankKey, Iterator[int]], rank: RankKey) -> int:
-        counter = counters.get(rank)
-        if counter is None:
-            counter = counters[rank] = itertools.count(1)
-            if isinstance(rank, tuple):
-                self._forget_before(counters, *rank)
-        return next(counter)
+    def _last(self, counters: dict[RankKey, int], rank: RankKey) -> int:
+        last = counters.get(rank, 0)
+        if not last and isinstance(rank, tuple):
+            self._forget_before(counters, *rank)
+        return last
 
-    def _forget_before(self, counters: dict[RankKey, Iterator[int]], rank: int, incarnation: int) -> None:
+    def _forget_before(self, counters: dict[RankKey, int], rank: int, incarnation: int) -> None:
         """Nothing is sent to earlier incarnations any more."""
         counters.pop(rank, None)
         for known in list(counters):
             if isinstance(known, tuple) and known[0] == rank and known[1] < incarnation:
                 del counters[known]
 
-    def next_many(self, mesh: Hashable, ranks: Sequence[RankKey]) -> Stamp:
-        """Numbers of one message to many ranks, each there once: one number when all stand at the same count, else runs
+    def next_many(self, message: Many, mesh: Hashable, ranks: Sequence[RankKey]) -> None:
+        """Numbers one message to many ranks, each there once: one number when all stand at the same count, else runs
         (number, length).
 
         The same tuple time after time, with nothing to others of the mesh in between, costs the same for any number of ranks.
@@ -79,13 +99,20 @@ class Numbering:
         with self._lock:
             repeated = self._repeated.get(mesh)
             if repeated is not None and repeated.ranks is ranks:
-                return repeated.again()
+                stamp, times = repeated.state
+                stamp = stamp + 1 if isinstance(stamp, int) else [(number + 1, length) for number, length in stamp]
+                repeated.state = stamp, times + 1
+                message.seqs = stamp
+                return
             counters = self._counters(mesh)
-            stamp = compress([self._next(counters, rank) for rank in ranks])
-            if ranks and type(ranks) is tuple:
-                self._repeated[mesh] = _Repeated(ranks, stamp)
+            numbers = {rank: self._last(counters, rank) + 1 for rank in ranks}
+            stamp = compress(list(numbers.values()))
+            again = _Repeated(ranks, stamp) if ranks and type(ranks) is tuple else None
+            message.seqs = stamp
+            counters |= numbers
+            if again is not None:
                 del self._single[mesh]
-            return stamp
+                self._repeated[mesh] = again
 
     def forget(self, mesh: Hashable) -> None:
         """No more messages go to `mesh`: it has ended."""
@@ -95,20 +122,13 @@ class Numbering:
 
 
 class _Repeated:
-    """Messages to always the same ranks. `times` of them are not in the counters yet; `stamp` is that of the last."""
+    """Messages to always the same ranks. `state`: the stamp of the last, and how many are not in the counters yet."""
 
-    __slots__ = ("ranks", "stamp", "times")
+    __slots__ = ("ranks", "state")
 
     def __init__(self, ranks: tuple[RankKey, ...], stamp: Stamp) -> None:
         self.ranks = ranks
-        self.stamp = stamp
-        self.times = 0
-
-    def again(self) -> Stamp:
-        stamp = self.stamp
-        self.times += 1
-        self.stamp = stamp + 1 if isinstance(stamp, int) else [(number + 1, length) for number, length in stamp]
-        return self.stamp
+        self.state: tuple[Stamp, int] = stamp, 0
 
 
 def compress(numbers: Sequence[int]) -> Stamp:

@@ -29,13 +29,14 @@ from monarch._runtime.loop import Loop
 from monarch._runtime.processes import Processes, Transport, send_first
 from monarch._runtime.replies import Ports
 from monarch._runtime.waiting import Waits
+from monarch._wire import codec, message
 from monarch._wire import frame as frames
-from monarch._wire import message
 from monarch._wire.address import AGENT, CLIENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import (
     ERROR,
     FAILED,
+    NO_METHOD,
     VALUE,
     ActorEnded,
     Answer,
@@ -268,7 +269,7 @@ class Proc:
         call = delivery.call
         if call.port:
             self.reply(delivery, FAILED, message.encode(failure))
-        else:
+        elif call.method != NO_METHOD:
             bounced = Bounced(
                 call.sender,
                 f"{failure.mesh_name or call.to}[{call.rank}]",
@@ -287,6 +288,21 @@ class Proc:
         except RuntimeError:
             if self.closed is None:
                 raise
+
+    def fill_place(self, address: str, call: Call) -> None:
+        """That call has a number, and was perhaps not sent: its receiver is not to wait for it. A message that runs nothing
+        follows under the same number, and whichever comes second is dropped as a repeat. Any thread; waits for nothing."""
+        filler = Call(
+            call.to, call.sender, call.seq, NO_METHOD, 0, "", call.rank, call.view, call.adverb, call.incarnation
+        )
+
+        def send() -> None:
+            try:
+                self.post(address, filler, *codec.encode_call((), {}))
+            except (PeerEnded, RuntimeError):  # or this process is closing
+                pass
+
+        self.loop.call_soon(send)
 
     def pause_sender(self, address: str, key: str, on: bool) -> None:
         """Has the process at `address` wait with messages to actor `key`, or go on."""

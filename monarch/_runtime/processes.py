@@ -235,10 +235,16 @@ class Processes:
                 return connection
         else:
             connection = us.transport.dial(address)
-        self._remember(address, connection)
-        again = peer is not None and peer.ever_broke
-        hello = Hello(message.VERSION, us.address, us.pid, us.incarnation, self.incarnation_at(address), again)
-        connection.send(frames.encode(addressed(connection, message.encode(hello))))
+        try:
+            self._remember(address, connection)
+            again = peer is not None and peer.ever_broke
+            hello = Hello(message.VERSION, us.address, us.pid, us.incarnation, self.incarnation_at(address), again)
+            connection.send(frames.encode(addressed(connection, message.encode(hello))))
+        except ConnectionLost:
+            raise
+        except BaseException:  # of a handler of signals: nobody has the connection
+            connection.close("dialling was interrupted")
+            raise
         return connection
 
     def _relay(self, peer: Peer) -> Relay:

@@ -10,6 +10,7 @@ from typing import Any
 from monarch._runtime.future import Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure
 from monarch._runtime.replies import Entry, Target
+from monarch._runtime.unseen import Unseen
 from monarch._wire import message
 from monarch._wire.message import FAILED, VALUE, Failure, ProcEnded
 
@@ -21,12 +22,24 @@ FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process a
 class Queue(Entry):
     """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
 
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_expected", "_left", "_lock", "_seen", "unwanted")
+    __slots__ = (
+        "__weakref__",
+        "_armed",
+        "_arrived",
+        "_error",
+        "_expected",
+        "_left",
+        "_lock",
+        "_noted",
+        "_seen",
+        "unwanted",
+    )
 
     def __init__(self, target: Target | None = None, limit: int = 0) -> None:
         super().__init__(target)
         self._lock = threading.Lock()
         self._arrived: deque[Raw] = deque()
+        self._noted: dict[int, Unseen] = {}  # of those that have arrived, errors and failures that somebody is to see
         self._armed: deque[Arrival] = deque()
         self._error: BaseException | None = None
         self._left = limit
@@ -54,24 +67,43 @@ class Queue(Entry):
     def receive(self, raw: Raw) -> None:
         if self._expected:
             self._answered(raw[0])
+        unseen: Unseen | None = None
         if raw[1] != VALUE:
             if raw[1] == FAILED and self._left:
                 self.fail(decode_failure(raw[2]))
                 return
+            unseen = self._note_one(raw)
+        arrival: Arrival | None = None
+        try:
+            with self._lock:
+                if self._left:
+                    if raw[0] in self._seen:
+                        return  # a repeat
+                    self._left -= 1
+                    self._seen.add(raw[0])
+                    if not self._left:
+                        self.close()
+                if not self._armed:
+                    if unseen is not None:
+                        self._noted[id(raw)] = unseen
+                    self._arrived.append(raw)
+                    return
+                arrival = self._armed[0]
+                del self._armed[0]
+            arrival.arrive(raw, unseen)
+        except BaseException:  # of a handler of signals: nobody else knows of the arrival
+            if arrival is not None:
+                arrival.arrive(raw, unseen)
+            raise
+
+    def _note_one(self, raw: Raw) -> Unseen | None:
+        """As `note`; what it gives belongs to this answer, and another one has its own."""
+        if self.unseen is not None:
             self.note(raw)
-        with self._lock:
-            if self._left:
-                if raw[0] in self._seen:
-                    return  # a repeat
-                self._seen.add(raw[0])
-                self._left -= 1
-                if not self._left:
-                    self.close()
-            if not self._armed:
-                self._arrived.append(raw)
-                return
-            arrival = self._armed.popleft()
-        arrival.arrive(raw)
+            return None
+        self.note(raw)
+        unseen, self.unseen = self.unseen, None
+        return unseen
 
     def close(self) -> None:
         super().close()
@@ -89,14 +121,24 @@ class Queue(Entry):
 
     def arm(self, arrival: Arrival) -> None:
         with self._lock:
+            if arrival.begun:
+                return
             if not self._arrived and self._error is None:
+                arrival.begun = True
                 self._armed.append(arrival)
                 return
-            raw = self._arrived.popleft() if self._arrived else None
-        if raw is not None:
-            arrival.arrive(raw)
-        else:
-            arrival.give_up(self._error)
+            if (
+                self._arrived
+            ):  # no call behind `raw`: a handler of signals may raise behind one, and the message were lost
+                if self._noted:
+                    arrival.unseen = self._noted.pop(id(self._arrived[0]), None)
+                arrival.raw = self._arrived[0]
+                arrival.begun = arrival.ready = True
+                del self._arrived[0]
+            else:
+                arrival.error = self._error
+                arrival.begun = arrival.ready = True
+        arrival.set_ready()
 
     def give_up(self, error: BaseException) -> None:
         with self._lock:
@@ -127,20 +169,20 @@ class Arrival(Source):
     """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
     least until this is ready or dropped itself."""
 
-    __slots__ = ("_begun", "_error", "_queue", "_ranked", "_raw", "_reader")
+    __slots__ = ("_queue", "_ranked", "_reader", "begun", "error", "raw", "unseen")
 
     def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
         super().__init__()
         self._queue = queue
         self._reader = reader
         self._ranked = ranked
-        self._begun = False
-        self._raw: Raw | None = None
-        self._error: BaseException | None = None
+        self.begun = False
+        self.raw: Raw | None = None
+        self.error: BaseException | None = None
+        self.unseen: Unseen | None = None
 
     def begin(self) -> None:
-        if not self._begun:
-            self._begun = True
+        if not self.begun:
             self._queue.arm(self)
 
     def abandon(self) -> None:
@@ -159,27 +201,28 @@ class Arrival(Source):
     def progress(self) -> str:
         return self._queue.progress()
 
-    def arrive(self, raw: Raw) -> None:
-        self._raw = raw
+    def arrive(self, raw: Raw, unseen: Unseen | None = None) -> None:
+        self.unseen = unseen
+        self.raw = raw
         self.set_ready()
 
     def give_up(self, error: BaseException | None) -> None:
-        self._error = error
+        self.error = error
         self.set_ready()
 
     def value(self) -> Any:
-        unseen = self._queue.unseen
-        if unseen is not None and (self._raw is None or self._raw[1] != VALUE):
+        unseen = self.unseen or self._queue.unseen
+        if unseen is not None and (self.raw is None or self.raw[1] != VALUE):
             unseen.seen()
-        if self._raw is None:
-            assert self._error is not None
-            raise self._error
+        if self.raw is None:
+            assert self.error is not None
+            raise self.error
         target = self._queue.target
-        value = decode_answer(self._raw, target.label if target else None)
+        value = decode_answer(self.raw, target.label if target else None)
         if not self._ranked:
             return value
-        if self._raw[0] < 0:
+        if self.raw[0] < 0:
             raise ValueError(
                 "RankedPort receiver got a message without a rank: it was sent by Port.send, not as a reply"
             )
-        return self._raw[0], value
+        return self.raw[0], value

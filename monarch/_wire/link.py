@@ -213,8 +213,12 @@ class Link:
     def keep(self, pieces: Sequence[Buffer], size: int) -> None:
         """A data frame is sent: written at once when the link is up, else by the next Carry. Its pieces stay as they are
         until it is acknowledged."""
+        self.unacknowledged_bytes += size  # first: a handler of signals that raises does so behind a call
         self.kept.append((pieces, size))
-        self.unacknowledged_bytes += size
+
+    def keeps(self, pieces: Sequence[Buffer]) -> bool:
+        """Whether these very pieces are the last that were kept."""
+        return bool(self.kept) and self.kept[-1][0] is pieces
 
     def took(self, now: float, connection: Connection, count: int, size: int) -> list[LinkEffect]:
         """`count` data frames of `size` bytes arrived and are passed on."""

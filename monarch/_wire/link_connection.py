@@ -44,6 +44,7 @@ from monarch._wire.link import (
 from monarch._wire.message import Beat, Bye, LinkHello
 from monarch._wire.software import Software
 from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed, Handler, Reactor, Timer
+from monarch._wire.waiters import Waiters
 
 _CONTROL = frozenset({1, 51, 52})  # tags of Bye, LinkHello, Beat
 _ACK_BYTES = 4 << 20
@@ -128,7 +129,7 @@ class LinkConnection:
         self._copies = Copies(limits.queue, _IDLE, loop)
         self._lock = threading.Lock()  # for what `_link` keeps, and so for its events
         self._carrier: Any = None  # takes data: the link's connection once it is up
-        self._room = threading.Condition()
+        self._room = Waiters()
         self._was_full = False
         self._effects: deque[LinkEffect] = deque()
         self._acting = False
@@ -188,16 +189,29 @@ class LinkConnection:
     # --- sending, any thread
 
     def send_small(self, frame: bytes) -> bool:
+        if not self._loop.in_loop():
+            with self._lock:
+                return self._send_small(frame)
         if not self._lock.acquire(False):
             return False
         try:
-            carrier = self._carrier
-            if carrier is None or not carrier.send_small(frame):
-                return False
-            self._link.keep((frame,), len(frame))
-            return True
+            return self._send_small(frame)
         finally:
             self._lock.release()
+
+    def _send_small(self, frame: bytes) -> bool:
+        carrier: Connection | None = self._carrier
+        pieces = (frame,)
+        try:
+            if carrier is None or not carrier.send_small(frame):
+                return False
+            self._link.keep(pieces, len(frame))
+            return True
+        except BaseException as exc:  # of a handler of signals: nobody knows whether it was sent, so it is kept
+            if not self._link.keeps(pieces):
+                self._link.keep(pieces, len(frame))
+            self._drop_carrier(exc)
+            raise
 
     def send(
         self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
@@ -214,26 +228,30 @@ class LinkConnection:
             dead = self._link.dead
             if dead is not None:
                 raise ConnectionLost(dead.why)
-            self._link.keep(pieces, size)
-            carrier = self._carrier
-            if carrier is not None:
-                try:
+            try:
+                self._link.keep(pieces, size)
+                carrier = self._carrier
+                if carrier is not None:
                     carrier.send(pieces, False, coalesce_within, owned=True)
-                except ConnectionLost as exc:
+            except ConnectionLost as exc:
+                self._drop_carrier(exc)
+            except BaseException as exc:  # of a handler of signals
+                if self._link.keeps(pieces):
                     self._drop_carrier(exc)
+                raise
 
-    def _drop_carrier(self, exc: ConnectionLost) -> None:
-        """Under the lock. A frame is missing on it now, so none may follow."""
-        carrier, why = self._carrier, str(exc)
-        self._carrier = None
-        self._loop.call_soon(lambda: self._give_up(carrier, why))
+    def _drop_carrier(self, exc: BaseException) -> None:
+        """Under the lock. A frame is missing on it now, or may be, so none may follow."""
+        carrier, why = self._carrier, str(exc) or type(exc).__name__
+        if carrier is not None:
+            self._carrier = None
+            self._loop.call_soon(lambda: self._give_up(carrier, why))
 
     def wait_room(self, timeout: float) -> bool:
         """Waits while `full`. False after `timeout` seconds."""
         if not self.full or self.lost:
             return True
-        with self._room:
-            return self._room.wait_for(lambda: self.lost or not self.full, timeout)
+        return self._room.wait_for(lambda: self.lost or not self.full, timeout)
 
     def close(self, reason: str) -> None:
         """Any thread. Says Bye; what was not received yet is given up. The handler hears `connection_lost` on the I/O
@@ -447,16 +465,14 @@ class LinkConnection:
 
     def _die(self, why: str) -> None:
         self.reason, self.lost = why, True
-        with self._room:
-            self._room.notify_all()
+        self._room.tell()
         self._handler.connection_lost(self, why)
 
     def _tell_room(self) -> None:
         if not self._was_full or self._link.full:
             return
         self._was_full = False
-        with self._room:
-            self._room.notify_all()
+        self._room.tell()
         if self.on_room is not None:
             self.on_room()
 

@@ -87,6 +87,9 @@ class Bye(_Telling, tag=1):
 # --- to an actor --------------------------------------------------------------------------------------------
 
 
+NO_METHOD = ""  # of a Call that runs nothing: it is there for its number
+
+
 class Call(_Message, tag=2):
     """Run an endpoint. `seq` counts (sender, to) from 1; `port` 0 means nobody waits for an answer."""
 
@@ -328,6 +331,12 @@ class LaunchSpec(Text, msgspec.Struct):
     # For another host: what `env` is made of there; `cwd` and `path` count where they exist.
     change: EnvChange | None = None
     folder: str = ""  # of the host's sockets; known to its agent
+    stream_lines: bool = False  # output goes to the client line by line with its origin, unless it asks otherwise
+    # What a process that takes another's place will import: forked off a fork server that has it, if there is one by then.
+    warm: list[str] = []
+    # Unless the environment says how many threads libraries take, each process gets a share.
+    share_threads: bool = False
+    threads: int = 0  # which is so many; known to the host's agent; 0 is as many as they want
 
 
 class Command(msgspec.Struct):
@@ -391,6 +400,13 @@ class Flush(_Message, tag=24):
     token: int
 
 
+class Printed(_Message, tag=73):
+    """So many characters of the Output `counted` under that number are printed."""
+
+    counted: int
+    size: int
+
+
 class LogOption(_Message, tag=25):
     """Streaming and aggregation of the output of one mesh. `window` 0: no aggregation. Answer to `port` once it is in force,
     with that rank."""
@@ -403,7 +419,8 @@ class LogOption(_Message, tag=25):
 
 
 class Preload(_Message, tag=26):
-    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up."""
+    """A hint: processes with this spec (payload, msgpack) will be wanted; warm a fork server up, for those that take
+    another's place where the spec says what they will import (`warm`)."""
 
 
 # --- host agent -> client, procs ----------------------------------------------------------------------------
@@ -422,6 +439,7 @@ class ProcStarted(_Message, tag=31):
     rank: int
     pid: int
     incarnation: int = 0
+    threads: int = 0  # its share of the host's, if it was given one
 
 
 class ProcsRefused(_Telling, tag=32):
@@ -467,11 +485,13 @@ class Suspected(_Telling, tag=37):
 
 
 class Output(_Message, tag=35):
-    """Lines of a process for the client's stdout (1) or stderr (2), ready to print."""
+    """Lines of a process for the client's stdout (1) or stderr (2), ready to print. `counted`: the agent's number for whose
+    they are, to be told when they are printed (Printed); 0: it need not be."""
 
     stream: int
     text: str
     source: str = ""  # whose output it is
+    counted: int = 0
 
 
 class Flushed(_Message, tag=36):
@@ -782,7 +802,7 @@ Message = (
     Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
-    | ProcEnded | ProcsStopped | Suspected | Output | Flushed | StopProc | Ping | Envelope | LinkHello | Beat
+    | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat
     | HostEnded | SetCredentials | Attach | AskDirect | MayDial | Barrier | CastPlan | ForgetPlan | Cast
     | PlanUnknown | Answers | Delivered | CancelGather | Skip | TreeCall | TreeAnswer | Combine | Combined
     | HostUnreachable | SharedPayload | SegmentsGone

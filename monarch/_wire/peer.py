@@ -29,6 +29,7 @@ from monarch._wire.frame import Buffer
 from monarch._wire.relay import ANYONE, route
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch._wire.transport.socket_errors import OnDial, on_dial
+from monarch._wire.waiters import Waiters
 
 
 def _nothing() -> None:
@@ -117,7 +118,7 @@ class Peer:
         self._kept: list[list[Buffer]] = []
         self._kept_bytes = 0
         self._lock = threading.Lock()
-        self._changed: threading.Condition | None = None  # made by the first who waits
+        self._changed: Waiters | None = None  # made by the first who waits
 
     def __repr__(self) -> str:
         if self.ended is not None:
@@ -134,13 +135,13 @@ class Peer:
         if connection is not None:
             return connection.wait_room(timeout)
         with self._lock:
-            changed = self._changed = self._changed or threading.Condition(self._lock)
-            return changed.wait_for(lambda: not self.asking, timeout)
+            changed = self._changed = self._changed or Waiters()
+        return changed.wait_for(lambda: not self.asking, timeout)
 
     def _wake(self) -> None:
         """With the lock: who waits looks again."""
         if self._changed is not None:
-            self._changed.notify_all()
+            self._changed.tell()
 
     @property
     def queued(self) -> int:
@@ -171,17 +172,26 @@ class Peer:
                 raise PeerEnded(self.address, self.ended)
             if self.connection is None and not self.asking:
                 try:
-                    self.connection = self._dial(self.address)
+                    dialled = self._dial(self.address)
+                    if self._kept:  # who was to ask was interrupted
+                        self._send_kept(dialled)
+                    self.connection = dialled
                 except OSError as exc:
-                    failed, self.asking = exc, True
+                    failed = exc
             connection = self.connection
             if connection is None:
                 owned: list[Buffer] = [bytes(piece) for piece in pieces]
                 self._kept.append(owned)
                 self._kept_bytes += sum(map(len, owned))
                 self.unsent.add(port)
+                if failed is not None:
+                    self.asking = True
         if failed is not None:
-            self._not_dialled(failed)
+            try:
+                self._not_dialled(failed)
+            except BaseException:  # of a handler of signals: whoever sends next dials, and asks
+                self.asking = False
+                raise
         return connection
 
     def _not_dialled(self, error: OSError) -> None:
@@ -271,7 +281,11 @@ class Peer:
                 return
             # Also while it is dialled again: the other side had a connection of its own, and answers on that one are lost.
             self.asking = self.broken = True
-        self._ask(self)
+        try:
+            self._ask(self)
+        except BaseException:  # of a handler of signals; to ask twice does no harm
+            self._ask(self)
+            raise
 
     def listening(self) -> None:
         """The agent says the process can be reached."""
@@ -334,7 +348,7 @@ class Peer:
             self.asking = self.broken = self.listens = self.watched = False
             connection, self.connection = self.connection, None
             if changed is not None:
-                changed.notify_all()
+                changed.tell()
         if connection is not None:
             connection.close("the process has ended")
 

@@ -88,7 +88,7 @@ class Relay:
         self._many = many
         self._busy = busy
         self._lock = threading.Lock()
-        self._sending = 0  # threads that are at it
+        self._sending: set[object] = set()  # frames that are being sent: a mark of each
         self._successor: Way | None = None
         self._emptied: Callable[[], None] | None = None
 
@@ -101,24 +101,25 @@ class Relay:
             raise ConnectionLost("the process at the other end, or the agent of this host, has ended")
         return connection
 
-    def _enter(self) -> Way | None:
+    def _enter(self, mark: object) -> Way | None:
         """The successor, or None: then `_leave` is called when the frame is sent."""
         with self._lock:
             if self._successor is None:
-                self._sending += 1
+                self._sending.add(mark)
             return self._successor
 
-    def _leave(self) -> None:
-        emptied, busy = None, False
+    def _leave(self, mark: object) -> None:
+        """May be called again, should a handler of signals raise in the midst of it."""
+        busy = False
         with self._lock:
-            self._sending -= 1
             if self._many:
                 self._many -= 1
                 busy = not self._many
-            if not self._sending:
-                emptied, self._emptied = self._emptied, None
+            self._sending.discard(mark)
+            emptied = None if self._sending else self._emptied
         if emptied is not None:
             emptied()
+            self._emptied = None
         if busy and self._busy is not None:
             self._busy(self)
 
@@ -142,26 +143,33 @@ class Relay:
         return 0 if connection is None else connection.queued
 
     def send_small(self, frame: bytes) -> bool:
-        successor = self._enter()
-        if successor is not None:
-            return successor.send_small(frame)
+        mark = object()
         try:
+            successor = self._enter(mark)
+            if successor is not None:
+                return successor.send_small(frame)
             connection = None if self.lost else self._agent()
-            return connection is not None and connection.send_small(frame)
-        finally:
-            self._leave()
+            taken = connection is not None and connection.send_small(frame)
+            self._leave(mark)
+        except BaseException:
+            self._leave(mark)
+            raise
+        return taken
 
     def send(
         self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
     ) -> None:
-        successor = self._enter()
-        if successor is not None:
-            successor.send(pieces, wait, coalesce_within, owned)
-            return
+        mark = object()
         try:
+            successor = self._enter(mark)
+            if successor is not None:
+                successor.send(pieces, wait, coalesce_within, owned)
+                return
             self._way().send(pieces, wait, coalesce_within, owned)
-        finally:
-            self._leave()
+            self._leave(mark)
+        except BaseException:
+            self._leave(mark)
+            raise
 
     def wait_room(self, timeout: float) -> bool:
         connection = self._successor or self._agent()

@@ -53,7 +53,9 @@ OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer"]
 
 FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
+    "share_threads",
     "enable_log_forwarding",
+    "stream_remote_output",
     "prefix_with_rank",
     "show_internal_frames",
     "enable_otel_metrics",

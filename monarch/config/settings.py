@@ -141,6 +141,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("preload", TEXT, "auto", "MONARCH_PRELOAD",
             "Modules that new processes have imported already: auto (those that the client has imported), none, or "
             "names with commas."),
+    Setting("share_threads", FLAG, True, "MONARCH_SHARE_THREADS",
+            "Whether processes get OMP_NUM_THREADS, their share of the host's processors, where nothing sets it."),
     Setting("switch_interval", DURATION, "1ms", "MONARCH_SWITCH_INTERVAL",
             "Python's thread switch interval in processes; 0s leaves it as it is."),
     Setting("slow_handler_after", DURATION, "1m", "MONARCH_SLOW_HANDLER_AFTER",
@@ -161,6 +163,9 @@ TABLE: tuple[Setting, ...] = (
     # Output
     Setting("enable_log_forwarding", FLAG, False, "HYPERACTOR_MESH_ENABLE_LOG_FORWARDING",
             "Whether processes' output can be streamed to the client; on by itself in IPython and Jupyter."),
+    Setting("stream_remote_output", FLAG, True, "MONARCH_STREAM_REMOTE_OUTPUT",
+            "Whether the client prints the output of processes on other hosts, each line with host and rank; otherwise it "
+            "stays with their workers."),
     _inert("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
            "Whether processes' output is also written to files on their hosts."),
     Setting("tail_log_lines", COUNT, 20, "HYPERACTOR_MESH_TAIL_LOG_LINES",

@@ -214,9 +214,8 @@ def _end_group() -> None:
 
 
 def _start_numbering() -> None:
-    """Ranks meet under a name that torch makes of how many groups their process has begun, and an attempt that failed counts:
-    one that takes the place of a rank would wait for ever for ranks that survived. Torch itself does this when a group is
-    destroyed."""
+    """Ranks meet under a name that torch makes of how many groups their process has begun. Attempts that failed count: who
+    takes another's place would wait for ever for those that survived. Torch does this itself when a group is destroyed."""
     import torch.distributed as dist
 
     world = getattr(dist.distributed_c10d, "_world", None)

@@ -435,6 +435,9 @@ class InprocConnection:
         reason = self._reason
         with self.out.room:
             self.out.room.notify_all()
+        self.loop.call_soon(
+            self._decoder.release
+        )  # whoever remembers the connection is not to keep what it received into
         if self.loop.in_loop():
             self._handler.connection_lost(self, reason)
         else:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from queue import Queue
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._runtime.ordering import Numbering, Reorder, compress, cut, expand
+from monarch._runtime.ordering import Numbering, RankKey, Reorder, compress, cut, expand
+from monarch._wire.message import Stamp
 
 SENDERS = ("a", "b", "c")
 counts = st.fixed_dictionaries({sender: st.integers(0, 12) for sender in SENDERS})
@@ -69,7 +72,7 @@ def test_in_order_nothing_is_ever_held(order: list[str]) -> None:
     reorder: Reorder[int] = Reorder()
     numbering = Numbering()
     for sender in order:
-        number = numbering.next(sender, 0)
+        number = one(numbering, sender, 0)
         assert list(reorder.accept(sender, number, number)) == [number]
         assert reorder.held == 0
 
@@ -129,6 +132,20 @@ def test_a_sender_whose_first_messages_were_refused_begins_later(first: int, cou
 
 # --- the sender's side
 
+
+def one(numbering: Numbering, mesh: str, rank: RankKey) -> int:
+    message = SimpleNamespace(seq=0)
+    numbering.next(message, mesh, rank)
+    return message.seq
+
+
+def many(numbering: Numbering, mesh: str, ranks: Sequence[RankKey]) -> Stamp:
+    message: Any = SimpleNamespace(seqs=0)
+    numbering.next_many(message, mesh, ranks)
+    stamp: Stamp = message.seqs
+    return stamp
+
+
 steps = st.lists(st.tuples(st.sampled_from(["m", "n"]), st.lists(st.integers(0, 5), unique=True)), max_size=12)
 
 
@@ -139,37 +156,37 @@ def test_each_receiver_is_counted_for_itself(steps: list[tuple[str, list[int]]])
     for mesh, ranks in steps:
         for rank in ranks:
             expected[mesh, rank] = expected.get((mesh, rank), 0) + 1
-        stamp = numbering.next_many(mesh, ranks)
+        stamp = many(numbering, mesh, ranks)
         assert expand(stamp, len(ranks)) == [expected[mesh, rank] for rank in ranks]
     for mesh, rank in itertools.product("mn", range(6)):
-        assert numbering.next(mesh, rank) == expected.get((mesh, rank), 0) + 1
+        assert one(numbering, mesh, rank) == expected.get((mesh, rank), 0) + 1
 
 
 def test_a_stamp_is_one_number_when_all_stand_at_the_same_count() -> None:
     numbering = Numbering()
-    assert numbering.next_many("m", range(1000)) == 1
-    numbering.next("m", 500)
-    assert numbering.next_many("m", range(1000)) == [(2, 500), (3, 1), (2, 499)]
-    assert numbering.next_many("m", []) == 0 and expand(0, 0) == []
+    assert many(numbering, "m", range(1000)) == 1
+    one(numbering, "m", 500)
+    assert many(numbering, "m", range(1000)) == [(2, 500), (3, 1), (2, 499)]
+    assert many(numbering, "m", []) == 0 and expand(0, 0) == []
 
 
 def test_a_forgotten_mesh_is_counted_anew_and_others_go_on() -> None:
     numbering = Numbering()
-    numbering.next_many("m", [0, 1])
-    numbering.next("n", 0)
+    many(numbering, "m", [0, 1])
+    one(numbering, "n", 0)
     numbering.forget("m")
     numbering.forget("never sent to")
-    assert (numbering.next("m", 1), numbering.next("n", 0)) == (1, 2)
+    assert (one(numbering, "m", 1), one(numbering, "n", 0)) == (1, 2)
 
 
 def test_each_incarnation_of_a_receiver_is_counted_from_one() -> None:
     numbering = Numbering()
-    assert [numbering.next("m", 0) for _ in range(3)] == [1, 2, 3]
-    assert [numbering.next("m", (0, 1)) for _ in range(2)] == [1, 2]
-    assert [numbering.next("m", 1), numbering.next("m", (0, 1)), numbering.next("m", 1)] == [1, 3, 2]
-    assert numbering.next("m", (0, 2)) == 1
+    assert [one(numbering, "m", 0) for _ in range(3)] == [1, 2, 3]
+    assert [one(numbering, "m", (0, 1)) for _ in range(2)] == [1, 2]
+    assert [one(numbering, "m", 1), one(numbering, "m", (0, 1)), one(numbering, "m", 1)] == [1, 3, 2]
+    assert one(numbering, "m", (0, 2)) == 1
     numbering.forget("m")
-    assert numbering.next("m", (0, 2)) == 1
+    assert one(numbering, "m", (0, 2)) == 1
 
 
 receivers = st.tuples(st.integers(0, 2), st.integers(0, 6))
@@ -184,14 +201,14 @@ def test_incarnations_only_go_up_and_none_is_counted_twice(sent: list[tuple[int,
     for rank, incarnation in sent:
         last[rank] = now = max(last[rank], incarnation)
         counts[rank, now] = counts.get((rank, now), 0) + 1
-        assert numbering.next("m", (rank, now) if now else rank) == counts[rank, now]
+        assert one(numbering, "m", (rank, now) if now else rank) == counts[rank, now]
     assert len(numbering._counts.get("m", ())) == len({rank for rank, _ in sent})  # of those before it nothing is kept
 
 
 def test_a_thousand_restarts_leave_one_counter() -> None:
     numbering = Numbering()
     for incarnation in range(1000):
-        assert numbering.next("m", (0, incarnation) if incarnation else 0) == 1
+        assert one(numbering, "m", (0, incarnation) if incarnation else 0) == 1
     assert (len(numbering), len(numbering._counts["m"])) == (1, 1)
 
 
@@ -200,9 +217,9 @@ def test_casts_and_single_messages_share_the_order(ranks: list[int]) -> None:
     """What a sender casts to a view and what it sends to one actor of it stays in order."""
     numbering = Numbering()
     receivers: dict[int, Reorder[str]] = {rank: Reorder() for rank in ranks}
-    first = expand(numbering.next_many("m", ranks), len(ranks))
-    alone = numbering.next("m", ranks[0])
-    last = expand(numbering.next_many("m", ranks), len(ranks))
+    first = expand(many(numbering, "m", ranks), len(ranks))
+    alone = one(numbering, "m", ranks[0])
+    last = expand(many(numbering, "m", ranks), len(ranks))
     got: dict[int, list[str]] = {rank: [] for rank in ranks}
     for rank, number in reversed(list(zip(ranks, last, strict=True))):
         got[rank] += receivers[rank].accept("s", number, "last")
@@ -236,7 +253,7 @@ def test_numbers_are_the_same_however_often_the_same_receivers_are_sent_to(sent:
                 del counts[key]
             continue
         ranks = to if isinstance(to, tuple) else (to,)
-        stamp = numbering.next_many(mesh, to) if isinstance(to, tuple) else numbering.next(mesh, to)
+        stamp = many(numbering, mesh, to) if isinstance(to, tuple) else one(numbering, mesh, to)
         if (3, 1) in ranks and not counts[mesh, (3, 1)]:
             del counts[mesh, 3]  # nothing is sent to it any more
         counts.update((mesh, rank) for rank in ranks)
@@ -247,10 +264,10 @@ def test_many_threads_that_send_to_one_and_to_all_take_each_number_once() -> Non
     numbering, ranks, taken = Numbering(), tuple(range(8)), Queue[list[int]]()
 
     def casts() -> None:
-        taken.put([expand(numbering.next_many("m", ranks), 8)[5] for _ in range(300)])
+        taken.put([expand(many(numbering, "m", ranks), 8)[5] for _ in range(300)])
 
     def calls() -> None:
-        taken.put([numbering.next("m", 5) for _ in range(300)])
+        taken.put([one(numbering, "m", 5) for _ in range(300)])
 
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)

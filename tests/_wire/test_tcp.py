@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from monarch import _wire
+from monarch._runtime import log_thread
 from monarch._runtime.loop import Loop, start_thread
 from monarch._wire import auth, frame
 from monarch._wire.auth import Acceptor, Dialler, Secret
@@ -569,6 +570,7 @@ def test_what_can_only_be_listened_at_is_not_dialled(host: Host) -> None:
 
 def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Without the prefix that a client in this process puts before what is logged."""
+    assert log_thread.flush(5)
     return [one.getMessage().removeprefix("[actor=<root>] ") for one in caplog.records if one.name == "monarch"]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import queue
+import re
 import signal
 import socket
 import sys
@@ -767,12 +768,13 @@ LOGGING = """
             print(line)
             print(line.upper(), file=sys.stderr)
 
-    configure(enable_log_forwarding=True)
     mesh = attach_to_workers(workers=sys.argv[1:], ca="trust_all_connections")
     procs = mesh.spawn_procs(name="remote")
     talkers = procs.spawn("talker", Talker)
     talkers.say.call("before").get(30)
-    asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=None))
+    procs.logging_option(stream_to_client=True, aggregate_window_sec=600).get(30)
+    talkers.say.call("folded").get(30)
+    asyncio.run(procs.logging_option())
     talkers.say.call("after").get(30)
     mesh.shutdown().get(30)
 """
@@ -782,12 +784,75 @@ def test_output_of_other_hosts_comes_to_the_client(hosts: Hosts, scripts: Any) -
     workers = [hosts.start(), hosts.start()]
     done = scripts.run(LOGGING, *(worker.address for worker in workers))
     name = socket.gethostname()
-    assert done.stdout.splitlines().count("before") == done.stderr.splitlines().count("BEFORE") == 2
     for rank in (0, 1):
-        assert f"[{name} remote-{rank}] [{rank}] after" in done.stdout
-        assert f"[{name} remote-{rank}] [{rank}] AFTER" in done.stderr
+        for word in ("before", "after"):
+            assert f"[{name} remote-{rank}] [{rank}] {word}\n" in done.stdout
+            assert f"[{name} remote-{rank}] [{rank}] {word.upper()}\n" in done.stderr
+    assert done.stdout.count("[1 similar log lines]") == 2  # each host folds the lines of its own ranks
     assert [worker.status() for worker in workers] == [0, 0]
     assert not any("after" in worker.output() for worker in workers)
+
+
+def test_or_stays_with_their_workers(hosts: Hosts, scripts: Any) -> None:
+    worker = hosts.start()
+    program = LOGGING.replace("    mesh = attach", "    configure(stream_remote_output=False)\n    mesh = attach")
+    done = scripts.run(program, worker.address)
+    assert "before" not in done.stdout
+    assert "logging_option" not in done.stdout and "no effect" in done.stderr
+    assert worker.status() == 0
+    assert worker.output().splitlines().count("before") == 1
+    assert worker.output().splitlines().count("BEFORE") == 1
+
+
+AT_EXIT = """
+    import sys
+    from monarch.actor import Actor, attach_to_workers, endpoint
+
+    class Talker(Actor):
+        @endpoint
+        def say(self, line):
+            print(line)
+
+    mesh = attach_to_workers(workers=sys.argv[1:], ca="trust_all_connections")
+    mesh.spawn_procs(name="remote").spawn("talker", Talker).say.call("the last words").get(30)
+"""
+
+
+def test_a_program_that_ends_has_printed_what_they_wrote(hosts: Hosts, scripts: Any) -> None:
+    done = scripts.run(AT_EXIT, hosts.start().address)
+    assert done.stdout.splitlines() == [f"[{socket.gethostname()} remote-0] [0] the last words"]
+
+
+FLOOD = """
+    import sys
+    from monarch.actor import Actor, attach_to_workers, endpoint
+
+    class Talker(Actor):
+        @endpoint
+        def flood(self, lines):
+            for number in range(lines):
+                print(f"{number:0100}")
+            return "written"
+
+    mesh = attach_to_workers(workers=sys.argv[1:], ca="trust_all_connections")
+    talker = mesh.spawn_procs(name="remote").spawn("talker", Talker)
+    print(talker.flood.call(200_000).get(60).values()[0], file=sys.stderr)
+    sys.stdin.readline()
+    mesh.shutdown().get(30)
+"""
+
+
+def test_what_the_client_does_not_print_is_dropped_with_a_note(hosts: Hosts, scripts: Any) -> None:
+    """20 MB, of which nobody reads a byte: the actor goes on, nothing grows, and it is said how much is missing."""
+    client = scripts.start(FLOOD, hosts.start().address)
+    assert client.stderr.readline() == "written\n"
+    out, err = client.communicate("\n", timeout=60)
+    lines = out.splitlines()
+    assert len(out) < 4 << 20
+    notes = re.findall(r"^\[\S+ remote-0\] \[0\] \[(\d+) lines, \d+ characters were dropped", err, re.M)
+    assert notes
+    assert len(lines) + sum(map(int, notes)) == 200_000
+    assert [line.split()[-1] for line in lines] == sorted(line.split()[-1] for line in lines)
 
 
 SLOW = """

@@ -38,7 +38,7 @@ ACTOR = """
         def __cleanup__(self, exc): print("cleaned up", "x" * 10)
 
     def option(*args, **kwargs):
-        asyncio.run(procs.logging_option(*args, **kwargs))
+        procs.logging_option(*args, **kwargs).get(timeout=30)
 """
 FORWARDING = """
     configure(enable_log_forwarding=True)

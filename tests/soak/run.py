@@ -70,14 +70,14 @@ def run(program: Program, patience: float = PATIENCE, faults: Faults | None = No
     """What was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose system calls
     fail as they say."""
     before = set(threading.enumerate())
-    with _settings_for(program, faults):
+    with _settings_for(program, faults is not None):
         runner = _Runner(program, patience, faults)
         wrong = runner.run()
     return wrong + model.broken_rules(runner.history.facts()) + _threads_left(before)
 
 
 @contextmanager
-def _settings_for(program: Program, faults: Faults | None) -> Iterator[None]:
+def _settings_for(program: Program, faults: bool) -> Iterator[None]:
     """Chances of this interpreter, and its log, for one program."""
     logger, interval = logging.getLogger("monarch"), sys.getswitchinterval()
     level = logger.level
@@ -92,7 +92,8 @@ def _settings_for(program: Program, faults: Faults | None) -> Iterator[None]:
         sys.setswitchinterval(interval)
 
 
-def _limits(program: Program, faults: Faults | None) -> dict[str, str | int]:
+def _limits(program: Program, faults: bool) -> dict[str, str | int]:
+    # With faults: what rests for a moment of the time that the program lets pass has to come in time as well.
     limit = _LIMIT_SPREAD if program.hosts or faults else _LIMIT
     few = 2 if program.seed % 3 else 1000  # receivers from which on casts go down the tree of hosts
     return {
@@ -161,7 +162,7 @@ class _Runner:
         try:
             with self._cluster as cluster:
                 layer = cluster._proc.mesh  # told by a call or as a fault: of each failure once
-                layer.fault = layer.handled = lambda failure: note_failure(self.history, CLIENT, failure)
+                layer.owners.fault = layer.owners.handled = lambda failure: note_failure(self.history, CLIENT, failure)
                 try:
                     for operation in self._program.operations:
                         self._doing = str(operation)

@@ -15,8 +15,9 @@ from typing import Any
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.adverb_codes import KEEP
 from monarch._mesh.actors.advice import advise
-from monarch._mesh.actors.endpoint import KEEP, EndpointProperty
+from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
@@ -30,7 +31,7 @@ from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
 from monarch._shape.extent import Extent, Point
 from monarch._text import clip
 from monarch._wire import codec, culprit
-from monarch._wire.message import ERROR, RAISED, VALUE, Bounced, Failure, decode_extent
+from monarch._wire.message import ERROR, NO_METHOD, RAISED, VALUE, Bounced, Failure, decode_extent
 
 _AROUND = 1_000  # bytes of an error beside its two texts
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
@@ -40,16 +41,25 @@ class Method:
     """A method as messages name it."""
 
     __slots__ = ("concurrent", "explicit", "fn", "is_async")
+    fn: Callable[..., Any]
 
     def __init__(self, actor: Any, name: str) -> None:
+        if name == NO_METHOD:
+            self.fn = _nothing
+            self.explicit = self.concurrent = self.is_async = False
+            return
         attribute = inspect.getattr_static(type(actor), name, None)
         prop = attribute if isinstance(attribute, EndpointProperty) else None
-        self.fn: Callable[..., Any] = getattr(actor, name)
+        self.fn = getattr(actor, name)
         self.explicit = prop is not None and prop._user_port
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = inspect.iscoroutinefunction(self.fn)
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
+
+
+def _nothing() -> None:
+    return None
 
 
 class ActorBehaviour:
@@ -120,7 +130,7 @@ class ActorBehaviour:
         raise NotImplementedError("an actor without an event loop")
 
     def _find(self, name: str) -> Method:
-        if not hasattr(type(self.actor), name):
+        if name != NO_METHOD and not hasattr(type(self.actor), name):
             raise AttributeError(
                 f"actor class {type(self.actor).__qualname__} has no method {name!r} in this process: is its module the "
                 f"same version here as where the call was made?"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from monarch._mesh import plugins
+from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, HOLD, KEEP, SEND, STREAM, few
 from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
 from monarch._mesh.actors.endpoint_mesh import EndpointMesh
@@ -22,8 +23,8 @@ from monarch._mesh.actors.map_adverb import MapAdverb
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.actors.shown import OfInstances, endpoint_doc, signature_of
 from monarch._mesh.actors.value_stream import ValueStream
-from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD, Parted
-from monarch._mesh.casts.sender import stamps
+from monarch._mesh.casts.plan import Parted
+from monarch._mesh.casts.sender import fill_places, stamp
 from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Future, check_timeout, make_future, running_loop
@@ -35,7 +36,6 @@ from monarch._wire import codec
 from monarch._wire.frame import SMALL
 from monarch._wire.message import FAILED, Answer, Call, Cast, encode
 from monarch._wire.peer import PeerEnded
-from monarch.config import settings
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
@@ -52,13 +52,7 @@ Method_co = TypeVar("Method_co", covariant=True)  # the method without `self`, a
 # for them. For calls it does not pay (docs/log.md).
 _FLOOD = 0.0003
 
-# Adverbs, as they travel. KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
-CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
-
 _getframe = sys._getframe
-
-# Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
-_HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
 
 
 class EndpointProperty(Generic[Method_co, Raw_co]):
@@ -350,9 +344,6 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         """The same endpoint, whose calls end after `seconds` with a TimeoutError that names the silent ranks."""
         return Endpoint(self._mesh, self._name, self._property, check_timeout(seconds))
 
-    def _send_item(self, reply: OneReply, item: Any, rank: int) -> None:
-        self._cast(reply, CALL_ONE, (item,), {}, only=rank)
-
     def _send(
         self,
         args: tuple[Any, ...],
@@ -414,7 +405,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
         parted = plan.parted(proc.host) if only is None else None
-        if parted is not None and not combine and len(parted.remote) < _few(adverb):
+        if parted is not None and not combine and len(parted.remote) < few(adverb):
             parted = None
         if parted is not None:
             receivers = parted.local
@@ -423,56 +414,53 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         key, method, unique, view = spec.key, self._name, sender.unique, plan.view
         entry: Entry | None = None
         number, back, alone = 0, "", False
-        if isinstance(reply, Port):
-            number = reply._number
-            back = "" if reply._address == proc.address else reply._address
-            if not back:
-                proc.ports.used_by(number, sender)
-                if isinstance(queue := proc.ports.get(number), Queue):
-                    queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
-        elif reply is not None:
-            entry = reply
-            entry.caller = sender
-            # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
-            known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
-            if known is not None:
-                entry.fail(known)
-                return
-            alone = entry.sending = parted is None and len(receivers) == 1
-            number = proc.ports.add(entry)
-            if self._timeout is not None:
-                entry.expire_after(proc, self._timeout)
-        may_wait = entry is None or running_loop() is None
-        coalesce_within = _FLOOD if entry is None else 0.0
-        next_number = sender.numbering.next
-        restarts = proc.incarnations if proc.incarnations else None
-        incarnation = 0
-        if parted is not None:
-            gather = _HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
-            cast = Cast(
-                0, 0, proc.address, key, unique, method, number, back, view, adverb, 0, 0, gather, combine=combine
-            )
-            self._cast_remote(parted, cast, sender, entry, body, buffers, may_wait)
+        message: Call | None = None
+        receiver_at = ""
         placement = None
-        if size >= SMALL and len(receivers) > 1:
-            placement = proc.place([address for _, _, address in receivers], body, buffers, size)
         try:
+            if isinstance(reply, Port):
+                number = reply._number
+                back = "" if reply._address == proc.address else reply._address
+                if not back:
+                    proc.ports.used_by(number, sender)
+                    if isinstance(queue := proc.ports.get(number), Queue):
+                        queue.expect(plan.receivers if only is None else receivers, spec.failure_of)
+            elif reply is not None:
+                entry = reply
+                entry.caller = sender
+                # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
+                known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
+                if known is not None:
+                    entry.fail(known)
+                    return
+                alone = entry.sending = parted is None and len(receivers) == 1
+                number = proc.ports.add(entry)
+                if self._timeout is not None:
+                    entry.expire_after(proc, self._timeout)
+            may_wait = entry is None or running_loop() is None
+            coalesce_within = _FLOOD if entry is None else 0.0
+            number_next = sender.numbering.next
+            restarts = proc.incarnations if proc.incarnations else None
+            incarnation = 0
+            if parted is not None:
+                gather = HOLD.get(adverb, -1.0) if not self._property._user_port else -1.0
+                cast = Cast(
+                    0, 0, proc.address, key, unique, method, number, back, view, adverb, 0, 0, gather, combine=combine
+                )
+                self._cast_remote(parted, cast, sender, entry, body, buffers, may_wait)
+            if size >= SMALL and len(receivers) > 1:
+                placement = proc.place([address for _, _, address in receivers], body, buffers, size)
             for index, rank, address in receivers:
                 if may_wait and proc.backpressure.must_wait(address, key) and sender.key != key:
-                    try:
-                        proc.backpressure.wait_room(address, key)
-                    except BaseException:  # nobody will observe this call: its late answers find no port
-                        if entry is not None:
-                            entry.close()
-                        raise
+                    proc.backpressure.wait_room(address, key)
                 receiver: RankKey = rank
                 if restarts is not None:
                     incarnation = restarts.of(key, rank, address)
                     if incarnation:
                         receiver = (rank, incarnation)
-                message = Call(
-                    key, unique, next_number(key, receiver), method, number, back, index, view, adverb, incarnation
-                )
+                message = Call(key, unique, 0, method, number, back, index, view, adverb, incarnation)
+                receiver_at = address
+                number_next(message, key, receiver)
                 try:
                     taken = proc.post(address, message, body, buffers, coalesce_within, placement)
                     if alone:
@@ -483,6 +471,12 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                         entry.fail(failure)
                     elif number:
                         proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+        except BaseException:  # a handler of signals raised, at any step; or room was waited for in vain
+            if message is not None and message.seq:
+                proc.fill_place(receiver_at, message)
+            if entry is not None:  # nobody will observe this call: its late answers find no port
+                entry.close()
+            raise
         finally:
             if placement is not None:
                 placement.close()
@@ -501,16 +495,16 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         proc: Proc = sender.proc
         spec = self._mesh._spec
         if may_wait and sender.key != spec.key:
-            try:
-                proc.backpressure.wait_room_for_all(parted.addresses, spec.key)
-            except BaseException:
-                if entry is not None:
-                    entry.close()
-                raise
-        cast.seqs, cast.incarnations = stamps(sender.numbering, spec.key, parted, proc.incarnations or None)
-        proc.mesh.casting.cast(
-            parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if cast.gather >= 0 else None
-        )
+            proc.backpressure.wait_room_for_all(parted.addresses, spec.key)
+        try:
+            stamp(cast, sender.numbering, parted, proc.incarnations or None)
+            proc.mesh.casting.cast(
+                parted, cast, body, buffers, _FLOOD if entry is None else 0.0, entry if cast.gather >= 0 else None
+            )
+        except BaseException:
+            if cast.seqs:
+                fill_places(cast, proc, parted)
+            raise
         if proc.processes.ended_remote and not proc.processes.ended_remote.isdisjoint(parted.addresses):
             for index, rank, address in parted.remote:
                 ended = proc.processes.end_of(address)
@@ -522,12 +516,6 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 elif cast.port:
                     back = cast.back or proc.address
                     proc.answer(back, Answer(cast.port, index, FAILED), encode(failure), ())
-
-
-def _few(adverb: int) -> int:
-    """Receivers on other hosts from which on they share a message. Nobody waits for a broadcast, so the sender's time counts;
-    whoever waits for answers waits for two agents more (docs/scale.md)."""
-    return settings.get("tree_calls_from") if adverb in _HOLD else settings.get("tree_casts_from")
 
 
 if TYPE_CHECKING:

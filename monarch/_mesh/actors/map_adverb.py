@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
+from monarch._mesh.actors.adverb_codes import CALL_ONE
 from monarch._mesh.actors.map_results import MapResults
 from monarch._mesh.actors.map_schedule import MapSchedule
 from monarch._runtime.future import Future
+from monarch._runtime.replies import OneReply
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -87,4 +90,12 @@ class MapAdverb:
             raise TypeError(f"map() takes an iterable of items, and {items!r} can only be iterated with `async for`")
         target = self._target or self._make_target()
         schedule = MapSchedule(len(target.addresses), in_flight, retries, ordered)
-        return MapResults(target, self._send_item, items, schedule, kinds, return_exceptions)
+
+        caller = sys._getframe(1)
+        code, instruction = caller.f_code, caller.f_lasti
+
+        def send(reply: OneReply, item: Any, rank: int) -> None:
+            reply.code, reply.instruction = code, instruction
+            self._cast(reply, CALL_ONE, (item,), {}, only=rank)
+
+        return MapResults(target, send, items, schedule, kinds, return_exceptions)

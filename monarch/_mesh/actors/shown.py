@@ -27,7 +27,7 @@ def endpoint_doc(method: Callable[..., Any], count: int) -> str:
     return (f"{own}\n\n" if own else "") + (
         f"An endpoint on {_actors(count)}. Say how with an adverb: call (every actor, all answers), call_one (the only\n"
         f"actor), choose (any one), stream (answers as they come), map (many items, each on whichever is free),\n"
-        f"broadcast (no answers); with_timeout(seconds) limits the wait."
+        f"broadcast (no answers), map (each of many items on whichever is free); with_timeout(seconds) limits the wait."
     )
 
 

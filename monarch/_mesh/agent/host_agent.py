@@ -27,7 +27,7 @@ from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
-from monarch._mesh.start import agent_process, forkserver, launch, leftovers
+from monarch._mesh.start import agent_process, forkserver, launch, leftovers, threads
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
@@ -56,6 +56,7 @@ from monarch._wire.message import (
     LogOption,
     Output,
     Preload,
+    Printed,
     ProcEnded,
     SetCredentials,
 )
@@ -88,6 +89,7 @@ class HostAgent(BaseHostAgent):
         self.servers = ForkServers(first, self.loop, self)
         self.outputs = Outputs(self.loop, self._to_client, self._has_room)
         self._meshes: dict[str, MeshOutput] = {}
+        self._shares: dict[str, int] = {}  # mesh -> threads of each of its processes
         self._prepared: dict[tuple[str, int], Prepared] = {}
         self._forking: dict[tuple[str, int], LaunchSpec] = {}  # asked of a fork server, and not answered
         self._running: dict[tuple[str, int], ProcOutput] = {}
@@ -106,6 +108,7 @@ class HostAgent(BaseHostAgent):
             self.client = self.transport.connect(sock, f"{self.host}/{CLIENT}")
             self.routes.joined(CLIENT, self.client)
         self.receivers[Flush] = lambda connection, flush, frame: self._on_flush(connection, flush)
+        self.receivers[Printed] = lambda connection, msg, frame: self.outputs.printed(msg.counted, msg.size)
         self.receivers[LogOption] = lambda connection, option, frame: self._on_log_option(connection, option)
         self.receivers[Preload] = lambda connection, hint, frame: self._on_preload(frame)
         self.receivers[Attach] = lambda connection, attach, frame: self._on_attach(connection, attach)
@@ -202,6 +205,7 @@ class HostAgent(BaseHostAgent):
         listening: list[socket.socket] = []
         try:
             launch.check_room(len(starts), len(self.roster) - len(starts))
+            self._share_threads(starts[0])
             can_fork = self.servers.usable()
             commands = [launch.command_for(start.spec, start.place, can_fork) for start in starts]
             for start in starts:
@@ -215,6 +219,14 @@ class HostAgent(BaseHostAgent):
         for start, command, sock in zip(starts, commands, listening, strict=True):
             self._prepared[start.key] = Prepared(command, sock)
         self.act(self.roster.prepared(self.loop.now(), starts))
+
+    def _share_threads(self, start: Start) -> None:
+        """Those that take the place of others of the mesh get what those had."""
+        spec = start.spec
+        if spec.share_threads and not threads.is_said(spec.env):
+            if start.mesh not in self._shares:
+                self._shares[start.mesh] = threads.share(threads.processors(), len(self.roster))
+            spec.threads = self._shares[start.mesh]
 
     def _path_of(self, address: str) -> str:
         return os.path.join(self.directory, name_of(address))
@@ -285,13 +297,18 @@ class HostAgent(BaseHostAgent):
         if mesh is None:
             spec = start.spec
             tail = settings.told(msgspec.msgpack.decode(spec.config), "tail_log_lines")
-            mesh = MeshOutput(start.name, spec.forward_logs, spec.prefix_with_rank, spec.client, tail)
+            forward, with_rank = spec.forward_logs, spec.prefix_with_rank
+            mesh = MeshOutput(start.name, forward, with_rank, spec.client, tail, spec.stream_lines)
             self._meshes[start.mesh] = mesh
         output = self._running[start.key] = ProcOutput(mesh, start.rank)
         return self.outputs.open(output)
 
     def _on_preload(self, frame: Frame) -> None:
-        self.servers.serving(self.decode_spec(frame))
+        spec = self.decode_spec(frame)
+        if spec.warm:
+            self.servers.warm(spec)
+        else:
+            self.servers.serving(spec)
 
     def forked(self, address: str, incarnation: int, pid: int) -> None:
         self._forking.pop((address, incarnation), None)
@@ -347,9 +364,10 @@ class HostAgent(BaseHostAgent):
         ended.hostname = self.hostname
 
     def mesh_ended(self, mesh: str) -> None:
+        self._shares.pop(mesh, None)
         output = self._meshes.pop(mesh, None)
         if output is not None:
-            self.outputs.show_gathered([output])
+            self.outputs.mesh_ended(output)
 
     # --- output
 

@@ -341,7 +341,10 @@ class Roster(Machine):
         process.announced = True
         self._disarm(process.timer("heard"))
         start = process.start
-        self._send(process.mesh.connection, ProcStarted(start.mesh, start.rank, process.said_pid, start.incarnation))
+        self._send(
+            process.mesh.connection,
+            ProcStarted(start.mesh, start.rank, process.said_pid, start.incarnation, start.spec.threads),
+        )
 
     # --- events: ending
 

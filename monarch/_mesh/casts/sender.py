@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._mesh.casts.plan import SENDER_PLANS, Parted
-from monarch._runtime.ordering import compress
+from monarch._runtime.incarnations import Incarnations
+from monarch._runtime.ordering import Numbering, RankKey, compress, expand
 from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
-from monarch._wire.message import CancelGather, Cast, CastPlan, ForgetPlan, PlanUnknown, Stamp
+from monarch._wire.message import Call, CancelGather, Cast, CastPlan, ForgetPlan, PlanUnknown, Stamp
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -129,13 +130,23 @@ class _Casts:
         self.plan = 0
 
 
-def stamps(numbering: Any, key: str, parted: Parted, restarts: Any) -> tuple[Any, Any]:
-    """The numbers of one cast, and the incarnations that are meant, as they travel."""
-    if restarts is None:
-        return numbering.next_many(key, parted.ranks), 0
-    incarnations = [restarts.of(key, rank, address) for _, rank, address in parted.remote]
-    receivers = [
-        (rank, incarnation) if incarnation else rank
-        for rank, incarnation in zip(parted.ranks, incarnations, strict=True)
-    ]
-    return numbering.next_many(key, receivers), compress(incarnations)
+def stamp(cast: Cast, numbering: Numbering, parted: Parted, restarts: Incarnations | None) -> None:
+    """Says which incarnations are meant, and numbers the cast."""
+    receivers: Sequence[RankKey] = parted.ranks
+    if restarts is not None:
+        incarnations = [restarts.of(cast.to, rank, address) for _, rank, address in parted.remote]
+        receivers = [
+            (rank, incarnation) if incarnation else rank
+            for rank, incarnation in zip(parted.ranks, incarnations, strict=True)
+        ]
+        cast.incarnations = compress(incarnations)
+    numbering.next_many(cast, cast.to, receivers)
+
+
+def fill_places(cast: Cast, proc: Proc, parted: Parted) -> None:
+    """The cast was interrupted: whatever receivers were not sent it are not to wait for it (see `Proc.fill_place`)."""
+    count = len(parted.remote)
+    stamps = zip(parted.remote, expand(cast.seqs, count), expand(cast.incarnations, count), strict=True)
+    for (index, _, address), seq, incarnation in stamps:
+        call = Call(cast.to, cast.sender, seq, cast.method, 0, "", index, cast.view, cast.adverb, incarnation)
+        proc.fill_place(address, call)

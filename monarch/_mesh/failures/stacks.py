@@ -36,6 +36,14 @@ def of_thread(frame: FrameType | None) -> list[Line]:
     return _shown(reversed(found))
 
 
+def caller() -> Line | None:
+    """The innermost line of the program in this thread; None in a thread of the runtime."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_HIDDEN):
+        frame = frame.f_back
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+
+
 def of_task(task: Any) -> list[Line]:
     """The program's lines of a suspended asyncio task, outermost first."""
     found: list[Line] = []

@@ -328,7 +328,7 @@ class NotAnEndpoint:
         cls, name = self._mesh._class, self._name
         if not callable(inspect.getattr_static(cls, name, self)):
             return (
-                f"{cls.__name__}.{name} is not an endpoint but an attribute of the class, and each actor has its own: read "
+                f"{cls.__name__}.{name} is not annotated as an endpoint, and is no method: each actor has its own, so read "
                 f"it through an endpoint that returns it"
             )
         return (

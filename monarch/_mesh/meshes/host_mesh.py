@@ -141,7 +141,8 @@ class HostMesh(Handle):
             self._session.spawned(owned)
         shape = Shape(labels, NDSlice.new_row_major(whole))
         mesh = ProcMesh(spec, shape, owned, owned.started)
-        mesh._forwards_logs = bool(settings.get("enable_log_forwarding"))
+        far = settings.get("stream_remote_output") and any(host != here().host for host in hosts)
+        mesh._forwards_logs = bool(settings.get("enable_log_forwarding")) or far
         if gated:
             mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned)
         layer.remember(mesh)

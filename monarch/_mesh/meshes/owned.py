@@ -235,6 +235,7 @@ class OwnedProcs:
         self._unprepared: dict[int, str] = {}  # rank -> why the bootstrap function did not return in its new process
         self.lost: dict[str, str] = {}  # hosts that are gone, and why
         self._stopping: Source | None = None
+        self._training = False
         self._lock = threading.Lock()
 
     def on_started(self, started: ProcStarted) -> None:
@@ -327,6 +328,19 @@ class OwnedProcs:
 
     # --- restarts
 
+    def train(self) -> None:
+        """These processes train with torch, and may be restarted: has fork servers import in the background what replacements
+        will need. Once is enough."""
+        with self._lock:
+            if self._training or self._stopping is not None:
+                return
+            self._training = True
+        for host, launch in zip(self.spec.hosts, self._launches, strict=True):
+            try:
+                self._proc.post(agent_at(host), message.Preload(), refreshed(launch, True))
+            except PeerEnded:
+                continue
+
     def restart(self, ranks: Sequence[int]) -> Source:
         """New processes for these ranks; those that run are stopped first. Ready when they run.
 
@@ -386,7 +400,7 @@ class OwnedProcs:
             spec.hosts[host],
         )
         try:
-            proc.post(agent_at(spec.hosts[host]), ask, refreshed(self._launches[host]))
+            proc.post(agent_at(spec.hosts[host]), ask, refreshed(self._launches[host], self._training))
         except PeerEnded as exc:
             for rank in ranks:
                 self.on_ended(rank, ProcEnded(spec.addresses[rank], 0, 1, False, [], f"its host is gone: {exc}", 2**31))

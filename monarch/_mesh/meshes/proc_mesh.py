@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -17,7 +18,8 @@ from monarch._mesh.meshes.owned import Acks
 from monarch._mesh.meshes.specs import ProcSpec
 from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
-from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
+from monarch._runtime.coroutine_future import CoroutineFuture
+from monarch._runtime.future import All, Done, Future, Slot, Source, Then, check_timeout, detach, make_future, once
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import agent_at, host_of, name_of
@@ -35,7 +37,8 @@ class ProcMesh(Handle):
 
     The object that `spawn_procs` returned owns the processes and may `stop()` them; slices and copies that were sent are
     references, on which actors can be spawned as well. Dropping every reference does not stop the processes: they live
-    until they are stopped, their owner ends, or the client exits.
+    until they are stopped, their owner ends, or the client exits. (Nobody knows of references that were sent elsewhere, nor
+    whether a broadcast still runs.) A line of a program that leaves 20 meshes alive is named once, in a warning.
     """
 
     def __init__(self, spec: ProcSpec, shape: Shape, owned: OwnedProcs | None = None, ready: Source | None = None):
@@ -106,9 +109,18 @@ class ProcMesh(Handle):
         self._check_alive()
         if not isinstance(name, str):
             raise TypeError(f'spawn takes a name first, as in procs.spawn("counters", Counter, ...); got {name!r}')
+        group = restart_policy.active()
+        if group is not None and "torch" in sys.modules:
+            self._train()
         return here().mesh.spawning.spawn_actors(  # type: ignore[no-any-return]
-            self, name, replacements.replace(Class), args, kwargs, group=restart_policy.active()
+            self, name, replacements.replace(Class), args, kwargs, group=group
         )
+
+    def _train(self) -> None:
+        """See `OwnedProcs.train`. Nothing where they belong to another process."""
+        owned = here().mesh.owned.procs.get(self._spec.uid)
+        if owned is not None:
+            owned.train()
 
     def _check_alive(self) -> None:
         if self._spec.stopped:
@@ -196,18 +208,21 @@ class ProcMesh(Handle):
 
     # --- logs
 
-    async def logging_option(
+    def logging_option(
         self,
         stream_to_client: bool = False,
         aggregate_window_sec: float | None = None,
         level: int = logging.INFO,
-    ) -> None:
-        """How the output of these processes reaches the client.
+    ) -> Future[None]:
+        """How the output of these processes reaches the client. Begins at once; the Future says when it is in force.
 
         `level`: of the root logger in each process (0..255, else ValueError). `stream_to_client`: print each line on the
-        client with its rank; needs `configure(enable_log_forwarding=True)` before the mesh was spawned, else a
-        UserWarning and nothing else. `aggregate_window_sec`: fold lines that are equal across ranks over so many seconds;
-        RuntimeError without streaming.
+        client with its host and rank. Output from other hosts is streamed whether or not it is asked for, unless
+        `configure(stream_remote_output=False)` came before the mesh was spawned; that of the client's own host needs
+        `configure(enable_log_forwarding=True)` before it, else a UserWarning and nothing else. `aggregate_window_sec`: fold
+        lines that are equal across the ranks of a host over so many seconds; RuntimeError without streaming.
+
+        What comes faster from another host than the client prints it is dropped, and a line says how much.
         """
         if isinstance(level, bool) or not isinstance(level, int) or not 0 <= level <= 255:
             raise ValueError(f"Invalid logging level: {level!r} (expected 0..255)")
@@ -232,10 +247,16 @@ class ProcMesh(Handle):
         acks = Acks(agents, ask)  # what is written from now on may reach an agent before the order does
         proc.ports.add(acks)
         acks.ask(range(len(agents)))
-        await make_future(acks)
-        mesh = here().mesh.spawning.spawn_actors(self, "log-level", LogLevel, (level,), {})
-        await mesh.apply.call()
-        await mesh.stop()
+        spawning = proc.mesh.spawning
+        mesh = spawning.spawn_actors(self, "log-level", LogLevel, (level,), {})
+        level_set, stopped = detach(mesh.apply.call()), Slot()
+
+        def stop() -> None:
+            stopping: Source = spawning.stop_actors(mesh._spec, "the log level is set")
+            stopping.on_ready(stopped.set)
+
+        level_set.on_ready(once(stop))
+        return make_future(Then(All([acks, level_set, stopped]), lambda _values: None), CoroutineFuture)
 
     # --- what optional packages bring
 

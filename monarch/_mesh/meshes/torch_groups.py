@@ -48,6 +48,7 @@ def setup_torch_distributed(
             raise ValueError(f"{name} must be a finite number of seconds above 0, got {seconds!r}")
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be 1 or more, got {threads!r}")
+    procs._train()
     done: Future[None] = plugins.load("spmd.setup").setup(
         procs, procs._places(), backend, init, timeout, threads, setup_timeout
     )

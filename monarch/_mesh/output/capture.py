@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import codecs
 import fcntl
+import itertools
 import os
 import socket
 import sys
 import termios
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
-from monarch._mesh.output import log_lines
+from monarch._mesh.output import budget, log_lines
+from monarch._mesh.output.budget import Budget
 from monarch._mesh.output.last_words import LastWords
 from monarch._mesh.output.left_out import LeftOut
 from monarch._runtime.loop import Loop, Timer
@@ -30,17 +32,29 @@ def _standing(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-class MeshOutput:
-    """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`."""
+def _here(mesh: MeshOutput, rank: int) -> str:
+    """A process for people: this host, and which one of a mesh."""
+    return f"{socket.gethostname()} {mesh.name}-{rank}"
 
-    def __init__(self, name: str, forward: bool, with_rank: bool, client: str = "", tail: int = 20) -> None:
+
+class MeshOutput:
+    """How the output of one mesh is shown: as it is, or (`stream`) line by line with its origin, or folded over `window`.
+
+    `streams`: it is streamed also when the program does not ask for that, for it comes from another host than the client's.
+    """
+
+    def __init__(
+        self, name: str, forward: bool, with_rank: bool, client: str = "", tail: int = 20, streams: bool = False
+    ) -> None:
         self.name = name
         self.client = client  # address of the client that sees it
         self.tail = tail  # lines of each process's stderr kept for reports
         self.forward = forward  # to the client, rather than to the terminal it shares with us
         self.with_rank = with_rank
-        self.stream = False
+        self.streams = streams
+        self.stream = streams
         self.window = 0.0
+        self.counted = 0  # the number of what is folded, where it is counted
         self.aggregators: dict[int, log_lines.Aggregator] = {}
 
 
@@ -52,6 +66,7 @@ class ProcOutput:
         self.rank = rank
         self.tail = LastWords(mesh.tail)
         self.pipes: list[_Pipe] = []
+        self.counted = 0  # its number, where what is on its way is counted
 
 
 class _Pipe:
@@ -79,11 +94,23 @@ class Outputs:
         self._echo = {1: log_lines.Echo(1), 2: log_lines.Echo(2)}
         self._echo_timer: Timer | None = None
         self._procs: set[ProcOutput] = set()
+        self._budget = Budget()
+        self._numbers = itertools.count(1)
+        self._origins: dict[int, tuple[MeshOutput, str]] = {}  # by number: how the lines begin
 
     def open(self, output: ProcOutput) -> dict[str, int]:
         """Writing ends for a new process, by name; the reading ends are watched from now on. stdout is inherited unless
         it is forwarded."""
         writing = {}
+        mesh = output.mesh
+        if mesh.streams:
+            output.counted = next(self._numbers)
+            self._origins[output.counted] = (
+                mesh,
+                log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank),
+            )
+            mesh.counted = mesh.counted or next(self._numbers)
+            self._origins[mesh.counted] = mesh, log_lines.origin(f"{socket.gethostname()} {mesh.name}", 0, False)
         for name, stream in (("stdout", 1), ("stderr", 2)):
             if stream == 1 and not output.mesh.forward:
                 continue
@@ -106,6 +133,9 @@ class Outputs:
             self._take_lines(output, pipe, pipe.lines.flush())
             self._close_pipe(pipe)
         self._procs.discard(output)
+        if output.counted:
+            self._say_lost(output.counted)
+            del self._origins[output.counted]
 
     def read_now(self, mesh: MeshOutput | None = None) -> None:
         """Takes what stands in the pipes (of one mesh); one read takes as much as a pipe holds."""
@@ -119,15 +149,42 @@ class Outputs:
         """Ends the windows of these meshes."""
         for mesh in meshes:
             for stream, aggregator in mesh.aggregators.items():
-                text = aggregator.take(log_lines.clock(), mesh.with_rank)
-                if text:
-                    self._show(mesh, Output(stream, text, f"mesh {mesh.name}"))
+                self._send_folded(mesh, stream, aggregator)
+
+    def mesh_ended(self, mesh: MeshOutput) -> None:
+        self.show_gathered([mesh])
+        if mesh.counted:
+            self._say_lost(mesh.counted)
+            del self._origins[mesh.counted]
+
+    def printed(self, counted: int, size: int) -> None:
+        """The client has printed so much of what is counted under that number."""
+        for lost in self._budget.printed(counted, size):
+            self._say_lost(lost)
+
+    def _say_lost(self, counted: int) -> None:
+        lost = self._budget.lost(counted)
+        if lost:
+            mesh, origin = self._origins[counted]
+            self._show(mesh, Output(2, f"{origin}{lost}\n"))
+
+    def _send_lines(self, mesh: MeshOutput, stream: int, lines: Sequence[str], source: str, counted: int) -> None:
+        """Lines with their newlines. If they are counted, they are dropped beyond what may be on its way."""
+        if counted:
+            lines = self._budget.admit(counted, lines, budget.TOTAL if counted == mesh.counted else budget.PROCESS)
+        text = "".join(lines)
+        if text and not self._show(mesh, Output(stream, text, source, counted)) and counted:
+            self._budget.printed(counted, len(text))  # it is not on its way
+
+    def _send_folded(self, mesh: MeshOutput, stream: int, aggregator: log_lines.Aggregator) -> None:
+        lines = aggregator.take(log_lines.clock(), mesh.with_rank).splitlines(keepends=True)
+        self._send_lines(mesh, stream, lines, f"mesh {mesh.name}", mesh.counted)
 
     def set_option(self, mesh: MeshOutput, stream: bool, window: float) -> None:
         """What was written until now is shown as it would have been."""
         self.read_now(mesh)
         self.show_gathered([mesh])
-        mesh.stream, mesh.window, mesh.aggregators = stream, window, {}
+        mesh.stream, mesh.window, mesh.aggregators = stream or mesh.streams, window, {}
 
     def flush(self) -> None:
         for echo in self._echo.values():
@@ -179,9 +236,9 @@ class Outputs:
         if mesh.window:
             self._gather(mesh, pipe.stream, output.rank, lines)
             return
-        host, proc = socket.gethostname(), f"{mesh.name}-{output.rank}"
-        shown = (log_lines.prefixed(host, proc, output.rank, line, mesh.with_rank) + "\n" for line in lines)
-        self._show(mesh, Output(pipe.stream, "".join(shown), _named(output)))
+        origin = log_lines.origin(_here(mesh, output.rank), output.rank, mesh.with_rank)
+        shown = [f"{origin}{line}\n" for line in lines]
+        self._send_lines(mesh, pipe.stream, shown, _named(output), output.counted)
 
     def _gather(self, mesh: MeshOutput, stream: int, rank: int, lines: list[str]) -> None:
         """Folds lines into the window of their stream; the first of a window sets the clock."""
@@ -198,17 +255,18 @@ class Outputs:
         """Shows what was gathered if it is time: a window shown early has begun anew, with its own clock."""
         due = aggregator.due(self._loop.now())
         if due is not None and due <= self._loop.now():
-            self._show(mesh, Output(stream, aggregator.take(log_lines.clock(), mesh.with_rank), f"mesh {mesh.name}"))
+            self._send_folded(mesh, stream, aggregator)
 
-    def _show(self, mesh: MeshOutput, output: Output) -> None:
-        """Sends it to the mesh's client, unless that takes nothing: then it is told later what it has missed."""
+    def _show(self, mesh: MeshOutput, output: Output) -> bool:
+        """Sends it to the mesh's client. False if that takes nothing: then it is told later what it has missed."""
         client = mesh.client
         if client not in self._left_out and self._has_room(client):
             self._send(client, output)
-            return
+            return True
         self._left_out.setdefault(client, LeftOut("the program does not read")).add(output.source, len(output.text))
         if self._note_timer is None:
             self._note_timer = self._loop.call_later(_NOTE_AGAIN, self._say_left_out)
+        return False
 
     def _say_left_out(self) -> None:
         self._note_timer = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import select
 import time
@@ -41,50 +42,60 @@ class Lines:
         return f"{text} [{over} bytes more]" if over else text
 
 
-def prefixed(host: str, proc: str, rank: int, line: str, with_rank: bool) -> str:
-    """A streamed line as it is printed."""
-    return f"[{host} {proc}] [{rank}] {line}" if with_rank else f"[{host} {proc}] {line}"
+def origin(process: str, rank: int, with_rank: bool) -> str:
+    """What a streamed line begins with; `process` is "host name"."""
+    return f"[{process}] [{rank}] " if with_rank else f"[{process}] "
 
 
 class Aggregator:
-    """Folds lines that are equal across ranks over a window; lines that one rank repeats stay as many as they are.
+    """Folds lines that are equal across ranks over a window, never lines of one rank, whose order is kept: a line joins the
+    first group of its text behind the group that its rank joined last, or begins one at the end.
 
-    Equal means equal text: numbers that differ keep lines apart. Bound: `LIMIT` different lines a window; at the bound
-    the window ends early.
+    Equal means equal text: numbers that differ keep lines apart. Bounds: `LIMIT` groups and `SIZE` characters of text a
+    window; at a bound the window ends early.
     """
 
     LIMIT = 10_000
+    SIZE = 1 << 20
 
     def __init__(self, window: float) -> None:
         self.window = window
-        self._lines: dict[tuple[str, int], list[int]] = {}  # (line, its n-th time in a rank) -> ranks
-        self._times: dict[tuple[str, int], int] = {}
+        self._groups: list[tuple[str, list[int]]] = []  # (line, ranks)
+        self._places: dict[str, list[int]] = {}  # line -> where it is in `_groups`
+        self._last: dict[int, int] = {}  # rank -> the group that it joined last
+        self._size = 0
         self._opened: float | None = None
 
     def add(self, rank: int, line: str, now: float) -> None:
         if self._opened is None:
             self._opened = now
-        nth = self._times.get((line, rank), 0)
-        self._times[(line, rank)] = nth + 1
-        self._lines.setdefault((line, nth), []).append(rank)
+        places = self._places.setdefault(line, [])
+        behind = bisect.bisect_right(places, self._last.get(rank, -1))
+        if behind == len(places):
+            places.append(len(self._groups))
+            self._groups.append((line, []))
+            self._size += len(line)
+        place = self._last[rank] = places[behind]
+        self._groups[place][1].append(rank)
 
     def due(self, now: float) -> float | None:
         """When the window ends; None while it is empty."""
         if self._opened is None:
             return None
-        return now if len(self._lines) >= self.LIMIT else self._opened + self.window
+        full = len(self._groups) >= self.LIMIT or self._size >= self.SIZE
+        return now if full else self._opened + self.window
 
     def take(self, clock: str, with_rank: bool = True) -> str:
         """The block for what was gathered ("" when nothing was), and begins anew."""
-        if not self._lines:
+        if not self._groups:
             return ""
         out = [f"{_CYAN}>>> Aggregated Logs ({clock}) >>>{_RESET}"]
-        for (line, _nth), ranks in self._lines.items():
+        for line, ranks in self._groups:
             shown = f"[{_ranks(ranks)}] " if with_rank else ""
             out.append(f"{_YELLOW}[{len(ranks)} similar log lines]{_RESET} {shown}{line}")
         out.append(f"{_CYAN}<<< Aggregated Logs ({clock}) <<<{_RESET}")
         out.append("")
-        self._lines, self._times, self._opened = {}, {}, None
+        self._groups, self._places, self._last, self._size, self._opened = [], {}, {}, 0, None
         return "\n".join(out) + "\n"
 
 

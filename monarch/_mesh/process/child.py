@@ -25,10 +25,11 @@ import msgspec
 
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
+from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
-from monarch._mesh.start.launch import apply_affinity
+from monarch._mesh.start.launch import apply_affinity, threads_of
 from monarch._mesh.start.leftovers import RUN
-from monarch._runtime import async_driver, standard_streams  # noqa: F401
+from monarch._runtime import async_driver, log_thread, standard_streams  # noqa: F401
 from monarch._runtime.context import set_home
 from monarch._runtime.future import All
 from monarch._runtime.internal_errors import end_process
@@ -92,6 +93,7 @@ class Served:
         actors = list(proc.actors.values())
         ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
         All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
+        log_thread.flush(1.0)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -149,6 +151,9 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
             faulthandler.enable(2, all_threads=False)  # a crash shows its stack in the last lines, and no other threads
     if bind:
         apply_affinity(bind)
+    count = threads_of(spec, bind)
+    if count:
+        threads.take(count)
     settings.restore(msgspec.msgpack.decode(spec.config))
     sys.setswitchinterval(settings.get("switch_interval"))
     logging.getLogger().setLevel(logging.INFO)

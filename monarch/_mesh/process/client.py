@@ -70,7 +70,7 @@ class Client:
             self._run_directory.remove()
             raise
         self.layer = MeshLayer(proc)
-        self.layer.fault = faults.report
+        self.layer.owners.fault = faults.report
         # Actors know their senders by it, and those of two programs may send to one actor.
         root = Instance(proc, key=f"client-{new_id()}", name=ROOT, rank=0, view=encode_extent((), ()))
         proc.root_name = root.unique
@@ -78,6 +78,7 @@ class Client:
         set_root(root)
         self.layer.when_agent_lost = self._on_agent_lost
         self.printer = Printer(proc)
+        self.printer.far_agents = self._far_agents
         transport.listen(listening)
         connection = transport.connect(ours, agent_at(host))
         proc.processes.use_agent(connection)
@@ -123,13 +124,17 @@ class Client:
         hosts = {host_of(address) for address, _ in proc.processes.known()} | {proc.host}
         for mesh in list(self.layer.owned.procs.values()):
             hosts.update(mesh.spec.hosts)
-        for host in sorted(hosts):  # the others cannot be reached without it
-            try:
-                proc.host_ended(host, detail)
-            except Exception as exc:  # who waits is told all the same, below
-                REPORTER.report("the way to the end of this client", exc)
-        proc.closed = error
-        proc.ports.close_all(Failure(str(error)))
+
+        def lose() -> None:
+            for host in sorted(hosts):  # the others cannot be reached without it
+                try:
+                    proc.host_ended(host, detail)
+                except Exception as exc:  # who waits is told all the same, below
+                    REPORTER.report("the way to the end of this client", exc)
+            proc.closed = error
+            proc.ports.close_all(Failure(str(error)))
+
+        self.layer.owners.lose_everything(str(error), lose)
         self._run_directory.remove()
 
     def _how_agent_ended(self) -> str:
@@ -143,12 +148,17 @@ class Client:
 
     # --- the end
 
+    def _far_agents(self) -> list[str]:
+        """Those of other hosts with processes of ours, whose output may be streamed to us."""
+        hosts = {host for owned in list(self.layer.owned.procs.values()) for host in owned.spec.hosts}
+        return [agent_at(host) for host in hosts if host != self.proc.host]
+
     def shutdown(self, timeout: float) -> None:
         """Ends every process, the agent and the I/O thread."""
         proc = self.proc
         heard_all = Slot()
         self.layer.when_agent_lost = lambda reason: heard_all.set()
-        self.layer.tell_unobserved()
+        self.layer.owners.tell_unobserved()
         faults.drain(1.0)
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):
@@ -156,7 +166,7 @@ class Client:
         for actor in list(proc.actors.values()):
             actor.ended.wait(min(timeout, settings.get("cleanup_timeout")))
         try:
-            if self.printer.used:
+            if self.printer.used or self._far_agents():
                 self.printer.flush(1.0)
             proc.post(agent_of(proc.address), Shutdown(timeout))
         except (PeerEnded, OSError, RuntimeError):

@@ -17,9 +17,11 @@ from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
 from monarch._mesh.process.context import context
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
+from monarch._mesh.process.spawn_sites import SpawnSites
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Source, once
 from monarch._runtime.instance import Instance
+from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
@@ -46,6 +48,8 @@ class Spawning:
         self._owned = owned
         self._residents = residents
         self._tell = tell
+        self._proc_sites = SpawnSites("meshes of processes")
+        self._actor_sites = SpawnSites("meshes of actors")
 
     # --- actors
 
@@ -73,8 +77,11 @@ class Spawning:
             spec, owner.unique, constructor, setup, group, lambda reason: self.stop_actors(spec, reason)
         )
         owned.creator = creator.as_creator()
+        internal = getattr(cls, "_is_system_actor", False)
+        if not internal:
+            self._actor_sites.spawned(spec.key)
         with self._owned.lock:
-            self._owned.ledger.add(spec, owner.unique, internal=getattr(cls, "_is_system_actor", False))
+            self._owned.ledger.add(spec, owner.unique, internal=internal)
             self._owned.actors[spec.key] = owned
             if group is not None:
                 group.add(spec.key, len(spec.addresses))
@@ -237,6 +244,7 @@ class Spawning:
         """That mesh is gone, and the ledger knows it no more."""
         self._forget_untold(key)
         owned = self._owned.actors.pop(key, None)
+        self._actor_sites.gone(key)
         if owned is not None and owned.group is not None:
             with self._owned.lock:
                 owned.group.remove(key)
@@ -251,9 +259,8 @@ class Spawning:
         with self._owned.lock:
             untold = self._owned.observed.stopped(key)
         for failure in untold:
-            logger.error(
-                "a mesh was stopped before anybody looked at the call that its failure ended: %s", failure.report()
-            )
+            log(logger, logging.ERROR, "a mesh was stopped before anybody looked at the call that its failure ended: %s",
+                failure.report())  # fmt: skip
 
     # --- processes
 
@@ -263,9 +270,11 @@ class Spawning:
 
         def on_gone() -> None:
             procs.pop(spec.uid, None)
+            self._proc_sites.gone(spec.uid)
 
         owned = OwnedProcs(self._proc, spec, owner, launches, per_host, on_gone, self._owned.changed)
         procs[spec.uid] = owned
+        self._proc_sites.spawned(spec.uid)
         owner.owned[spec.uid] = owned
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
             ask = SpawnProcs(spec.uid, spec.name, index * per_host, per_host, self._proc.address, host)

@@ -12,12 +12,15 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, receive_packet, send_packet, wait_orphaned
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
+
+_BACKGROUND = 5  # nice: a third of the others' weight, so that it comes to an end on a host that is busy too
 
 
 def start(preload: list[str], close: list[int]) -> tuple[socket.socket, int]:
@@ -46,7 +49,7 @@ def main() -> None:
     _become(socket.socket(fileno=descriptor), [], agent)
 
 
-def _become(sock: socket.socket, preload: list[str], agent: int) -> None:
+def _become(sock: socket.socket, preload: list[str], agent: int, background: bool = False) -> None:
     """The life of a fork server; leaves through `sys.exit` in the fork server, and runs the proc in its forked children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with(agent)
@@ -54,18 +57,33 @@ def _become(sock: socket.socket, preload: list[str], agent: int) -> None:
         send_packet(sock, ("serving", os.getpid()), [])
     except OSError:  # the agent has ended
         os._exit(1)
-    for name in (CHILD, *preload):
-        try:
-            importlib.import_module(name)
-        except ImportError as exc:
-            sys.stderr.write(f"monarch: the fork server could not preload {name}: {exc}\n")
+    names = [CHILD, *preload]
+    if background:  # a thread has a priority of its own, and only root may raise one again
+        importing = threading.Thread(target=_import, args=(names, True))
+        importing.start()
+        importing.join()
+    else:
+        _import(names)
     gc.collect()
     gc.freeze()  # the children share these pages as long as no collection writes to them
+    if background:
+        send_packet(sock, ("ready",), [])
     child = _serve(sock, agent)
     if child is None:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     importlib.import_module(CHILD).run_forked(child, agent)
+
+
+def _import(names: list[str], background: bool = False) -> None:
+    if background:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _BACKGROUND)
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ImportError as exc:
+            if not background:  # else it is a guess
+                sys.stderr.write(f"monarch: the fork server could not preload {name}: {exc}\n")
 
 
 def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
@@ -103,7 +121,7 @@ def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
                 wait_orphaned(gate_read, agent)
                 os.environ.clear()
                 os.environ.update(packet[2])
-                _become(socket.socket(fileno=fds[0]), packet[1], agent)
+                _become(socket.socket(fileno=fds[0]), packet[1], agent, packet[3])
         if child is None:
             os._exit(0)
         return child

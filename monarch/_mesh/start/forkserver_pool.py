@@ -46,11 +46,13 @@ class Launched(Protocol):
 
 
 class ForkServer:
-    """The agent's end of one fork server. `pending`: asked for and not answered yet; `pid`: 0 until it has said so."""
+    """The agent's end of one fork server. `pending`: asked for and not answered yet; `pid`: 0 until it has said so. `ready`:
+    whether it forks at once, as far as is known; one that does not says when it will."""
 
-    def __init__(self, sock: socket.socket, loop: Loop, launched: Launched) -> None:
+    def __init__(self, sock: socket.socket, loop: Loop, launched: Launched, ready: bool = True) -> None:
         sock.setblocking(False)
         self.alive = True
+        self.ready = ready
         self.pid = 0
         self._why = "the fork server has ended"
         self.pending: dict[tuple[str, int], Order] = {}
@@ -115,6 +117,9 @@ class ForkServer:
         if packet[0] == "serving":
             self.pid = packet[1]
             return
+        if packet[0] == "ready":
+            self.ready = True
+            return
         if packet[0] == "ended":
             self._why = packet[1]
             return
@@ -173,20 +178,39 @@ class ForkServers:
             os.kill(pid, signal.SIGKILL)
 
     def serving(self, spec: LaunchSpec) -> ForkServer:
-        """The fork server that fits the spec's preloads and load-time environment, started if need be."""
+        """The fork server that fits the spec's preloads and load-time environment, started if need be; one that has what the
+        spec expects replacements to import, when that is ready."""
+        if spec.warm:
+            warm = self.warm(spec)
+            if warm.ready:
+                return warm
+        return self._plain(spec)
+
+    def _plain(self, spec: LaunchSpec) -> ForkServer:
         sensitive = load_time_env(spec.env)
         if not spec.preload and sensitive == load_time_env(dict(os.environ)):
             return self._first
-        key = (tuple(spec.preload), tuple(sorted(sensitive.items())))
+        return self._known(_key(spec)) or self._fork_off(self._first, spec, False)
+
+    def warm(self, spec: LaunchSpec) -> ForkServer:
+        """Starts one for what the spec expects replacements to import, off the one that serves now. It imports in the
+        background, at a low priority, and serves when it has done so."""
+        return self._known(_key(spec, warm=True)) or self._fork_off(self._plain(spec), spec, True)
+
+    def _known(self, key: Any) -> ForkServer | None:
         server = self._others.get(key)
-        if server is not None and server.alive:
-            self._others.move_to_end(key)
-            return server
+        if server is None or not server.alive:
+            return None
+        self._others.move_to_end(key)
+        return server
+
+    def _fork_off(self, parent: ForkServer, spec: LaunchSpec, warm: bool) -> ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         # Only what is read at load time differs; each process gets its whole environment when it is forked.
         env = {key: value for key, value in os.environ.items() if not load_time_env({key: value})}
-        self._first.send(("forkserver", spec.preload, {**env, **sensitive}), [theirs.detach()])
-        server = self._others[key] = ForkServer(ours, self._loop, self._launched)
+        wanted = spec.warm if warm else spec.preload
+        parent.send(("forkserver", wanted, {**env, **load_time_env(spec.env)}, warm), [theirs.detach()])
+        server = self._others[_key(spec, warm)] = ForkServer(ours, self._loop, self._launched, not warm)
         if len(self._others) > KEPT:
             idle = next((key for key, other in self._others.items() if not other.pending), None)
             if idle is not None and self._others[idle] is not server:
@@ -197,6 +221,11 @@ class ForkServers:
         self._closed = True
         for server in (self._first, *self._others.values()):
             server.close()
+
+
+def _key(spec: LaunchSpec, warm: bool = False) -> Any:
+    """What a fork server must have been started with to serve this spec."""
+    return tuple(spec.preload), tuple(spec.warm) if warm else (), tuple(sorted(load_time_env(spec.env).items()))
 
 
 def start_another() -> socket.socket:

@@ -3,8 +3,9 @@
 They talk over a sequenced-packet socket; packets are msgpack and carry descriptors.
 
     agent -> fork server    ("batch", n) + spec        then n times ("proc", address, incarnation, ...) + its descriptors
-                            ("forkserver", preload, env) + socket of the new one
+                            ("forkserver", preload, env, in the background) + socket of the new one
     fork server -> agent    ("serving", pid), first of all
+                            ("ready",), of one that has imported in the background: it forks at once from now on
                             ("forked", address, incarnation, pid)   ("failed", address, incarnation, why)
                             ("ended", why), of one that could not be started
 """

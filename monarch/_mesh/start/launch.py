@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 
+from monarch._mesh.start import threads
 from monarch._wire.message import Command, LaunchSpec
 
 _NODES = "/sys/devices/system/node"
@@ -28,7 +29,7 @@ def command_for(spec: LaunchSpec, rank_in_host: int, can_fork: bool = True) -> C
         program = spec.executable or sys.executable
         command = Command(program, None, ["-m", "monarch._mesh.bootstrap"], dict(spec.env))
     program = find_program(command.program, command.env)
-    command = Command(program, command.arg0, command.args, command.env)
+    command = Command(program, command.arg0, command.args, threads.with_share(command.env, threads_of(spec, bind)))
     return _under_numactl(command, bind) if "membind" in bind else command
 
 
@@ -80,17 +81,34 @@ def _under_numactl(command: Command, bind: Mapping[str, str]) -> Command:
 def apply_affinity(bind: Mapping[str, str]) -> None:
     """Binds this process to the processors of `bind` (`cpus`, `physcpubind`, `cpunodebind`); says so when it cannot."""
     try:
-        cpus: set[int] = set()
-        for key in ("cpus", "physcpubind"):
-            if key in bind:
-                cpus |= parse_list(bind[key])
-        for node in parse_list(bind["cpunodebind"]) if "cpunodebind" in bind else ():
-            with open(f"{_NODES}/node{node}/cpulist") as file:
-                cpus |= parse_list(file.read().strip())
+        cpus = bound_to(bind)
         if cpus:
             os.sched_setaffinity(0, cpus)
     except (OSError, ValueError) as exc:
         sys.stderr.write(f"monarch: proc_bind {dict(bind)} could not be applied: {exc}\n")
+
+
+def bound_to(bind: Mapping[str, str]) -> set[int]:
+    """The processors of `bind`. OSError, ValueError when they cannot be told."""
+    cpus: set[int] = set()
+    for key in ("cpus", "physcpubind"):
+        if key in bind:
+            cpus |= parse_list(bind[key])
+    for node in parse_list(bind["cpunodebind"]) if "cpunodebind" in bind else ():
+        with open(f"{_NODES}/node{node}/cpulist") as file:
+            cpus |= parse_list(file.read().strip())
+    return cpus
+
+
+def threads_of(spec: LaunchSpec, bind: Mapping[str, str]) -> int:
+    """The share of a process of this mesh that is bound so; 0 when it gets none."""
+    if not spec.threads:
+        return 0
+    try:
+        cpus = bound_to(bind)
+    except (OSError, ValueError):  # said when it is applied
+        cpus = set()
+    return threads.share_of_bound(len(cpus), spec.binds or [], bind) if cpus else spec.threads
 
 
 def parse_list(text: str) -> set[int]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from monarch._mesh.start import threads
 from monarch._mesh.start.agent_process import inheritable
 from monarch._mesh.start.preload import preloads
 from monarch._runtime.context import here
@@ -88,7 +89,8 @@ def launch_spec(
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     change = _change(env)
-    inherited = {} if remote else change.over(inheritable(os.environ))
+    streams = remote and settings.get("stream_remote_output")
+    inherited = {} if remote else change.over(threads.inherited(inheritable(os.environ)))
     return LaunchSpec(
         name=name,
         env=inherited,
@@ -96,7 +98,8 @@ def launch_spec(
         path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
         config=msgspec.msgpack.encode(settings.snapshot()),
-        forward_logs=bool(settings.get("enable_log_forwarding")),
+        forward_logs=bool(settings.get("enable_log_forwarding")) or streams,
+        stream_lines=streams,
         prefix_with_rank=settings.get("prefix_with_rank"),
         preload=preloads(),
         gated=gated,
@@ -104,6 +107,7 @@ def launch_spec(
         binds=binds,
         client=here().client,
         change=change if remote else None,
+        share_threads=bool(settings.get("share_threads")) and not threads.is_said(env),
     )
 
 

@@ -2,6 +2,12 @@
 
 Senders write in their own thread, under the lock; what the socket does not take is queued for the I/O thread, which
 alone reads. The I/O thread never waits for the lock: it hands its pieces to whoever holds it.
+
+A handler of signals may raise in the midst of a send (Ctrl-C). Frames stay whole then: one of which nothing was written is
+not sent, of one that has begun the rest follows. Python looks for signals behind calls and where functions and loops begin.
+So `with` is used for the lock, which takes it and enters its block in one step; `(sent,) = map(send, (frame,))` calls and
+keeps the result in one step; and what belongs together is changed by statements with no call before the last of them. What
+else was left undone, the I/O thread does (`_mend`).
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ from monarch._wire import message
 from monarch._wire.frame import Buffer, Decoder, FrameError, encode_small
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket
 from monarch._wire.transport.socket_errors import OUT_OF
+from monarch._wire.waiters import Waiters
 
 READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.EPOLLHUP
 
@@ -48,8 +55,9 @@ class StreamConnection:
         self._lock = threading.Lock()
         self._out: deque[Buffer] = deque()  # what nobody changes any more
         self.queued = 0
-        self._deferred: deque[Sequence[Buffer]] = deque()  # the same
-        self._room: threading.Condition | None = None
+        self._deferred: deque[list[Buffer]] = deque()  # the same
+        self._written = 0  # bytes at the head of the queue that the socket has, until they are taken off it
+        self._room = Waiters()
         self._lost = False
         self._reason = ""
         self._reading = True
@@ -80,45 +88,75 @@ class StreamConnection:
     # --- sending, any thread
 
     def send_small(self, frame: bytes) -> bool:
-        if not self._lock.acquire(False):
-            return False
-        try:
-            if self._out or self._deferred or self._lost:
+        if self._loop.in_loop():
+            if not self._lock.acquire(False):
                 return False
             try:
-                sent = self._sock.send(frame)
-            except OSError:  # full, or gone: `send` finds out
-                return False
+                taken = self._send_small(frame)
+            finally:
+                self._lock.release()
+        else:
+            try:
+                with self._lock:
+                    taken = self._send_small(frame)
+            except BaseException:
+                self._loop.call_soon(self._mend)
+                raise
+        if self._deferred:
+            self._loop.call_soon(self._flush_deferred)
+        return taken
+
+    def _send_small(self, frame: bytes) -> bool:
+        if self._out or self._deferred or self._lost:
+            return False
+        sent = 0
+        try:
+            (sent,) = map(self._sock.send, (frame,))
             if sent < len(frame):
                 self._enqueue([frame[sent:]])
-            return True
-        finally:
-            self._lock.release()
-            if self._deferred:
-                self._loop.call_soon(self._flush_deferred)
+        except OSError:  # full, or gone: `send` finds out
+            return False
+        except BaseException:
+            if 0 < sent < len(frame) and not self._out:
+                self._enqueue([frame[sent:]])
+            raise
+        return True
 
     def send(
         self, pieces: Sequence[Buffer], wait: bool = False, coalesce_within: float = 0.0, owned: bool = False
     ) -> None:
         if self._loop.in_loop():
             if not self._lock.acquire(False):
-                self._deferred.append(pieces if owned else [bytes(piece) for piece in pieces])
+                self._deferred.append(_owned(pieces, owned))
                 self._flush_deferred()
                 return
+            try:
+                self._send(pieces, wait, coalesce_within, owned)
+            finally:
+                self._lock.release()
         else:
-            self._lock.acquire()
-        try:
-            if self._deferred:
-                self._take_deferred()
-            if coalesce_within and not self._lost and self._follows_within(coalesce_within):
-                self._enqueue(pieces, owned)
-                self._coalesced = True
-            else:
-                self._write(pieces, wait, owned)
-        finally:
-            self._lock.release()
+            try:
+                with self._lock:
+                    self._send(pieces, wait, coalesce_within, owned)
+            except BaseException:
+                self._loop.call_soon(self._mend)
+                raise
         if self._deferred:
             self._loop.call_soon(self._flush_deferred)
+
+    def _send(self, pieces: Sequence[Buffer], wait: bool, coalesce_within: float, owned: bool) -> None:
+        if self._deferred:
+            self._take_deferred()
+        if coalesce_within and not self._lost and self._follows_within(coalesce_within):
+            self._enqueue(pieces, owned)
+            self._coalesced = True
+        else:
+            self._write(pieces, wait, owned)
+
+    def _mend(self) -> None:
+        """On the I/O thread, after a sender was interrupted: what it has left in the queue is written."""
+        if not self._lost:
+            self._loop.want_write(self._fd, True, self._reading)
 
     def _write(self, pieces: Sequence[Buffer], wait: bool, owned: bool = False) -> None:
         if self._lost:
@@ -130,25 +168,49 @@ class StreamConnection:
                 self._write_queue()
                 return
             self._write_queue()
-        if not self._out:
+        if self._out:
+            self._enqueue(pieces, owned)
+            return
+        sent = 0
+        try:
             try:
                 if len(pieces) == 1:
-                    sent = self._sock.send(pieces[0])
+                    (sent,) = map(self._sock.send, pieces)
                     if sent == len(pieces[0]):
                         return
                 else:
-                    sent = self._sock.sendmsg(pieces[:_IOV_MAX])
+                    (sent,) = map(self._sock.sendmsg, (pieces[:_IOV_MAX],))
             except (BlockingIOError, InterruptedError):
-                sent = 0
+                pass
             except OSError as exc:
                 if exc.errno not in OUT_OF:
                     raise ConnectionLost(str(exc)) from exc
-                sent, wait = 0, False
-            pieces = _after(pieces, sent)
-        if wait and pieces and not self._out:
-            pieces = self._write_waiting(pieces)
-        if pieces:
-            self._enqueue(pieces, owned)
+                wait = False
+            rest = _after(pieces, sent)
+            poll = self._poll() if wait and rest else None
+            while rest and poll is not None and poll.poll(_STALLED * 1000) and not self._lost:
+                try:  # from the caller's memory
+                    (more,) = map(self._sock.sendmsg, (rest[:_IOV_MAX],))
+                    sent += more
+                except (BlockingIOError, InterruptedError):
+                    continue
+                except OSError as exc:
+                    if exc.errno not in OUT_OF:
+                        raise ConnectionLost(str(exc)) from exc
+                    poll = None
+                rest = _after(pieces, sent)
+            if rest:
+                self._enqueue(rest, owned)
+        except BaseException:  # Ctrl-C in the middle of a frame: the rest of it still has to follow
+            if sent and not self._out and not self._lost and (rest := _after(pieces, sent)):
+                self._enqueue(rest)
+            raise
+
+    def _poll(self) -> select.poll:
+        """For whoever waits until the socket takes something."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return poll
 
     def _follows_within(self, seconds: float) -> bool:
         """Whether frames follow each other so closely that writing several at once pays."""
@@ -157,43 +219,28 @@ class StreamConnection:
         self._last_coalesced = now
         return closely
 
-    def _write_waiting(self, pieces: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Writes from the caller's memory, waiting for room. Returns what must be queued after all."""
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        try:
-            while pieces:
-                if not poll.poll(_STALLED * 1000) or self._lost:
-                    break
-                try:
-                    pieces = _after(pieces, self._sock.sendmsg(pieces[:_IOV_MAX]))
-                except (BlockingIOError, InterruptedError):
-                    continue
-                except OSError as exc:
-                    if exc.errno in OUT_OF:
-                        break
-                    raise ConnectionLost(str(exc)) from exc
-        except BaseException:  # Ctrl-C in the middle of a frame: the rest of it still has to follow
-            if pieces and not self._lost:
-                self._enqueue(pieces)
-            raise
-        return pieces
-
     def _enqueue(self, pieces: Sequence[Buffer], owned: bool = False) -> None:
+        kept = _owned(pieces, owned)
+        size = sum(map(len, kept))
         first = not self._out
-        for piece in pieces:
-            if isinstance(piece, memoryview):
-                kept: Buffer = piece.cast("B") if owned or type(piece.obj) is bytes else bytes(piece)
-            else:
-                kept = piece if owned or isinstance(piece, bytes) else bytes(piece)
-            self._out.append(kept)
-            self.queued += len(kept)
+        self.queued += size
+        self._out.extend(kept)
         if first and not self._lost:
             self._loop.want_write(self._fd, True, self._reading)
 
     def _take_deferred(self) -> None:
+        """Puts what the I/O thread has left into the queue, and writes from there."""
+        if self._lost:
+            raise ConnectionLost(self._reason)
         while self._deferred:
-            self._write(self._deferred.popleft(), False, owned=True)
+            kept = self._deferred[0]
+            size = sum(map(len, kept))
+            self.queued += size
+            del self._deferred[0]
+            self._out.extend(kept)
+        self._write_queue()
+        if self._out and not self._lost:
+            self._loop.want_write(self._fd, True, self._reading)
 
     def _flush_deferred(self) -> None:
         """Writes what the I/O thread left for the lock's holder. The holder looks again after releasing."""
@@ -209,11 +256,7 @@ class StreamConnection:
         """Waits until fewer than `limit` bytes are queued. False after `timeout` seconds."""
         if self.queued < self._limit or self._lost:
             return True
-        if self._room is None:
-            with self._lock:
-                self._room = self._room or threading.Condition()
-        with self._room:
-            return self._room.wait_for(lambda: self.queued < self._limit or self._lost, timeout)
+        return self._room.wait_for(lambda: self.queued < self._limit or self._lost, timeout)
 
     # --- the I/O thread
 
@@ -304,10 +347,11 @@ class StreamConnection:
     def _write_queue(self) -> None:
         """Writes from the queue what the socket takes."""
         out = self._out
+        self._drop_written()
         while out:
             pieces = list(islice(out, 128))
             try:
-                sent = self._sock.sendmsg(pieces)
+                (self._written,) = map(self._sock.sendmsg, (pieces,))
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as exc:
@@ -316,14 +360,22 @@ class StreamConnection:
                 else:
                     self.close(str(exc))
                 return
-            self.queued -= sent
-            while sent:
-                head = out[0]
-                if sent < len(head):
-                    out[0] = memoryview(head)[sent:]
-                    break
-                sent -= len(head)
-                out.popleft()
+            self._drop_written()
+
+    def _drop_written(self) -> None:
+        """Takes off the queue what the socket has."""
+        out = self._out
+        while self._written:
+            head, size = out[0], len(out[0])
+            if self._written < size:
+                rest = memoryview(head)[self._written :]
+                self.queued -= self._written
+                self._written = 0
+                out[0] = rest
+            else:
+                self.queued -= size
+                self._written -= size
+                del out[0]
 
     def _rest(self) -> None:
         """The machine is out of memory for it just now, of which the connection has no fault: goes on a little later."""
@@ -339,9 +391,8 @@ class StreamConnection:
                 self._loop.want_write(self._fd, bool(self._out), self._reading)
 
     def _tell_room(self) -> None:
-        if self._room is not None and (self.queued < self._limit or self._lost):
-            with self._room:
-                self._room.notify_all()
+        if self.queued < self._limit or self._lost:
+            self._room.tell()
 
     def close(self, reason: str) -> None:
         """Any thread. What is queued is given up; the handler hears `connection_lost` on the I/O thread."""
@@ -394,10 +445,20 @@ class StreamConnection:
             self._loop.call_soon(self._release)
             return
         self._out.clear()
-        self.queued = 0
+        self.queued = self._written = 0
         self._decoder.release()  # whoever remembers the connection is not to keep what it received into
         self._sock.close()
         self._lock.release()
+
+
+def _owned(pieces: Sequence[Buffer], owned: bool = False) -> list[Buffer]:
+    """The pieces as nobody changes them: copied, unless they are `owned` or cannot be changed."""
+    return [
+        (piece.cast("B") if owned or type(piece.obj) is bytes else bytes(piece))
+        if isinstance(piece, memoryview)
+        else (piece if owned or isinstance(piece, bytes) else bytes(piece))
+        for piece in pieces
+    ]
 
 
 def _after(pieces: Sequence[Buffer], sent: int) -> Sequence[Buffer]:

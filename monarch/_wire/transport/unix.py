@@ -198,6 +198,7 @@ class UnixTransport:
             connection = self.connect(sock, address)
             connection.start()
         except BaseException:
+            self._loop.remove(sock.fileno())
             sock.close()
             raise
         return connection

@@ -121,9 +121,9 @@ def test_on_a_method_that_is_no_endpoint(counters: Any, adverb: str) -> None:
 
 @pytest.mark.parametrize("name", ["kind", "shown"])
 def test_on_an_attribute_that_is_no_method(counters: Any, name: str) -> None:
-    with pytest.raises(AttributeError, match=f"Counter.{name} is not an endpoint but an attribute of the class"):
+    with pytest.raises(AttributeError, match=f"Counter.{name} is not annotated as an endpoint, and is no method"):
         _ = getattr(counters, name).call
-    with pytest.raises(RuntimeError, match="read it through an endpoint that returns it"):
+    with pytest.raises(RuntimeError, match="so read it through an endpoint that returns it"):
         getattr(counters, name)()
 
 

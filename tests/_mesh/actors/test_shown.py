@@ -79,7 +79,7 @@ def test_what_does_not_tell_its_signature_can_be_shown(cluster: InProcessCluster
 
 
 def test_the_list_of_adverbs_is_whole() -> None:
-    assert {name for name in vars(Endpoint) if not name.startswith("_")} == ADVERBS
+    assert {name for name in dir(Endpoint) if not name.startswith("_")} == ADVERBS
 
 
 IPYTHON = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -842,7 +843,10 @@ class World:
             self.put(caller.address, caller.host, ForgetPlan(number))  # and is found to be unknown
         view = caller.plans[number]
         order = [view[index] for index in caller.indices[number]]
-        seqs = [caller.numbering.next("actors", rank) for rank in order]
+        calls = [SimpleNamespace(seq=0) for _ in order]
+        for call, rank in zip(calls, order, strict=True):
+            caller.numbering.next(call, "actors", rank)
+        seqs = [call.seq for call in calls]
         for rank, seq in zip(order, seqs, strict=True):
             caller.sent.setdefault(rank, []).append(seq)
         gather, port = -1.0, 0

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 import pickle
 import queue
 import re
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -284,7 +286,8 @@ def test_an_actor_error_has_its_exception_its_message_and_the_remote_traceback(c
     assert isinstance(error, Exception) and not isinstance(error, RuntimeError)
     assert isinstance(error.exception, ValueError) and error.exception.args == ("on top",)
     assert error.message == "Actor call a.do failed."
-    assert str(error) == f"{error.message}\n {error.exception_formatted}"
+    place = f" Rank 0 on {socket.gethostname()}, pid {os.getpid()}"
+    assert str(error) == f"{error.message}\n{place}\n {error.exception_formatted}"
     heading = "Traceback of where the remote call failed (most recent call last):"
     assert error.exception_formatted.count(heading) == 2  # its own, and the cause's
     assert "Traceback (most recent call last):" not in error.exception_formatted

@@ -70,7 +70,7 @@ def test_a_terminal_that_does_not_read_costs_bounded_memory_and_is_told_what_it_
     piece = "x" * 2**20
     for _ in range(50):
         terminal.write(piece, "rank 3 of mesh trainers")
-    assert sum(len(output.text) for output in terminal.printer._output) == terminal.printer._size <= KEPT
+    assert sum(len(output.text) for _agent, output in terminal.printer._output) == terminal.printer._size <= KEPT
     terminal.write("last\n", "rank 0")
     terminal.reads.set()
     terminal.printer.wait_printed(TIMEOUT)
@@ -141,11 +141,12 @@ def test_what_stands_in_a_pipe_at_the_end_is_taken_and_no_more() -> None:
         closer.start()
         closer.join(TIMEOUT)
         assert not closer.is_alive()
-        assert output.tail.shown(crashed=False)[-1].startswith("y")
+        assert output.tail.shown(False)[-1].startswith("y")
         writer.join(TIMEOUT)
         assert not writer.is_alive(), "its pipe is not closed"
     finally:
         stop.set()
+        writer.join(TIMEOUT)
         os.close(writing)
         loop.stop()
         loop.run()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch._mesh.output.log_lines import LINE_LIMIT, Aggregator, Echo, Lines, prefixed
+from monarch._mesh.output.log_lines import LINE_LIMIT, Aggregator, Echo, Lines, origin
 
 # --- Lines
 
@@ -68,8 +68,8 @@ def test_memory_for_an_endless_line_is_bounded() -> None:
 
 
 def test_a_streamed_line_says_host_process_and_rank() -> None:
-    assert prefixed("host", "procs-3", 3, "text", True) == "[host procs-3] [3] text"
-    assert prefixed("host", "procs-3", 3, "text", False) == "[host procs-3] text"
+    assert origin("host procs-3", 3, True) == "[host procs-3] [3] "
+    assert origin("host procs-3", 3, False) == "[host procs-3] "
 
 
 # --- folding
@@ -124,10 +124,35 @@ def test_folding_loses_and_invents_nothing(said: list[tuple[int, str]]) -> None:
     for count, _, line in shown:
         total[line] += count
     assert total == Counter(line for _, line in said)
-    # As many groups of a line as the rank that says it most often says it.
-    for line in total:
-        most = max(Counter(rank for rank, other in said if other == line).values())
-        assert sum(1 for _, _, other in shown if other == line) == most
+    for rank in range(6):  # the order of each rank is kept
+        own = [line for _, ranks, line in shown if rank in members(ranks)]
+        assert own == [line for other, line in said if other == rank]
+
+
+def members(ranks: str) -> set[int]:
+    """`0-2,4` as numbers."""
+    found: set[int] = set()
+    for run in ranks.split(","):
+        first, _, last = run.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def test_lines_are_apart_where_folding_them_would_change_the_order_of_a_rank() -> None:
+    folding = Aggregator(3.0)
+    for rank, line in [(0, "begin"), (0, "end"), (1, "end"), (1, "begin")]:
+        folding.add(rank, line, 0.0)
+    assert groups(folding.take("now")) == [(1, "0", "begin"), (2, "0-1", "end"), (1, "1", "begin")]
+
+
+def test_a_window_ends_early_when_its_text_is_large() -> None:
+    folding = Aggregator(3.0)
+    for number in range(Aggregator.SIZE // 1000):
+        assert folding.due(1.0) in (None, 3.0)
+        folding.add(0, f"{number:01000}", 0.0)
+    folding.add(0, "the last", 0.0)
+    folding.add(0, "x" * 1000, 0.0)
+    assert folding.due(1.0) == 1.0
 
 
 def test_the_prefix_of_ranks_can_be_left_out() -> None:

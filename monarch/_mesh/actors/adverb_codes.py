@@ -1,0 +1,18 @@
+"""Adverbs as they travel, and how messages of each are spread over hosts."""
+
+from __future__ import annotations
+
+from monarch._mesh.casts.plan import CALL_HOLD, STREAM_HOLD
+from monarch.config import settings
+
+# KEEP: the result stays in the actor's process, for whom it is told there (`rref`).
+CALL, CALL_ONE, CHOOSE, STREAM, BROADCAST, SEND, KEEP = range(7)
+
+# Seconds that answers from other hosts may be held to travel together; of other adverbs they come one by one.
+HOLD = {CALL: CALL_HOLD, STREAM: STREAM_HOLD}
+
+
+def few(adverb: int) -> int:
+    """Receivers on other hosts from which on they share a message. Nobody waits for a broadcast, so the sender's time counts;
+    whoever waits for answers waits for two agents more (docs/scale.md)."""
+    return settings.get("tree_calls_from") if adverb in HOLD else settings.get("tree_casts_from")

@@ -1,0 +1,143 @@
+"""How many threads the numeric libraries of a process take: its share of the host's processors.
+
+By itself each library takes as many as there are processors, in each process, and threads that outnumber processors spend
+their time waiting for each other. So each process of a mesh gets, as OMP_NUM_THREADS, the processors that this control group
+may use, divided by the processes of ours on this host when the mesh is started, its own included. It keeps that: processes
+that come later get less, those that run lose nothing. One bound to processors (`proc_bind`) shares these with the
+processes of its mesh that have the same ones.
+
+Where the program or the environment sets one of VARIABLES, nothing is changed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from monarch._runtime.log_thread import log
+
+VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_SET = VARIABLES[0]  # the others follow it
+
+_given = ""  # what this process was given
+
+
+def is_said(env: Collection[str]) -> bool:
+    """Whether somebody has decided."""
+    return any(name in env for name in VARIABLES)
+
+
+def inherited(env: Mapping[str, str]) -> dict[str, str]:
+    """What children inherit of an environment: all but a share, which was for this process."""
+    if _given and env.get(_SET) == _given:
+        return {name: value for name, value in env.items() if name != _SET}
+    return dict(env)
+
+
+def share(processors: int, processes: int) -> int:
+    return max(1, processors // max(1, processes))
+
+
+def share_of_bound(processors: int, binds: Sequence[Mapping[str, str]], bind: Mapping[str, str]) -> int:
+    """The share of a process that is bound to so many processors, as those of its mesh that are bound as it is."""
+    return share(processors, sum(other == bind for other in binds))
+
+
+def with_share(env: dict[str, str], count: int) -> dict[str, str]:
+    """The environment of a process that gets this share (0: none)."""
+    return env if not count or is_said(env) else {**env, _SET: str(count)}
+
+
+def processors(root: Path = Path("/")) -> int:
+    """Those that this process may use: by its affinity, and by the limit of its control group."""
+    limit = quota(root)
+    own = len(os.sched_getaffinity(0))
+    return own if limit is None else max(1, min(own, int(limit)))
+
+
+def quota(root: Path = Path("/")) -> float | None:
+    """Processors' worth of time that the control groups around this process leave it; None without a limit."""
+    groups = root / "sys/fs/cgroup"
+    found = []
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        number, names, path = [*line.split(":", 2), "", ""][:3]
+        if number == "0" and not names:
+            inner, base = groups / path.strip("/"), groups
+        elif "cpu" in names.split(","):
+            base = groups / "cpu"
+            inner = base / path.strip("/")
+        else:
+            continue
+        for folder in (inner, *inner.parents):
+            found.append(_limit_of(folder))
+            if folder == base:
+                break
+    limits = [limit for limit in found if limit is not None]
+    return min(limits) if limits else None
+
+
+def _limit_of(group: Path) -> float | None:
+    fields = _read(group / "cpu.max").split() or [_read(group / "cpu.cfs_quota_us").strip()]
+    period = fields[1] if len(fields) > 1 else _read(group / "cpu.cfs_period_us").strip()
+    try:
+        time, each = int(fields[0]), int(period)
+    except ValueError:  # "max", or no such file
+        return None
+    return time / each if time > 0 and each > 0 else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def say(mesh: str, count: int) -> None:
+    """Once a program: as a warning where it uses torch, which would otherwise be slower than it need be, or faster."""
+    level = logging.WARNING if "torch" in sys.modules else logging.INFO
+    log(
+        logging.getLogger("monarch"),
+        level,
+        "OMP_NUM_THREADS is %d in each process of mesh %r, and a share of the host's processors in those to come: too many "
+        "threads slow each other down. Set OMP_NUM_THREADS, here or by spawn_procs(env=...), for another number; "
+        "configure(share_threads=False) leaves all as it is",
+        count,
+        mesh,
+    )
+
+
+# --- in the process
+
+
+def take(count: int) -> None:
+    """This process has a share of `count` threads. Libraries that it has from its fork server are told, others read it."""
+    global _given
+    if not is_said(os.environ):
+        os.environ[_SET] = str(count)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(count)  # for the threads to come as well
+        if "numpy" in sys.modules:
+            _tell_openblas(count)
+    if os.environ.get(_SET) == str(count):
+        _given = str(count)
+
+
+def _tell_openblas(count: int) -> None:
+    """numpy has no function for it."""
+    with open("/proc/self/maps") as file:
+        paths = {line.split(maxsplit=5)[5].strip() for line in file if "openblas" in line}
+    for path in paths:
+        try:
+            library = ctypes.CDLL(path)
+        except OSError:
+            continue
+        for prefix in ("", "scipy_"):
+            for suffix in ("", "64_", "_64"):
+                set_threads = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+                if set_threads is not None:
+                    set_threads(ctypes.c_int(count))

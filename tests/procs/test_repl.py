@@ -1,0 +1,117 @@
+"""An interactive interpreter on a terminal: classes from the prompt, calls, Ctrl-C, failures while it waits for a line."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.processes import Watch, descendants
+from tests.support.tiers import first_of
+
+pytestmark = [
+    pytest.mark.procs,
+    pytest.mark.skipif(shutil.which("setsid") is None, reason="setsid (util-linux) gives the program its terminal"),
+]
+TIMEOUT = 60
+ROOT = Path(__file__).resolve().parents[2]
+
+CLASS = """\
+import os
+import time
+from monarch.actor import Actor, endpoint, this_host
+class Counter(Actor):
+    def __init__(self): self.n = 0
+    @endpoint
+    def add(self, k: int) -> int: self.n += k; return self.n
+    @endpoint
+    def slow(self) -> None: time.sleep(600)
+    @endpoint
+    def die(self) -> None: os._exit(3)
+
+counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter)
+"""
+
+
+class Terminal:
+    """A program on a terminal of its own. What it shows is read as it comes."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.fd, side = pty.openpty()
+        # The prompt that 3.13 draws moves the cursor about; the basic one is that of all versions.
+        env = {**os.environ, "TERM": "dumb", "PYTHON_BASIC_REPL": "1", "PYTHONPATH": str(ROOT)}
+        command = ["setsid", "--ctty", sys.executable, "-q", *arguments]
+        self.process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env)
+        os.close(side)
+        self.shown = ""
+        self._seen = 0
+
+    def type(self, text: str) -> None:
+        os.write(self.fd, text.encode())
+
+    def until(self, pattern: str) -> str:
+        """Waits until this is shown, behind what was waited for before."""
+        while (found := re.compile(pattern, re.M).search(self.shown, self._seen)) is None:
+            if not select.select([self.fd], [], [], TIMEOUT)[0]:
+                pytest.fail(f"{pattern!r} was not shown within {TIMEOUT} s; it shows:\n{self.shown}")
+            self.shown += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
+        self._seen = found.end()
+        return found.group()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Any]:
+    opened: list[Terminal] = []
+
+    def start(how: str) -> Terminal:
+        program = tmp_path / "program.py"
+        program.write_text(CLASS)
+        opened.append(Terminal(*(["-i", str(program)] if how == "script" else [])))
+        opened[-1].until(r">>> $")
+        if how == "prompt":
+            opened[-1].type(CLASS)
+        return opened[-1]
+
+    yield start
+    for one in opened:
+        one.close()
+
+
+@pytest.mark.parametrize(("how", "end"), first_of([("prompt", "exit()\n"), ("prompt", "\x04"), ("script", "\x04")]))
+def test_a_session(terminal: Any, how: str, end: str) -> None:
+    repl = terminal(how)
+    repl.type("print('sum', sum(counters.add.call(2).get().values()))\n")
+    repl.until(r"^sum 4$")
+
+    repl.type("print('be' + 'gun'); counters.slice(gpus=0).slow.call_one().get()\n")
+    repl.until(r"^begun$")
+    repl.type("\x03")
+    repl.until(r"^KeyboardInterrupt$")
+    repl.type("print('sum', counters.slice(gpus=1).add.call_one(1).get())\n")
+    repl.until(r"^sum 3$")
+
+    repl.type("counters.slice(gpus=1).die.broadcast()\n")  # it fails while the prompt waits for a line
+    repl.until(r"exited with non-zero code 3")
+    repl.until(r"UnhandledFaultError")
+    repl.type("\nprint('goes' + ' on', 1 + 1)\n")
+    repl.until(r"^goes on 2$")
+
+    left = Watch(descendants(repl.process.pid))
+    repl.type(end)
+    assert repl.process.wait(TIMEOUT) == 0
+    assert left.survivors(10) == {}
