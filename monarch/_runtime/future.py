@@ -510,6 +510,31 @@ class _Rescued(Then):
             raise self._rescue(exc) from exc
 
 
+def read_if_dropped(future: Future[T], read: Callable[[Future[T]], None]) -> Future[T]:
+    """The same as `future`, which nobody has observed and is used up. If it is dropped unseen, `read` gets another of the
+    same result, once that is there: on any thread, in the middle of anything, so it may take no lock. For optional
+    packages."""
+    return make_future(_Unread(detach(future), read))
+
+
+class _Unread(Then):
+    """Its first source keeps it until that is ready; then only whoever may look does."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, first: Source, read: Callable[[Future[Any]], None]) -> None:
+        self._read: Callable[[Future[Any]], None] | None = read
+        super().__init__(first, lambda value: value)
+
+    def value(self) -> Any:
+        self._read = None
+        return super().value()
+
+    def __del__(self) -> None:
+        if self._read is not None and self.ready:
+            self._read(make_future(self._first))
+
+
 def when_ready(future: Future[Any], act: Callable[[], Any]) -> None:
     """Begins to wait for `future`, which nobody has observed yet; `act()` once it is ready, at once if it is: on any
     thread, and perhaps more than once, so it must be quick and not block. For optional packages."""

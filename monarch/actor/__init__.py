@@ -60,7 +60,7 @@ from monarch._mesh.process.named_actors import get_or_spawn_controller, process_
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
 from monarch._mesh.start.transports import attach, enable_transport
 from monarch._runtime.completions import as_completed
-from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, when_ready
+from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, read_if_dropped, when_ready
 from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
@@ -160,6 +160,7 @@ __all__ = [
     "own_key",
     "proc_mesh",
     "process_service",
+    "read_if_dropped",
     "reduce_for",
     "register_proc_mesh_spawn_callback",
     "returns_future",

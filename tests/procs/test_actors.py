@@ -705,7 +705,7 @@ def test_an_exception_beside_an_explicit_port_is_a_failure_of_the_actor(proc: Pr
     mesh = proc.spawn("overlap", Overlap)
     with pytest.raises(SupervisionError, match="escaped"):
         mesh.fail_with_port.call_one().get(timeout=TIMEOUT)
-    assert "escaped" in faults.next().report()
+    assert "escaped" in faults.next(handled=True).report()
 
 
 def test_stop_cancels_concurrent_calls_before_cleanup(proc: ProcMesh, tmp_path: Path) -> None:
@@ -896,7 +896,7 @@ def test_an_actor_whose_constructor_failed_is_not_cleaned_up(proc: ProcMesh, jou
     mesh = proc.spawn("journal", Journal, str(journal), fail=True)
     with pytest.raises(SupervisionError, match="in the constructor"):
         mesh.get.call_one().get(timeout=TIMEOUT)
-    assert "in the constructor" in faults.next().report()
+    assert "in the constructor" in faults.next(handled=True).report()
     assert mesh.initialized.get(timeout=TIMEOUT) is None
     mesh.stop().get(timeout=TIMEOUT)
     assert journal.read_text().splitlines() == ["me init"]

@@ -148,7 +148,7 @@ def test_a_death_is_told_once_for_each_mesh_with_all_that_is_known(own: Any, fau
     words = f"the last words before {how}"
     with pytest.raises(SupervisionError) as caught:
         mesh.slice(gpus=1).die.call_one(how, words).get(timeout=TIMEOUT)
-    told = [faults.next(), faults.next()]
+    told = [faults.next(handled=True), faults.next(handled=True)]
     assert {failure.mesh_name for failure in told} == set(meshes)
     for failure in told:
         assert failure.crashed_ranks == [1]
@@ -171,7 +171,7 @@ def test_as_many_last_lines_are_shown_as_the_setting_says(spawn_procs: Any, faul
             mesh = spawn_procs(name=f"keeps{count}").spawn("mortal", Mortal)
             with pytest.raises(SupervisionError):
                 mesh.die.call_one("exit 1", lines).get(timeout=TIMEOUT)
-        report = faults.next().report()
+        report = faults.next(handled=True).report()
         shown = [line.strip() for line in report.splitlines() if line.strip().startswith("line ")]
         assert shown == [f"line {number}" for number in range(30 - count, 30)]
         assert ("the last lines it wrote" in report) is bool(count)
@@ -182,7 +182,7 @@ def test_a_process_that_closes_all_its_descriptors_is_out_of_reach_and_ended(own
     there = watch([mesh.slice(gpus=1).pid.call_one().get(timeout=TIMEOUT)])
     with pytest.raises(SupervisionError, match="closed its connection to the host agent"):
         mesh.slice(gpus=1).close_everything.call_one().get(timeout=TIMEOUT)
-    assert "closed its connection to the host agent" in faults.next().report()
+    assert "closed its connection to the host agent" in faults.next(handled=True).report()
     assert there.survivors(GRACE) == {}
     with pytest.raises(SupervisionError, match="closed its connection to the host agent"):
         mesh.pid.call().get(timeout=TIMEOUT)
@@ -229,7 +229,7 @@ def test_a_process_that_dies_in_a_constructor(own: Any, faults: Any) -> None:
         with pytest.raises(SupervisionError, match="exited with non-zero code 9"):
             failing.pid.call().get(timeout=TIMEOUT)
         assert failing.slice(gpus=0).pid.call_one().get(timeout=TIMEOUT) > 0
-    told = [faults.next(), faults.next()]
+    told = [faults.next(handled=True), faults.next(handled=True)]
     assert {failure.mesh_name for failure in told} == {name(mesh), name(other)}
     assert [failure.crashed_ranks for failure in told] == [[1], [1]]
     own.stop().get(timeout=TIMEOUT)
@@ -248,7 +248,7 @@ def test_a_process_that_dies_in_the_bootstrap_function(spawn_procs: Any, faults:
     with pytest.raises(SupervisionError, match="exited with non-zero code 9"):
         mesh.pid.call().get(timeout=TIMEOUT)
     assert mesh.slice(gpus=0).pid.call_one().get(timeout=TIMEOUT) > 0
-    failure = faults.next()
+    failure = faults.next(handled=True)
     assert (failure.mesh_name, failure.crashed_ranks) == (name(mesh), [1])
     procs.stop().get(timeout=TIMEOUT)
     assert faults.rest() == []
@@ -270,7 +270,7 @@ def test_processes_that_die_at_once_are_told_of_one_by_one(spawn_procs: Any, fau
     for rank in ranks:
         with pytest.raises(SupervisionError, match=rf"\(sig=9\)\n    rank {rank} of mortal-\w+, pid {pids[rank]} on "):
             each[rank].get(timeout=TIMEOUT)
-    told = [faults.next() for _ in ranks]
+    told = [faults.next(handled=True) for _ in ranks]
     assert sorted(failure.crashed_ranks for failure in told) == [[rank] for rank in ranks]
     assert {failure.mesh_name for failure in told} == {name(mesh)}
     procs.stop().get(timeout=TIMEOUT)

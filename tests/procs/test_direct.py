@@ -258,7 +258,7 @@ def test_a_process_that_is_killed(one: HostMesh, faults: Any) -> None:
     os.kill(started.recv().get(TIMEOUT), signal.SIGKILL)
     with pytest.raises(SupervisionError, match=r"sig=9"):
         waiting.get(TIMEOUT)
-    assert there in faults.next().report()
+    assert there in faults.next(handled=True).report()
     assert there not in links(_home())
     assert sorted(in_loop(_home(), _home().loop.descriptors)) == before
 
@@ -297,7 +297,7 @@ def test_a_worker_that_is_killed_with_links_to_it(hosts: Hosts, faults: Any) -> 
         waiting.get(TIMEOUT)
     assert fars.slice(hosts=1).echo.call_one(7).get(TIMEOUT) == 7
     assert hosts.workers[0].address not in [address.rpartition("/")[0] for address in links(_home())]
-    faults.next()
+    faults.next(handled=True)
     two.shutdown().get(TIMEOUT)
 
 

@@ -254,7 +254,7 @@ def test_a_call_behind_the_failure_fails_with_its_report(one: Any, faults: Any) 
     one.fail.broadcast("before it")
     with pytest.raises(SupervisionError, match="before it"):
         one.alive.call_one().get(timeout=TIMEOUT)
-    assert "before it" in faults.next().report()
+    assert "before it" in faults.next(handled=True).report()
 
 
 @pytest.mark.parametrize("kind", [Frail, SyncFrail])
@@ -266,7 +266,7 @@ def test_a_base_exception_is_a_failure_of_the_actor(
     with pytest.raises(SupervisionError):
         mesh.raise_base.call_one(name).get(timeout=TIMEOUT)
     expected = "NotException" if name == "custom" else name
-    assert expected in faults.next().report()
+    assert expected in faults.next(handled=True).report()
     assert procs2.spawn("fresh", SyncFrail).alive.call().get(timeout=TIMEOUT).values() == ["alive"] * 2
 
 
@@ -275,7 +275,7 @@ def test_a_supervision_error_can_be_pickled(one: Any, faults: Any) -> None:
     error = one.alive.call_one().exception(timeout=TIMEOUT)
     assert isinstance(error, SupervisionError) and isinstance(error, RuntimeError)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    faults.next()
+    faults.next(handled=True)
 
 
 def test_a_mesh_failure_is_made_by_the_runtime_only() -> None:
@@ -293,7 +293,7 @@ def test_a_constructor_that_raises_fails_its_rank_only(procs2: ProcMesh, faults:
         mesh.alive.call().get(timeout=TIMEOUT)
     assert "__init__" in str(caught.value)  # its traceback
     assert mesh.slice(gpus=0).alive.call_one().get(timeout=TIMEOUT) == "alive"
-    failure = faults.next()
+    failure = faults.next(handled=True)
     assert "crashed_ranks=[1]" in str(failure) and "no room in the constructor" in failure.report()
     assert faults.rest() == []
 
@@ -316,7 +316,7 @@ def test_kill_9_ends_the_waiting_call_at_once_and_names_what_happened(own: Any, 
         assert "frail" in text and "hold()" in text
         assert "{'gpus': 1/2}" in text
         assert "Killed(sig=9)" in text and str(pid) in text
-    assert "Killed(sig=9)" in faults.next().report()
+    assert "Killed(sig=9)" in faults.next(handled=True).report()
 
 
 def test_a_busy_process_is_noticed_as_fast(own: Any, faults: Any) -> None:
@@ -328,14 +328,14 @@ def test_a_busy_process_is_noticed_as_fast(own: Any, faults: Any) -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(SupervisionError, match=r"Killed\(sig=9\)"):
         future.get(timeout=SOON)
-    faults.next()
+    faults.next(handled=True)
 
 
 def test_an_exit_code_is_named(own: Any, faults: Any) -> None:
     mesh = own.spawn("frail", Frail)
     with pytest.raises(SupervisionError, match="exited with non-zero code 7"):
         mesh.slice(gpus=0).exit.call_one(7).get(timeout=SOON)
-    assert "exited with non-zero code 7" in faults.next().report()
+    assert "exited with non-zero code 7" in faults.next(handled=True).report()
 
 
 def test_an_exit_with_0_is_an_end_and_no_failure(own: Any, faults: Any) -> None:
@@ -351,7 +351,7 @@ def test_an_exit_with_0_is_an_end_and_no_failure(own: Any, faults: Any) -> None:
 def test_a_crash_names_the_signal(own: Any, faults: Any) -> None:
     with pytest.raises(SupervisionError, match="sig=11"):
         own.spawn("frail", Frail).slice(gpus=0).crash.call_one().get(timeout=SOON)
-    faults.next()
+    faults.next(handled=True)
 
 
 def test_the_report_has_the_last_lines_the_process_wrote(scripts: Any) -> None:
@@ -388,7 +388,7 @@ def test_other_slices_go_on_and_can_be_spawned_on(own: Any, faults: Any) -> None
         assert healthy.alive.call_one().get(timeout=TIMEOUT) == "alive"
     with pytest.raises(SupervisionError):
         other.alive.call().get(timeout=SOON)
-    faults.next()
+    faults.next(handled=True)
 
 
 def test_each_mesh_on_a_dead_process_is_reported_once(own: Any, faults: Any) -> None:

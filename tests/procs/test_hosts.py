@@ -394,7 +394,7 @@ def test_a_worker_that_is_killed(
     # Who owns something there is told of each rank, once.
     reports = sorted(overseer.next.call_one().get(TIMEOUT) for _ in range(2))
     assert all(lost.address in report for report in reports)
-    mine = sorted(faults.next().report() for _ in range(2))
+    mine = sorted(faults.next(handled=None).report() for _ in range(2))
     assert all(lost.address in report for report in mine)
     # The other host goes on, and one that is started where the lost one was is a host like any other.
     assert len(residents.slice(hosts=1).pid.call().get(TIMEOUT)) == 2
@@ -414,7 +414,7 @@ def test_a_process_of_another_host_that_ends(hosts: Hosts, one: HostMesh, faults
     pid = residents.slice(gpus=1).pid.call_one().get(TIMEOUT)
     with pytest.raises(SupervisionError) as raised:
         residents.slice(gpus=1).die.call_one("these are my last words").get(TIMEOUT)
-    for text in (str(raised.value), faults.next().report()):
+    for text in (str(raised.value), faults.next(handled=True).report()):
         assert "exited with non-zero code 3" in text and "these are my last words" in text
         assert f"pid {pid}" in text and socket.gethostname() in text
     one.shutdown().get(TIMEOUT)
@@ -510,7 +510,7 @@ def test_an_owner_on_another_host_hears_of_a_lost_host(hosts: Hosts, two: HostMe
     with pytest.raises((ActorError, SupervisionError)) as raised:
         waiting.get(TIMEOUT)
     assert hosts.workers[1].address in str(raised.value)
-    assert hosts.workers[1].address in faults.next().report()
+    assert hosts.workers[1].address in faults.next(handled=None).report()
     two.shutdown().get(TIMEOUT)
 
 
@@ -744,7 +744,7 @@ def test_a_module_that_is_missing_on_a_host(hosts: Hosts, one: HostMesh, tmp_pat
     finally:
         sys.path.remove(str(tmp_path / "mine"))
         sys.modules.pop("only_on_the_client", None)
-    report = faults.next().report()
+    report = faults.next(handled=True).report()
     for part in (
         "only_on_the_client",
         socket.gethostname(),
@@ -1054,7 +1054,7 @@ def test_a_host_that_falls_silent_is_suspected_then_lost(hosts: Hosts, faults: A
     with pytest.raises(SupervisionError) as raised:
         residents.slice(hosts=0).wait.call_one(port).get(TIMEOUT)
     assert silent.address in str(raised.value) and "channel_reconnect_timeout" in str(raised.value)
-    assert silent.address in faults.next().report()
+    assert silent.address in faults.next(handled=True).report()
     assert len(residents.slice(hosts=1).pid.call().get(TIMEOUT)) == 1
     os.kill(agent, signal.SIGCONT)  # the host lives, and hears that it was given up when it is attached again
     again = hosts.attach(silent)

@@ -405,7 +405,7 @@ def test_a_receiver_that_dies_releases_what_it_had(spawn_procs: Any, faults: Any
             get(future)
         except SupervisionError:
             pass
-    faults.next()
+    faults.next(handled=None)
     assert numbers()["busy"] == before + 1
     get(store.slice(p=1).drop.call_one())
     assert get(store.slice(p=1).numbers.call_one())["borrowed"] == 0

@@ -333,7 +333,7 @@ def test_the_return_value_beside_an_explicit_port_is_ignored(one: Any) -> None:
 def test_an_exception_beside_an_explicit_port_kills_the_actor(one: Any, faults: Any) -> None:
     with pytest.raises(SupervisionError, match="beside the port"):
         one.raises.call_one().get(timeout=TIMEOUT)
-    assert "beside the port" in faults.next().report()
+    assert "beside the port" in faults.next(handled=True).report()
 
 
 def test_a_response_port_can_be_used_after_the_endpoint_returned(one: Any) -> None:

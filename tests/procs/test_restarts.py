@@ -188,7 +188,7 @@ def test_a_process_that_exited(spawn_procs: Any, faults: Any, code: int) -> None
     with pytest.raises(SupervisionError, match=f"code {code}" if code else "exited cleanly"):
         mesh.slice(gpus=1).exit.call_one(code).get(timeout=TIMEOUT)
     if code:
-        faults.next()
+        faults.next(handled=True)
     procs.restart(failed=True).get(timeout=TIMEOUT)
     mesh.restart(failed=True).get(timeout=TIMEOUT)
     assert values(mesh, "add", 1) == [[1], [1]]

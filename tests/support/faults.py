@@ -35,13 +35,15 @@ class Faults:
         """What calls of the client of this process tell it of, which may have to start first, is kept as well."""
         plugins.when_client_starts(lambda client: setattr(client.layer.owners, "handled", self.handled))
 
-    def next(self) -> Any:
-        """The next failure that the client was told of, by a call or as a fault; waits for it, and fails the test when none
-        comes."""
+    def next(self, *, handled: bool | None = False) -> Any:
+        """The next failure that reached the client as a fault, or, with `handled`, that a call has told it of; None: either,
+        where it is not promised which. Waits for it, and fails the test when none comes."""
+        ways = {False: [self._seen], True: [self._handled], None: [self._seen, self._handled]}[handled]
         with self._came:
-            if not self._came.wait_for(lambda: self._seen or self._handled, TIMEOUT):
-                pytest.fail(f"the root client was told of no failure within {TIMEOUT} s")
-            return (self._seen or self._handled).popleft()
+            if not self._came.wait_for(lambda: any(ways), TIMEOUT):
+                way = {False: "by a fault", True: "by a call", None: ""}[handled]
+                pytest.fail(f"the root client was told of no failure {way} within {TIMEOUT} s")
+            return next(way for way in ways if way).popleft()
 
     def rest(self) -> list[Any]:
         """The faults not taken yet, without waiting. What calls have told is forgotten."""

@@ -25,6 +25,7 @@ from monarch.tensor.controller.pulse import AGE, Pulse
 from monarch.tensor.controller.records import holders, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
 from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
+from monarch.tensor.controller.unread import Unread
 from monarch.tensor.failures import Failed, RemoteException, Tainted, remote_exception
 
 BATCH = 96  # commands in a full batch
@@ -57,6 +58,7 @@ class Engine:
         self._batches = itertools.count(1)
         self._place: Place | None = None
         self.issued = Issued()
+        self._unread = Unread(self)
         self._note_stack = self.issued.note
         self.entries: dict[Any, Any] = {}
         self._signatures: dict[Any, int] = {}
@@ -384,13 +386,14 @@ class Engine:
         except SupervisionError as exc:
             raise self._rescue(exc) from exc
         for answer in answers:
-            self._note(answer)
+            self.note(answer)
         confirmed = min((answer[2] for answer in answers if answer is not None), default=0)
         if stream is MAIN:
             self.taints.done(confirmed)
         return answers
 
-    def _note(self, answer: Any) -> None:
+    def note(self, answer: Any) -> None:
+        """An answer of a worker: the failures that it tells of."""
         if answer is not None:
             for failed in answer[1]:
                 if type(failed) is Tainted:
@@ -429,7 +432,7 @@ class Engine:
             self._gather_batch(command, self._reach(place, open_))
             answers = self._send(command)
         assert answers is not None
-        return follow(answers, lambda values: self._fetched(values, convert), self._rescue)
+        return follow(self._unread.watched(answers), lambda values: self._fetched(values, convert), self._rescue)
 
     def _reach(self, place: Place, open_: list[Taint]) -> Place:
         """Where to ask for what the values at `place` depend on: there, or, where other ranks took part, on all ranks.
@@ -448,7 +451,7 @@ class Engine:
         for answer in values.values():
             if answer is None:
                 continue
-            self._note(answer)
+            self.note(answer)
             value = answer[0]
             if isinstance(value, Failed):
                 if worst is None or value.order < worst.order:
@@ -485,11 +488,20 @@ class Engine:
             workers = self._views.get(asked.number)
             if workers is None:
                 workers = self._views[asked.number] = self._workers._new_with_shape(asked._shape)
-            return getattr(workers.execute, adverb)(next(self._batches), commands.encode(commands_), (sealed,))
+            answers = getattr(workers.execute, adverb)(next(self._batches), commands.encode(commands_), (sealed,))
+            return self._unread.watched(answers) if adverb == "call" else answers
+
+    @property
+    def untold(self) -> list[Failed]:
+        """Failures that the program was not told of, in the order in which they were issued."""
+        return [self._untold[ident] for ident in sorted(self._untold)]
+
+    def is_told(self, failed: Failed) -> bool:
+        return failed.ident in self._told
 
     def value_of(self, answer: Any) -> Any:
         """The value of an answer to `ask`. RemoteException when it failed."""
-        self._note(answer)
+        self.note(answer)
         if answer is not None and isinstance(answer[0], Failed):
             raise self.exception_of(answer[0])
         return answer[0] if answer is not None else None
@@ -540,6 +552,7 @@ class Engine:
                 f"tensors anew"
             )
             self._pulse.stop()
+            self._unread.say_untold(why)
             self._waiting, self._payloads = [], []
             self._unsent = deque()  # a thread that is sending goes on with the one before
 
@@ -551,16 +564,19 @@ class Engine:
         return error
 
     def exit(self) -> None:
-        """Waits for what was issued, stops the workers. Raises RemoteException for the first failure nobody was told of."""
+        """Waits for what was issued, stops the workers. Raises RemoteException for the first failure nobody was told of; the
+        others are logged."""
         if self._ended is not None:
             return
+        first: RemoteException | None = None
         try:
             self.sync()
+            first = next((self.exception_of(failed) for failed in self.untold), None)
         finally:
             self.end("exit() was called")
             self._stop()
-        for ident in sorted(self._untold):
-            raise self.exception_of(self._untold[ident])
+        if first is not None:
+            raise first
 
     shutdown = exit
 

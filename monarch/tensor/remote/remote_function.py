@@ -88,8 +88,9 @@ class Remote(Generic[P, R_co]):
     everything is local: torch too, and other Remotes are plain functions. Autograd graphs end with the call.
 
     `call`, `call_one`, `choose` and `stream` run it on the ranks of the active mesh and give what it returned, its
-    tensors as local ones on the CPU. When it fails there, their Futures raise RemoteException; a failure of `broadcast` or
-    of a call whose results nobody fetches is raised by the mesh's `exit()`.
+    tensors as local ones on the CPU. When it fails there, their Futures raise RemoteException, or it is logged when the
+    Future is dropped unseen. The first failure of a `broadcast` or of a call whose results nobody fetches is raised by
+    the mesh's `exit()`; the others, and all when the mesh ends otherwise, are logged.
     """
 
     _is_remote = True

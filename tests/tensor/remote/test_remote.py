@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+import logging
 import math
 import pickle
+import queue
 from typing import Any, NamedTuple
 
 import pytest
@@ -538,6 +540,73 @@ def test_a_failure_of_one_rank_is_raised_by_call(loop: Any) -> None:
     with pytest.raises(RemoteException, match="rank 1 refuses"):
         call_on_shard_and_fetch(rank_of, bad).get()  # though rank 0 has it
     loop.client.exit()  # everything has been told
+
+
+class Lines(logging.Handler):
+    """What is logged at ERROR on `monarch`."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.put(record.getMessage())
+
+    def next(self) -> str:
+        return self._lines.get(timeout=30)
+
+    def none_left(self) -> bool:
+        return self._lines.empty()
+
+
+@pytest.fixture
+def lines() -> Any:
+    handler = Lines()
+    logging.getLogger("monarch").addHandler(handler)
+    yield handler
+    logging.getLogger("monarch").removeHandler(handler)
+
+
+def test_a_failure_whose_future_is_dropped_is_logged_once_with_the_line_that_called(loop: Any, lines: Lines) -> None:
+    x = torch.zeros(1)
+    fails_on_rank_1.call(x)
+    said = lines.next()
+    assert "dropped without a look" in said and "ValueError: rank 1 refuses" in said
+    assert f'File "{__file__}"' in said and "fails_on_rank_1.call(x)" in said
+    kept = fails_on_rank_1.call(x)
+    assert isinstance(kept.exception(), RemoteException)
+    del kept  # it was looked at
+    rank_of.call(x)  # nothing has failed
+    del x
+    loop.client.exit()
+    assert lines.none_left()
+
+
+def test_a_dropped_fetch_is_logged(loop: Any, lines: Lines) -> None:
+    bad = fails_on_rank_1(torch.zeros(1))
+    monarch.fetch_shard(bad, gpus=1)
+    assert "ValueError: rank 1 refuses" in lines.next()
+    del bad
+    loop.client.exit()
+    assert lines.none_left()
+
+
+def test_of_failures_that_nobody_fetched_exit_raises_the_first_and_logs_the_others(loop: Any, lines: Lines) -> None:
+    fails_on_rank_1.broadcast(torch.zeros(1))
+    fails_on_rank_1.broadcast(torch.zeros(1))
+    with pytest.raises(RemoteException, match="rank 1 refuses"):
+        loop.client.exit()
+    assert "exit() was called" in lines.next() and lines.none_left()
+
+
+def test_failures_that_nobody_fetched_are_logged_when_the_engine_ends(loop: Any, lines: Lines) -> None:
+    for _ in range(25):
+        fails_on_rank_1.broadcast(torch.zeros(1))
+    loop.client.sync()
+    loop.client.end("its processes have ended")
+    said = [lines.next() for _ in range(21)]
+    assert all("ValueError: rank 1 refuses" in each and __file__ in each for each in said[:20])
+    assert "5 more operations" in said[20] and lines.none_left()
 
 
 def test_broadcast_fails_at_exit(loop: Any) -> None:

@@ -1,0 +1,76 @@
+"""Failures of workers that nobody looked at: they are logged, for they must not get lost."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import Any, Protocol
+
+from monarch.actor import Future, read_if_dropped, start_thread
+from monarch.tensor.failures import Failed, RemoteException
+
+_log = logging.getLogger("monarch")
+_LOGGED = 20  # failures of an engine that has ended; of more, the number is said
+
+_dropped: queue.SimpleQueue[tuple[Unread, Future[Any]]] = queue.SimpleQueue()
+_starting = threading.Lock()
+_reader: list[Any] = []
+
+
+class _Engine(Protocol):
+    root: Any
+    untold: list[Failed]
+
+    def note(self, answer: Any) -> None: ...
+    def is_told(self, failed: Failed) -> bool: ...
+    def exception_of(self, failed: Failed) -> RemoteException: ...
+
+
+class Unread:
+    """Those of one engine. A thread for all engines reads what was dropped."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine: _Engine = engine
+
+    def watched(self, answers: Future[Any]) -> Future[Any]:
+        """The same answers, of all workers that were asked; see `read_if_dropped`."""
+        if not _reader:
+            with _starting:
+                if not _reader:
+                    _reader.append(start_thread(_run, "tensor-unread"))
+        return read_if_dropped(answers, lambda found: _dropped.put((self, found)))
+
+    def read(self, answers: Future[Any]) -> None:
+        """Their Future was dropped unseen."""
+        try:
+            values = answers.get(0)
+        except Exception:  # a worker has ended: the engine hears of that by itself
+            return
+        failed: list[Failed] = []
+        for answer in values.values():
+            self._engine.note(answer)
+            if answer is not None and isinstance(answer[0], Failed):
+                failed.append(answer[0])
+        worst = min(failed, key=lambda one: one.order, default=None)
+        if worst is not None and not self._engine.is_told(worst):
+            _log.error("the Future of a call was dropped without a look at it. %s", self._engine.exception_of(worst))
+
+    def say_untold(self, why: str) -> None:
+        """The engine has ended: no fetch tells of them any more."""
+        untold = self._engine.untold
+        for failed in untold[:_LOGGED]:
+            _log.error("nobody has fetched what depends on this, and %s has ended (%s). %s", self._engine.root, why,
+                self._engine.exception_of(failed))  # fmt: skip
+        if len(untold) > _LOGGED:
+            _log.error("%d more operations of %s have failed", len(untold) - _LOGGED, self._engine.root)
+
+
+def _run() -> None:
+    while True:
+        unread, answers = _dropped.get()
+        try:
+            unread.read(answers)
+        except Exception as exc:
+            _log.error("the answers of workers whose Future was dropped could not be read: %r", exc)
+        del unread, answers
