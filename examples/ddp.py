@@ -126,7 +126,7 @@ class Trainer(Actor):
         self.optimizer.zero_grad()
         marks = [start, forward, self.backward_ended, reduced, self.clock()]
         self.seconds.append([after - before for before, after in pairwise(marks)])
-        return float(loss)
+        return float(loss.item())
 
     @endpoint
     @torch.no_grad()

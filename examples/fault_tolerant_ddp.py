@@ -118,7 +118,7 @@ class Trainer(Actor):
         assert self.model is not None, "join() comes first"
         loss = nn.functional.mse_loss(self.model(x), y)
         loss.backward()
-        return float(loss)
+        return float(loss.item())
 
     def leave(self) -> None:
         self.model = None

@@ -168,7 +168,10 @@ class ActorTable:
         """With the lock."""
         self._tombstones[key] = end
         if len(self._tombstones) > _TOMBSTONES:
-            self._tombstones.popitem(last=False)
+            oldest, _ = self._tombstones.popitem(last=False)
+            for senders in list(self._senders.values()):  # should one come in its place, they hear of it when they send
+                for keys in list(senders.values()):
+                    keys.discard(oldest)
 
     def end_of(self, key: str) -> Failure | None:
         """Why actor `key` of this process takes no more messages; None while it does, or when it was never here."""

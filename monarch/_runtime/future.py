@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator
 from contextvars import ContextVar
+from functools import partial
 from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -136,6 +137,15 @@ class Source:
             elif (noted := getattr(waker, "noted", None)) is not None:  # one of several that are waited for
                 found += noted()
         return found
+
+    def waiting(self) -> list[Note]:
+        """Any thread: who waits for it, or for what is made of it."""
+        notes = [note for _, note, _ in self.noted()]
+        for waker in list(self._wakers or ()):
+            above = getattr(getattr(waker, "func", waker), "__self__", None)
+            if isinstance(above, Source):
+                notes += above.waiting()
+        return notes
 
     def wait(self, timeout: float | None) -> bool:
         """Blocks this thread until ready; False after `timeout` seconds."""
@@ -289,7 +299,7 @@ class All(Source):
         if not sources:
             self.ready = True
         for source in sources:
-            source.on_ready(lambda source=source: self._one(source))  # type: ignore[misc]
+            source.on_ready(partial(self._one, source))
 
     def _one(self, source: Source) -> None:
         try:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 from monarch._runtime.internal_errors import REPORTER
-from monarch._runtime.loop import start_thread
 
 KEPT = 1000  # records that wait for a handler that blocks; more are left out, and that is logged
 
@@ -37,7 +36,9 @@ def aside(say: Callable[[], None]) -> None:
         _waiting.append(say)
         if _thread is None:
             try:
-                _thread = start_thread(_run, "monarch-log")
+                thread = threading.Thread(target=_run, name="monarch-log", daemon=True)
+                thread.start()
+                _thread = thread
             except RuntimeError as exc:  # no more threads
                 _waiting.clear()
                 REPORTER.report("the way to a log", exc)

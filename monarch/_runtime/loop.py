@@ -16,14 +16,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from monarch._runtime.internal_errors import REPORTER, WINDOW
+from monarch._runtime.log_thread import log
+from monarch._wire import logs
 
 _ERRORS = select.EPOLLERR | select.EPOLLHUP
 _CROWD = 1024  # timers from which cancelled ones are looked for
 
 
+logs.log_by(partial(log, logs.logger))
 io_threads: set[int] = set()  # threads that everybody would wait for, were they to wait
 
 

@@ -3,6 +3,8 @@
 Routes: a message for this process is delivered here and now, one for another goes to its Peer. The actors here are in the
 `actor_table`, those who wait for answers in the port table (`replies`), other processes in `processes`. Several Procs can
 live in one operating-system process (monarch.testing).
+
+Over 600 lines because the parts meet here: each names what it needs of the others once, and each message its receiver.
 """
 
 from __future__ import annotations
@@ -562,6 +564,8 @@ class Proc:
         self.processes.forget_agent(agent)
 
     def _on_suspected(self, suspected: message.Suspected) -> None:
+        if name_of(suspected.address) == AGENT:
+            self.ports.suspected(suspected.address, suspected.why)
         if suspected.why:
             self.suspected[suspected.address] = suspected.why
         else:

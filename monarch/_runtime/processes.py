@@ -36,8 +36,8 @@ from monarch._wire.transport.socket_errors import PATIENCE, Redial, explain
 from monarch.config import settings
 
 # Ended processes remembered; should anybody ask for one beyond, its agent remembers it. None takes the place of one that was
-# stopped for good, and hardly anybody asks for it.
-_ENDED_PEERS, _STOPPED_PEERS = 10_000, 100
+# stopped for good, and hardly anybody asks for it. About 600 bytes each, and as much as its last words have.
+_ENDED_PEERS, _STOPPED_PEERS = 2_000, 100
 
 
 class Transport(Protocol):
@@ -111,6 +111,7 @@ class Processes:
         self._reasons: dict[
             str, str
         ] = {}  # process -> why a connection to it broke, until its agent has said what became of it
+        self._accepted: dict[str, tuple[Connection, int]] = {}  # the latest that a process has dialled, its incarnation
         self._broken: dict[str, int] = {}  # process -> the next port when the connection to it broke
         self._lock = threading.Lock()
 
@@ -294,6 +295,8 @@ class Processes:
             known = [other for other in self._connections.pop(remote, ()) if other is not connection]
             if known:
                 self._connections[remote] = known
+        if remote in self._accepted and self._accepted[remote][0] is connection:
+            del self._accepted[remote]
         newcomer = self.newcomers.get(remote)
         return newcomer is None or newcomer[0] is not connection
 
@@ -316,9 +319,17 @@ class Processes:
             self.newcomers[hello.address] = (connection, hello.incarnation, [])
             us.tell(agent_of(hello.address), Watch(hello.address, peer.incarnation))
         else:
+            self._finish_replaced(hello, connection)
             peer.adopt(connection)
             self.watch(hello.address)  # nobody else would tell of its end
         return ""
+
+    def _finish_replaced(self, hello: Hello, connection: Connection) -> None:
+        """Whoever dials again has lost the connection it dialled before: what we would still send on that is lost."""
+        before, incarnation = self._accepted.get(hello.address, (None, 0))
+        self._accepted[hello.address] = connection, hello.incarnation
+        if before is not None and incarnation == hello.incarnation and not before.lost:
+            before.finish("that process has dialled again")
 
     def welcome(self, remote: str, welcome: Welcome) -> None:
         """We dialled a process that is not the first at its address, and did not know."""

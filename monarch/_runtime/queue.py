@@ -10,6 +10,7 @@ from typing import Any
 from monarch._runtime.future import Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure
 from monarch._runtime.replies import Entry, Target
+from monarch._runtime.unseen import Unseen
 from monarch._wire import message
 from monarch._wire.message import FAILED, VALUE, Failure, ProcEnded
 
@@ -21,12 +22,24 @@ FailureOf = Callable[[str, ProcEnded], Failure]  # what the end of the process a
 class Queue(Entry):
     """Answers in order of arrival, each for the next armed Arrival. `limit` > 0: that many answers and no more."""
 
-    __slots__ = ("__weakref__", "_armed", "_arrived", "_error", "_expected", "_left", "_lock", "_seen", "unwanted")
+    __slots__ = (
+        "__weakref__",
+        "_armed",
+        "_arrived",
+        "_error",
+        "_expected",
+        "_left",
+        "_lock",
+        "_noted",
+        "_seen",
+        "unwanted",
+    )
 
     def __init__(self, target: Target | None = None, limit: int = 0) -> None:
         super().__init__(target)
         self._lock = threading.Lock()
         self._arrived: deque[Raw] = deque()
+        self._noted: dict[int, Unseen] = {}  # of those that have arrived, errors and failures that somebody is to see
         self._armed: deque[Arrival] = deque()
         self._error: BaseException | None = None
         self._left = limit
@@ -54,11 +67,12 @@ class Queue(Entry):
     def receive(self, raw: Raw) -> None:
         if self._expected:
             self._answered(raw[0])
+        unseen: Unseen | None = None
         if raw[1] != VALUE:
             if raw[1] == FAILED and self._left:
                 self.fail(decode_failure(raw[2]))
                 return
-            self.note(raw)
+            unseen = self._note_one(raw)
         arrival: Arrival | None = None
         try:
             with self._lock:
@@ -70,15 +84,26 @@ class Queue(Entry):
                     if not self._left:
                         self.close()
                 if not self._armed:
+                    if unseen is not None:
+                        self._noted[id(raw)] = unseen
                     self._arrived.append(raw)
                     return
                 arrival = self._armed[0]
                 del self._armed[0]
-            arrival.arrive(raw)
+            arrival.arrive(raw, unseen)
         except BaseException:  # of a handler of signals: nobody else knows of the arrival
             if arrival is not None:
-                arrival.arrive(raw)
+                arrival.arrive(raw, unseen)
             raise
+
+    def _note_one(self, raw: Raw) -> Unseen | None:
+        """As `note`; what it gives belongs to this answer, and another one has its own."""
+        if self.unseen is not None:
+            self.note(raw)
+            return None
+        self.note(raw)
+        unseen, self.unseen = self.unseen, None
+        return unseen
 
     def close(self) -> None:
         super().close()
@@ -102,7 +127,11 @@ class Queue(Entry):
                 arrival.begun = True
                 self._armed.append(arrival)
                 return
-            if self._arrived:  # no call in here: a handler of signals may raise behind one, and the message were lost
+            if (
+                self._arrived
+            ):  # no call behind `raw`: a handler of signals may raise behind one, and the message were lost
+                if self._noted:
+                    arrival.unseen = self._noted.pop(id(self._arrived[0]), None)
                 arrival.raw = self._arrived[0]
                 arrival.begun = arrival.ready = True
                 del self._arrived[0]
@@ -140,7 +169,7 @@ class Arrival(Source):
     """The next message of a queue, claimed when first observed. `reader` closes the queue when it is dropped, and lives at
     least until this is ready or dropped itself."""
 
-    __slots__ = ("_queue", "_ranked", "_reader", "begun", "error", "raw")
+    __slots__ = ("_queue", "_ranked", "_reader", "begun", "error", "raw", "unseen")
 
     def __init__(self, queue: Queue, ranked: bool = False, reader: Any = None) -> None:
         super().__init__()
@@ -150,6 +179,7 @@ class Arrival(Source):
         self.begun = False
         self.raw: Raw | None = None
         self.error: BaseException | None = None
+        self.unseen: Unseen | None = None
 
     def begin(self) -> None:
         if not self.begun:
@@ -171,7 +201,8 @@ class Arrival(Source):
     def progress(self) -> str:
         return self._queue.progress()
 
-    def arrive(self, raw: Raw) -> None:
+    def arrive(self, raw: Raw, unseen: Unseen | None = None) -> None:
+        self.unseen = unseen
         self.raw = raw
         self.set_ready()
 
@@ -180,7 +211,7 @@ class Arrival(Source):
         self.set_ready()
 
     def value(self) -> Any:
-        unseen = self._queue.unseen
+        unseen = self.unseen or self._queue.unseen
         if unseen is not None and (self.raw is None or self.raw[1] != VALUE):
             unseen.seen()
         if self.raw is None:

@@ -92,6 +92,12 @@ class Ports:
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
 
+    def suspected(self, address: str, why: str) -> None:
+        """Nothing gets through to that host agent at present; "": it does, or might."""
+        for entry in self.entries():
+            if entry.waits_for(address):
+                entry.suspected(address, why)
+
     def abandon(self, entry: Entry) -> bool:
         """Nobody waits there any more; what comes is only looked at. False when there are too many of these. At any point of
         a thread's work, as `Future.__del__`: single steps on dicts, in an order in which it is always in one of them."""
@@ -280,6 +286,9 @@ class Entry(Source):
         if self.waits_for(ended.address):
             assert self.target is not None
             self.fail(self.target.failure_of(ended.address, ended))
+
+    def suspected(self, address: str, why: str) -> None:
+        """See `Ports.suspected`."""
 
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""

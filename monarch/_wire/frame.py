@@ -183,7 +183,7 @@ class Decoder:
             lengths = _lengths(count).unpack_from(read, start + 16)
             total = 16 + 8 * count + head_size + body_size + sum(lengths)
             if self._limit and total > self._limit + head_size + 16 + 8 * count:
-                raise FrameError(f"a frame of {total} bytes, over the limit of {self._limit}")
+                raise self._too_large(total)
             if start + total > end:
                 if total > _READ and self._begin_large(start, end, head_size, body_size, lengths, 16 + 8 * count):
                     return frames
@@ -207,8 +207,13 @@ class Decoder:
         return frames
 
     def _check(self, head_size: int, body_size: int, count: int) -> None:
-        if head_size > HEAD_LIMIT or count > BUFFERS_LIMIT or (self._limit and body_size > self._limit):
+        if head_size > HEAD_LIMIT or count > BUFFERS_LIMIT:
             raise FrameError(f"not a frame of ours: head {head_size}, body {body_size}, {count} buffers")
+        if self._limit and body_size > self._limit:
+            raise self._too_large(body_size)
+
+    def _too_large(self, size: int) -> FrameError:
+        return FrameError(f"a frame of {size} bytes, over the limit of {self._limit} (setting codec_max_frame_length)")
 
     def _begin_large(
         self, start: int, end: int, head_size: int, body_size: int, lengths: Sequence[int], skip: int

@@ -12,6 +12,9 @@ Each method is an event and takes the time as `now`, in seconds; it returns what
 are opaque keys, told apart by identity; events of any but the latest are ignored. `tick` is to be called at `due()`, which
 changes with every event.
 
+A frame that one side cannot take (no memory, over its limit) breaks the connection and comes again with the next, which helps
+when there is memory by then. After `FRAME_REFUSALS` times that side gives the link up, and tells the other why.
+
 Bound: `full` from `limits.queue` bytes on that the other side has not said it has. Nothing is dropped or refused there:
 whoever sends has to wait, and a single frame may pass the bound.
 """
@@ -34,6 +37,8 @@ STEADY = 0.1  # seconds that a connection must have been up to be redialled at o
 # A host agent holds its port for its whole life: so often refused, over so many seconds, and it has ended. More than once,
 # because a full backlog or a firewall that is being set up refuses too.
 REFUSALS, REFUSED_FOR = 3, 0.3
+# Times that one frame is refused until the link is given up: 7 s or so with the pauses between connections.
+FRAME_REFUSALS = 10
 _ROUNDING = 1e-6  # seconds that a timer may be early
 
 Connection: TypeAlias = Any  # a key; only whoever carries out effects knows more
@@ -84,7 +89,7 @@ class Close(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """Why nothing gets through at present; "": the link is up again."""
+    """Why nothing gets through at present; "": the link is up again, or it is only that nobody has answered yet."""
 
     why: str
 
@@ -149,6 +154,10 @@ class Link:
         self._ack_at = NEVER
         self._unacked = self._unacked_bytes = 0  # received and not told
         self._deaf = False
+        # of a frame that this side could not take, and behind which nothing gets through
+        self._frame_refusals = 0
+        self._frame_number = 0  # `received` when it came
+        self._frame_why = ""
         # of the search for one
         self._window = NEVER  # when it ends
         self._why = "nothing was tried yet"
@@ -278,12 +287,13 @@ class Link:
     def dial_failed(
         self, now: float, why: str, refused: bool = False, final: bool = False, unknown: bool = False
     ) -> list[LinkEffect]:
-        """`refused`: nobody listens there. `final`: trying again would not help. `unknown`: nor if it was never there."""
+        """`refused`: nobody listens there. `final`: trying again would not help. `unknown`: its name has no address, which is
+        said at once of a host that was never reached: it may be misspelt, or its name known once it is up."""
         if self.dead or not self._dialling:
             return []
         self._dialling = False
         self._why = why
-        if final or (unknown and not self._established):
+        if final:
             return self._die(why)
         self._refusals = self._refusals + 1 if refused else 0
         if self._refusals == 1:
@@ -292,7 +302,9 @@ class Link:
         if self._established and self._refusals >= REFUSALS and long_enough:
             return self._die(f"nobody listens at {self.remote} any more: the process has ended ({why})")
         self._dial_later(now)
-        return []
+        if self._established:
+            return []
+        return self._suspect(f"{why}; it is looked up again for up to {self._attach_limit()}" if unknown else "")
 
     def hello_received(self, now: float, connection: Connection, hello: LinkHello) -> list[LinkEffect]:
         """The acceptor's hello arrived."""
@@ -300,7 +312,7 @@ class Link:
             return []
         if self._state != _HANDSHAKE:
             return self._close_broken(now, "the other side said hello a second time")
-        why = self._unfit(hello)
+        why = self._unfit(hello) or self._untakeable()
         if not why and self._established and (not hello.resume or hello.received < self._acknowledged):
             why = self._replaced()
         if why:
@@ -312,7 +324,7 @@ class Link:
         if self.dead:
             return [SendBye(connection, self.dead.why)]
         self.remote = self.remote or hello.host
-        why = self._unfit(hello)
+        why = self._unfit(hello) or self._untakeable()
         if why:
             return self._refuse_and_die(connection, why)
         if hello.received < self._acknowledged or (not hello.resume and (self.received or self._acknowledged)):
@@ -325,11 +337,15 @@ class Link:
         effects.append(SendMessage(connection, self._hello(hello.reached, hello.reached)))
         return effects + self._open(now, connection, hello)
 
-    def broken(self, now: float, connection: Connection, why: str) -> list[LinkEffect]:
-        """That connection is gone."""
+    def broken(self, now: float, connection: Connection, why: str, frame_refused: bool = False) -> list[LinkEffect]:
+        """That connection is gone. `frame_refused`: because this side could not take a frame of it."""
         if connection is not self.connection or self.dead:
             return []
         was_up = self._state == _UP
+        if frame_refused:
+            same = self.received == self._frame_number
+            self._frame_refusals = self._frame_refusals + 1 if same else 1
+            self._frame_number, self._frame_why = self.received, why
         self._state, self.connection = _DOWN, None
         if not was_up:
             self._why = f"the connection broke before the other side had said hello: {why}"
@@ -384,6 +400,12 @@ class Link:
                 f"the host at {hello.reached} does not know the link {self.uid}: it was restarted, or gave the link up"
             )
         return "" if hello.received <= self.sent else self._miscounted(hello.received)
+
+    def _untakeable(self) -> str:
+        """Why nothing more can come from the other side: it would begin with a frame that was refused too often."""
+        if self._frame_refusals < FRAME_REFUSALS or self.received != self._frame_number:
+            return ""
+        return f"a frame from {self.remote} could not be taken, {self._frame_refusals} times: {self._frame_why}"
 
     def _replaced(self) -> str:
         return f"the process at {self.remote} is another one now: the host was restarted"
@@ -455,8 +477,10 @@ class Link:
         if self._established:
             limit = f"{self._limits.reconnect:g} s (setting channel_reconnect_timeout)"
             return self._die(f"no new connection with {self.remote} came about within {limit}: {self._why}")
-        limit = f"{self._limits.attach:g} s (setting mesh_attach_config_timeout)"
-        return self._die(f"{self.remote} could not be reached within {limit}: {self._why}")
+        return self._die(f"{self.remote} could not be reached within {self._attach_limit()}: {self._why}")
+
+    def _attach_limit(self) -> str:
+        return f"{self._limits.attach:g} s (setting mesh_attach_config_timeout)"
 
     def _dial(self) -> list[LinkEffect]:
         self._dialling, self._dial_at = True, NEVER

@@ -377,7 +377,8 @@ class LinkConnection:
 
     def connection_lost(self, connection: Any, reason: str) -> None:
         # Not at once: the connection may hold its own lock, which a sender wants who holds ours.
-        self._loop.call_soon(lambda: self._event(self._link.broken, connection, reason))
+        refused = getattr(connection, "frame_refused", False)
+        self._loop.call_soon(lambda: self._event(self._link.broken, connection, reason, refused))
 
     def _give_up(self, connection: Any, why: str) -> None:
         """That connection, not the link. It may have told its loss before."""

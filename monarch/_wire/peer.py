@@ -270,14 +270,16 @@ class Peer:
                 return
             self._lost = connection
             self.ever_broke = True
+            if self.connection is not None:
+                self.unsent.clear()  # those before were sent on this one, or their answers may have come on it
             if self.connection is connection:
                 self.connection = None
-                self.unsent.clear()  # those before were sent on this one
             self.survivor = self.connection
             if port is not None:
                 self.unsent.add(port)
-            if self.asking:
+            if self.asking and self.broken:
                 return
+            # Also while it is dialled again: the other side had a connection of its own, and answers on that one are lost.
             self.asking = self.broken = True
         try:
             self._ask(self)
@@ -290,7 +292,7 @@ class Peer:
         with self._lock:
             self.incarnation_known = self.listens = True
             self._mean()
-            self.asking = self.broken = False
+            self.asking = False
             failed: OSError | None = None
             if self.connection is None and self._kept and self.ended is None:
                 try:
@@ -300,6 +302,7 @@ class Peer:
                 else:
                     self._send_kept(connection)
                     self.connection = connection
+            self.broken = False
             if failed is None:
                 self._wake()
         # Where nobody listens any more it has ended meanwhile, and the agent tells. Of a connection that broke as soon as it
@@ -324,6 +327,8 @@ class Peer:
     def _send_kept(self, connection: Connection) -> None:
         """Before others see the connection: what was kept goes first."""
         kept, self._kept, self._kept_bytes, self.asking = self._kept, [], 0, False
+        if not self.broken:  # else they are to be told from those that it took with it
+            self.unsent.clear()
         try:
             for pieces in kept:
                 connection.send(pieces)

@@ -140,8 +140,8 @@ class InProcessCluster:
         self._agent = self._agents[self._host]
         self._agent.routes.gateway = self._gateway
         proc = self._proc = SimulatedProc(self.network, f"{self._host}/client", loop, _CLIENT_PID)
-        proc.mesh.fault = self._on_failure
-        proc.mesh.handled = self._on_handled
+        proc.mesh.owners.fault = self._on_failure
+        proc.mesh.owners.handled = self._on_handled
         self._root = Instance(proc, key="client", name="root", rank=0, view=encode_extent((), ()))
         proc.root_name = self._root.unique
         named_actors.serve(proc)
@@ -201,7 +201,7 @@ class InProcessCluster:
         try:
             self.network.calm()
             self._reach.heal()
-            proc.mesh.tell_unobserved()
+            proc.mesh.owners.tell_unobserved()
             proc.mesh.closing("the cluster is closing")
             own = [proc.mesh.residents.stop(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)

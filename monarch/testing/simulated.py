@@ -49,6 +49,8 @@ from monarch.config import settings
 from monarch.testing.hosts import Reach, SimulatedLinks
 from monarch.testing.network import InprocTransport, Network, Rule
 
+_CROWD = 64  # actors of a process, and processes of a host, from which those that have ended are dropped
+
 
 class ProcKilled(SystemExit):
     """Raised in the threads of a simulated process that was killed, wherever they use the runtime next.
@@ -64,7 +66,8 @@ class SimulatedProc(Proc):
         super().__init__(address, loop)
         self.pid = pid
         self.incarnation = incarnation
-        self.instances: list[Instance] = []  # every actor that ever was here
+        self.instances: list[Instance] = []  # every actor that is here, and some that were
+        self._crowded = _CROWD
         self.on_exit: Callable[[int], None] = lambda code: None
         self.killed: ProcEnded | None = None
         self._stopping = False
@@ -79,7 +82,15 @@ class SimulatedProc(Proc):
 
     def add_actor(self, instance: Instance) -> None:
         self.instances.append(instance)
+        if len(self.instances) > self._crowded:
+            self.instances = [other for other in self.instances if not other.ended.ready]
+            self._crowded = max(_CROWD, 2 * len(self.instances))
         super().add_actor(instance)
+
+    @property
+    def over(self) -> bool:
+        """It has ended, and nothing in it goes on."""
+        return self.closed is not None and all(instance.ended.ready for instance in self.instances)
 
     def check_open(self, address: str) -> None:
         if self.killed is not None:
@@ -210,7 +221,8 @@ class SimulatedAgent(BaseHostAgent):
         self.on_done = on_done
         self.dead = False
         self.living: dict[str, SimulatedProc] = {}  # by address
-        self.procs: list[SimulatedProc] = []  # all that ever were
+        self.procs: list[SimulatedProc] = []  # all that are, and some that were
+        self._crowded = _CROWD
         self._by_pid: dict[int, SimulatedProc] = {}
         self._frozen: dict[str, _Freeze] = {}
         self._pids = itertools.count(2)
@@ -268,6 +280,9 @@ class SimulatedAgent(BaseHostAgent):
                 proc.mesh.residents.close_gate()
             proc.on_exit = lambda code, pid=proc.pid: self._exited(pid, code)  # type: ignore[misc]
             self.procs.append(proc)
+            if len(self.procs) > self._crowded:
+                self.procs = [other for other in self.procs if not other.over]
+                self._crowded = max(_CROWD, 2 * len(self.procs))
             self.living[start.address] = self._by_pid[proc.pid] = proc
             self.act(self.roster.pid_known(self.loop.now(), *start.key, proc.pid))
 

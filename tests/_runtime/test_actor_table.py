@@ -223,3 +223,13 @@ def test_lost_casts_are_skipped_by_those_that_are_here(table: Table) -> None:
     table.skip_lost(Skip("a", "c.0"))
     table.skip_lost(Skip("nobody", "c.0"))
     assert actor.told == [("skip lost", "c.0")]
+
+
+def test_senders_do_not_remember_actors_that_nobody_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor_table, "_TOMBSTONES", 3)
+    table = actor_table.ActorTable("unix:/h/m.0", lambda *_: None, lambda *_: None, lambda: False)
+    for number in range(10):
+        table._senders.setdefault("unix:/h/client", {}).setdefault("client.0", set()).add(f"a{number}")
+        with table._lock:
+            table._bury(f"a{number}", Failure("ended", stopped=True))
+    assert table._senders["unix:/h/client"]["client.0"] == {"a7", "a8", "a9"}

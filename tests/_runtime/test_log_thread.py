@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from monarch._runtime import log_thread
+from monarch._runtime.loop import Loop
+from monarch._wire import logs
 
 TIMEOUT = 20
 
@@ -74,3 +76,18 @@ def test_a_handler_that_raises_is_reported(handler: Handler, capfd: pytest.Captu
     assert log_thread.flush(TIMEOUT)
     assert handler.texts == ["and this one is not"]
     assert "an internal error on the thread for logs" in capfd.readouterr().err
+
+
+def test_what_the_wire_logs_comes_this_way(handler: Handler) -> None:
+    goes_on = threading.Event()
+
+    def block() -> None:
+        assert goes_on.wait(TIMEOUT)
+
+    handler.action = block
+    assert Loop  # with any loop comes the thread
+    logs.warn("refused %s", "somebody")
+    assert handler.texts == []  # and here we are
+    goes_on.set()
+    assert log_thread.flush(TIMEOUT)
+    assert handler.texts == ["refused somebody"]

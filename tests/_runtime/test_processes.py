@@ -212,6 +212,27 @@ def test_ended_processes_are_remembered_up_to_a_bound(us: Us, monkeypatch: pytes
     assert [address for address, _ in us.known.known()] == ["unix:/h/m.2", "unix:/h/m.3"]
 
 
+def test_who_dials_again_has_lost_the_connection_it_dialled_before(us: Us) -> None:
+    """What is sent on the old one, answers above all, would reach nobody, and nobody would hear of it."""
+    first, _ = us.hello()
+    assert us.known.peer(M0).connection is first
+    second, _ = us.hello()
+    assert first.lost and first.reason == "that process has dialled again" and not second.lost
+    us.known.lost(first, first.reason)
+    third, _ = us.hello()
+    assert second.lost and not third.lost
+    for connection in (second, third):
+        us.known.lost(connection, "closed")
+    assert us.known._accepted == {}
+
+
+def test_who_dials_keeps_the_connection_that_was_dialled_from_here(us: Us) -> None:
+    us.listening.add(M0)
+    ours = send(us)
+    theirs, _ = us.hello()
+    assert not ours.lost and not theirs.lost and us.known.peer(M0).connection is ours
+
+
 def test_a_connection_that_broke_is_told_when_its_process_is_known_to_live(us: Us) -> None:
     us.listening.add(M0)
     connection = send(us)
@@ -415,7 +436,7 @@ def die(us: Us, number: int, stopped: bool) -> None:
     ("stopped", "most"),
     [
         (True, 100),  # stopped for good: as few as are remembered
-        (False, 1_500),  # another may take its place: how it ended is remembered, of 10,000 of them
+        (False, 800),  # another may take its place: how it ended is remembered, of 2,000 of them
     ],
 )
 def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, most: int) -> None:
@@ -435,6 +456,7 @@ def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, 
     assert left < most
     known = us.known
     assert len(known.peers) == (module._STOPPED_PEERS if stopped else 1_200)
+    assert module._ENDED_PEERS * 800 < 2e6
     assert (
         known._connections
         == known._relays
@@ -442,6 +464,7 @@ def test_what_a_thousand_processes_leave_that_have_ended(us: Us, stopped: bool, 
         == known._reasons
         == known._redials
         == known.newcomers
+        == known._accepted
         == {}
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from monarch._runtime import log_thread
 from monarch._wire.transport import unix
 from monarch._wire.transport.accepting import Accepting
 
@@ -113,6 +114,7 @@ def test_out_of_descriptors_it_pauses_and_says_so_once(error: int, caplog: pytes
     assert (listening.asked, len(paused), come) == (5, 5, [])
     loop.run()
     assert come == [left]
+    assert log_thread.flush(5)
     assert len(caplog.messages) == 1 and "connections have to wait at '/run/agent'" in caplog.messages[0]
     accepting.close()
     assert not listening.open and loop.handlers == {}

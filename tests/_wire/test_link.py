@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch._wire.link import (
+    FRAME_REFUSALS,
     NEVER,
     Carry,
     Close,
@@ -818,14 +820,91 @@ def test_hosts_that_run_different_versions_of_python_are_not() -> None:
     assert f"{ADDRESS} runs cpython 3.13.0" in bye.why and "tcp://near:1 runs cpython 3.11.1" in bye.why
 
 
+# --- frames that cannot be taken
+
+
+class Refusing:
+    """Two links, of which `side` takes no more than `takes` frames of the other: it breaks the connection at the next."""
+
+    def __init__(self, side: int, takes: int) -> None:
+        self.sim = Simulation().start()
+        self.sim.run(1.0)
+        self.side, self.takes = side, takes
+        self.refused: Counter[int] = Counter()  # by frame
+        arrived = self.sim.arrived
+
+        def take_or_refuse(there: int, wire: Wire, item: Any) -> None:
+            full = len(self.sim.delivered[side]) >= self.takes
+            if there != side or type(item) is not int or not full:
+                arrived(there, wire, item)
+                return
+            self.refused[item] += 1
+            wire.close(side)
+            self.sim.act(side, self.sim.links[side].broken(self.sim.now, wire, "no memory", frame_refused=True))
+
+        self.sim.arrived = take_or_refuse  # type: ignore[assignment, method-assign]
+
+
+@pytest.mark.parametrize("side", [DIALLER, ACCEPTOR])
+def test_a_frame_that_is_refused_too_often_is_the_end_of_the_link(side: int) -> None:
+    case = Refusing(side, takes=3)
+    sim = case.sim
+    for _ in range(5):
+        sim.send(1 - side)
+    began = sim.now
+    sim.run(60.0)
+    assert sim.delivered[side] == [0, 1, 2] and case.refused == {3: FRAME_REFUSALS}
+    for deaths in sim.deaths:
+        ((when, dead),) = deaths
+        assert f"{FRAME_REFUSALS} times: no memory" in dead.why and "could not be taken" in dead.why
+        assert 1.0 < when - began < 15.0
+
+
+@pytest.mark.parametrize("side", [DIALLER, ACCEPTOR])
+def test_a_frame_that_is_taken_in_the_end_is_the_end_of_nothing(side: int) -> None:
+    """Refusals of one frame are counted, not those of all."""
+    case = Refusing(side, takes=0)
+    sim = case.sim
+    for _ in range(4):
+        sim.send(1 - side)
+    for frame in range(4):
+        while case.refused[frame] < FRAME_REFUSALS - 1:
+            sim.run(0.01)
+            assert sim.now < 100.0
+        case.takes = frame + 1
+    sim.run(5.0)
+    assert sim.delivered[side] == [0, 1, 2, 3] and sim.deaths == [[], []]
+
+
 # --- names that nobody knows
 
 
-def test_a_host_whose_name_is_unknown_is_given_up_at_once_unless_it_was_reached_before() -> None:
+def test_a_name_that_nobody_knows_is_said_at_once_and_looked_up_again() -> None:
+    """A pod's name is known once the pod runs, and workers may start after the client."""
+    link = dialler(LIMITS._replace(attach=20.0))
+    link.start(0.0)
+    (said,) = link.dial_failed(0.0, "no such name", unknown=True)
+    limit = "20 s (setting mesh_attach_config_timeout)"
+    assert said == Suspect(f"no such name; it is looked up again for up to {limit}")
+    while (now := link.due()) < 20.0:
+        assert link.tick(now) == [Dial()]
+        assert link.dial_failed(now, "still no such name", unknown=True) == []  # once is enough
+    assert link.tick(20.0) == [Dead(f"{ADDRESS} could not be reached within {limit}: still no such name")]
+
+
+def test_a_name_that_is_known_later_is_as_good_as_any() -> None:
     link = dialler()
     link.start(0.0)
-    assert link.dial_failed(0.0, "no such name", unknown=True) == [Dead("no such name")]
+    link.dial_failed(0.0, "no such name", unknown=True)
+    assert link.tick(link.due()) == [Dial()]
+    assert link.dial_failed(0.1, "nobody listens", refused=True) == [Suspect("")]
+    assert link.tick(link.due()) == [Dial()]
+    link.dialled(1.0, "connection")
+    link.hello_received(1.0, "connection", LinkHello(VERSION, ADDRESS, "agent-1", "link", ADDRESS, 0, False))
+    assert link.up
 
+
+def test_a_name_that_is_lost_while_the_link_is_broken_says_nothing_new() -> None:
     link = dialler()
     link.start(0.0)
     link.dialled(0.0, "connection")

@@ -12,7 +12,7 @@ import pytest
 
 from monarch._runtime.loop import Loop
 from monarch._wire import frame as frames
-from monarch._wire import message
+from monarch._wire import link, message
 from monarch._wire.frame import Frame
 from monarch._wire.link_connection import LinkConnection, LinkLimits, limits_from
 from monarch._wire.message import VERSION, Beat, Bye, HostEnded, LinkHello
@@ -447,10 +447,11 @@ class OverSockets(Pair):
     def __init__(self, loop: Loop, limits: LinkLimits) -> None:
         super().__init__(loop, limits, self._dial)
         self.ends: list[StreamConnection] = []
+        self.frame_limit = 0  # of what `far` accepts
 
     def _dial(self, done: Callable[[Any], None]) -> None:
         here, there = socket.socketpair()
-        far = StreamConnection(there, self.loop, self.door, limit=1 << 20)
+        far = StreamConnection(there, self.loop, self.door, limit=1 << 20, frame_limit=self.frame_limit)
         near = StreamConnection(here, self.loop, self.near, limit=1 << 20)
         self.ends += [near, far]
         far.start()
@@ -511,6 +512,22 @@ def test_memory_that_is_changed_after_it_was_sent_arrives_as_it_was(sockets: Ove
     assert owner.bodies == [b"%d" % number for number in range(1, 13)]
     for number, frame in enumerate(owner.frames, 1):
         assert bytes(frame.buffers[0]) == bytes([number]) * len(memory)
+
+
+def test_a_frame_that_cannot_be_taken_ends_the_link_and_both_sides_know_why(
+    sockets: OverSockets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "FRAME_REFUSALS", 3)
+    sockets.frame_limit = 1 << 20
+    sockets.cut()
+    for owner in sockets.owners:
+        owner.wait(lambda owner: owner.ups == 2)
+    began = len(sockets.ends)
+    sockets.near.send(frames.encode(HEAD, bytes(2 << 20)))
+    for owner in sockets.owners:
+        owner.wait(lambda owner: bool(owner.lost))
+        assert f"could not be taken, 3 times: a frame of {2 << 20} bytes, over the limit" in owner.lost[0]
+    assert sockets.owners[1].frames == [] and len(sockets.ends) == began + 2 * 3
 
 
 def test_threads_that_send_while_sockets_are_cut(sockets: OverSockets) -> None:

@@ -385,3 +385,26 @@ def test_a_connection_that_breaks_while_it_is_made_is_dialled_again() -> None:
     assert world.asked == 2
     world.peer.listening()
     assert link.sent == [b"1"]
+
+
+def test_a_connection_that_breaks_while_another_is_dialled_is_told_of_too() -> None:
+    """The other side had dialled as well, and may have answered on the connection that broke."""
+    theirs = Link()
+    world = World(errno.ENOMEM, link := Link())
+    peer = world.peer
+    peer.send([b"1"], port=7)
+    assert world.failed == [errno.ENOMEM] and (peer.asking, peer.broken, world.asked) == (True, False, 0)
+    peer.lost(theirs)
+    assert peer.broken and world.asked == 1
+    peer.listening()
+    assert link.sent == [b"1"] and not peer.broken and peer.take_unsent() == {7}
+
+
+def test_what_was_kept_and_sent_since_is_at_stake_when_that_connection_breaks() -> None:
+    world = World(errno.ENOMEM, link := Link())
+    peer = world.peer
+    peer.send([b"1"], port=7)
+    peer.dial_again()
+    assert link.sent == [b"1"] and peer.unsent == set()
+    peer.lost(Link())  # theirs, on which the answer may have come
+    assert peer.broken and peer.take_unsent() == set()

@@ -399,7 +399,7 @@ def test_the_socket_is_closed_and_the_queue_given_up(ends: Ends) -> None:
     [
         (b"\xff" * 64, "not a frame of ours"),
         (frame.PREFIX.pack(4, 10_000, 0) + bytes(frame.PREFIX.size), None),
-        (frame.PREFIX.pack(4, 3 << 20, 0), "not a frame of ours"),
+        (frame.PREFIX.pack(4, 3 << 20, 0), "over the limit"),
     ],
 )
 def test_what_is_no_frame_ends_the_connection(loop: Loop, stream: bytes, why: str | None) -> None:

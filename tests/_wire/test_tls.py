@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from monarch._runtime import log_thread
 from monarch._runtime.loop import Loop, start_thread
 from monarch._wire import frame
 from monarch._wire.auth import Secret
@@ -478,6 +479,7 @@ def test_frames_that_come_with_the_handshake_are_not_forgotten(host: Host, job: 
 
 
 def last_message(caplog: pytest.LogCaptureFixture) -> str:
+    assert log_thread.flush(5)
     return [one.getMessage() for one in caplog.records if one.name == "monarch"][-1].removeprefix("[actor=<root>] ")
 
 

@@ -25,7 +25,7 @@ def run_program(script: Path, *arguments: str, cwd: Path) -> subprocess.Complete
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
         cwd=cwd,
-        env=environment(),
+        env=environment() | {"OMP_NUM_THREADS": "1"},  # or the threads of each process are said on stderr
         capture_output=True,
         text=True,
         timeout=TIMEOUT,

@@ -407,11 +407,14 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
     def hook(failure):
         assert f"the host agent (pid {agent}) was killed by signal 9" in failure.report(), failure.report()
         told.release()
-    from monarch._mesh.process.client import client
-    monarch.actor.unhandled_fault_hook = client().layer.handled = hook  # a fault, or what a call has told
+    monarch.actor.unhandled_fault_hook = hook  # nobody waits, and no Future is waited for: it is a fault
     early = this_host().spawn_procs({"gpus": 2})  # not up yet, or just so
     print(agent, flush=True)
     sys.stdin.readline()
+    for _ in range(3):  # each rank of each mesh of the program
+        assert told.acquire(timeout=30) and told.acquire(timeout=30)
+    from monarch._mesh.failures.main_thread import faults
+    assert faults.drain(30) and not told.acquire(blocking=False)
     calls = [error(lambda: call.get(timeout=30)) for call in waiting]
     assert calls == ["SupervisionError"] * 3, calls
     assert error(lambda: receiver.recv().get(timeout=30)) != "none"
@@ -420,8 +423,6 @@ def test_every_caller_is_told_when_the_host_agent_is_killed(scripts: Any, descen
     assert error(lambda: early.initialized.get(timeout=30)) in ("RuntimeError", "none")
     for mesh in (procs, early):
         assert error(lambda: mesh.stop().get(timeout=30)) == "none"
-    for _ in range(5):  # two ranks of two meshes, and of the parents
-        assert told.acquire(timeout=30)
     """
     )
     agent = int(program.stdout.readline() or pytest.fail(program.communicate(timeout=TIMEOUT)[1]))
@@ -480,6 +481,50 @@ def test_a_process_that_notices_nothing_is_ended_with_its_agent_unless_told_not_
         if not by_kernel:
             os.kill(pid, signal.SIGKILL)
     program.communicate(timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    ["waiting[0].get()", "receiver.recv().get()", "procs.spawn('more', Kid).wait.call(port).get()",
+     "asyncio.run(awaited())", "this_host().spawn_procs().initialized.get()"],
+    ids=["call", "recv", "a new mesh", "asyncio", "spawn"],
+)  # fmt: skip
+def test_what_waits_when_the_host_agent_is_killed_raises_it_and_nothing_else_does(scripts: Any, wait: str) -> None:
+    done = scripts.run(
+        AGENT
+        + f"""
+    import asyncio
+    from monarch._mesh.failures.main_thread import faults
+    from monarch._mesh.process.client import client
+    owners = client().layer.owners
+    def kill():
+        while not owners._root_waits():
+            os.sched_yield()
+        os.kill(agent, signal.SIGKILL)
+    os.kill(agent, signal.SIGSTOP)
+    threading.Thread(target=kill, daemon=True).start()
+    async def awaited(): await asyncio.gather(*(call.as_asyncio() for call in waiting[:1]))
+    assert error(lambda: {wait}) in ("SupervisionError", "ClientClosedError", "RuntimeError")
+    assert faults.drain(30)
+    print("survived")
+    """,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "survived\n", "")
+
+
+def test_a_program_that_owns_nothing_is_told_when_the_host_agent_is_killed(scripts: Any) -> None:
+    source = """
+    import os, signal, threading
+    from monarch._mesh.process.client import client
+    from monarch.actor import this_host
+    this_host().spawn_procs().initialized.get(timeout=30)
+    os.kill(client().agent.pid, signal.SIGKILL)
+    threading.Event().wait()
+    """
+    done = scripts.run(source, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "was killed by signal 9, and its processes with it; this client cannot go on" in done.stderr
 
 
 def test_a_program_whose_host_agent_is_killed_says_so_and_ends(scripts: Any) -> None:

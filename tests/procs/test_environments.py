@@ -1,108 +1,236 @@
-"""Programs that run in other surroundings: pytest-xdist, and uvloop as the client's event loop."""
+"""Surroundings that programs are started in: names that are not UTF-8, secrets, limits, missing folders."""
 
 from __future__ import annotations
 
-import importlib.util
+import os
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.tiers import full
+from tests.support.hosts import Hosts
+from tests.support.scripts import ROOT, Scripts
+from tests.support.tiers import first_of
 
-pytestmark = [pytest.mark.procs, full]
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.procs
+TIMEOUT = 30
+root = pytest.mark.skipif(os.getuid() != 0, reason="namespaces are made by root")
 
-SUITE = """
-import os
-import pytest
-from monarch.actor import Actor, endpoint, this_host
+LOOK = """
+    import os, sys
+    from monarch.actor import Actor, default_bootstrap_cmd, endpoint, this_host
 
-
-class Worker(Actor):
-    @endpoint
-    def square(self, x):
-        print("squares", x)
-        return x * x, os.getpid()
-
-
-@pytest.fixture(scope="session")
-def workers():
-    return this_host().spawn_procs({"gpus": 2}).spawn("workers", Worker)
-
-
-@pytest.mark.parametrize("x", range(8))
-def test_square(workers, x):
-    values = workers.square.call(x).get(60).values()
-    assert [value for value, _pid in values] == [x * x] * 2
-    assert len({pid for _value, pid in values}) == 2
-
-
-def test_one_that_fails(workers):
-    assert workers.square.call(3).get(60).values()[0][0] == 8
+    class A(Actor):
+        @endpoint
+        def look(self): return os.environb.get(b"CAF\\xe9"), os.getcwdb(), os.fsencode(sys.path[0])
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("xdist") is None, reason="pytest-xdist is not installed")
-def test_two_workers_of_xdist_have_a_cluster_each(tmp_path: Path) -> None:
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-n",
-        "2",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
+@pytest.mark.parametrize("how", first_of(["None", "default_bootstrap_cmd()"]), ids=["forked", "executed"])
+def test_environment_and_folder_need_not_be_utf8(scripts: Scripts, tmp_path: Path, how: str) -> None:
+    folder = os.fsencode(tmp_path) + b"/caf\xe9"
+    os.mkdir(folder)
+    done = scripts.run(
+        LOOK
+        + f"""
+    look = this_host().spawn_procs({{"gpus": 2}}, bootstrap_command={how}).spawn("a", A).look
+    print(set(look.call().get(timeout=30).values()))
+    """,
+        env={os.fsdecode(b"CAF\xe9"): os.fsdecode(b"\xff")},
+        cwd=folder,
+    )
+    assert done.stdout.strip() == str({(b"\xff", folder, folder)})
+
+
+def test_environment_of_other_hosts_need_not_be_utf8(hosts: Hosts) -> None:
+    from monarch.actor import Actor, endpoint
+
+    class A(Actor):
+        @endpoint
+        def look(self) -> list[bytes | None]:
+            return [os.environb.get(name) for name in (b"PUSHED\xe9", b"SPAWNED\xe9")]
+
+    host = hosts.attach(hosts.start(), env={os.fsdecode(b"PUSHED\xe9"): os.fsdecode(b"\xff")})
+    procs = host.spawn_procs(env={os.fsdecode(b"SPAWNED\xe9"): os.fsdecode(b"\xfe")})
+    assert procs.spawn("a", A).look.call_one().get(timeout=TIMEOUT) == [b"\xff", b"\xfe"]
+    procs.stop().get(timeout=TIMEOUT)
+
+
+@pytest.mark.parametrize("how", first_of(["None", "default_bootstrap_cmd()"]), ids=["forked", "executed"])
+def test_processes_do_not_inherit_the_secret(scripts: Scripts, how: str) -> None:
+    done = scripts.run(
+        f"""
+        import os, subprocess
+        from monarch.actor import Actor, default_bootstrap_cmd, endpoint, this_host
+
+        class A(Actor):
+            @endpoint
+            def look(self):
+                everything = b""
+                for pid in (os.getpid(), os.getppid()):  # and the host agent
+                    everything += open(f"/proc/{{pid}}/environ", "rb").read()
+                everything += subprocess.run(["env"], capture_output=True).stdout
+                return os.environ.get("MONARCH_SECRET"), b"hush-hush-hush-hush" in everything
+
+        print(os.environ["MONARCH_SECRET"])
+        for env in (None, {{"MONARCH_SECRET": "asked for"}}):
+            procs = this_host().spawn_procs(bootstrap_command={how}, env=env)
+            print(*procs.spawn("a", A).look.call_one().get(timeout=30))
+        """,
+        env={"MONARCH_SECRET": "hush-hush-hush-hush"},
+    )
+    assert done.stdout.splitlines() == ["hush-hush-hush-hush", "None False", "asked for False"]
+
+
+# --- limits
+
+
+@pytest.mark.parametrize("who", ["agent", "fork servers"])
+def test_when_no_more_processes_may_be_made_it_is_said_and_later_spawns_work(tmp_path: Path, who: str) -> None:
+    """The limit counts for others than root only."""
+    if os.getuid() == 0 and shutil.which("setpriv") is None:
+        pytest.skip("as root, this needs setpriv")
+    program = tmp_path / "limited.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, resource, sys, time
+            import monarch.actor
+            from monarch.actor import Actor, SupervisionError, endpoint, this_host
+
+            monarch.actor.unhandled_fault_hook = lambda failure: None
+
+            class A(Actor):
+                @endpoint
+                def pid(self): return os.getpid()
+
+            def limit(number=None):
+                for pid in [agent] if sys.argv[1] == "agent" else servers:
+                    hard = resource.prlimit(pid, resource.RLIMIT_NPROC)[1]
+                    resource.prlimit(pid, resource.RLIMIT_NPROC, (hard if number is None else number, hard))
+
+            class Parent(Actor):
+                @endpoint
+                def agent(self): return os.getppid(), os.getpid()
+
+            agent, own = this_host().spawn_procs().spawn("p", Parent).agent.call_one().get(timeout=30)
+            with open(f"/proc/{agent}/task/{agent}/children") as file:
+                servers = [int(pid) for pid in file.read().split() if int(pid) != own]
+            limit(1)
+            began = time.monotonic()
+            refused = this_host().spawn_procs({"gpus": 4})
+            try:
+                refused.spawn("a", A).pid.call().get(timeout=30)
+            except SupervisionError as exc:
+                print(str(exc).replace("\\n", " "))
+            print(time.monotonic() - began < 15)
+            limit()
+            print(len(this_host().spawn_procs({"gpus": 4}).spawn("a", A).pid.call().get(timeout=30).values()))
+            """
+        )
+    )
+    as_nobody = ["setpriv", "--reuid=65534", "--inh-caps=+dac_override", "--ambient-caps=+dac_override"]
+    done = subprocess.run(
+        [*(as_nobody if os.getuid() == 0 else []), sys.executable, str(program), who],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": "/tmp"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told, fast, after = done.stdout.splitlines()
+    assert "ulimit -u" in told and fast == "True" and after == "4"
+
+
+# --- containers
+
+
+@root
+def test_programs_in_different_process_namespaces_share_a_folder(scripts: Scripts, tmp_path: Path) -> None:
+    """None sees the processes of the others."""
+    program = """
+        import sys
+        from monarch.actor import Actor, endpoint, this_host
+
+        class A(Actor):
+            @endpoint
+            def one(self): return 1
+
+        for _ in range(2):
+            this_host().spawn_procs({"gpus": 2}).spawn("a", A).one.call().get(timeout=30)
+            print("ready", flush=True)
+            sys.stdin.readline()
+        """
+    contained = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    file = tmp_path / "program.py"
+    file.write_text(textwrap.dedent(program))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": str(scripts.runtime)}
+    running = [
+        subprocess.Popen(
+            [*contained, sys.executable, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+        for _ in range(3)
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 1, done.stdout
-    assert "1 failed, 8 passed" in done.stdout
-    assert "assert 9 == 8" in done.stdout
+    for each in running:
+        assert each.stdout is not None
+        assert each.stdout.readline() == "ready\n", each.communicate(timeout=TIMEOUT)[1]
+    for each in running:  # every folder is there still
+        out, err = each.communicate("go on\nend\n", timeout=TIMEOUT)
+        assert (out, each.returncode) == ("ready\n", 0), err
+    assert list(scripts.runtime.rglob("*")) == []
 
 
-UVLOOP = """
-    import asyncio, os, uvloop
-    from monarch.actor import Actor, UnhandledFaultError, as_completed, endpoint, this_host
+@root
+@pytest.mark.parametrize(
+    "shm",
+    first_of(["mount -t tmpfs -o size=4k none /dev/shm; head -c 4096 /dev/zero > /dev/shm/x", "umount -l /dev/shm"]),
+    ids=["full", "missing"],
+)
+def test_shared_memory_may_be_missing_or_full(scripts: Scripts, tmp_path: Path, shm: str) -> None:
+    file = tmp_path / "program.py"
+    file.write_text(
+        textwrap.dedent(
+            """
+            from monarch.actor import Actor, endpoint, this_host
+            from monarch.rdma import RDMABuffer
 
-    class Worker(Actor):
-        @endpoint
-        def square(self, x):
-            return x * x
-        @endpoint
-        async def slow(self):
-            await asyncio.sleep(600)
-        @endpoint
-        def die(self):
-            os._exit(3)
+            class A(Actor):
+                @endpoint
+                def length(self, data): return len(data)
+                @endpoint
+                def give(self):
+                    self.data = bytearray(b"x" * 2**22)
+                    self.buffer = RDMABuffer(memoryview(self.data))
+                    return self.buffer
+                @endpoint
+                def take(self, buffer):
+                    data = bytearray(2**22)
+                    buffer.read_into(memoryview(data)).get(timeout=30)
+                    return data.count(b"x")
 
-    async def main():
-        procs = this_host().spawn_procs({"gpus": 2})
-        workers = procs.spawn("workers", Worker)
-        print(type(asyncio.get_running_loop()).__module__)
-        print(sum(sum(values.values()) for values in await asyncio.gather(*(workers.square.call(x) for x in range(10)))))
-        print([x async for x in workers.square.map(range(5))])
-        print(len([future async for future in as_completed([workers.square.call(x) for x in range(5)])]))
-        try:
-            await asyncio.wait_for(workers.slow.call(), 0.1)
-        except TimeoutError:
-            print("timeout")
-        procs.spawn("mortal", Worker).die.broadcast()
-        await asyncio.sleep(60)
-
-    try:
-        uvloop.run(main())
-    except UnhandledFaultError as fault:
-        print("fault", "exited with non-zero code 3" in str(fault))
-"""
-
-
-@pytest.mark.skipif(importlib.util.find_spec("uvloop") is None, reason="uvloop is not installed")
-def test_uvloop_as_the_clients_loop(scripts: Any) -> None:
-    done = scripts.run(UVLOOP)
-    assert done.stdout.splitlines() == ["uvloop", "570", "[0, 1, 4, 9, 16]", "5", "timeout", "fault True"]
+            procs = this_host().spawn_procs({"gpus": 2})
+            a = procs.spawn("a", A)
+            print(a.length.call(b"x" * 2**22).get(timeout=30).values())
+            print(a.slice(gpus=1).take.call_one(a.slice(gpus=0).give.call_one().get(timeout=30)).get(timeout=30))
+            """
+        )
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"({shm}) && exec {sys.executable} {file}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MONARCH_RUNTIME_DIR": str(scripts.runtime)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n") == ["[4194304, 4194304]", "4194304", ""]

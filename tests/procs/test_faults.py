@@ -18,6 +18,7 @@ from tests.support.tiers import first_of, full
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
 HEADING = "Unhandled monarch error on the root actor"
+SAME = "\nThe same failure on rank(s) "
 ERROR = "monarch._errors.UnhandledFaultError: "
 
 PRELUDE = """
@@ -524,7 +525,7 @@ def test_a_handler_of_the_program_is_called_once_instead(programs: Any) -> None:
         """
     )
     ended_well(done, "handler called")
-    assert done.stderr.count(HEADING) == 2
+    assert done.stderr.count(HEADING) == done.stderr.count(SAME) == 1  # the second report is a line
 
 
 def test_a_handler_of_the_program_s_loop_is_called_instead(programs: Any) -> None:
@@ -739,7 +740,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_before_and_after(programs: Any) -> None:
         )
     )
     ended_well(done, *["KeyboardInterrupt"] * 4)
-    assert done.stderr.count(HEADING) == 2
+    assert done.stderr.count(HEADING) == done.stderr.count(SAME) == 1  # the second report is a line
 
 
 def test_ctrl_c_ends_the_program_as_ever(programs: Any) -> None:

@@ -265,6 +265,20 @@ def test_a_failure_ends_the_cell_and_not_the_kernel(doomed: Notebook, source: st
     goes_on(doomed)
 
 
+def test_an_error_shows_the_line_of_the_cell_that_raised(notebook: Notebook) -> None:
+    defined = notebook.run(
+        """
+        class Broken(Actor):
+            @endpoint
+            def step(self):
+                return 1 / int("0")
+        """
+    )
+    assert defined.error == ""
+    shown = notebook.run("procs.spawn('broken', Broken).slice(gpus=0).step.call_one().get()")
+    assert shown.error == "ActorError" and shown.trace.count('return 1 / int("0")') == 1
+
+
 def test_a_failure_that_the_cell_catches_is_shown_on_stderr(doomed: Notebook) -> None:
     for source in ("threading.Event().wait()", "await asyncio.sleep(60)"):
         shown = doomed.run(
@@ -302,7 +316,7 @@ def test_of_two_failures_at_once_one_ends_the_cell_and_both_are_shown(doomed: No
             """
         )
         assert shown.error == "UnhandledFaultError" and shown.out == "finally ran\n"
-        assert shown.trace.count(REPORT) == 1 and shown.err.count(REPORT) == 1
+        assert shown.trace.count(REPORT) == 1 and shown.err.count("The same failure on rank(s)") == 1
         goes_on(doomed)
 
 
@@ -323,7 +337,7 @@ def test_a_failure_while_the_traceback_of_another_is_made_is_shown_beside_it(doo
         )
         shown = doomed.run(f"import asyncio; doomed.slice(gpus=0).fail.broadcast()\n{source}")
         assert shown.error == "UnhandledFaultError"
-        assert shown.trace.count(REPORT) == 1 and shown.err.count(REPORT) == 1
+        assert shown.trace.count(REPORT) == 1 and shown.err.count("The same failure on rank(s)") == 1
         goes_on(doomed)
 
 

@@ -25,7 +25,7 @@ from monarch.spmd import setup_torch_elastic_env
 from tests.support.tiers import full
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.procs
+pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 60
 
 

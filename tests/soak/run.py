@@ -55,7 +55,7 @@ from tests.support.syscalls import Faults
 PATIENCE = 20.0  # real seconds for a whole program; what is not there by then never comes
 _QUIET = 0.1  # real seconds
 _LIMIT = 1.0  # virtual seconds of the runtime's own limits that programs run into
-_LIMIT_SPREAD = 8.0  # with several hosts: what comes over a link that is down has to come in time
+_LIMIT_SPREAD = 8.0  # with several hosts, or faults: what waits for a link, or for room to accept, has to come in time
 _LOST = 4.0  # virtual seconds in which hosts that cannot connect lose each other
 _PARTED = 1.0  # virtual seconds that hosts may be parted: well below that
 _BEAT = 0.5  # virtual seconds
@@ -70,14 +70,14 @@ def run(program: Program, patience: float = PATIENCE, faults: Faults | None = No
     """What was wrong, a line or paragraph each; [] when nothing was. With `faults` over real sockets, whose system calls
     fail as they say."""
     before = set(threading.enumerate())
-    with _settings_for(program):
+    with _settings_for(program, faults is not None):
         runner = _Runner(program, patience, faults)
         wrong = runner.run()
     return wrong + model.broken_rules(runner.history.facts()) + _threads_left(before)
 
 
 @contextmanager
-def _settings_for(program: Program) -> Iterator[None]:
+def _settings_for(program: Program, faults: bool) -> Iterator[None]:
     """Chances of this interpreter, and its log, for one program."""
     logger, interval = logging.getLogger("monarch"), sys.getswitchinterval()
     level = logger.level
@@ -85,15 +85,16 @@ def _settings_for(program: Program) -> Iterator[None]:
     sys.setswitchinterval(program.switch_interval)
     logger.setLevel(logging.CRITICAL)
     try:
-        with monarch.configured(**_limits(program)):
+        with monarch.configured(**_limits(program, faults)):
             yield
     finally:
         logger.setLevel(level)
         sys.setswitchinterval(interval)
 
 
-def _limits(program: Program) -> dict[str, str | int]:
-    limit = _LIMIT_SPREAD if program.hosts else _LIMIT
+def _limits(program: Program, faults: bool) -> dict[str, str | int]:
+    # With faults: what rests for a moment of the time that the program lets pass has to come in time as well.
+    limit = _LIMIT_SPREAD if program.hosts or faults else _LIMIT
     few = 2 if program.seed % 3 else 1000  # receivers from which on casts go down the tree of hosts
     return {
         "tree_casts_from": few,
@@ -135,7 +136,7 @@ class _Runner:
         else:
             self._cluster = SocketCluster(clock=self._clock, seed=program.seed, patience=5.0, faults=faults)
             faults.broke = self._breaks
-        self._limit = _LIMIT_SPREAD if program.hosts else _LIMIT
+        self._limit = _LIMIT_SPREAD if program.hosts or faults else _LIMIT
         self._places: dict[str, int | str] = {}  # process -> its host
         self._dead: int | None = None  # the host that was killed
         self._unnoticed = False  # its death may not be known to all
@@ -161,7 +162,7 @@ class _Runner:
         try:
             with self._cluster as cluster:
                 layer = cluster._proc.mesh  # told by a call or as a fault: of each failure once
-                layer.fault = layer.handled = lambda failure: note_failure(self.history, CLIENT, failure)
+                layer.owners.fault = layer.owners.handled = lambda failure: note_failure(self.history, CLIENT, failure)
                 try:
                     for operation in self._program.operations:
                         self._doing = str(operation)

@@ -38,7 +38,7 @@ class SocketNetwork(Network):
         path = self._path(transport.address)
         with self._faults.quiet():  # without it there is no process
             listening = unix.listen(path)
-            listener = unix.Listener(listening, transport.loop, lambda sock: self._begin(transport, sock, "").start())
+            listener = unix.Listener(listening, transport.loop, lambda sock: self._begin(transport, sock, ""))
         self._open[transport] = listener, os.stat(path).st_ino
 
     def close(self, transport: InprocTransport) -> None:
@@ -55,7 +55,6 @@ class SocketNetwork(Network):
             sock = unix.dial(self._path(address), wait=False)
             try:
                 connection = self._begin(dialler, sock, address)
-                connection.start()
             except BaseException:
                 sock.close()
                 raise
@@ -67,6 +66,7 @@ class SocketNetwork(Network):
         connection.remote = remote
         if isinstance(sock, FaultySocket):
             sock.pair = (transport.address, remote)  # type: ignore[attr-defined]
+        connection.start()  # one that does not start is nobody's to close: its descriptor is another's by then
         ends = self._ends.setdefault(transport, [])
         ends[:] = [end for end in ends if not end.lost]
         ends.append(connection)

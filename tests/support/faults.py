@@ -33,7 +33,7 @@ class Faults:
 
     def watch_client(self) -> None:
         """What calls of the client of this process tell it of, which may have to start first, is kept as well."""
-        plugins.when_client_starts(lambda client: setattr(client.layer, "handled", self.handled))
+        plugins.when_client_starts(lambda client: setattr(client.layer.owners, "handled", self.handled))
 
     def next(self) -> Any:
         """The next failure that the client was told of, by a call or as a fault; waits for it, and fails the test when none

@@ -458,3 +458,14 @@ def test_statistics_show_every_process(cluster: InProcessCluster) -> None:
     assert statistics["network"]["rules"] == 0
     assert [statistics[cluster.address_of(procs, rank)]["actors"] for rank in (0, 1)] == [1, 1]
     assert statistics[cluster.address_of("client")]["ports"] == 0
+
+
+def test_stopped_processes_leave_nothing_in_the_ledger_of_their_owner(cluster: InProcessCluster) -> None:
+    """They may have ended before their agent hears that they were to."""
+    for _ in range(60):
+        procs = this_host().spawn_procs()
+        procs.spawn("worker", Worker).pid.call_one().get(TIMEOUT)
+        procs.stop().get(TIMEOUT)
+    cluster.settle()
+    owned = cluster._proc.mesh.owned
+    assert (len(owned.ledger), owned.actors, cluster._root.owned) == (0, {}, {})

@@ -16,6 +16,7 @@ from monarch._mesh.actors.map_schedule import MapSchedule
 from monarch._runtime.completions import Completions
 from monarch._runtime.context import here
 from monarch._runtime.future import Slot, running_loop, warn_blocking
+from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw, decode_failure
 from monarch._runtime.replies import OneReply, Target
@@ -339,7 +340,9 @@ class MapResults(Generic[R]):
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             if not (self._read or self._schedule.exhausted):
-                logger.warning(
+                log(
+                    logger,
+                    logging.WARNING,
                     "nobody read the results of %s.map(): only its first %d items were sent. Iterate over what it returns",
                     self._target.label,
                     self._schedule.pulled,

@@ -8,6 +8,7 @@ decided by its Roster; here is what touches the operating system.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
@@ -64,6 +65,7 @@ from monarch._wire.transport import unix
 from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
+logger = logging.getLogger("monarch")
 PR_SET_CHILD_SUBREAPER = 36
 _FORK_ATTEMPTS = 2  # fork servers that are asked for a process, should one end before it has forked it
 
@@ -160,6 +162,8 @@ class HostAgent(BaseHostAgent):
     def host_suspected(self, host: str, why: str) -> None:
         super().host_suspected(host, why)
         link = self.routes.links().get(host)
+        if why and self.client is None and isinstance(link, LinkConnection) and not link.other_agent:
+            logger.warning("host %s cannot be reached yet: %s", host, why)  # its client cannot see that
         known = is_dialable(host) or is_neighbour(host)
         if why and isinstance(link, LinkConnection) and not link.dials and known:
             self.links.look_after(host, link)

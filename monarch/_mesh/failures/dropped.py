@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from types import CodeType
 
+from monarch._runtime.log_thread import log
 from monarch._runtime.remote_errors import Raw, decode_remote_error
 from monarch._runtime.unseen import source_line
 from monarch._wire.message import ERROR
@@ -28,9 +29,10 @@ class DroppedErrors:
         text = "an exception that it sent through its port"
         if raw[1] == ERROR:  # the text only: to unpickle it here would run the program's code on this thread
             text = decode_remote_error(raw[2]).formatted
-        logger.error("%s() raised, and the Future of the call was dropped without a look at it (called at %s%s): %s",
-                     label, source_line(code, instruction) or "an unknown line",
-                     f"; {count} times by now" if count > 1 else "", text)  # fmt: skip
+        times = f"; {count} times by now" if count > 1 else ""
+        where = source_line(code, instruction) or "an unknown line"
+        log(logger, logging.ERROR, "%s() raised, and the Future of the call was dropped without a look at it (called at "
+            "%s%s): %s", label, where, times, text)  # fmt: skip
 
     def _count(self, line: tuple[CodeType | None, int]) -> int:
         if line not in self._counts and len(self._counts) >= _LINES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from monarch._mesh.start.agent_process import Credentials
 from monarch._mesh.start.credentials import Pem, credentials
 from monarch._runtime.context import here
 from monarch._runtime.future import All, Future, Slot, Source, once
+from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw
@@ -30,6 +32,7 @@ from monarch._wire.message import Attach, AttachedHost, Failure, ProcEnded, SetC
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
+logger = logging.getLogger("monarch")
 _PATIENCE = 5.0  # seconds that a host which can be reached gets to answer, beyond the time for reaching it
 _FAILED = "attach failed: config push failed during attach to {}: {}"
 
@@ -49,7 +52,8 @@ def attach_to_workers(
     Returns at once and connects in the background; processes can be spawned on it meanwhile. `initialized` says when
     every host has taken this program's settings and `env` (variables for all processes that are started there from now
     on, over the worker's own environment); it raises what went wrong, at the latest after
-    `mesh_attach_config_timeout`.
+    `mesh_attach_config_timeout`. Workers may start later than this program. A host whose name cannot be looked up is warned
+    of at once, on the logger `monarch`, and tried again for as long.
 
     `workers`: `tcp://host:port`, `tls://host:port`, `ipc://path`, or `dial@bind`, of which `dial` is used, each with
     a name and an @ before it (`name@tcp://host:port`) or without; or Futures of these. A mesh
@@ -255,6 +259,8 @@ class Attaching(Entry):
         self.expire_after(proc, settings.get("mesh_attach_config_timeout") + _PATIENCE)
         assert self.target is not None
         for rank, address in enumerate(self.target.addresses):
+            if address in proc.suspected:
+                self.suspected(address, proc.suspected[address])
             try:
                 proc.post(address, Attach(config, os_text.encode(env), number, rank))
             except PeerEnded as exc:
@@ -268,6 +274,14 @@ class Attaching(Entry):
 
     def unanswered(self) -> list[int]:
         return [rank for rank, facts in enumerate(self._facts) if facts is None]
+
+    def suspected(self, address: str, why: str) -> None:
+        assert self.target is not None
+        rank = self.target.addresses.index(address)
+        if why and self._facts[rank] is None:
+            count = len(self._facts)
+            log(logger, logging.WARNING, "host %s (rank %d of %d in the mesh of attach_to_workers) cannot be reached yet: %s",
+                host_of(address), rank, count, why)  # fmt: skip
 
     def fail(self, failure: Failure) -> None:
         self.give_up(RuntimeError(failure.report))

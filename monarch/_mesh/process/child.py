@@ -29,7 +29,7 @@ from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
 from monarch._mesh.start.launch import apply_affinity, threads_of
 from monarch._mesh.start.leftovers import RUN
-from monarch._runtime import async_driver, standard_streams  # noqa: F401
+from monarch._runtime import async_driver, log_thread, standard_streams  # noqa: F401
 from monarch._runtime.context import set_home
 from monarch._runtime.future import All
 from monarch._runtime.internal_errors import end_process
@@ -93,6 +93,7 @@ class Served:
         actors = list(proc.actors.values())
         ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
         All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
+        log_thread.flush(1.0)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()

@@ -70,7 +70,7 @@ class Client:
             self._run_directory.remove()
             raise
         self.layer = MeshLayer(proc)
-        self.layer.fault = faults.report
+        self.layer.owners.fault = faults.report
         # Actors know their senders by it, and those of two programs may send to one actor.
         root = Instance(proc, key=f"client-{new_id()}", name=ROOT, rank=0, view=encode_extent((), ()))
         proc.root_name = root.unique
@@ -124,13 +124,17 @@ class Client:
         hosts = {host_of(address) for address, _ in proc.processes.known()} | {proc.host}
         for mesh in list(self.layer.owned.procs.values()):
             hosts.update(mesh.spec.hosts)
-        for host in sorted(hosts):  # the others cannot be reached without it
-            try:
-                proc.host_ended(host, detail)
-            except Exception as exc:  # who waits is told all the same, below
-                REPORTER.report("the way to the end of this client", exc)
-        proc.closed = error
-        proc.ports.close_all(Failure(str(error)))
+
+        def lose() -> None:
+            for host in sorted(hosts):  # the others cannot be reached without it
+                try:
+                    proc.host_ended(host, detail)
+                except Exception as exc:  # who waits is told all the same, below
+                    REPORTER.report("the way to the end of this client", exc)
+            proc.closed = error
+            proc.ports.close_all(Failure(str(error)))
+
+        self.layer.owners.lose_everything(str(error), lose)
         self._run_directory.remove()
 
     def _how_agent_ended(self) -> str:
@@ -154,7 +158,7 @@ class Client:
         proc = self.proc
         heard_all = Slot()
         self.layer.when_agent_lost = lambda reason: heard_all.set()
-        self.layer.tell_unobserved()
+        self.layer.owners.tell_unobserved()
         faults.drain(1.0)
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):

@@ -1,5 +1,5 @@
 """The mesh layer of one process: what it owns elsewhere (`spawning`, `restarter`), what lives in it (`residents`), and who is
-told when something fails."""
+told when something fails (`owners`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ from typing import Any
 from monarch._errors import SpawnError
 from monarch._mesh.casts import reduce
 from monarch._mesh.casts.sender import Casting
-from monarch._mesh.failures import ledger, observed, wait_graph
-from monarch._mesh.failures.dropped import DroppedErrors
+from monarch._mesh.failures import ledger, wait_graph
 from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
-from monarch._mesh.failures.observed import Effect, Handled, Held, OwnersCall
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
@@ -24,13 +22,13 @@ from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
 from monarch._mesh.process.health import Health
 from monarch._mesh.process.owned_meshes import OwnedMeshes
+from monarch._mesh.process.owners import Owners
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.restarter import Restarter
 from monarch._mesh.process.spawning import Spawning
 from monarch._mesh.start import threads
-from monarch._runtime.current import Current
 from monarch._runtime.hooks import Hooks
-from monarch._runtime.instance import Instance, Supervise
+from monarch._runtime.instance import Instance
 from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw
@@ -50,7 +48,6 @@ from monarch._wire.message import (
 )
 
 logger = logging.getLogger("monarch")
-_HELD_LONG = 10.0  # seconds after which a failure that only an unobserved Future knows of is a fault
 
 
 class MeshLayer(Hooks):
@@ -61,16 +58,14 @@ class MeshLayer(Hooks):
         self.owned = OwnedMeshes(grace=not proc.loop.virtual)  # on a clock that stands still it would never be over
         self.residents = Residents(proc)
         self.spawning = Spawning(proc, self.owned, self.residents, self._tell)
-        self.restarter = Restarter(proc, self.owned, self.spawning, self.tell_owner, self._lost_process)
+        self.owners = Owners(proc, self.owned, self.residents)
+        self.restarter = Restarter(proc, self.owned, self.spawning, self.owners.tell, self._lost_process)
         self.health = Health(proc, self.owned)
         self.casting = Casting(proc)
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
         self.controllers: ActorMesh[Any] | None = None  # see `named_actors`
         self.replacements: list[tuple[type, type]] = []  # see `replacements`
-        self.fault: Callable[[MeshFailure], None] = _nothing  # a failure that nobody was told of has reached the root
-        self.handled: Callable[[MeshFailure], None] = _nothing  # a call of the root has told it of a failure
-        self._dropped = DroppedErrors()
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()
         self._this_proc: ProcMesh | None = None
         self._threads_told = False
@@ -160,8 +155,9 @@ class MeshLayer(Hooks):
                 mesh.host_lost(host_of(ended.address), ended.detail)
         procs, rank = self._procs_of(ended.address)
         if procs is not None:
-            if procs.stopping and host_of(ended.address) in procs.lost:
-                ended.stopped = True  # word of its end was lost with its host
+            # Word of its end was lost with its host; or it has heard of the stop, and ended, before its agent did.
+            if procs.stopping and (host_of(ended.address) in procs.lost or (ended.code == 0 and not ended.detail)):
+                ended.stopped = True
             procs.on_ended(rank, ended)
         with self.owned.lock:
             effects = self.owned.ledger.process_ended(ended)
@@ -215,140 +211,25 @@ class MeshLayer(Hooks):
                 failure = ledger.escalated(failure, _too_often(owned.group))
             failures.setdefault(effect.owner, []).append(failure)
         for owner, its in failures.items():
-            self.tell_owner(owner, its)
+            self.owners.tell(owner, its)
         self.owned.changed()
-
-    def tell_owner(self, owner: str, failures: Sequence[MeshFailure]) -> None:
-        """Failures of one event that are the owner's to handle. `__supervise__` of an actor that has one is asked; whoever
-        has none hears of them by its calls, or else as a fault."""
-        instance = self.residents.actor(owner)
-        if instance is not None and getattr(instance.behaviour, "supervises", False):
-            self._supervise(instance, failures)
-            return
-        self._entrust_to_waiting(owner, failures)
-        with self.owned.lock:
-            effects = self.owned.observed.failed(owner, failures, self.proc.loop.now())
-        self._carry_out(effects)
-
-    def _supervise(self, owner: Instance, failures: Sequence[MeshFailure]) -> None:
-        if not owner.stopping:
-            for failure in failures:
-                owner.mailbox.put_control(Supervise(failure))
-
-    def _carry_out(self, effects: Sequence[Effect]) -> None:
-        """What becomes of failures whose owner has no `__supervise__`."""
-        for effect in effects:
-            if isinstance(effect, Held):
-                self._hold(effect)
-            elif effect.owner == self.proc.root_name:
-                (self.handled if isinstance(effect, Handled) else self.fault)(effect.failure)
-            elif isinstance(effect, Notify):
-                instance = self.residents.actor(effect.owner)
-                if instance is not None:
-                    self._supervise(instance, [effect.failure])
-
-    def _hold(self, held: Held) -> None:
-        loop = self.proc.loop
-        if (
-            loop.virtual
-        ):  # a test that advances time by more than this could not look meanwhile; its cluster's end tells
-            return
-        if not held.calls:
-            loop.call_later(observed.GRACE, lambda: self._lapse(held))
-        loop.call_later(_HELD_LONG, lambda: self._on_held_long(held))
-
-    def _lapse(self, held: Held) -> None:
-        with self.owned.lock:
-            effects = self.owned.observed.lapse(held)
-        self._carry_out(effects)
-
-    def _on_held_long(self, held: Held) -> None:
-        """Nobody has looked for long. Its owner may come to it, as long as it waits for another call; else it never may."""
-        if not held.open:
-            return
-        if any(self._owner_waits(wait.running, held.owner) for wait in self.proc.waits.standing()):
-            self.proc.loop.call_later(_HELD_LONG, lambda: self._on_held_long(held))
-            return
-        calls = "; ".join(sorted({call.issued for call in held.calls}))
-        log(logger, logging.ERROR, "nobody has looked within %g s at the Future of a call that has failed, called at %s",
-            _HELD_LONG, calls or "an unknown line")  # fmt: skip
-        with self.owned.lock:
-            effects = self.owned.observed.give_up(held)
-        self._carry_out(effects)
-
-    def _owner_waits(self, running: Current | None, owner: str) -> bool:
-        return (self.proc.root_name if running is None else running.instance.unique) == owner
 
     # --- calls that have failed
 
     def call_failed(
         self, entry: Entry, caller: Instance, key: str, awaited: Sequence[int], failed: Sequence[int]
     ) -> Unseen | None:
-        with self.owned.lock:
-            return self._call_failed(entry, caller, key, awaited, failed)
-
-    def _call_failed(
-        self, entry: Entry, caller: Instance, key: str, awaited: Sequence[int], failed: Sequence[int]
-    ) -> Unseen | None:
-        known = None if entry.unseen is None else entry.unseen.about
-        if known is not None:
-            if known.key != key:
-                return None
-            known.failed = known.failed.union(failed)
-            return entry.unseen
-        if self.owned.ledger.owner_of(key) != caller.unique:
-            return None
-        call = OwnersCall(caller.unique, key, awaited, failed, entry.issued)
-        self.owned.observed.entrust(call)
-        proc = self.proc
-
-        def over(seen: bool) -> None:
-            if seen:  # at once: a restart may follow, after which it would be told of another
-                self._call_over(call, True)
-            elif proc.closed is None:
-                proc.loop.call_soon(lambda: self._call_over(call, False))
-
-        return Unseen(over, call)
-
-    def _call_over(self, call: OwnersCall, seen: bool) -> None:
-        with self.owned.lock:
-            effects = self.owned.observed.over(call, seen, self.proc.loop.now())
-            if call.key not in self.owned.actors:
-                self.owned.observed.stopped(call.key)
-        self._carry_out(effects)
-
-    def _entrust_to_waiting(self, owner: str, failures: Sequence[MeshFailure]) -> None:
-        """Calls of the owner that will hear of it: word from the agents may come before that of the actor's process."""
-        failed: dict[str, set[int]] = {}
-        for failure in failures:
-            failed.setdefault(failure._failure.mesh, set()).update(failure.crashed_ranks)
-        for entry in self.proc.ports.entries():
-            caller, target = entry.caller, entry.target
-            if caller is None or target is None or target.key not in failed or caller.unique != owner:
-                continue
-            if not failed[target.key].isdisjoint(entry.awaited_ranks()):
-                entry.note_pending()
+        return self.owners.call_failed(entry, caller, key, awaited, failed)
 
     def call_raised(self, entry: Entry, raw: Raw) -> Unseen | None:
-        proc, code, instruction = self.proc, entry.code, entry.instruction
-        label = entry.target.label if entry.target is not None else ""
-
-        def over(seen: bool) -> None:
-            if not seen and proc.closed is None:
-                proc.loop.call_soon(lambda: self._dropped.log(label, code, instruction, raw))
-
-        return Unseen(over)
-
-    def tell_unobserved(self) -> None:
-        """The program ends. What is entrusted to Futures that nobody will observe now is told after all."""
-        with self.owned.lock:
-            effects = self.owned.observed.give_up()
-        self._carry_out(effects)
+        return self.owners.call_raised(entry, raw)
 
     def bounced(self, bounced: Bounced) -> None:
         if bounced.sender == self.proc.root_name:
             if not bounced.hook:
-                self.fault(MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>")))
+                self.owners.fault(
+                    MeshFailure(Failure(UndeliverableMessageEnvelope(bounced).report(), mesh_name="<none>"))
+                )
             return
         instance = self.residents.actor(bounced.sender)
         if instance is not None and not instance.stopping:
@@ -361,7 +242,3 @@ def _too_often(group: Group) -> str:
         f"its RestartPolicy does not restart it any more: {policy.max_restarts} restarts within {policy.within:g} s are its "
         f"limit (max_restarts, within)"
     )
-
-
-def _nothing(failure: MeshFailure) -> None:
-    return None

@@ -21,6 +21,7 @@ from monarch._mesh.process.spawn_sites import SpawnSites
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Source, once
 from monarch._runtime.instance import Instance
+from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
@@ -258,9 +259,8 @@ class Spawning:
         with self._owned.lock:
             untold = self._owned.observed.stopped(key)
         for failure in untold:
-            logger.error(
-                "a mesh was stopped before anybody looked at the call that its failure ended: %s", failure.report()
-            )
+            log(logger, logging.ERROR, "a mesh was stopped before anybody looked at the call that its failure ended: %s",
+                failure.report())  # fmt: skip
 
     # --- processes
 

@@ -178,21 +178,24 @@ class ForkServers:
             os.kill(pid, signal.SIGKILL)
 
     def serving(self, spec: LaunchSpec) -> ForkServer:
-        """The fork server that fits the spec's preloads and load-time environment, started if need be."""
+        """The fork server that fits the spec's preloads and load-time environment, started if need be; one that has what the
+        spec expects replacements to import, when that is ready."""
         if spec.warm:
-            warm = self._known(_key(spec, warm=True))
-            if warm is not None and warm.ready:
+            warm = self.warm(spec)
+            if warm.ready:
                 return warm
+        return self._plain(spec)
+
+    def _plain(self, spec: LaunchSpec) -> ForkServer:
         sensitive = load_time_env(spec.env)
         if not spec.preload and sensitive == load_time_env(dict(os.environ)):
             return self._first
         return self._known(_key(spec)) or self._fork_off(self._first, spec, False)
 
-    def warm(self, spec: LaunchSpec) -> None:
+    def warm(self, spec: LaunchSpec) -> ForkServer:
         """Starts one for what the spec expects replacements to import, off the one that serves now. It imports in the
         background, at a low priority, and serves when it has done so."""
-        if self._known(_key(spec, warm=True)) is None:
-            self._fork_off(self.serving(spec), spec, True)
+        return self._known(_key(spec, warm=True)) or self._fork_off(self._plain(spec), spec, True)
 
     def _known(self, key: Any) -> ForkServer | None:
         server = self._others.get(key)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Callable
 from typing import Any
 
+from monarch._wire.logs import warn
 from monarch._wire.transport.base import Reactor, Timer
 from monarch._wire.transport.socket_errors import OUT_OF, OnAccept, explain, on_accept
-
-logger = logging.getLogger("monarch")
 
 _ACCEPTS_A_TURN = 64
 PAUSE = 0.5  # seconds without accepting, when this process is out of what a connection needs
@@ -76,7 +74,7 @@ class Accepting:
         now = self._loop.now()
         if now - self._said_at >= _SAID_EVERY:
             self._said_at = now
-            logger.warning("connections have to wait at %s: %s", _shown(self._sock), explain(exc))
+            warn("connections have to wait at %s: %s", _shown(self._sock), explain(exc))
         self._paused()
         self._loop.remove(self._sock.fileno())
         self._timer = self._loop.call_later(PAUSE, self._go_on)

@@ -49,8 +49,8 @@ class DialFailed(ConnectionError):
 
     `refused`: every address said no (nobody listens at that port, or the handshake was refused); otherwise there was no
     answer, or half of one. `final`: trying again does not help until somebody changes something (another secret, another
-    version, no host of ours). `unknown`: the name service says that there is no such name, which is final for a host that
-    was never reached; one that was may be between two entries.
+    version, no host of ours). `unknown`: the host's name has no address, as far as the name service says; it may be
+    misspelt, or known later.
     """
 
     def __init__(self, text: str, refused: bool = False, final: bool = False, unknown: bool = False) -> None:

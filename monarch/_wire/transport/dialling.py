@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CONNECT_DEADLINE = 5.0  # seconds for one address to take the connection
 RESOLVE_DEADLINE = 10.0  # seconds for the name service
-_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)  # others, such as EAI_AGAIN, may be better in a moment
+_NO_SUCH_NAME = (socket.EAI_NONAME, socket.EAI_NODATA)
 _ADDRESSES = 8  # of one name that are tried
 
 
@@ -113,24 +113,24 @@ class Dial:
         except OSError as exc:
             unknown = isinstance(exc, socket.gaierror) and exc.errno in _NO_SUCH_NAME
             text = (
-                f"the name {self._to.host!r} is not known: {exc.strerror or exc} (is it spelt right, and known on this host?)"
+                f"the name {self._to.host!r} is not known: {exc.strerror or exc} (is it spelt right, and known on this host? "
+                f"That of a pod is known once the pod runs)"
                 if unknown
                 else f"the name {self._to.host!r} could not be looked up: {exc.strerror or exc}"
             )
-            self._loop.call_soon(lambda: self._resolved([], text, unknown))
+            self._loop.call_soon(lambda: self._resolved([], text))
         else:
             self._loop.call_soon(lambda: self._resolved(found, ""))
 
     def _unresolved(self) -> None:
         self._resolved([], f"the name service did not answer within {RESOLVE_DEADLINE:g} s")
 
-    def _resolved(self, found: list[tuple[int, Any]], failure: str, unknown: bool = False) -> None:
+    def _resolved(self, found: list[tuple[int, Any]], failure: str) -> None:
         if self._over or self._left or self._sock is not None:  # the name service answered too late
             return
         self._drop()
-        self._unknown = unknown
         if failure:
-            self._refused = False
+            self._refused, self._unknown = False, True
             self._give_up(failure)
         else:
             self._try_all(found)

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import socket
 import stat
 from typing import TYPE_CHECKING, Any
 
 from monarch._wire.host_address import HostAddress, Inherited, Ipc, Tcp, bracketed, routable_address
+from monarch._wire.logs import warn
 from monarch.config import settings
 
 if TYPE_CHECKING:
     import ssl
 
     from monarch._wire.transport.tls import TlsSocket
-
-logger = logging.getLogger("monarch")
 
 TLS_MISSING = "it wants certificates (tls://); give ca, certificate and private_key, or write tcp://"
 _BACKLOG = 4096
@@ -203,7 +201,7 @@ def _warn_of_congestion(name: str, exc: OSError) -> None:
     """Once for each name: the system's choice serves as well."""
     if name not in _warned and len(_warned) < 16:
         _warned.add(name)
-        logger.warning("channel_tcp_congestion=%r cannot be used, the system's is: %s", name, exc.strerror)
+        warn("channel_tcp_congestion=%r cannot be used, the system's is: %s", name, exc.strerror)
 
 
 def tls_over(sock: socket.socket, context: ssl.SSLContext, server: bool) -> TlsSocket:

@@ -62,6 +62,7 @@ class StreamConnection:
         self._reason = ""
         self._reading = True
         self._resting = False
+        self.frame_refused = False  # lost because of what the other side sent: no frame, too large, no memory for it
         self.says_why = False  # whether the other side hears in a Bye what is wrong with its frames
         self._coalesced = False  # the queue holds frames only because their senders were in no hurry
         self._last_coalesced = 0.0
@@ -301,6 +302,7 @@ class StreamConnection:
             try:
                 frames = decoder.received(count)
             except FrameError as exc:
+                self.frame_refused = True
                 self._say_bye(str(exc))
                 self._lose(str(exc))
                 return

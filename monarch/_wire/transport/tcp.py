@@ -7,7 +7,6 @@ and the challenge on the job's secret. Everything runs on the I/O thread, but fo
 
 from __future__ import annotations
 
-import logging
 import random
 import resource
 import socket
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch._wire.auth import Acceptor, Failure, Secret
 from monarch._wire.host_address import HostAddress
+from monarch._wire.logs import warn
 from monarch._wire.transport.accepting import Accepting
 from monarch._wire.transport.base import Reactor, StreamSocket, Timer
 from monarch._wire.transport.dialling import Dial, dial
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     import ssl
 
 __all__ = ["Accepted", "Dial", "TcpListener", "dial"]
-
-logger = logging.getLogger("monarch")
 
 IN_HANDSHAKE = 512  # connections of one listener that have not shown yet who they are
 _SHARE = 4  # at most one in so many of the descriptors that this process may have
@@ -169,14 +167,14 @@ class _FailureLog:
             self._timer = self._loop.call_later(_LINES_SECONDS, self._summary)
         if self._written < _LINES:
             self._written += 1
-            logger.warning("%s: refused %s: %s", prefix, peer, text)
+            warn("%s: refused %s: %s", prefix, peer, text)
         else:
             self._left_out += 1
 
     def _summary(self) -> None:
         left_out, self._left_out, self._written, self._timer = self._left_out, 0, 0, None
         if left_out:
-            logger.warning("refused %d more connections in %g seconds", left_out, _LINES_SECONDS)
+            warn("refused %d more connections in %g seconds", left_out, _LINES_SECONDS)
 
     def close(self) -> None:
         if self._timer is not None:

@@ -59,6 +59,39 @@ def test_the_receiver_is_told_of_each_rank_whose_process_ends(cluster: InProcess
         receiver.recv().get(0)
 
 
+def test_each_failure_that_the_receiver_raises_is_told(cluster: InProcessCluster, events: Any) -> None:
+    """Of two ranks, and of another mesh, one after another through one port."""
+    entered, _ = events
+    meshes = [this_host().spawn_procs({"gpus": 2}), this_host().spawn_procs()]
+    port, receiver = Channel[Any].open()
+    for procs in meshes:
+        send(procs.spawn("holders", Holder).keep, (entered,), {}, port)
+    for procs, rank in ((meshes[0], 0), (meshes[0], 1), (meshes[1], 0)):
+        cluster.kill(procs, rank)
+        with pytest.raises(SupervisionError):
+            receiver.recv().get(TIMEOUT)
+        cluster.next_failure(handled=True)
+
+
+def test_where_nobody_reads_it_is_a_fault(cluster: InProcessCluster, events: Any) -> None:
+    entered, _ = events
+    procs = this_host().spawn_procs({"gpus": 3})
+    holders: Any = procs.spawn("holders", Holder)
+    port, receiver = Channel[Any].open()
+    send(holders.keep, (entered,), {}, port)
+    cluster.kill(procs, 0)  # the receiver may still be read
+    cluster.settle()
+    cluster.kill(procs, 1)
+    cluster.settle()
+    with pytest.raises(SupervisionError):
+        receiver.recv().get(TIMEOUT)
+    cluster.next_failure(handled=True)
+    del receiver
+    cluster.next_failure()
+    cluster.kill(procs, 2)
+    cluster.next_failure()
+
+
 def test_the_same_of_an_endpoint_that_answers_when_it_likes(cluster: InProcessCluster, events: Any) -> None:
     entered, _ = events
     procs = this_host().spawn_procs()

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from monarch._mesh.meshes import attach
 from monarch._mesh.meshes.attach import Attaching, Workers
 from monarch._mesh.start import agent_process, launch
 from monarch._runtime.future import Done, Future, Slot, make_future
@@ -150,6 +151,25 @@ def test_hosts_that_say_nothing_are_named() -> None:
     proc.loop.fire()
     with pytest.raises(RuntimeError, match=f"attach failed: config push .* to {B}: .*mesh_attach_config_timeout"):
         attaching.value()
+
+
+def test_a_host_that_cannot_be_reached_yet_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(attach, "log", lambda logger, level, text, *args: said.append(text % args))
+    attaching, _ = asked()
+    attaching.suspected(agent_at(B), "nobody knows its name")
+    assert said == [
+        f"host {B} (rank 1 of 2 in the mesh of attach_to_workers) cannot be reached yet: nobody knows its name"
+    ]
+    attaching.suspected(agent_at(B), "")
+    answer(attaching, 1)
+    attaching.suspected(agent_at(B), "its connection broke")  # which is no matter of attaching
+    assert len(said) == 1
+
+    proc: Any = FakeProc()
+    proc.suspected[agent_at(A)] = "nobody knows its name"  # another has attached to it
+    Attaching(proc, [A, B]).ask({})
+    assert len(said) == 2 and f"host {A} (rank 0 of 2" in said[1]
 
 
 # --- a spec from another host

@@ -120,7 +120,7 @@ def test_ctrl_c_leaves_the_engine_usable(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
@@ -221,7 +221,7 @@ def test_a_program_that_ends_without_exit_ends_quietly(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, str(script)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=120,
