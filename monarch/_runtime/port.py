@@ -161,16 +161,16 @@ class Channel(Generic[T]):
         """A pair; `once`: for exactly one message."""
         proc = here()
         queue = _open_queue(once)
-        port: Port[T] = Port(proc, proc.address, proc.ports.add(queue), once=once)
-        return port, PortReceiver(queue, once)
+        receiver: PortReceiver[T] = PortReceiver(queue, once)  # first: its end takes the queue out of the table
+        return Port(proc, proc.address, proc.ports.add(queue), once=once), receiver
 
     @classmethod
     def open_ranked(cls, once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
         """A pair whose receiver gets `(rank, value)`."""
         proc = here()
         queue = _open_queue(once)
-        port: Port[T] = Port(proc, proc.address, proc.ports.add(queue), once=once)
-        return port, RankedPortReceiver(queue, once)
+        receiver: RankedPortReceiver[T] = RankedPortReceiver(queue, once)
+        return Port(proc, proc.address, proc.ports.add(queue), once=once), receiver
 
 
 def _open_queue(once: bool) -> Queue:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from monarch._wire.frame import Buffer, Decoder, Frame, FrameError
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor
+from monarch._wire.waiters import Waiters
 
 _GONE = "the other process closed the connection"
 
@@ -256,7 +257,8 @@ class _Path:
         self.near = near
         self.far = far
         self.waiting: deque[tuple[float, bytes]] = deque()  # (earliest delivery, frame); b"" is the end of the stream
-        self.room = threading.Condition()
+        self.room = Waiters()
+        self._lock = threading.Lock()
         self.queued = 0
         self._chances = random.Random(f"{network.seed} {source} {target}")
 
@@ -273,13 +275,13 @@ class _Path:
                 copies = 0
             if rule.duplicate and self._chances.random() < rule.duplicate:
                 copies *= 2
-        with self.room:
+        with self._lock:
             due = loop.now() + delay if delay else 0.0
             if self.waiting:
                 due = max(due, self.waiting[-1][0])
-            for _ in range(copies):
-                self.waiting.append((due, data))
-                self.queued += len(data)
+            size = copies * len(data)
+            self.queued += size
+            self.waiting.extend([(due, data)] * copies)
         loop.call_soon(self.deliver)
 
     def wake(self) -> None:
@@ -289,7 +291,7 @@ class _Path:
         if self.far.lost or self.network.held(self.source, self.target):
             return 0
         now = self.far.loop.now()
-        with self.room:
+        with self._lock:
             return sum(due <= now for due, _data in self.waiting)
 
     def deliver(self) -> None:
@@ -305,19 +307,19 @@ class _Path:
                 far.loop.call_later(wait, self.deliver)
                 return
             far.received(data, self)
-            with self.room:
+            with self._lock:
                 if self.waiting:  # else the connection was lost while the frame was handled
                     self.waiting.popleft()
                     self.queued -= len(data)
-                self.room.notify_all()
+            self.room.tell()
 
     def clear(self) -> None:
         """Nothing more arrives."""
         self.network.forget(self)
-        with self.room:
+        with self._lock:
             self.waiting.clear()
             self.queued = 0
-            self.room.notify_all()
+        self.room.tell()
 
 
 class InprocConnection:
@@ -365,8 +367,7 @@ class InprocConnection:
             self.out.put(data)
 
     def wait_room(self, timeout: float) -> bool:
-        with self.out.room:
-            return self.out.room.wait_for(lambda: self.lost or self.out.queued < self._limit, timeout)
+        return self.out.room.wait_for(lambda: self.lost or self.out.queued < self._limit, timeout)
 
     def received(self, data: bytes, path: _Path) -> None:
         """On our loop: the bytes of one frame, or the end."""
@@ -433,8 +434,7 @@ class InprocConnection:
 
     def _tell_loss(self) -> None:
         reason = self._reason
-        with self.out.room:
-            self.out.room.notify_all()
+        self.out.room.tell()
         self.loop.call_soon(
             self._decoder.release
         )  # whoever remembers the connection is not to keep what it received into

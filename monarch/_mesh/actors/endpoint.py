@@ -471,8 +471,9 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                         entry.fail(failure)
                     elif number:
                         proc.answer(back or proc.address, Answer(number, index, FAILED), encode(failure), ())
+                message = None
         except BaseException:  # a handler of signals raised, at any step; or room was waited for in vain
-            if message is not None and message.seq:
+            if message is not None and message.seq:  # numbered, and who knows whether it was sent
                 proc.fill_place(receiver_at, message)
             if entry is not None:  # nobody will observe this call: its late answers find no port
                 entry.close()

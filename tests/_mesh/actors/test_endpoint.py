@@ -153,9 +153,8 @@ class FakeProc:
 def proc() -> Any:
     proc = FakeProc()
     numbers = iter(range(1, 1000))
-    sender = SimpleNamespace(
-        proc=proc, key="client", unique="client.0", numbering=SimpleNamespace(next=lambda key, rank: next(numbers))
-    )
+    numbering = SimpleNamespace(next=lambda message, key, rank: setattr(message, "seq", next(numbers)))
+    sender = SimpleNamespace(proc=proc, key="client", unique="client.0", numbering=numbering)
     token = current.set(Current(sender, 0, b""))  # type: ignore[arg-type]
     yield proc
     current.reset(token)

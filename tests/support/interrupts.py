@@ -1,0 +1,70 @@
+"""What a handler of signals raises, at any step of the code that it interrupts."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import monarch
+
+_CODE = str(Path(monarch.__file__).parent)
+_SIGNAL = signal.SIGUSR2
+_raise = ctypes.PyDLL(None)["raise"]  # Python itself does not look whether a signal came: it does so at its next step
+
+
+class Interrupted(KeyboardInterrupt):
+    """What the handler raises."""
+
+
+class Steps:
+    """`at(n)`: a signal comes right before the n-th instruction of monarch's code in this thread, counted from 0; its handler
+    raises where Python next looks for signals. `came` says whether there were as many."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._left = 0
+
+    @contextmanager
+    def at(self, step: int) -> Iterator[None]:
+        self.came = False
+        self._left = step
+        before = signal.signal(_SIGNAL, _raise_interrupted)
+        tracing, unraisable = sys.gettrace(), sys.unraisablehook
+        sys.unraisablehook = _drop  # Python lets no exception out of a finalizer
+        sys.settrace(self._on_call)
+        try:
+            yield
+        finally:
+            sys.settrace(tracing)
+            sys.unraisablehook = unraisable
+            signal.signal(_SIGNAL, before)
+
+    def _on_call(self, frame: FrameType, event: str, arg: object) -> Any:
+        if self.came or not frame.f_code.co_filename.startswith(_CODE):
+            return None
+        frame.f_trace_opcodes = True
+        return self._on_step
+
+    def _on_step(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "opcode" and not self.came:
+            if not self._left:
+                self.came = True
+                sys.settrace(None)
+                (_,) = map(_raise, (_SIGNAL,))  # and nothing follows behind which Python would look for signals
+                return None
+            self._left -= 1
+        return self._on_step
+
+
+def _raise_interrupted(number: int, frame: FrameType | None) -> None:
+    raise Interrupted
+
+
+def _drop(unraisable: object) -> None:
+    return None
