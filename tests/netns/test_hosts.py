@@ -275,7 +275,9 @@ def test_hosts_that_show_each_other_certificates(lab: Lab) -> None:
     [(1, "drop"), *(pytest.param(*case, marks=pytest.mark.slow) for case in [(1, "down"), (0, "drop"), (0, "down")])],
 )
 def test_a_link_that_is_cut_and_healed_loses_nothing(lab: Lab, trio: Any, who: int, how: str) -> None:
-    client, _ = trio(QUICK | {"MONARCH_DIRECT_AFTER": "0"})  # direct connections send nothing while they have nothing to do
+    client, _ = trio(
+        QUICK | {"MONARCH_DIRECT_AFTER": "0"}
+    )  # direct connections send nothing while they have nothing to do
     client.ask("begin")
     for _ in range(2):
         client.ask("more", 20)
