@@ -47,6 +47,7 @@ def run_notebook(name: str, cwd: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     nbclient = pytest.importorskip("nbclient", reason="the notebook tests need nbclient and ipykernel")
     pytest.importorskip("ipykernel", reason="the notebook tests need nbclient and ipykernel")
     monkeypatch.setenv("PYTHONPATH", environment()["PYTHONPATH"])
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or the threads of each process are said on stderr
     sheet = read_notebook(name)
     client = nbclient.NotebookClient(
         sheet, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(cwd)}}

@@ -641,7 +641,8 @@ def test_faults_at_the_same_time(programs: Any) -> None:
     )
     assert done.returncode == 1
     assert done.stdout == "finally ran\n"
-    assert done.stderr.count(HEADING) == 20 and done.stderr.count(ERROR) == 1
+    # The second report of a mesh may be a line.
+    assert done.stderr.count(HEADING) + done.stderr.count(SAME) == 20 and done.stderr.count(ERROR) == 1
     assert done.stderr.count("\nTraceback (most recent call last)") == 1
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from monarch._runtime import log_thread
 from monarch._runtime.context import home
 from monarch.actor import (
     Actor,
@@ -360,6 +361,7 @@ def test_results_that_nobody_reads_are_told_of(
     with caplog.at_level(logging.WARNING, "monarch"):
         mesh.run.map(range(10))
         gc.collect()
+        assert log_thread.flush(TIMEOUT)
     assert "nobody read the results of workers.run.map(): only its first 2 items were sent" in caplog.text
 
 
