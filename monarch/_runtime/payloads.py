@@ -129,18 +129,24 @@ class Payloads:
         segment = self._begin(size, receivers)
         if segment is None:
             return None
-        placement = Placement(segment, receivers, lengths.pop(0) if inside else -1, lengths)
         try:
-            segment.memory.prepare(size)
-            for offset, piece in zip(offsets, pieces, strict=True):
-                segment.memory.write(offset, piece)
-        except OSError:  # no memory
-            placement.close()
-            return None
-        except BaseException:
-            placement.close()
+            placement = Placement(segment, receivers, lengths[0] if inside else -1, lengths[1:] if inside else lengths)
+            try:
+                segment.memory.prepare(size)
+                for offset, piece in zip(offsets, pieces, strict=True):
+                    segment.memory.write(offset, piece)
+            except OSError:  # no memory
+                placement.close()
+                return None
+        except BaseException:  # of a handler of signals
+            self._discard(segment)
             raise
         return placement
+
+    def _discard(self, segment: Segment[OwnMemory]) -> None:
+        with self._lock:
+            self._pool.discard(segment)
+        self._tell_dropped()
 
     def reaches(self, peer: Peer) -> bool:
         """Whether payloads for it can be in memory that it shares with this process."""
@@ -168,8 +174,15 @@ class Payloads:
         try:
             if connection is None or not self.introduce(placement.segment, address, connection):
                 return None
-            connection.send(encode(placement.message(address, head), placement.inline(body)))
-            placement.sent(address)
+            frame = encode(placement.message(address, head), placement.inline(body))
+            try:
+                connection.send(frame)
+                placement.sent(address)
+            except ConnectionLost:
+                raise
+            except BaseException:  # of a handler of signals: that process has it, or not
+                self._discard(placement.segment)
+                raise
             return connection
         except ConnectionLost:
             assert connection is not None
@@ -181,31 +194,39 @@ class Payloads:
 
     def _begin(self, size: int, receivers: Sequence[str]) -> Segment[OwnMemory] | None:
         now = self._loop.now()
-        with self._lock:
-            segment = self._pool.reuse(size, receivers, now)
-            if segment is not None:
-                return segment
-            room = not self._closed and self._pool.make_room(size, now)
-            self._numbers += 1
-            number = self._numbers
-        self._tell_dropped()
-        if not room:
-            return None
+        segment = None
         try:
-            segment = Segment(number, capacity_for(size), OwnMemory(capacity_for(size)))
-        except (OSError, ImportError):
             with self._lock:
-                self._pool.no_room(size)
-            return None
-        except BaseException:
-            with self._lock:
-                self._pool.no_room(size)
+                segment = self._pool.reuse(size, receivers, now)
+        except BaseException:  # of a handler of signals
+            if segment is not None:
+                self._discard(segment)
             raise
-        with self._lock:
-            self._pool.add(segment, receivers)
-            trimming, self._trimming = self._trimming, True
-        if not trimming:
-            self._loop.call_rarely(_IDLE, self._trim)
+        if segment is not None:
+            return segment
+        room = False
+        try:
+            with self._lock:
+                room = not self._closed and self._pool.make_room(size, now)
+                self._numbers += 1
+                number = self._numbers
+            self._tell_dropped()
+            if not room:
+                return None
+            segment = Segment(number, capacity_for(size), OwnMemory(capacity_for(size)))
+            with self._lock:
+                self._pool.add(segment, receivers)
+                trimming, self._trimming = self._trimming, True
+            if not trimming:
+                self._loop.call_rarely(_IDLE, self._trim)
+        except BaseException as exc:
+            with self._lock:
+                if room and (segment is None or not self._pool.discard(segment)):
+                    self._pool.no_room(size)
+            self._tell_dropped()
+            if isinstance(exc, (OSError, ImportError)):
+                return None
+            raise
         return segment
 
     def introduce(self, segment: Segment[OwnMemory], address: str, connection: Any) -> bool:

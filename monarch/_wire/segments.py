@@ -108,9 +108,14 @@ class Pool(Generic[M]):
             self._look(capacity, min(_LOOKS, len(busy)), now)
         if not free:
             return None
-        segment = free.pop()
+        segment = free[-1]
         segment.begin(receivers)
-        busy.append(segment)
+        try:
+            del free[-1]
+            busy.append(segment)
+        except BaseException:  # of a handler of signals, behind the call
+            self._remove(segment)
+            raise
         return segment
 
     def _look(self, capacity: int, count: int, now: float) -> None:
@@ -172,6 +177,14 @@ class Pool(Generic[M]):
             flags = segment.memory.flags[: len(segment.users) + 1]
             if any(flag and user == receiver for flag, user in zip(flags[1:], segment.users, strict=False)):
                 self._remove(segment)
+
+    def discard(self, segment: Segment[M]) -> bool:
+        """Who filled it or sent what is in it was interrupted, so nobody knows who has it: it is never used again. False
+        when it is not in the pool."""
+        if segment not in self.segments():
+            return False
+        self._remove(segment)
+        return True
 
     def trim(self, before: float, now: float) -> float | None:
         """Drops free segments not used since `before`. When the next of them was last used, or seems to be; None: there are

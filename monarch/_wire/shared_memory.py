@@ -76,15 +76,21 @@ class OwnMemory:
     """
 
     def __init__(self, size: int) -> None:
-        self.fd = os.memfd_create("monarch-payload", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self._end = weakref.finalize(self, _end, self.fd, 0, 0)
         self._size = HEADER + size
-        self._ready = 0
-        os.ftruncate(self.fd, self._size)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
-        self._address = _map(self.fd, self._size, _SHARED)
-        self._end.detach()
-        self._end = weakref.finalize(self, _end, self.fd, self._address, self._size)
+        self._ready = self._address = 0
+        # Called and kept in one step: behind a call a handler of signals may raise, and the descriptor were lost.
+        (self.fd,) = map(os.memfd_create, ("monarch-payload",), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,))
+        try:
+            os.ftruncate(self.fd, self._size)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            (self._address,) = map(_map, (self.fd,), (self._size,), (_SHARED,))
+            self._end = weakref.finalize(self, _end, self.fd, self._address, self._size)
+        except BaseException:
+            if end := getattr(self, "_end", None):
+                end()
+            else:
+                _end(self.fd, self._address, self._size)
+            raise
         self._end.atexit = False
         self.prepare(0)
         self._view = _bytes(_array(self._size).from_address(self._address))

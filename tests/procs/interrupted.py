@@ -1,0 +1,100 @@
+"""A client whose handler of signals raises every few hundred microseconds while it calls an actor; each call has to end.
+
+    python tests/procs/interrupted.py --seconds 60
+
+Prints one line of figures; ends with status 1 if a call had no answer, the wrong one, or was handled twice or out of order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from typing import Any
+
+from monarch.actor import Actor, Future, endpoint, this_host
+
+PATIENCE = 20.0  # seconds; an answer takes a fraction of a millisecond
+_UNRAISABLE = sys.unraisablehook
+
+
+class Tick(KeyboardInterrupt):
+    pass
+
+
+class Counter(Actor):
+    """Checks what it is sent, and from where: `last` is the number that came before."""
+
+    def __init__(self) -> None:
+        self.last = -1
+        self.disorder: list[tuple[int, int]] = []
+
+    @endpoint
+    def take(self, number: int) -> int:
+        if number <= self.last:
+            self.disorder.append((self.last, number))
+        self.last = number
+        return number
+
+    @endpoint
+    def wrong(self) -> list[tuple[int, int]]:
+        return self.disorder
+
+
+def on_tick(number: int, frame: Any) -> None:
+    raise Tick
+
+
+def patiently(future: Future[int]) -> int:
+    while True:
+        try:
+            return future.get(PATIENCE)
+        except Tick:
+            pass
+
+
+def run(seconds: float, seed: int) -> dict[str, Any]:
+    rng = random.Random(seed)
+    counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter)
+    one = counters.slice(gpus=0)
+    one.take.call_one(0).get(PATIENCE)
+    signal.signal(signal.SIGALRM, on_tick)
+    end, number, ticks = time.monotonic() + seconds, 0, 0
+    while time.monotonic() < end:
+        future: Future[int] | None = None
+        number += 1
+        try:
+            signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.00005, 0.0006))
+            counters.take.broadcast(number)
+            number += 1
+            future = one.take.call_one(number)
+            assert future.get(PATIENCE) == number
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Tick:
+            ticks += 1
+            if future is not None:
+                assert patiently(future) == number
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    wrong = [pair for pairs in counters.wrong.call().get(PATIENCE).values() for pair in pairs]
+    return {"calls": number, "interrupted": ticks, "wrong": wrong, "descriptors": len(os.listdir("/proc/self/fd"))}
+
+
+def quiet(unraisable: Any) -> None:
+    """Python lets no exception out of a finalizer, and says so."""
+    if not isinstance(unraisable.exc_value, Tick):
+        _UNRAISABLE(unraisable)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    sys.unraisablehook = quiet
+    result = run(arguments.seconds, arguments.seed)
+    print(json.dumps(result))
+    sys.exit(1 if result["wrong"] else 0)

@@ -1,0 +1,114 @@
+"""Ring 3: as tests/_mesh/actors/test_interrupts.py, over sockets of real processes; and a client interrupted all the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch._runtime.context import root
+from monarch.actor import Actor, endpoint
+from tests.support.interrupts import Interrupted, Steps
+from tests.support.resources import open_files
+from tests.support.tiers import first_of, full
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT = 20
+
+# Between making a socket and entering its `with` Python can only leave it to the collector, which says so.
+pytestmark = [pytest.mark.procs, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+class Book(Actor):
+    def __init__(self) -> None:
+        self.notes: list[int] = []
+
+    @endpoint
+    def note(self, number: int, payload: bytes = b"") -> int:
+        self.notes.append(number)
+        return number
+
+    @endpoint
+    def read(self) -> list[int]:
+        notes, self.notes = self.notes, []
+        return notes
+
+
+def call_one(books: Any, number: int) -> None:
+    assert books.slice(gpus=0).note.call_one(number).get(TIMEOUT) == number
+
+
+def large(books: Any, number: int) -> None:
+    """More than the socket takes at once."""
+    assert books.slice(gpus=0).note.call_one(number, b"x" * 900_000).get(TIMEOUT) == number
+
+
+def payload(books: Any, number: int) -> None:
+    """In shared memory, where there is some."""
+    assert len(books.note.call(number, b"x" * 3_000_000).get(TIMEOUT)) == 2
+
+
+def flood(books: Any, number: int) -> None:
+    for _ in range(3):
+        books.note.broadcast(number, b"x" * 10_000)
+
+
+def sockets_and_files() -> int:
+    """Open descriptors but for those of the payloads' pool, which has bounds of its own."""
+    payloads = root().proc.payloads
+    assert payloads is not None
+    return open_files() - payloads.statistics()["segments"]
+
+
+@pytest.mark.parametrize("every", first_of([23, 1]))
+@pytest.mark.parametrize("send", first_of([call_one, large, flood, payload], 2))
+def test_an_interrupt_at_any_step(send: Callable[[Any, int], None], every: int, procs2: Any) -> None:
+    books = procs2.spawn("books", Book)
+    send(books, 0)
+    books.read.call().get(TIMEOUT)
+    ports, files = len(root().proc.ports), sockets_and_files()
+    steps = Steps()
+    step, number = 0, 0
+    while steps.came or not step:
+        books.note.broadcast(number)
+        try:
+            with steps.at(step):
+                send(books, number + 1)
+        except Interrupted:
+            pass
+        for notes in books.read.call().get(TIMEOUT).values():
+            assert notes.count(number) == 1 and notes == sorted(notes), f"step {step}"
+            assert send is flood or len(notes) == len(set(notes)), f"step {step}"
+        step, number = step + every, number + 2
+    assert len(root().proc.ports) == ports
+    assert sockets_and_files() <= files
+    books.stop().get(TIMEOUT)
+
+
+def interrupted(seconds: int) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "procs" / "interrupted.py"), "--seconds", str(seconds)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=seconds + 60,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert json.loads(done.stdout)["interrupted"] > 100 * seconds
+
+
+@full
+def test_a_client_that_is_interrupted_for_a_few_seconds() -> None:
+    interrupted(3)
+
+
+@pytest.mark.slow
+def test_a_client_that_is_interrupted_for_a_minute() -> None:
+    interrupted(60)
