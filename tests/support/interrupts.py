@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ class Interrupted(KeyboardInterrupt):
 
 class Steps:
     """`at(n)`: a signal comes right before the n-th instruction of monarch's code in this thread, counted from 0; its handler
-    raises where Python next looks for signals. `came` says whether there were as many."""
+    raises where Python next looks for signals. Finalizers are not interrupted. `came` says whether there were as many."""
 
     def __init__(self) -> None:
         self.came = False
@@ -46,7 +47,7 @@ class Steps:
             signal.signal(_SIGNAL, before)
 
     def _on_call(self, frame: FrameType, event: str, arg: object) -> Any:
-        if self.came or not frame.f_code.co_filename.startswith(_CODE):
+        if self.came or not frame.f_code.co_filename.startswith(_CODE) or _finalizes(frame):
             return None
         frame.f_trace_opcodes = True
         return self._on_step
@@ -60,6 +61,15 @@ class Steps:
                 return None
             self._left -= 1
         return self._on_step
+
+
+def _finalizes(frame: FrameType | None) -> bool:
+    """Whether Python would print what is raised here and go on: half a finalizer is all that has run then."""
+    while frame is not None:
+        if frame.f_code is weakref.finalize.__call__.__code__ or frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _raise_interrupted(number: int, frame: FrameType | None) -> None:

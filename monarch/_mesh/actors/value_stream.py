@@ -19,7 +19,9 @@ class ValueStream(Generic[R_co]):
         self._left = count
 
     def __del__(self) -> None:
-        self._queue.close()  # neither it nor a Future of it is left to read
+        queue = getattr(self, "_queue", None)  # None: a handler of signals raised in the constructor
+        if queue is not None:
+            queue.close()  # neither it nor a Future of it is left to read
 
     def __iter__(self) -> Iterator[Future[R_co]]:
         return self
