@@ -280,7 +280,9 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         entry = Queue(self._target or self._make_target(), count)
         caller = _getframe(1)
         entry.code, entry.instruction = caller.f_code, caller.f_lasti
-        answers: ValueStream[R_co] = ValueStream(entry, count)  # first: its end closes the port, also if this is interrupted
+        answers: ValueStream[R_co] = ValueStream(
+            entry, count
+        )  # first: its end closes the port, also if this is interrupted
         self._cast(entry, STREAM, args, kwargs)
         return answers
 
