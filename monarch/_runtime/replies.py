@@ -94,8 +94,8 @@ class Ports:
 
     def suspected(self, address: str, why: str) -> None:
         """Nothing gets through to that host agent at present; "": it does, or might."""
-        for entry in self.entries():  # by their targets: `waits_for` of those that wait for ends takes it for one
-            if entry.target is not None and entry.waits_for(address):
+        for entry in self.entries():
+            if entry.waits_for(address):
                 entry.suspected(address, why)
 
     def abandon(self, entry: Entry) -> bool:

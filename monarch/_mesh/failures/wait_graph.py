@@ -20,7 +20,7 @@ from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
-from monarch._wire.message import VALUE, Answer, AskWaits, ListProcs
+from monarch._wire.message import VALUE, Answer, AskWaits, ListProcs, ProcEnded
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport.base import Connection
 
@@ -159,11 +159,10 @@ class _Survey(Entry):
                 self._reports.append(report)
         self._done(address)
 
-    def waits_for(self, address: str) -> bool:
-        """It has ended: nothing to wait for, and nothing to tell."""
-        if address in self._left:
-            self._done(address)
-        return False
+    def process_ended(self, ended: ProcEnded) -> None:
+        """Nothing to wait for, and nothing to tell."""
+        if ended.address in self._left:
+            self._done(ended.address)
 
     def _done(self, address: str) -> None:
         with self._lock:

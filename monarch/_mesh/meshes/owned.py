@@ -68,16 +68,19 @@ class Acks(Entry):
         with self._lock:
             return [rank for rank, there in self._left.items() if there == address]
 
-    def waits_for(self, address: str) -> bool:
+    def gone(self, address: str) -> None:
+        """No answer comes from there any more."""
         for rank in self._ranks_at(address):
             self.done(rank)
-        return False
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        self.gone(ended.address)
 
     def connection_broke(self, address: str, failure: Failure) -> None:
         if self._ask is not None:
             self.ask(self._ranks_at(address))
         else:
-            self.waits_for(address)
+            self.gone(address)
 
     def give_up(self, error: BaseException) -> None:
         if not self.ready:
@@ -125,7 +128,7 @@ class HostAcks(Acks):
         super().__init__([agent_at(host) for host in hosts])
 
     def receive(self, raw: Raw) -> None:
-        self.waits_for(bytes(raw[2]).decode())
+        self.gone(bytes(raw[2]).decode())
 
 
 class ConstructorArgs:

@@ -159,9 +159,9 @@ class _Answers(Acks):
         self.refused = self.refused or raw[1] != VALUE
         super().receive(raw)
 
-    def waits_for(self, address: str) -> bool:
+    def gone(self, address: str) -> None:
         self.refused = self.refused or address in self.left()
-        return super().waits_for(address)
+        super().gone(address)
 
     def ask(self, ranks: Sequence[int] | range) -> None:  # type: ignore[override]
         before = len(self.left())
