@@ -251,7 +251,10 @@ class Proc:
         buffers: Sequence[memoryview] = (),
         coalesce_within: float = 0.0,
     ) -> None:
-        """Answers a call: to the process that holds its port, or up the tree that it came down."""
+        """Answers a call: to the process that holds its port, or up the tree that it came down. No error is told once this
+        process has closed: what fails then, fails because it has, and the caller hears of its end."""
+        if kind == ERROR and self.closed is not None:
+            return
         call = delivery.call
         answer = Answer(call.port, call.rank, kind)
         if not delivery.up:

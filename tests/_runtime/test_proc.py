@@ -20,6 +20,7 @@ from monarch._runtime.proc import Proc
 from monarch._runtime.replies import OneReply, Target
 from monarch._wire import codec, frame, message
 from monarch._wire.message import (
+    ERROR,
     VALUE,
     VERSION,
     Answer,
@@ -33,6 +34,7 @@ from monarch._wire.message import (
 )
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
+from monarch._wire.transport.stream import StreamConnection
 from monarch._wire.transport.unix import UnixTransport
 from monarch.config import settings
 
@@ -455,6 +457,46 @@ def test_closing_answers_who_waits_and_refuses_who_comes(machine: Machine) -> No
     with pytest.raises(RuntimeError) as caught:
         client.post(f"unix:{machine.folder}/another", call(1))
     assert caught.value is error
+
+
+def test_closing_lets_go_of_who_has_not_said_hello(machine: Machine) -> None:
+    worker = machine.start("m.0")
+    with unix.dial(f"{machine.folder}/m.0") as sock:
+        sock.settimeout(TIMEOUT)
+        in_loop(worker, worker.transport.look)  # type: ignore[union-attr]
+        worker.close(RuntimeError("this process is ending"))
+        assert sock.recv(1) == b""
+
+
+def test_what_comes_while_another_thread_closes_is_let_go(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine.start("m.0")
+    connect = UnixTransport.connect
+
+    def closed_meanwhile(transport: UnixTransport, accepted: socket.socket, remote: str) -> StreamConnection:
+        transport.close()
+        return connect(transport, accepted, remote)
+
+    monkeypatch.setattr(UnixTransport, "connect", closed_meanwhile)
+    with unix.dial(f"{machine.folder}/m.0") as sock:
+        sock.settimeout(TIMEOUT)
+        assert sock.recv(1) == b""
+
+
+def test_what_an_endpoint_raises_after_its_process_closed_is_not_its_own_failure(machine: Machine) -> None:
+    client, worker = machine.start("client"), machine.start("m.0")
+    instance = actor(worker)
+    worker.add_actor(instance)
+    entry, port = wait_reply(client, worker)
+    client.post(worker.address, call(1, port=port))
+    delivery = take(instance)
+    worker.closed = RuntimeError("this process is ending")  # its connections are still there
+    worker.reply(delivery, ERROR, *codec.encode_value(worker.closed))
+    worker.closed = None
+    worker.close(RuntimeError("this process is ending"))
+    in_loop(client, lambda: client.on_process_ended(ProcEnded(worker.address, 1, 0, True, [], "")))
+    with pytest.raises(RuntimeError, match="is gone"):
+        entry.wait(TIMEOUT)
+        entry.value()
 
 
 def test_a_forked_child_lets_go_of_the_links_and_says_so(machine: Machine) -> None:

@@ -14,6 +14,8 @@ import itertools
 import os
 import socket
 import struct
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -189,6 +191,9 @@ class UnixTransport:
         self._handler = handler
         self._limits = limits
         self._listener: Listener | None = None
+        self._lock = threading.RLock()  # what comes with a connection may have this closed
+        self._accepted: weakref.WeakSet[StreamConnection] = weakref.WeakSet()
+        self._closed = False
         self.handed: Handed | None = None  # see `Listener`; set before `listen`
         self.lent: Lent | None = None
 
@@ -212,9 +217,16 @@ class UnixTransport:
         return connection
 
     def listen(self, sock: socket.socket) -> None:
-        self._listener = Listener(
-            sock, self._loop, lambda accepted: self.connect(accepted, "").start(), self.handed, self.lent
-        )
+        self._listener = Listener(sock, self._loop, self._accept, self.handed, self.lent)
+
+    def _accept(self, sock: socket.socket) -> None:
+        connection = self.connect(sock, "")
+        with self._lock:
+            if not self._closed:
+                self._accepted.add(connection)
+                connection.start()
+                return
+        connection.close("this process is closing")  # another thread closed it since this one accepted
 
     def lend(self, address: str, fd: int, data: bytes) -> None:
         """See `lend`."""
@@ -230,5 +242,12 @@ class UnixTransport:
             self._listener.look()
 
     def close(self) -> None:
+        """No more come, and those that have not said who they are go; the others are closed by their owner."""
+        with self._lock:
+            self._closed = True
+            accepted = list(self._accepted)
         if self._listener is not None:
             self._listener.close()
+        for connection in accepted:
+            if not connection.remote:
+                connection.close("this process is closing")
