@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future_mistakes import not_the_result, teach
+from monarch._runtime.leader import WouldBlockRuntime, wait_for
 from monarch._runtime.loop import io_threads, wake
 from monarch._wire.interrupts import is_interrupt
 
@@ -42,10 +43,6 @@ _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
 LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
-
-
-class WouldBlockRuntime(RuntimeError):
-    """A blocking wait was tried on the runtime's own I/O thread, which everybody would then wait for."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -166,7 +163,7 @@ class Source:
 
         try:
             self.on_ready(wake)
-            if not lock.acquire(timeout=-1 if timeout is None else timeout):
+            if not wait_for(lock, timeout):
                 self.discard(wake)
                 return self.ready
         except BaseException:  # Ctrl-C: this thread waits no more

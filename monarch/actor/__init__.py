@@ -60,8 +60,9 @@ from monarch._mesh.process.named_actors import get_or_spawn_controller, process_
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
 from monarch._mesh.start.transports import attach, enable_transport
 from monarch._runtime.completions import as_completed
-from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, read_if_dropped, when_ready
+from monarch._runtime.future import Future, Promise, follow, read_if_dropped, when_ready
 from monarch._runtime.instrument import get_meter, span, traced
+from monarch._runtime.leader import WouldBlockRuntime
 from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
 from monarch._runtime.returns_future import returns_future

@@ -1,0 +1,258 @@
+"""Who reads the connections of a process: its I/O thread, or a thread that waits.
+
+A thread that waits for the I/O thread costs two wake-ups of sleeping threads a message where one would do: the kernel wakes
+the I/O thread, which wakes the one that waits. So while a process is *hot* (one thread waits again and again, shortly after
+what it waited for last) the I/O thread stands aside, and the thread that waits leads: it sleeps in the loop's epoll itself.
+
+What a leader handles is small: whole frames of a few kilobytes that came over one connection (`Loop.add`, `quick`). Of
+everything else it takes nothing: it gives the lead to the I/O thread, which finds it where it was, and waits as ever. So the
+rest of the runtime still runs on one thread, and user code's threads run none of it.
+
+    the I/O thread          reads | stands aside, at most 3 ms at a time                      | reads
+    a thread that waits     waits | leads, 3 ms at most without a message | runs user code | leads | waits
+
+The I/O thread comes back when 3 ms have passed and nobody has led since, so a process whose thread computes is read 3 ms
+later at most; when a leader gives up; and when something is to be done on it (`Loop.call_soon`).
+
+Signals. Python's handlers run on the main thread, between any two instructions, and may raise or wait. What a leader has
+read is kept with its connection, in the same step, until it was handled, and what it handles on the main thread are answers,
+which may be handled twice. So a leader that is interrupted gives up, and the I/O thread handles what is left. A handler that
+waits while its thread leads takes the lead away from it.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from operator import call
+from threading import get_ident
+from time import monotonic
+from typing import Protocol
+
+ASIDE = 0.003  # seconds: how long nobody may read, and how long a leader waits for a message
+HOT = 0.001  # seconds between what a thread waited for and its next wait
+_STAY = 256  # turns for which the I/O thread stays, at most, when leading did not pay again and again
+_STRANGERS = 2  # messages for others that a leader handles
+_AT_ONCE = (False,)
+
+current: list[Leadership] = []  # the one of this process; none before it has one
+
+
+class WouldBlockRuntime(RuntimeError):
+    """A blocking wait was tried on the runtime's own I/O thread, which everybody would then wait for."""
+
+
+class Led(Protocol):
+    """What it needs of the loop."""
+
+    ident: int
+    epoll: select.epoll
+    handlers: dict[int, Callable[[int], object]]
+    quick: dict[int, Callable[[], bool]]
+    soon: deque[Callable[[], object]]
+
+    def wake(self) -> None: ...
+    def time_left(self) -> float | None: ...
+
+
+def wait_for(lock: threading.Lock, timeout: float | None) -> bool:
+    """`lock.acquire(timeout=...)`, None: for ever; this thread may read meanwhile. Released by way of `loop.wake`."""
+    for leadership in current:
+        return leadership.wait(lock, timeout)
+    return lock.acquire(timeout=-1 if timeout is None else timeout)
+
+
+class Leadership:
+    """The lead of one loop. `always`: the I/O thread stands aside whenever it can, for tests."""
+
+    def __init__(self, loop: Led, always: bool = False) -> None:
+        self.aside = False  # the I/O thread stands aside
+        self._loop = loop
+        self._always = always
+        # Whoever holds it polls, reads and handles. Its owner is known without a moment in which it is not.
+        self._lead = threading.RLock()
+        self._park = threading.Lock()  # where the I/O thread sleeps when it stands aside
+        self._park.acquire()
+        self._parked: deque[None] = deque()  # one entry while it does; whoever pops it wakes it
+        self._leader = 0  # the thread that led last, or leads
+        self._handling = False
+        self._leads = 0  # grows with each lead that begins, and with each that is taken away
+        self._ends: list[Callable[[], object]] = []  # of the main thread's lead: what ends it
+        self._main = threading.main_thread().ident
+        self._ended = 0.0  # when a thread last had what it waited for
+        self._hot = False  # a thread waited again at once, since the I/O thread last stood aside
+        self._misses = 0  # leads that did not pay, since one did
+        self._stay = 0  # turns that the I/O thread does not stand aside
+
+    def __repr__(self) -> str:
+        who = "the I/O thread stands aside" if self.aside else "the I/O thread reads"
+        return f"<Leadership ({who}, {self._leads} leads, {self._misses} misses)>"
+
+    # --- threads that wait
+
+    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
+        """`lock.acquire(timeout=...)`, None: for ever. Whoever releases it does so by `loop.wake`."""
+        began = monotonic()
+        if self.aside and (timeout is None or timeout > ASIDE):
+            if self._lead._is_owned():  # type: ignore[attr-defined]
+                self._take_away()
+            elif self._led(lock):
+                return True
+            if timeout is not None:
+                timeout = max(0.0, timeout - (monotonic() - began))
+        elif began - self._ended < HOT:
+            self._hot = True
+        taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+        self._ended = monotonic()
+        return taken
+
+    def _led(self, lock: threading.Lock) -> bool:
+        """Leads until `lock` can be had. False when this thread has to wait for it after all.
+
+        No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
+        block and the call that gives it back: see `wire.transport.stream`.
+        """
+        ident = get_ident()
+        ends: list[Callable[[], object]] = [self._lead.release]
+        end = map(call, ends)
+        if ident == self._main:
+            self._ends = ends
+        pays = False
+        (mine,) = map(self._lead.acquire, _AT_ONCE)
+        if not mine:
+            return False
+        try:
+            pays = self._read(lock, ident)
+        finally:
+            next(end, None)
+            if not pays:
+                self._misses += 1
+                self._stay = min(_STAY, 1 << min(self._misses, 8))
+                self.recall()
+        return pays
+
+    def _read(self, lock: threading.Lock, ident: int) -> bool:
+        loop = self._loop
+        self._leads = lead = self._leads + 1
+        self._leader = ident
+        poll, quick, soon, strangers = loop.epoll.poll, loop.quick, loop.soon, 0
+        while not lock.acquire(False):
+            if soon or not self.aside or strangers > _STRANGERS:
+                return False
+            events = poll(ASIDE)
+            if self._leads != lead:
+                return False
+            if len(events) != 1:
+                return lock.acquire(False)
+            fd, mask = events[0]
+            read = quick.get(fd)
+            if read is None or mask != _READ:
+                return lock.acquire(False)
+            whole = False
+            loop.ident = ident
+            self._handling = True
+            try:
+                whole = read()
+            finally:
+                self._handling = False
+                if loop.ident == ident:  # else the I/O thread has the lead now
+                    loop.ident = 0
+                if not whole:
+                    soon.append(partial(self._handle_rest, fd))
+            strangers += 1
+        if strangers <= 1:
+            self._misses = 0
+        return True
+
+    def _handle_rest(self, fd: int) -> None:
+        """On the I/O thread: what a leader has read and not handled."""
+        handler = self._loop.handlers.get(fd)
+        if handler is not None:
+            handler(_READ)
+
+    def _take_away(self) -> None:
+        """This thread leads, and waits: in a handler of signals, or in a finalizer."""
+        if get_ident() != self._main:
+            raise WouldBlockRuntime("a blocking wait in a finalizer that ran while a message was received")
+        self._leads += 1
+        self._ends.clear()
+        if self._loop.ident == self._main:
+            self._loop.ident = 0
+        self._lead.release()
+        self.recall()
+
+    def nudge(self) -> None:
+        """Something was released that a leader may wait for, on its own thread or another."""
+        if self.aside and self._leader != get_ident():
+            self._loop.wake()
+
+    # --- any thread
+
+    def recall(self) -> None:
+        """The I/O thread comes back, if it stands aside, as soon as nobody leads."""
+        try:
+            self._parked.pop()
+        except IndexError:
+            return
+        self._park.release()
+
+    def close(self) -> None:
+        """Nobody leads any more."""
+        self.aside = False
+        if self in current:
+            current.remove(self)
+
+    # --- the I/O thread
+
+    def begin(self) -> None:
+        """It reads from now on, until it stands aside."""
+        self._lead.acquire()
+
+    def end(self) -> None:
+        self.close()
+        self._lead.release()
+
+    def wanted(self) -> bool:
+        """Between two turns: whether it is to stand aside."""
+        if self._always:
+            return True
+        if not self._hot:
+            return False
+        self._hot = False
+        if self._stay:
+            self._stay -= 1
+            return False
+        return True
+
+    def stand_aside(self) -> None:
+        """Returns when it is to go on. What is done from now on to have it do something wakes it (`Loop.wake`)."""
+        loop = self._loop
+        ident, loop.ident = loop.ident, 0
+        self._parked.append(None)
+        self.aside = True
+        seen = self._leads
+        self._lead.release()
+        while not loop.soon:
+            left = loop.time_left()
+            if left is not None and left <= 0:
+                break
+            if self._park.acquire(timeout=ASIDE if left is None else min(left, ASIDE)):
+                break
+            if self._leads == seen:
+                break
+            seen = self._leads
+        self.aside = False
+        if not self._lead.acquire(False):
+            loop.wake()  # whoever leads gives up
+            self._lead.acquire()
+        try:
+            self._parked.pop()
+        except IndexError:  # somebody woke it, or is about to
+            self._park.acquire(timeout=ASIDE)
+        loop.ident = ident
+
+
+_READ = select.EPOLLIN
