@@ -111,7 +111,8 @@ def test_calls(clock: VirtualClock, count: int) -> None:
         actor.echo.call_one(text).get(TIMEOUT)
         actor.echo.broadcast(text)
 
-    assert growth(clock, step, 2_000, count) < 1
+    # The smallest object has 16 bytes. What the interpreter keeps of freed tuples for reuse comes and goes: some 20 KB.
+    assert growth(clock, step, 2_000, count) < 4
 
 
 def test_calls_that_fail(clock: VirtualClock) -> None:
