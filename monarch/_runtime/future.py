@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._runtime.future_mistakes import not_the_result, teach
-from monarch._runtime.leader import WouldBlockRuntime, wait_for
+from monarch._runtime.leader import WouldBlockRuntime, is_actors, wait_for, watch, watched
 from monarch._runtime.loop import io_threads, wake
 from monarch._wire.interrupts import is_interrupt
 
@@ -181,13 +181,18 @@ class Source:
 
         def wake(note: Note = now) -> None:
             try:
-                loop.call_soon_threadsafe(_finish, waiter)
+                if get_ident() == note[0] and not is_actors(loop):  # this thread leads, in a callback of that loop
+                    _finish(waiter)
+                else:
+                    loop.call_soon_threadsafe(_finish, waiter)
             except RuntimeError:  # the observer's loop is closed; nobody waits there any more
                 pass
 
         self.on_ready(wake)
         try:
+            watch(loop)
             yield from waiter
+            watched()
         finally:
             self.discard(wake)
             del wake, now  # a task that is cancelled keeps this frame: it must not keep the task

@@ -24,18 +24,22 @@ from __future__ import annotations
 
 import select
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from operator import call
 from threading import get_ident
 from time import monotonic
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import asyncio
 
 ASIDE = 0.003  # seconds: how long nobody may read, and how long a leader waits for a message
 HOT = 0.001  # seconds between what a thread waited for and its next wait
 _STAY = 256  # turns for which the I/O thread stays, at most, when leading did not pay again and again
-_STRANGERS = 2  # messages for others that a leader handles
+_STRANGERS = 2  # turns in which a leader handles what is for others only
 _AT_ONCE = (False,)
 
 current: list[Leadership] = []  # the one of this process; none before it has one
@@ -65,6 +69,24 @@ def wait_for(lock: threading.Lock, timeout: float | None) -> bool:
     return lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
+def is_actors(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether it is the event loop of an actor, which sleeps on its mailbox (see `async_driver`)."""
+    return hasattr(loop, "write_to_self_pipe")
+
+
+def watch(loop: asyncio.AbstractEventLoop) -> None:
+    """A task of this thread's event loop is about to wait."""
+    for leadership in current:
+        if not is_actors(loop):
+            leadership.watch(loop)
+
+
+def watched() -> None:
+    """It has what it waited for."""
+    for leadership in current:
+        leadership.watched()
+
+
 class Leadership:
     """The lead of one loop. `always`: the I/O thread stands aside whenever it can, for tests."""
 
@@ -84,6 +106,8 @@ class Leadership:
         self._main = threading.main_thread().ident
         self._ended = 0.0  # when a thread last had what it waited for
         self._hot = False  # a thread waited again at once, since the I/O thread last stood aside
+        self._watching: weakref.ref[asyncio.AbstractEventLoop] | None = None  # an event loop of the program that reads
+        self._back = False  # the I/O thread has just come back
         self._misses = 0  # leads that did not pay, since one did
         self._stay = 0  # turns that the I/O thread does not stand aside
 
@@ -116,10 +140,7 @@ class Leadership:
         block and the call that gives it back: see `wire.transport.stream`.
         """
         ident = get_ident()
-        ends: list[Callable[[], object]] = [self._lead.release]
-        end = map(call, ends)
-        if ident == self._main:
-            self._ends = ends
+        end = self._prepare(ident)
         pays = False
         (mine,) = map(self._lead.acquire, _AT_ONCE)
         if not mine:
@@ -129,43 +150,61 @@ class Leadership:
         finally:
             next(end, None)
             if not pays:
-                self._misses += 1
-                self._stay = min(_STAY, 1 << min(self._misses, 8))
-                self.recall()
+                self._missed()
         return pays
 
+    def _prepare(self, ident: int) -> Iterator[object]:
+        """What gives back the lead that this thread is about to take, at its `next`."""
+        ends: list[Callable[[], object]] = [self._lead.release]
+        if ident == self._main:
+            self._ends = ends
+        return map(call, ends)
+
+    def _missed(self) -> None:
+        """It did not pay that a thread led."""
+        self._misses += 1
+        self._stay = min(_STAY, 1 << min(self._misses, 8))
+        self.recall()
+
     def _read(self, lock: threading.Lock, ident: int) -> bool:
-        loop = self._loop
         self._leads = lead = self._leads + 1
         self._leader = ident
-        poll, quick, soon, strangers = loop.epoll.poll, loop.quick, loop.soon, 0
+        poll, soon, turns = self._loop.epoll.poll, self._loop.soon, 0
         while not lock.acquire(False):
-            if soon or not self.aside or strangers > _STRANGERS:
+            if soon or not self.aside or turns > _STRANGERS:
                 return False
             events = poll(ASIDE)
             if self._leads != lead:
                 return False
-            if len(events) != 1:
+            if not events or not self._handle(events, ident):
                 return lock.acquire(False)
-            fd, mask = events[0]
+            turns += 1
+        if turns <= 1:
+            self._misses = 0
+        return True
+
+    def _handle(self, events: list[tuple[int, int]], ident: int) -> bool:
+        """False when some of it is for the I/O thread."""
+        loop = self._loop
+        quick, whole = loop.quick, True
+        for fd, mask in events:
             read = quick.get(fd)
             if read is None or mask != _READ:
-                return lock.acquire(False)
-            whole = False
+                whole = False
+                continue
+            taken = False
             loop.ident = ident
             self._handling = True
             try:
-                whole = read()
+                taken = read()
             finally:
                 self._handling = False
                 if loop.ident == ident:  # else the I/O thread has the lead now
                     loop.ident = 0
-                if not whole:
-                    soon.append(partial(self._handle_rest, fd))
-            strangers += 1
-        if strangers <= 1:
-            self._misses = 0
-        return True
+                if not taken:
+                    whole = False
+                    loop.soon.append(partial(self._handle_rest, fd))
+        return whole
 
     def _handle_rest(self, fd: int) -> None:
         """On the I/O thread: what a leader has read and not handled."""
@@ -183,6 +222,45 @@ class Leadership:
             self._loop.ident = 0
         self._lead.release()
         self.recall()
+
+    # --- event loops of the program that wait
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """This thread's event loop is about to wait, for something that wakes it by itself: it may read meanwhile."""
+        if self.aside:
+            if self._watching is None or self._watching() is not loop:
+                try:
+                    loop.add_reader(self._loop.epoll.fileno(), self._on_readable, loop)
+                except (NotImplementedError, OSError, ValueError):  # a loop without; the lead has ended
+                    return
+                self._watching = weakref.ref(loop)
+        elif monotonic() - self._ended < HOT:
+            self._hot = True
+
+    def watched(self) -> None:
+        """It has what it waited for."""
+        self._ended = monotonic()
+
+    def _on_readable(self, loop: asyncio.AbstractEventLoop) -> None:
+        ident = get_ident()
+        end = self._prepare(ident)
+        whole = False
+        (mine,) = map(self._lead.acquire, _AT_ONCE) if self.aside else _AT_ONCE
+        if not mine:  # the I/O thread reads
+            self._watching = None
+            loop.remove_reader(self._loop.epoll.fileno())
+            return
+        try:
+            self._leads = lead = self._leads + 1
+            self._leader = ident
+            events = self._loop.epoll.poll(0)
+            whole = self._leads == lead and self._handle(events, ident) and not self._loop.soon
+        finally:
+            next(end, None)
+            if whole:
+                self._misses = 0
+            else:
+                self._missed()
 
     def nudge(self) -> None:
         """Something was released that a leader may wait for, on its own thread or another."""
@@ -216,7 +294,10 @@ class Leadership:
         self._lead.release()
 
     def wanted(self) -> bool:
-        """Between two turns: whether it is to stand aside."""
+        """Between two turns: whether it is to stand aside. Not before it has looked itself since it last did."""
+        if self._back:
+            self._back = False
+            return False
         if self._always:
             return True
         if not self._hot:
@@ -230,28 +311,29 @@ class Leadership:
     def stand_aside(self) -> None:
         """Returns when it is to go on. What is done from now on to have it do something wakes it (`Loop.wake`)."""
         loop = self._loop
+        self._back = True
         ident, loop.ident = loop.ident, 0
         self._parked.append(None)
         self.aside = True
-        seen = self._leads
+        seen, woken = self._leads, False
         self._lead.release()
         while not loop.soon:
             left = loop.time_left()
             if left is not None and left <= 0:
                 break
-            if self._park.acquire(timeout=ASIDE if left is None else min(left, ASIDE)):
-                break
-            if self._leads == seen:
+            woken = self._park.acquire(timeout=ASIDE if left is None else min(left, ASIDE))
+            if woken or self._leads == seen:
                 break
             seen = self._leads
         self.aside = False
         if not self._lead.acquire(False):
             loop.wake()  # whoever leads gives up
             self._lead.acquire()
-        try:
-            self._parked.pop()
-        except IndexError:  # somebody woke it, or is about to
-            self._park.acquire(timeout=ASIDE)
+        if not woken:
+            try:
+                self._parked.pop()
+            except IndexError:  # somebody is about to wake it
+                self._park.acquire(timeout=ASIDE)
         loop.ident = ident
 
 

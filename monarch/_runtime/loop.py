@@ -180,6 +180,7 @@ class Loop:
         """Before `start`: from now on threads that wait may read what this loop reads (setting `waiters_read`)."""
         if when != "never":
             self._lead = leader.Leadership(self, when == "always")
+            self.quick[self._wake_fd] = self._drain_quickly
             leader.current.append(self._lead)
 
     def keep_lead(self) -> None:
@@ -401,6 +402,10 @@ class Loop:
             os.eventfd_read(self._wake_fd)
         except BlockingIOError:
             pass
+
+    def _drain_quickly(self) -> bool:
+        self._drain_wake(0)
+        return True
 
 
 def _raise(exc: BaseException) -> None:
