@@ -107,7 +107,6 @@ class Leadership:
         self._ended = 0.0  # when a thread last had what it waited for
         self._hot = False  # a thread waited again at once, since the I/O thread last stood aside
         self._watching: weakref.ref[asyncio.AbstractEventLoop] | None = None  # an event loop of the program that reads
-        self._back = False  # the I/O thread has just come back
         self._misses = 0  # leads that did not pay, since one did
         self._stay = 0  # turns that the I/O thread does not stand aside
 
@@ -120,10 +119,10 @@ class Leadership:
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
         """`lock.acquire(timeout=...)`, None: for ever. Whoever releases it does so by `loop.wake`."""
         began = monotonic()
-        if self.aside and (timeout is None or timeout > ASIDE):
+        if self.aside:
             if self._lead._is_owned():  # type: ignore[attr-defined]
                 self._take_away()
-            elif self._led(lock):
+            elif self._led(lock, ASIDE if timeout is None else min(timeout, ASIDE)):
                 return True
             if timeout is not None:
                 timeout = max(0.0, timeout - (monotonic() - began))
@@ -133,8 +132,9 @@ class Leadership:
         self._ended = monotonic()
         return taken
 
-    def _led(self, lock: threading.Lock) -> bool:
-        """Leads until `lock` can be had. False when this thread has to wait for it after all.
+    def _led(self, lock: threading.Lock, patience: float) -> bool:
+        """Leads until `lock` can be had. False when this thread has to wait for it after all: nothing came for so many
+        seconds, or what is the I/O thread's.
 
         No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
         block and the call that gives it back: see `wire.transport.stream`.
@@ -146,7 +146,7 @@ class Leadership:
         if not mine:
             return False
         try:
-            pays = self._read(lock, ident)
+            pays = self._read(lock, ident, patience)
         finally:
             next(end, None)
             if not pays:
@@ -166,14 +166,14 @@ class Leadership:
         self._stay = min(_STAY, 1 << min(self._misses, 8))
         self.recall()
 
-    def _read(self, lock: threading.Lock, ident: int) -> bool:
+    def _read(self, lock: threading.Lock, ident: int, patience: float) -> bool:
         self._leads = lead = self._leads + 1
         self._leader = ident
         poll, soon, turns = self._loop.epoll.poll, self._loop.soon, 0
         while not lock.acquire(False):
             if soon or not self.aside or turns > _STRANGERS:
                 return False
-            events = poll(ASIDE)
+            events = poll(patience)
             if self._leads != lead:
                 return False
             if not events or not self._handle(events, ident):
@@ -280,6 +280,7 @@ class Leadership:
     def close(self) -> None:
         """Nobody leads any more."""
         self.aside = False
+        self.recall()
         if self in current:
             current.remove(self)
 
@@ -294,10 +295,7 @@ class Leadership:
         self._lead.release()
 
     def wanted(self) -> bool:
-        """Between two turns: whether it is to stand aside. Not before it has looked itself since it last did."""
-        if self._back:
-            self._back = False
-            return False
+        """Behind a turn in which something came: whether it is to stand aside."""
         if self._always:
             return True
         if not self._hot:
@@ -311,7 +309,6 @@ class Leadership:
     def stand_aside(self) -> None:
         """Returns when it is to go on. What is done from now on to have it do something wakes it (`Loop.wake`)."""
         loop = self._loop
-        self._back = True
         ident, loop.ident = loop.ident, 0
         self._parked.append(None)
         self.aside = True

@@ -111,6 +111,7 @@ class Loop:
         self._stopped = False
         self.quick: dict[int, Callable[[], bool]] = {}
         self._lead: leader.Leadership | None = None
+        self._came = False  # the last turn brought events
         self._told = False  # another thread has called `ended_unasked`
         self._wakes: list[Callable[[], Any]] = []
         self._counting = False  # errors that are said at the end of their window
@@ -308,7 +309,8 @@ class Loop:
             self._wake_others()
             if self.soon:
                 timeout = 0
-        if timeout != 0 and self._lead is not None and self._lead.wanted():
+        if self._came and timeout != 0 and self._lead is not None and self._lead.wanted():
+            self._came = False
             self._lead.stand_aside()
             self._polling = False
             return
@@ -318,7 +320,7 @@ class Loop:
             return
         finally:
             self._polling = False
-        handlers = self.handlers
+        handlers, self._came = self.handlers, bool(events)
         for fd, mask in events:
             handler = handlers.get(fd)
             if handler is not None:
