@@ -309,13 +309,13 @@ class Loop:
             self._wake_others()
             if self.soon:
                 timeout = 0
-        if self._came and timeout != 0 and self._lead is not None and self._lead.wanted():
-            self._came = False
-            self._lead.stand_aside()
-            self._polling = False
-            return
+        aside = self._came and timeout != 0 and self._lead is not None and self._lead.wanted()
         try:
-            events = self.epoll.poll(timeout)
+            events = self.epoll.poll(0 if aside else timeout)
+            if aside and not events:  # all that has come was handled
+                self._came = False
+                self._lead.stand_aside()  # type: ignore[union-attr]
+                return
         except InterruptedError:
             return
         finally:

@@ -21,7 +21,7 @@ from monarch._wire.transport.stream import StreamConnection
 from tests.support.interrupts import Interrupted, Steps
 
 TIMEOUT = 20.0
-LONG = 60.0  # seconds that the I/O thread stands aside in these tests: longer than any waits
+LONG = 1.0  # seconds that the I/O thread stands aside in these tests: who waits is sure to lead meanwhile
 
 
 class Wire:
