@@ -60,6 +60,7 @@ class Led(Protocol):
 
     def wake(self) -> None: ...
     def time_left(self) -> float | None: ...
+    def intact(self) -> bool: ...
 
 
 def wait_for(lock: threading.Lock, timeout: float | None) -> bool:
@@ -173,7 +174,12 @@ class Leadership:
         while not lock.acquire(False):
             if soon or not self.aside or turns > _STRANGERS:
                 return False
-            events = poll(patience)
+            try:
+                events = poll(patience)
+            except (OSError, ValueError):
+                if self._loop.intact():  # it is a handler's of signals
+                    raise
+                return False  # which the I/O thread will meet
             if self._leads != lead:
                 return False
             if not events or not self._handle(events, ident):

@@ -162,7 +162,7 @@ class Loop:
                 if self._stopped:
                     return
                 timer = heapq.heappop(timers)[2]
-            if not self._intact():
+            if not self.intact():
                 self._deaf(OSError(errno.EBADF, "its descriptors were closed from outside"))
                 return
             self.call_soon(lambda timer=timer: timer.fn())  # type: ignore[misc]
@@ -189,7 +189,7 @@ class Loop:
         if self._lead is not None:
             self._lead.close()
 
-    def _intact(self) -> bool:
+    def intact(self) -> bool:
         """Whether our descriptors are still ours: programs that make daemons of themselves close all, and open others."""
         try:
             return all(os.path.samestat(os.fstat(fd), self._anonymous) for fd in (self.epoll.fileno(), self._wake_fd))

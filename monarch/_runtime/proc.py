@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -356,7 +357,12 @@ class Proc:
             entry = self.ports.get(msg.port)
             if msg.kind != VALUE or type(entry) not in _QUICK_REPLIES:
                 return False
-            entry.receive((msg.rank, VALUE, body, ()))  # type: ignore[union-attr]
+            receive = partial(entry.receive, (msg.rank, VALUE, body, ()))  # type: ignore[union-attr]
+            try:
+                receive()
+            except BaseException:  # a handler of signals raised, and its port may be closed already
+                self.loop.soon.append(receive)
+                raise
             return True
         if type(msg) is not Call or threading.get_ident() == _main_thread:
             return False

@@ -14,9 +14,14 @@ from typing import Any
 import pytest
 
 from monarch._runtime import leader
+from monarch._runtime.future import make_future
 from monarch._runtime.leader import Leadership, WouldBlockRuntime
 from monarch._runtime.loop import Loop, wake
+from monarch._runtime.proc import Proc
+from monarch._runtime.replies import OneReply
+from monarch._wire import codec, message
 from monarch._wire.frame import Frame, encode_small
+from monarch._wire.message import VALUE, Answer
 from monarch._wire.transport.stream import StreamConnection
 from tests.support.interrupts import Interrupted, Steps
 
@@ -248,6 +253,52 @@ def test_an_interrupt_at_any_step_of_a_lead_loses_nothing(monkeypatch: pytest.Mo
         assert bodies == [b for n in range(step + 1) for b in (b"answer %d" % n, b"behind %d" % n)]
     finally:
         wire.close()
+
+
+def test_an_answer_that_is_interrupted_at_any_step_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole of it: a call's Future, the port where its answer comes, and the connection."""
+    monkeypatch.setattr(leader, "ASIDE", 0.05)
+    monkeypatch.setattr(leader, "current", [])
+    wire = Wire()
+    proc = Proc("unix:/none/client", wire.loop)
+    wire.connection.small = proc.small_received
+    wire.connection._handler = Both(proc, wire)
+    steps, step = Steps(), 0
+    try:
+        for step in itertools.count():
+            wire.stand_aside()
+            entry = OneReply(None)
+            answer = message.encode(Answer(proc.ports.add(entry), 0, VALUE))
+            wire.far.sendall(encode_small(answer, codec.encode_value(step)[0]))
+            future = make_future(entry)
+            try:
+                with steps.at(step):
+                    future.get(TIMEOUT)
+            except Interrupted:
+                pass
+            assert future.get(TIMEOUT) == step
+            if not steps.came:
+                break
+        assert step > 200 and len(proc.ports) == 0
+    finally:
+        proc.disconnect(RuntimeError("the test is over"))
+        wire.close()
+
+
+class Both:
+    """Answers are for the Proc, all else for the test."""
+
+    def __init__(self, proc: Proc, wire: Wire) -> None:
+        self.proc = proc
+        self.wire = wire
+        self.connection_lost = wire.connection_lost
+
+    def connection_received(self, connection: Any, frames: list[Frame]) -> None:
+        for frame in frames:
+            if bytes(frame.head) == b"other":
+                self.wire.connection_received(connection, [frame])
+            else:
+                self.proc.connection_received(connection, [frame])
 
 
 def test_a_handler_of_signals_waits_while_its_thread_leads(wire: Wire) -> None:
