@@ -23,7 +23,7 @@ import peers.ray
 import peers.torchmonarch
 from _contender import BENCHMARKS, ROOT, WORKLOADS, Contender, floors, ours, torch_site
 from _process import Outcome, run_workload
-from _question import Question, Run
+from _question import Measure, Question, Run
 from _report import Result, record, table
 
 ROUNDS = 3
@@ -31,6 +31,7 @@ Outcomes = dict[str, dict[int, Outcome]]  # by contender, by round
 PEERS: Mapping[str, Callable[[], Contender]] = {
     "torchmonarch": peers.torchmonarch.contender,
     "ray": peers.ray.contender,
+    "ray-graph": peers.ray.compiled_graph,
 }
 
 
@@ -71,13 +72,13 @@ def parse(title: str, argv: Sequence[str] | None = None) -> Options:
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--quick", action="store_true", help="one round, few repetitions, only the runs with an aim")
     parser.add_argument("--rounds", type=int, help=f"rounds of all contenders in turn (default {ROUNDS}; quick 1)")
-    parser.add_argument("--only", default="", help="comma-separated contenders: socket,floor,ours,torchmonarch,ray")
+    known = {"socket", "floor", "ours", *PEERS}
+    parser.add_argument("--only", "--contenders", default="", help=f"comma-separated, of {', '.join(sorted(known))}")
     parser.add_argument("--strict", action="store_true", help="exit 1 when an aim is missed or cannot be judged")
     parser.add_argument("--param", action="append", default=[], metavar="NAME=JSON", help="override a parameter")
     given = parser.parse_args(argv)
     only = tuple(name for name in given.only.split(",") if name)
     params = {name: json.loads(value) for name, _, value in (item.partition("=") for item in given.param)}
-    known = {"socket", "floor", "ours", *PEERS}
     if not known.issuperset(only):
         parser.error(f"unknown contenders {sorted(set(only) - known)}; known: {sorted(known)}")
     return Options(given.quick, given.rounds, only, given.strict, params)
@@ -109,7 +110,7 @@ def measure(
         outcomes, problems = take_turns(run, contenders, options, rounds, site)
         for name, by_round in outcomes.items():
             left[name] += sum(outcome.left_behind for outcome in by_round.values())
-        results += [Result(item, samples_of(item.key, outcomes), problems) for item in run.measures]
+        results += [result(item, outcomes, problems) for item in run.measures]
     return results, dict(+left)
 
 
@@ -129,6 +130,13 @@ def take_turns(
             about = f"{run.measures[0].name}, round {round_ + 1} of {rounds}: {name}"
             say(f"{about} failed: {outcome.failure}" if outcome.failure else about)
     return outcomes, problems
+
+
+def result(measure: Measure, outcomes: Outcomes, problems: Mapping[str, str]) -> Result:
+    """What one measure's table and record are made of."""
+    suffixes = [suffix for column in measure.columns for suffix in column.suffixes]
+    beside = {suffix: samples_of(f"{measure.key} {suffix}", outcomes) for suffix in suffixes}
+    return Result(measure, samples_of(measure.key, outcomes), problems, beside)
 
 
 def samples_of(key: str, outcomes: Outcomes) -> dict[str, dict[int, Sequence[float]]]:

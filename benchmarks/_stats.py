@@ -41,7 +41,9 @@ class Summary:
 
     n: int
     p50: float
+    p90: float
     p99: float
+    p999: float
     low: float
     high: float
     rounds: tuple[float, ...]
@@ -69,7 +71,9 @@ def summarize(rounds: Sequence[Sequence[float]]) -> Summary | None:
         return None
     pooled = [value for samples in filled for value in samples]
     medians = tuple(median(samples) for samples in filled)
-    return Summary(len(pooled), median(medians), quantile(pooled, 0.99), min(pooled), max(pooled), medians)
+    pooled.sort()  # once: sorting again what is sorted costs little
+    tail = [quantile(pooled, q) for q in (0.9, 0.99, 0.999)]
+    return Summary(len(pooled), median(medians), *tail, pooled[0], pooled[-1], medians)
 
 
 def paired_ratio(over: Mapping[int, Sequence[float]], under: Mapping[int, Sequence[float]]) -> float | None:
@@ -86,8 +90,9 @@ def paired_ratio(over: Mapping[int, Sequence[float]], under: Mapping[int, Sequen
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound for our figure. `against` is None (the figure itself, SI), "floor" (our cost as a multiple of
-    the floor's) or a peer's name (how many times better than the peer we are).
+    """A bound for our figure. `against` is None (the figure itself, SI), "p50" (a multiple of our median), "floor" (our
+    cost as a multiple of the floor's) or a peer's name (how many times better than the peer we are; below 1 it may be
+    better).
     """
 
     bound: float
@@ -98,6 +103,10 @@ class Aim:
         """The aim as a reader would write it."""
         if self.against == "floor":
             return f"<= {self.bound:g}x floor"
+        if self.against == "p50":
+            return f"{self.statistic} <= {self.bound:g}x p50"
+        if self.against is not None and self.bound < 1:
+            return f"<= {1 / self.bound:g}x {self.against}"
         if self.against is not None:
             return f">= {self.bound:g}x better than {self.against}"
         sign = ">=" if unit.higher_is_better else "<="
@@ -112,7 +121,9 @@ class Aim:
             return None
         if self.against == "floor":
             return None if cost is None else cost <= self.bound
+        value = ours.p99 if self.statistic == "p99" else ours.p50
+        if self.against == "p50":
+            return value <= self.bound * ours.p50
         if self.against is not None:
             return None if self.against not in gains else gains[self.against] >= self.bound
-        value = ours.p99 if self.statistic == "p99" else ours.p50
         return value >= self.bound if unit.higher_is_better else value <= self.bound
