@@ -32,7 +32,7 @@ AIMS = (Aim(1.2, "floor"), Aim(7.0, "torchmonarch"), Aim(1 / 1.2, "ray-graph"), 
 
 def name(callers: int, client: str, style: str, busy: bool) -> str:
     who = "1 caller" if callers == 1 else f"{callers} callers"
-    return f"{who}, {client}, {style} endpoint{', busy cores' if busy else ''}"
+    return f"{who}, {client}, {style} endpoint{', busy' if busy else ''}"
 
 
 def measure(callers: int, client: str, style: str, busy: bool) -> Measure:
@@ -53,7 +53,7 @@ def run(busy: bool) -> Run:
             for client in ("sync", "asyncio")
             for style in ("sync", "async")
         ),
-        {"callers": CALLERS, "busy": busy, "pinned": True, "warmup_s": 0.15, "count_s": 0.5},
+        {"callers": CALLERS, "busy": busy, "pinned": True, "warmup_s": 0.1, "count_s": 0.45},
         {"warmup_s": 0.1, "count_s": 0.2},
         contenders=tuple(SCRIPTS),
         scripts=SCRIPTS,
@@ -61,6 +61,17 @@ def run(busy: bool) -> Run:
 
 
 QUESTION = Question("latency", "How long is a call, by percentile?", (run(busy=False), run(busy=True)))
+
+
+# Floors are dashed and grey; ours is the strongest line.
+LINES: Mapping[str, Mapping[str, Any]] = {
+    "socket": {"color": "0.7", "linestyle": "--"},
+    "floor": {"color": "0.4", "linestyle": "--"},
+    "ours": {"color": "tab:blue", "linewidth": 2.4, "zorder": 3},
+    "torchmonarch": {"color": "tab:orange"},
+    "ray": {"color": "tab:green"},
+    "ray-graph": {"color": "tab:green", "linestyle": ":"},
+}
 
 
 def plot(record: Mapping[str, Any], path: Path) -> None:
@@ -76,38 +87,27 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
         "axes.spines.right": False,
     }
     from matplotlib import pyplot
+    from matplotlib.ticker import EngFormatter
 
     measures = {measure["measure"]: measure["contenders"] for measure in record["measures"]}
     percentiles = {"50": "p50", "90": "p90", "99": "p99", "99.9": "p999"}
     figure, panels = pyplot.subplots(2, 2, figsize=(7.2, 5.0), sharex=True, sharey=True, layout="constrained")
-    for row, busy in enumerate((False, True)):
-        for column, callers in enumerate(CALLERS):
-            axes = panels[row][column]
-            found = measures.get(name(callers, "sync", "sync", busy), {})
-            for contender, figures in found.items():
-                style = {"color": f"C{list(SCRIPTS).index(contender)}"}
-                if contender in ("socket", "floor"):
-                    style["linestyle"] = "--"
-                if contender == "ours":
-                    style |= {"linewidth": "2.2", "zorder": "3"}
-                axes.plot(
-                    list(percentiles),
-                    [figures[key] * 1e6 for key in percentiles.values()],
-                    marker="o",
-                    markersize=3,
-                    label=contender,
-                    **{key: float(value) if key in ("linewidth", "zorder") else value for key, value in style.items()},
-                )
+    for row, busy in zip(panels, (False, True), strict=True):
+        for axes, callers in zip(row, CALLERS, strict=True):
+            for contender, figures in measures.get(name(callers, "sync", "sync", busy), {}).items():
+                seconds = [figures[key] for key in percentiles.values()]
+                axes.plot(list(percentiles), seconds, marker="o", markersize=3, label=contender, **LINES[contender])
             who = "1 caller" if callers == 1 else f"{callers} callers"
             axes.set(yscale="log", title=f"{who}, {'all other cores busy' if busy else 'idle machine'}")
             axes.grid(True, which="major", lw=0.3, alpha=0.6)
-            if row == 1:
-                axes.set_xlabel("percentile of calls")
-            if column == 0:
-                axes.set_ylabel("µs a call")
+            axes.yaxis.set_major_formatter(EngFormatter("s"))
+            axes.label_outer()
+    panels[0][0].set_ylabel("a call")
+    panels[1][0].set(xlabel="percentile of calls", ylabel="a call")
+    panels[1][1].set_xlabel("percentile of calls")
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
-    figure.savefig(path, metadata={"Date": None})
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def command() -> int:
