@@ -6,14 +6,11 @@ python benchmarks/latency.py --from out/latency.jsonl --plot docs/latency.svg   
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _contender import BENCHMARKS
 from _harness import main
 from _question import CALL_COLUMNS, Measure, Question, Run
 from _stats import MICROSECONDS, Aim
@@ -68,6 +65,7 @@ LINES: Mapping[str, Mapping[str, Any]] = {
     "socket": {"color": "0.7", "linestyle": "--"},
     "floor": {"color": "0.4", "linestyle": "--"},
     "ours": {"color": "tab:blue", "linewidth": 2.4, "zorder": 3},
+    "base": {"color": "tab:blue"},
     "torchmonarch": {"color": "tab:orange"},
     "ray": {"color": "tab:green"},
     "ray-graph": {"color": "tab:green", "linestyle": ":"},
@@ -110,18 +108,5 @@ def plot(record: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def command() -> int:
-    """As `_harness.main`, and draws."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--plot", type=Path)
-    parser.add_argument("--from", type=Path, dest="earlier")
-    mine, others = parser.parse_known_args()
-    status = main(QUESTION, others) if mine.earlier is None else 0
-    if mine.plot is not None and not status:
-        lines = (mine.earlier or BENCHMARKS / "out" / f"{QUESTION.name}.jsonl").read_text().splitlines()
-        plot(json.loads(lines[-1]), mine.plot)
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(command())
+    sys.exit(main(QUESTION, draw=plot))

@@ -115,6 +115,32 @@ def test_the_table_shows_the_tail_and_what_both_sides_use() -> None:
     assert recorded["contenders"]["ours"]["actor cpu"] == 20e-6
 
 
+def test_a_second_checkout_takes_its_turns_after_ours(tmp_path: Path) -> None:
+    harness, latency = import_module("_harness"), import_module("latency")
+    (tmp_path / "monarch").mkdir()
+    options = harness.parse("title", ["--contenders", "floor,ours", "--base", str(tmp_path)])
+    assert (options.only, options.base) == (("floor", "ours", "base"), tmp_path)
+    names = harness.with_base(latency.QUESTION).runs[0].contenders
+    assert names[names.index("ours") + 1] == "base" and len(names) == len(latency.QUESTION.runs[0].contenders) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--base", "nowhere"], "there is no folder 'monarch' in nowhere"),
+        (["--only", "base"], "say with --base which checkout"),
+        (["--from", "record"], "say with --plot where to draw"),
+        (["--only", "others"], "unknown contenders"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_told(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        import_module("_harness").parse("title", arguments, drawable=True)
+    assert said in capsys.readouterr().err
+
+
 def answered(script: str, workload: str, tmp_path: Path, **params: Any) -> dict[str, list[float]]:
     """The samples of a workload, run as the harness runs it."""
     done = subprocess.run(
