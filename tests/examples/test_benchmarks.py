@@ -1,4 +1,4 @@
-"""The benchmarks of latency: what they count, what their tables show, and that each of ours answers every shape."""
+"""The benchmarks: their options, what they count, what their tables show, and that ours answers every shape of a call."""
 
 from __future__ import annotations
 
