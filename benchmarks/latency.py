@@ -51,7 +51,7 @@ def run(busy: bool) -> Run:
             for style in ("sync", "async")
         ),
         {"callers": CALLERS, "busy": busy, "pinned": True, "warmup_s": 0.1, "count_s": 0.45},
-        {"warmup_s": 0.1, "count_s": 0.2},
+        {"warmup_s": 0.05, "count_s": 0.15},
         contenders=tuple(SCRIPTS),
         scripts=SCRIPTS,
     )
