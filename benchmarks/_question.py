@@ -42,7 +42,7 @@ CALL_COLUMNS = (
 @dataclass(frozen=True)
 class Measure:
     """One figure that a run yields. `key` is the name under which the workload prints its samples (SI
-    units). `tail` shows more percentiles, `columns` what stands beside them.
+    units). `tail` shows more percentiles, each the median of the rounds'; `columns` is what stands beside them.
     """
 
     name: str

@@ -28,7 +28,8 @@ class Result:
 
     def summaries(self) -> dict[str, Summary]:
         """A summary for every contender that has samples."""
-        made = {name: summarize(list(rounds.values())) for name, rounds in self.samples.items()}
+        by_round = self.measure.tail
+        made = {name: summarize(list(rounds.values()), by_round) for name, rounds in self.samples.items()}
         return {name: summary for name, summary in made.items() if summary is not None}
 
     def figures_beside(self, name: str) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 
@@ -36,7 +37,8 @@ COUNT = Unit("count", "count", 1.0, 0)
 @dataclass(frozen=True)
 class Summary:
     """What is kept of a contender's samples of one measure. `p50` is the median of the rounds' medians (so
-    a disturbed round moves it little); the other figures pool all rounds.
+    a disturbed round moves it little); the other figures pool all rounds, or the other percentiles, too, are medians of
+    those of the rounds.
     """
 
     n: int
@@ -62,17 +64,18 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def summarize(rounds: Sequence[Sequence[float]]) -> Summary | None:
+def summarize(rounds: Sequence[Sequence[float]], tail_by_round: bool = False) -> Summary | None:
     """Summary of samples given per round; None when no round has any. A "p99" is the slow tail for times;
-    for rates it is merely the high end, and the report leaves it out.
+    for rates it is merely the high end, and the report leaves it out. `tail_by_round` is for rounds with so many samples
+    that each has a tail of its own.
     """
-    filled = [samples for samples in rounds if samples]
+    filled = [sorted(samples) for samples in rounds if samples]
     if not filled:
         return None
-    pooled = [value for samples in filled for value in samples]
+    pooled = sorted(chain.from_iterable(filled))
     medians = tuple(median(samples) for samples in filled)
-    pooled.sort()  # once: sorting again what is sorted costs little
-    tail = [quantile(pooled, q) for q in (0.9, 0.99, 0.999)]
+    tails = filled if tail_by_round else [pooled]
+    tail = [median(quantile(samples, q) for samples in tails) for q in (0.9, 0.99, 0.999)]
     return Summary(len(pooled), median(medians), *tail, pooled[0], pooled[-1], medians)
 
 

@@ -115,6 +115,14 @@ def test_the_table_shows_the_tail_and_what_both_sides_use() -> None:
     assert recorded["contenders"]["ours"]["actor cpu"] == 20e-6
 
 
+def test_a_disturbed_round_moves_no_percentile_of_a_tail() -> None:
+    rounds = [[1.0] * 1000, [100.0] * 10, [2.0] * 1000]
+    summary = import_module("_stats").summarize(rounds, tail_by_round=True)
+    assert (summary.p50, summary.p90, summary.p99, summary.p999) == (2.0, 2.0, 2.0, 2.0)
+    pooled = import_module("_stats").summarize(rounds)
+    assert (pooled.p50, pooled.p90, pooled.p999) == (2.0, 2.0, 100.0)
+
+
 def test_a_second_checkout_takes_its_turns_after_ours(tmp_path: Path) -> None:
     harness, latency = import_module("_harness"), import_module("latency")
     (tmp_path / "monarch").mkdir()
