@@ -119,15 +119,18 @@ class Leadership:
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
         """`lock.acquire(timeout=...)`, None: for ever. Whoever releases it does so by `loop.wake`."""
-        began = monotonic()
         if self.aside:
             if self._lead._is_owned():  # type: ignore[attr-defined]
                 self._take_away()
-            elif self._led(lock, ASIDE if timeout is None else min(timeout, ASIDE)):
-                return True
-            if timeout is not None:
-                timeout = max(0.0, timeout - (monotonic() - began))
-        elif began - self._ended < HOT:
+            elif timeout is None:
+                if self._led(lock, ASIDE):
+                    return True
+            else:
+                until = monotonic() + timeout
+                if self._led(lock, min(timeout, ASIDE)):
+                    return True
+                timeout = max(0.0, until - monotonic())
+        elif monotonic() - self._ended < HOT:
             self._hot = True
         taken = lock.acquire(timeout=-1 if timeout is None else timeout)
         self._ended = monotonic()
@@ -136,13 +139,22 @@ class Leadership:
     def _led(self, lock: threading.Lock, patience: float) -> bool:
         """Leads until `lock` can be had. False when this thread has to wait for it after all: nothing came for so many
         seconds, or what is the I/O thread's.
-
-        No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
-        block and the call that gives it back: see `wire.transport.stream`.
         """
         ident = get_ident()
-        end = self._prepare(ident)
         pays = False
+        if ident != self._main:
+            if not self._lead.acquire(False):
+                return False
+            try:
+                pays = self._read(lock, ident, patience)
+            finally:
+                self._lead.release()
+                if not pays:
+                    self._missed()
+            return pays
+        # No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
+        # block and the call that gives it back: see `wire.transport.stream`.
+        end = self._prepare(ident)
         (mine,) = map(self._lead.acquire, _AT_ONCE)
         if not mine:
             return False
@@ -155,7 +167,7 @@ class Leadership:
         return pays
 
     def _prepare(self, ident: int) -> Iterator[object]:
-        """What gives back the lead that this thread is about to take, at its `next`."""
+        """What gives back the lead that this thread is about to take, at its `next`; nothing if it was taken away."""
         ends: list[Callable[[], object]] = [self._lead.release]
         if ident == self._main:
             self._ends = ends
@@ -170,16 +182,11 @@ class Leadership:
     def _read(self, lock: threading.Lock, ident: int, patience: float) -> bool:
         self._leads = lead = self._leads + 1
         self._leader = ident
-        poll, soon, turns = self._loop.epoll.poll, self._loop.soon, 0
+        soon, turns = self._loop.soon, 0
         while not lock.acquire(False):
             if soon or not self.aside or turns > _STRANGERS:
                 return False
-            try:
-                events = poll(patience)
-            except (OSError, ValueError):
-                if self._loop.intact():  # it is a handler's of signals
-                    raise
-                return False  # which the I/O thread will meet
+            events = self._poll(patience)
             if self._leads != lead:
                 return False
             if not events or not self._handle(events, ident):
@@ -189,28 +196,36 @@ class Leadership:
             self._misses = 0
         return True
 
+    def _poll(self, seconds: float) -> list[tuple[int, int]]:
+        try:
+            return self._loop.epoll.poll(seconds)
+        except (OSError, ValueError):
+            if self._loop.intact():  # it is a handler's of signals
+                raise
+            return []  # and the I/O thread will meet it
+
     def _handle(self, events: list[tuple[int, int]], ident: int) -> bool:
         """False when some of it is for the I/O thread."""
         loop = self._loop
-        quick, whole = loop.quick, True
-        for fd, mask in events:
-            read = quick.get(fd)
-            if read is None or mask != _READ:
-                whole = False
-                continue
-            taken = False
-            loop.ident = ident
-            self._handling = True
-            try:
-                taken = read()
-            finally:
-                self._handling = False
-                if loop.ident == ident:  # else the I/O thread has the lead now
-                    loop.ident = 0
-                if not taken:
-                    whole = False
+        quick, left = loop.quick, 0
+        self._handling = True
+        loop.ident = ident
+        try:
+            for fd, mask in events:
+                read = quick.get(fd) if mask == _READ else None
+                if read is None:
+                    left += 1
+                elif not read():
+                    left += 1
                     loop.soon.append(partial(self._handle_rest, fd))
-        return whole
+        except BaseException:  # of a handler of signals: what was read and not handled is still there
+            loop.soon.extend([partial(self._handle_rest, fd) for fd, _mask in events])
+            raise
+        finally:
+            self._handling = False
+            if loop.ident == ident:  # else the I/O thread has the lead now
+                loop.ident = 0
+        return not left
 
     def _handle_rest(self, fd: int) -> None:
         """On the I/O thread: what a leader has read and not handled."""
@@ -259,7 +274,7 @@ class Leadership:
         try:
             self._leads = lead = self._leads + 1
             self._leader = ident
-            events = self._loop.epoll.poll(0)
+            events = self._poll(0)
             whole = self._leads == lead and self._handle(events, ident) and not self._loop.soon
         finally:
             next(end, None)

@@ -308,6 +308,14 @@ class StreamConnection:
         data = kept[0]
         self.reads += 1
         start, size = 0, len(data)
+        if size >= 16:  # mostly it is one
+            head_size, body_size, count = PREFIX.unpack_from(data)
+            middle = 16 + head_size
+            if middle + body_size == size and not count:
+                if not small(self, data[16:middle], data[middle:]):
+                    return False
+                kept.clear()
+                return True
         while size - start >= 16:
             head_size, body_size, count = PREFIX.unpack_from(data, start)
             middle = start + 16 + head_size
