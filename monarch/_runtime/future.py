@@ -20,8 +20,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._runtime.event_loops import is_actors, running_loop
 from monarch._runtime.future_mistakes import not_the_result, teach
-from monarch._runtime.leader import WouldBlockRuntime, is_actors, wait_for, watch, watched
+from monarch._runtime.leader import WouldBlockRuntime, wait_for, watch, watched
 from monarch._runtime.loop import io_threads, wake
 from monarch._wire.interrupts import is_interrupt
 
@@ -43,12 +44,6 @@ _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
 LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop running in this thread, without importing asyncio for programs that do not use it."""
-    events = sys.modules.get("asyncio.events")
-    return events._get_running_loop() if events is not None else None
 
 
 class Source:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import select
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,6 +31,8 @@ from operator import call
 from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
+
+from monarch._runtime import event_loops
 
 if TYPE_CHECKING:
     import asyncio
@@ -70,15 +71,10 @@ def wait_for(lock: threading.Lock, timeout: float | None) -> bool:
     return lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
-def is_actors(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether it is the event loop of an actor, which sleeps on its mailbox (see `async_driver`)."""
-    return hasattr(loop, "write_to_self_pipe")
-
-
 def watch(loop: asyncio.AbstractEventLoop) -> None:
     """A task of this thread's event loop is about to wait."""
     for leadership in current:
-        if not is_actors(loop):
+        if not event_loops.is_actors(loop):
             leadership.watch(loop)
 
 
@@ -107,7 +103,7 @@ class Leadership:
         self._main = threading.main_thread().ident
         self._ended = 0.0  # when a thread last had what it waited for
         self._hot = False  # a thread waited again at once, since the I/O thread last stood aside
-        self._watching: weakref.ref[asyncio.AbstractEventLoop] | None = None  # an event loop of the program that reads
+        self._watch: event_loops.Watch | None = None  # an event loop of the program that reads
         self._misses = 0  # leads that did not pay, since one did
         self._stay = 0  # turns that the I/O thread does not stand aside
 
@@ -249,12 +245,11 @@ class Leadership:
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """This thread's event loop is about to wait, for something that wakes it by itself: it may read meanwhile."""
         if self.aside:
-            if self._watching is None or self._watching() is not loop:
-                try:
-                    loop.add_reader(self._loop.epoll.fileno(), self._on_readable, loop)
-                except (NotImplementedError, OSError, ValueError):  # a loop without; the lead has ended
-                    return
-                self._watching = weakref.ref(loop)
+            watch = self._watch
+            if watch is None or watch.loop() is not loop:
+                if watch is not None:
+                    watch.end()
+                self._watch = event_loops.watch(loop, self._loop.epoll, self._on_readable)
         elif monotonic() - self._ended < HOT:
             self._hot = True
 
@@ -262,14 +257,15 @@ class Leadership:
         """It has what it waited for."""
         self._ended = monotonic()
 
-    def _on_readable(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_readable(self) -> None:
         ident = get_ident()
         end = self._prepare(ident)
         whole = False
         (mine,) = map(self._lead.acquire, _AT_ONCE) if self.aside else _AT_ONCE
         if not mine:  # the I/O thread reads
-            self._watching = None
-            loop.remove_reader(self._loop.epoll.fileno())
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.end()
             return
         try:
             self._leads = lead = self._leads + 1
@@ -313,6 +309,9 @@ class Leadership:
 
     def end(self) -> None:
         self.close()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
         self._lead.release()
 
     def wanted(self) -> bool:

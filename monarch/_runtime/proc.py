@@ -24,7 +24,7 @@ from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
 from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
-from monarch._runtime.future import running_loop
+from monarch._runtime.event_loops import running_loop
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.instance import Delivery, Instance

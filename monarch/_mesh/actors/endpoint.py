@@ -27,7 +27,8 @@ from monarch._mesh.casts.plan import Parted
 from monarch._mesh.casts.sender import fill_places, stamp
 from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime.context import current, root
-from monarch._runtime.future import Future, check_timeout, make_future, running_loop
+from monarch._runtime.event_loops import running_loop
+from monarch._runtime.future import Future, check_timeout, make_future
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
