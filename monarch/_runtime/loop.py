@@ -254,10 +254,13 @@ class Loop:
             self._rarely.notify()
 
     def join(self, timeout: float) -> bool:
-        if self._thread is not None and not self.in_loop():
-            self._thread.join(timeout)
-            return not self._thread.is_alive()
-        return True
+        """Waits for its threads to end. What one of them still refers to when the interpreter ends is never finalized: files
+        of the program, too."""
+        until = time.monotonic() + timeout
+        for thread in (self._thread, self._rare_thread):
+            if thread is not None and thread.ident != threading.get_ident():
+                thread.join(max(0.0, until - time.monotonic()))
+        return self._thread is None or self.in_loop() or not self._thread.is_alive()
 
     def statistics(self) -> dict[str, int]:
         return {"descriptors": len(self.handlers) - 1, "timers": len(self._timers), "soon": len(self.soon)}
