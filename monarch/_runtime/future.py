@@ -102,6 +102,9 @@ class Source:
                 self.set_ready()
                 raise
 
+    def is_pending(self) -> bool:
+        return not self.ready
+
     def on_ready(self, wake: Callable[[], Any]) -> None:
         """`wake()` once ready, perhaps at once, perhaps on another thread. May be called more than once."""
         if self._wakers is None:
@@ -185,7 +188,7 @@ class Source:
 
         self.on_ready(wake)
         try:
-            watch(loop)
+            watch(loop, self.is_pending)
             yield from waiter
             watched()
         finally:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ASIDE = 0.003  # seconds: how long nobody may read, and how long a leader waits for a message
 HOT = 0.001  # seconds between what a thread waited for and its next wait
 _STAY = 256  # turns for which the I/O thread stays, at most, when leading did not pay again and again
-_STRANGERS = 2  # turns in which a leader handles what is for others only
+_TURNS = 64  # after which a leader gives up whose own message has not come
 _AT_ONCE = (False,)
 
 current: list[Leadership] = []  # the one of this process; none before it has one
@@ -71,11 +71,11 @@ def wait_for(lock: threading.Lock, timeout: float | None) -> bool:
     return lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
-def watch(loop: asyncio.AbstractEventLoop) -> None:
-    """A task of this thread's event loop is about to wait."""
+def watch(loop: asyncio.AbstractEventLoop, waits: Callable[[], bool]) -> None:
+    """A task of this thread's event loop is about to wait, while `waits()`."""
     for leadership in current:
         if not event_loops.is_actors(loop):
-            leadership.watch(loop)
+            leadership.watch(loop, waits)
 
 
 def watched() -> None:
@@ -102,8 +102,10 @@ class Leadership:
         self._ends: list[Callable[[], object]] = []  # of the main thread's lead: what ends it
         self._main = threading.main_thread().ident
         self._ended = 0.0  # when a thread last had what it waited for
-        self._hot = False  # a thread waited again at once, since the I/O thread last stood aside
+        # A thread that waited again at once: whether it still waits.
+        self._hot: Callable[[], bool] | None = None
         self._watch: event_loops.Watch | None = None  # an event loop of the program that reads
+        self._followed = False  # a thread began to wait while another led
         self._misses = 0  # leads that did not pay, since one did
         self._stay = 0  # turns that the I/O thread does not stand aside
 
@@ -127,8 +129,9 @@ class Leadership:
                     return True
                 timeout = max(0.0, until - monotonic())
         elif monotonic() - self._ended < HOT:
-            self._hot = True
+            self._hot = lock.locked
         taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+        self._hot = None
         self._ended = monotonic()
         return taken
 
@@ -140,12 +143,13 @@ class Leadership:
         pays = False
         if ident != self._main:
             if not self._lead.acquire(False):
+                self._followed = True
                 return False
             try:
                 pays = self._read(lock, ident, patience)
             finally:
                 self._lead.release()
-                if not pays:
+                if not pays or self._followed:
                     self._missed()
             return pays
         # No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
@@ -153,12 +157,13 @@ class Leadership:
         end = self._prepare(ident)
         (mine,) = map(self._lead.acquire, _AT_ONCE)
         if not mine:
+            self._followed = True
             return False
         try:
             pays = self._read(lock, ident, patience)
         finally:
             next(end, None)
-            if not pays:
+            if not pays or self._followed:
                 self._missed()
         return pays
 
@@ -170,7 +175,8 @@ class Leadership:
         return map(call, ends)
 
     def _missed(self) -> None:
-        """It did not pay that a thread led."""
+        """It did not pay that a thread led, or another waits and has nobody now who reads."""
+        self._followed = False
         self._misses += 1
         self._stay = min(_STAY, 1 << min(self._misses, 8))
         self.recall()
@@ -180,7 +186,7 @@ class Leadership:
         self._leader = ident
         soon, turns = self._loop.soon, 0
         while not lock.acquire(False):
-            if soon or not self.aside or turns > _STRANGERS:
+            if soon or not self.aside or turns > _TURNS:
                 return False
             events = self._poll(patience)
             if self._leads != lead:
@@ -188,7 +194,7 @@ class Leadership:
             if not events or not self._handle(events, ident):
                 return lock.acquire(False)
             turns += 1
-        if turns <= 1:
+        if not self._followed:
             self._misses = 0
         return True
 
@@ -242,8 +248,9 @@ class Leadership:
 
     # --- event loops of the program that wait
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """This thread's event loop is about to wait, for something that wakes it by itself: it may read meanwhile."""
+    def watch(self, loop: asyncio.AbstractEventLoop, waits: Callable[[], bool]) -> None:
+        """This thread's event loop is about to wait, for something that wakes it by itself: it may read meanwhile. `waits`:
+        whether that has not come yet."""
         if self.aside:
             watch = self._watch
             if watch is None or watch.loop() is not loop:
@@ -251,10 +258,11 @@ class Leadership:
                     watch.end()
                 self._watch = event_loops.watch(loop, self._loop.epoll, self._on_readable)
         elif monotonic() - self._ended < HOT:
-            self._hot = True
+            self._hot = waits
 
     def watched(self) -> None:
         """It has what it waited for."""
+        self._hot = None
         self._ended = monotonic()
 
     def _on_readable(self) -> None:
@@ -318,9 +326,10 @@ class Leadership:
         """Behind a turn in which something came: whether it is to stand aside."""
         if self._always:
             return True
-        if not self._hot:
+        waits = self._hot
+        if waits is None or waits():  # who has all it waits for will be back at once
             return False
-        self._hot = False
+        self._hot = None
         if self._stay:
             self._stay -= 1
             return False
