@@ -28,10 +28,10 @@ from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.controller.unread import Unread
 from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
 
-BATCH = 96  # commands in a full batch
+BATCH = 192  # commands in a full batch
 ENTRIES = 1 << 15  # known calls; beyond that all are forgotten and learned anew
 SIGNATURES = 1 << 15  # defined on the workers; the same
-ACK_EVERY = 32  # batches between two acknowledgements
+ACK_EVERY = 16  # batches between two acknowledgements
 WINDOW = 4  # acknowledgements that may be open
 
 
