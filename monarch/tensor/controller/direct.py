@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from monarch.tensor.controller import dispatch
+from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.activation import _active as _activations
 from monarch.tensor.controller.dispatch import _INT, Entry
 from monarch.tensor.controller.handles import Made
@@ -62,8 +62,9 @@ _NEW, _SAME = Entry.NEW, Entry.SAME
 _NOTHING: Any = object()
 
 
-def direct(name: str, torch_way: Callable[..., Any], Tensor: Any) -> Callable[..., Any]:
-    """The method `name` of OPERATIONS for Tensor, the class of distributed tensors; `torch_way` is torch's."""
+def direct(name: str, Tensor: Any) -> Callable[..., Any]:
+    """The method `name` of OPERATIONS for Tensor, the class of distributed tensors."""
+    plain: Callable[..., Any] = getattr(torch.Tensor, name)
     known = dispatch.known_op(OPERATIONS[name])
     in_place = known.op._schema.is_mutable
     casts = any(torch._C._dispatch_has_kernel_for_dispatch_key(known.op.name(), key) for key in _AUTOCASTS)
@@ -71,18 +72,18 @@ def direct(name: str, torch_way: Callable[..., Any], Tensor: Any) -> Callable[..
     def method(self: Any, other: Any = _NOTHING, *more: Any, alpha: Any = _NOTHING, **named: Any) -> Any:
         kind = type(other)
         if not (
-            more
+            _function_modes()  # first: such a mode would see the attributes read
+            or (_grad() and (self.requires_grad or (kind is Tensor and other.requires_grad)))
+            or more
             or named
             or recorders
             or _modes() != _activations.modes
-            or _function_modes()
             or _transforms() is not None
             or _profiled()
             or _traced() is not None
             or (casts and _autocast())
             or forward_ad._current_level >= 0
             or _default_dtype() is not _float32
-            or (_grad() and (self.requires_grad or (kind is Tensor and other.requires_grad)))
         ):
             record = self._record
             place, storage = record.place, record.storage
@@ -124,13 +125,16 @@ def direct(name: str, torch_way: Callable[..., Any], Tensor: Any) -> Callable[..
                 _count_change((self,))  # autograd's: what it has saved must not have changed
                 storage.taint = taint
                 return self
+        if other is not _NOTHING and alpha is _NOTHING and not more and not named:
+            result = plain(self, other)
+            return misuse.explained(plain, self, other) if result is NotImplemented else result
         if other is not _NOTHING:
             more = (other, *more)
         if alpha is not _NOTHING:
             named["alpha"] = alpha
-        return torch_way(self, *more, **named)
+        return plain(self, *more, **named)
 
     method.__name__ = name
     method.__qualname__ = f"Tensor.{name}"
-    method.__doc__ = torch_way.__doc__
+    method.__doc__ = plain.__doc__
     return method

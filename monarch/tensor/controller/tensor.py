@@ -244,6 +244,6 @@ for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
 Tensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
 
 for _name in OPERATIONS:
-    setattr(Tensor, _name, direct(_name, getattr(Tensor, _name), Tensor))
+    setattr(Tensor, _name, direct(_name, Tensor))
 
 dispatch.bind(Tensor)
