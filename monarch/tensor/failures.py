@@ -68,6 +68,16 @@ def remote_exception(failed: Failed, frames: Sequence[traceback.FrameSummary]) -
     return error
 
 
+def cause_of(report: str) -> str:
+    """A report of supervision without the line that names the worker actor: programs know their processes, not our
+    actors."""
+    for line in ("have failed:\n", "has status:\n"):
+        _, found, cause = report.partition(line)
+        if found:
+            return "\n" + cause
+    return report
+
+
 def _original(pickled: bytes) -> Any:
     import pickle
 

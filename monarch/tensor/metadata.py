@@ -117,8 +117,13 @@ def of(tensor: torch.Tensor) -> Meta:
 def contiguous(shape: Any, dtype: Any, device: Any) -> Meta:
     """The metadata of a fresh contiguous tensor."""
     size = torch.Size(shape)
-    stride, step = [], 1
-    for length in reversed(size):
-        stride.append(step)
+    return intern(size, steps(size), 0, dtype, torch.device(device), size.numel() * dtype.itemsize)
+
+
+def steps(shape: torch.Size) -> tuple[int, ...]:
+    """The strides of a fresh contiguous tensor."""
+    found, step = [], 1
+    for length in reversed(shape):
+        found.append(step)
         step *= max(length, 1)
-    return intern(size, tuple(reversed(stride)), 0, dtype, torch.device(device), size.numel() * dtype.itemsize)
+    return tuple(reversed(found))

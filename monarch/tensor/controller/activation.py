@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from monarch.tensor.controller import dispatch
@@ -12,11 +13,13 @@ from monarch.tensor.controller.place import Mesh
 
 M = TypeVar("M", bound=Mesh)
 no_modes = _disable_current_modes
+_modes = torch._C._len_torch_dispatch_stack
 
 
 class _Active(threading.local):
     def __init__(self) -> None:
         self.stack: list[Any] = []  # activations, the innermost last; each a mesh's or `no_mesh`'s
+        self.modes = 0  # dispatch modes of this thread when the innermost began: as many as now if none came after it
 
 
 _active = _Active()
@@ -44,9 +47,14 @@ class Activation(Generic[M]):
     def __init__(self, mesh: M) -> None:
         mesh.client.check_alive()
         self.mesh = mesh
-        self._mode: Any = _MeshMode(mesh)
-        self._mode.__enter__()
+        self._begin(_MeshMode(mesh))
+
+    def _begin(self, mode: Any) -> None:
+        self._mode = mode
+        self._before = _active.modes
+        mode.__enter__()
         _active.stack.append(self)
+        _active.modes = _modes()
 
     def __enter__(self) -> M:
         return self.mesh
@@ -61,14 +69,13 @@ class Activation(Generic[M]):
                 "this activation is not the innermost one of this thread: activations end in the opposite order"
             )
         _active.stack.pop()
+        _active.modes = self._before
         self._mode.__exit__(None, None, None)
 
 
 class _NoMeshActivation(Activation[Any]):
     def __init__(self) -> None:
-        self._mode = _disable_current_modes()
-        self._mode.__enter__()
-        _active.stack.append(self)
+        self._begin(_disable_current_modes())
 
     def __enter__(self) -> Any:
         return None

@@ -6,6 +6,7 @@ a key after that. Numbers that cannot change a result's metadata are not part of
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import metadata, propagation
 from monarch.tensor.controller import handles, misuse, scalars
 from monarch.tensor.controller.checks import check
-from monarch.tensor.controller.handles import make
+from monarch.tensor.controller.handles import Made, layout, make
 from monarch.tensor.controller.known import know, known_scalar, replaced, value_of
 from monarch.tensor.controller.misuse import Problem
 from monarch.tensor.controller.place import Engine, Mesh, Place
@@ -34,7 +35,7 @@ from monarch.tensor.signature import Number, OpCall, Slot, op_name
 
 Tensor: Any = None  # the class: see `handles`. A name of this module too, because every operation needs it
 _wrap = torch.Tensor._make_wrapper_subclass
-_strided = torch.strided
+_inference = torch.is_inference_mode_enabled
 
 
 def bind(cls: Any) -> None:
@@ -47,7 +48,7 @@ def bind(cls: Any) -> None:
 class Entry:
     """A known call: its number on the workers and its outcome."""
 
-    __slots__ = ("fresh", "kind", "meta", "outcome", "same", "signature", "view")
+    __slots__ = ("fresh", "kind", "meta", "outcome", "same", "signature", "view", "wrap")
 
     # kinds: a new tensor; a view of input `view`; input `same` itself; anything else
     NEW, VIEW, SAME, OTHER = range(4)
@@ -69,6 +70,7 @@ class Entry:
                 self.kind, self.view = Entry.VIEW, leaf.view
             else:
                 self.kind = Entry.NEW
+        self.wrap = functools.partial(_wrap, Tensor, *layout(self.meta)) if self.meta is not None else None
 
 
 class _Op:
@@ -86,6 +88,14 @@ class _Op:
 
 
 _ops: dict[int, _Op] = {}  # by the operation's id: an OpOverload hashes in Python
+
+
+def known_op(func: Any) -> _Op:
+    """What is known of an operation."""
+    op = _ops.get(id(func))
+    if op is None:
+        op = _ops[id(func)] = _Op(func)
+    return op
 
 
 def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None) -> Any:
@@ -171,14 +181,19 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
         entry = _learn(op, args, kwargs, inputs, engine, frozen)
     if closer:
         place = check(func, args, kwargs, inputs, entry.outcome.mutates, place, mesh)
-    if recorders and (here := recorder()) is not None:
+    here = recorder() if recorders else None
+    if here is not None:
         here.read(inputs)
+    if _inference():
+        Made.inference = True
     ident = engine.run(place, entry.signature, refs, numbers, entry.fresh)
     kind = entry.kind
     if kind == 0:  # NEW
         meta = entry.meta
-        made = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
+        made = entry.wrap()
         made._record = record = Record(ident, meta, place, Storage(taint))
+        if here is not None:
+            here.born(record)
         if (not closer and inputs) or meta.shape:
             return made
         know(op, entry.outcome, args, kwargs, inputs, [made])
@@ -186,8 +201,10 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
     if kind == 1:  # VIEW
         meta = entry.meta
         source = inputs[entry.view]._record
-        made = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
+        made = entry.wrap()
         made._record = record = Record(ident, meta, place, source.storage)
+        if here is not None:
+            here.born(record)
         share(source, record)
         return made
     if kind == 2:  # SAME
@@ -363,7 +380,7 @@ def change_meta(op: Any, args: Any, kwargs: Any, tensor: Any, meta: Any) -> None
         if (
             meta.nbytes > torch.Tensor.untyped_storage(tensor).nbytes()
         ):  # a storage that does not exist cannot grow: take a larger one
-            larger = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, _strided, meta.device)
+            larger = _wrap(Tensor, *layout(meta))
             torch.Tensor.data.__set__(tensor, larger)
             return
         torch.ops.aten.set_.source_Storage_storage_offset(

@@ -26,12 +26,12 @@ from monarch.tensor.controller.records import holders, recorder, recorders
 from monarch.tensor.controller.stream import MAIN, Stream
 from monarch.tensor.controller.taint import Taint, Taints, unconfirmed
 from monarch.tensor.controller.unread import Unread
-from monarch.tensor.failures import Failed, RemoteException, Tainted, remote_exception
+from monarch.tensor.failures import Failed, RemoteException, Tainted, cause_of, remote_exception
 
-BATCH = 96  # commands in a full batch
+BATCH = 192  # commands in a full batch
 ENTRIES = 1 << 15  # known calls; beyond that all are forgotten and learned anew
 SIGNATURES = 1 << 15  # defined on the workers; the same
-ACK_EVERY = 32  # batches between two acknowledgements
+ACK_EVERY = 16  # batches between two acknowledgements
 WINDOW = 4  # acknowledgements that may be open
 
 
@@ -136,8 +136,11 @@ class Engine:
 
     # --- commands
 
-    def run(self, place: Place, signature: int, inputs: Sequence[int], numbers: Sequence[Any], results: int) -> int:
-        """Issues a Run at `place`; returns its ident, which is its first result."""
+    def run(
+        self, place: Place, signature: int, inputs: Sequence[int], numbers: Sequence[Any], results: int,
+        stack: Any = None,
+    ) -> int:  # fmt: skip
+        """Issues a Run at `place`; returns its ident, which is its first result. `stack`: the caller's, if it has it."""
         with self._lock:
             if self._ended is not None:
                 self.check_alive()
@@ -149,10 +152,12 @@ class Engine:
                 self._move(place)
             waiting = self._waiting
             if (dead := place.dead) and not holders:  # as `_bury`
-                count = len(dead)
-                waiting += dead[:count]
-                del dead[:count]
-            self._note_stack((ident, _gather(True, False, False)))
+                if len(dead) > 1:
+                    self._bury(dead)
+                else:
+                    waiting.append(dead[0])
+                    del dead[0]
+            self._note_stack((ident, stack if stack is not None else _gather(True, False, False)))
             waiting.append(commands.Run(signature, ident, inputs, numbers))  # type: ignore[arg-type]  # any sequence encodes
             full = len(waiting)
             first = self._since == 0.0
@@ -582,13 +587,3 @@ class Engine:
 
     def __repr__(self) -> str:
         return f"<Engine of {self.name}{', ended' if self.ended else ''}>"
-
-
-def cause_of(report: str) -> str:
-    """A report of supervision without the line that names the worker actor: programs know their processes, not our
-    actors."""
-    for line in ("have failed:\n", "has status:\n"):
-        _, found, cause = report.partition(line)
-        if found:
-            return "\n" + cause
-    return report

@@ -9,8 +9,9 @@ from typing import Any
 
 from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, context, endpoint, this_proc
 from monarch.tensor.controller import place
-from monarch.tensor.controller.engine import Engine, cause_of
+from monarch.tensor.controller.engine import Engine
 from monarch.tensor.controller.mesh import DeviceMesh
+from monarch.tensor.failures import cause_of
 from monarch.tensor.propagation import fake_mode
 
 _names = itertools.count(1)

@@ -11,10 +11,21 @@ from typing import Any
 import torch
 
 from monarch.tensor import metadata
-from monarch.tensor.controller.records import Record
+from monarch.tensor.controller.records import Record, recorder, recorders
+from monarch.tensor.metadata import Meta
 
 Tensor: Any = None  # the class, set by `bind`
+
+
+class Made:
+    """What was ever made in this process. Tensors of inference mode must not be changed outside of it; whether a tensor is
+    one is dear to ask, and hardly ever true."""
+
+    inference = False
+
+
 _wrap = torch.Tensor._make_wrapper_subclass
+_inference = torch.is_inference_mode_enabled
 
 
 def bind(cls: Any) -> None:
@@ -28,11 +39,22 @@ def is_distributed(value: Any) -> bool:
     return type(value) is Tensor
 
 
+def layout(meta: Meta) -> tuple[Any, ...]:
+    """The arguments with which torch makes a wrapper of this metadata: quicker where it works out the strides itself."""
+    usual = meta.offset == 0 and meta.stride == metadata.steps(meta.shape)
+    stride, offset = (None, None) if usual else (meta.stride, meta.offset)
+    return meta.shape, stride, offset, None, meta.dtype, torch.strided, meta.device
+
+
 def make(record: Record) -> Any:
     """The tensor of a record."""
     meta = record.meta
-    made = _wrap(Tensor, meta.shape, meta.stride, meta.offset, None, meta.dtype, torch.strided, meta.device)
+    made = _wrap(Tensor, *layout(meta))
     made._record = record
+    if _inference():
+        Made.inference = True
+    if recorders and (here := recorder()) is not None:
+        here.born(record)
     if meta.deferred:
         metadata.mark(made, meta.deferred)
     return made

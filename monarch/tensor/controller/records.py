@@ -6,6 +6,8 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     import torch
 
@@ -39,37 +41,29 @@ KNOWN = 16  # the controller has the value as well
 UNSEEN = 32  # a borrow that its stream has not used yet
 
 
-class Storage:
+class Storage(msgspec.Struct, eq=False):
     """The memory that a tensor and its views share, in each process.
 
-    `flags`: reasons to look closer; `why`: what the program did, as a traceback, for the error. `taint`: commands between
-    ranks on which the contents depend. `known`: the value of a scalar that is the same everywhere because this process
-    computes it as well.
+    `taint`: commands between ranks on which the contents depend. `flags`: reasons to look closer; `why`: what the program
+    did, as a traceback, for the error. `records`: of its views; None while there is only one tensor. `known`: the value of a
+    scalar that is the same everywhere because this process computes it as well.
     """
 
-    __slots__ = ("borrows", "flags", "known", "records", "taint", "why")
-
-    def __init__(self, taint: Taint | None = None) -> None:
-        self.flags = 0
-        self.taint = taint
-        self.records: list[weakref.ref[Record]] | None = None  # of its views; None while there is only one tensor
-        self.known: torch.Tensor | None = None
-        self.why: Any = None
-        self.borrows: Any = None
+    taint: Taint | None = None
+    flags: int = 0
+    records: list[weakref.ref[Record]] | None = None
+    known: torch.Tensor | None = None
+    why: Any = None
+    borrows: Any = None
 
 
-class Record:
-    """One tensor: dies with it, and then tells the workers."""
+class Record(msgspec.Struct, eq=False, weakref=True):
+    """One tensor: dies with it, and then tells the workers. A recorder has to hear of a new one: see `handles.make`."""
 
-    __slots__ = ("__weakref__", "meta", "place", "ref", "storage")
-
-    def __init__(self, ref: int, meta: Meta, place: Place, storage: Storage) -> None:
-        self.ref = ref
-        self.meta = meta
-        self.place = place
-        self.storage = storage
-        if recorders and (here := recorder()) is not None:
-            here.born(self)
+    ref: int
+    meta: Meta
+    place: Place
+    storage: Storage
 
     def __del__(self) -> None:
         # From whatever the collector interrupts: a list's append is all that may happen here.

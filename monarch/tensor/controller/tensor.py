@@ -9,6 +9,7 @@ import torch
 
 from monarch.tensor.controller import dispatch, known, misuse
 from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.direct import OPERATIONS, direct
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Tensor(torch.Tensor):
     in a worker is raised by whoever fetches something that depends on it. Autograd works: its graph lives here.
     """
 
+    __slots__ = ("_record",)  # found faster than in a __dict__, which most tensors then do without
     _record: Record
 
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -196,8 +198,7 @@ class Tensor(torch.Tensor):
     def __copy__(self) -> Any:
         copy = self.detach().requires_grad_(self.requires_grad)
         for name, value in self.__dict__.items():
-            if name != "_record":
-                setattr(copy, name, value)
+            setattr(copy, name, value)
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -212,8 +213,7 @@ class Tensor(torch.Tensor):
             copy = self.detach().clone()
         copy.requires_grad_(self.requires_grad)
         for name, value in self.__dict__.items():
-            if name != "_record":
-                setattr(copy, name, value)
+            setattr(copy, name, value)
         if self.grad is not None:
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
@@ -242,5 +242,8 @@ for _name in (
 for _name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
     setattr(Tensor, _name, _explained(_name))
 Tensor.__hash__ = torch.Tensor.__hash__  # type: ignore[method-assign]
+
+for _name in OPERATIONS:
+    setattr(Tensor, _name, direct(_name, Tensor))
 
 dispatch.bind(Tensor)

@@ -16,6 +16,10 @@ from monarch.tensor.worker.process_groups import groups_of
 
 _BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
+_registering = (
+    threading.Lock()
+)  # torch's tables are for one thread, and several streams may meet their first groups at once
+
 
 class StreamGroup(dist.ProcessGroup):
     """A ProcessGroup over the ranks `members` of the engine's mesh, known to torch.distributed.
@@ -44,13 +48,14 @@ class StreamGroup(dist.ProcessGroup):
 
     def register(self) -> None:
         """Makes it known to torch.distributed, unless it is: `destroy_process_group()` of a program forgets all groups."""
-        _make_room_for_world(self._worker)
-        if self not in c10d._world.pg_map:
-            store = dist.PrefixStore(self._label, groups_of(self._worker)._store)
-            ranks = {rank: place for place, rank in enumerate(self._members)}
-            config = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
-            name = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-            c10d._register_pg_in_world(self, name, store, c10d.GroupName(self._title), config, ranks)
+        with _registering:
+            _make_room_for_world(self._worker)
+            if self not in c10d._world.pg_map:
+                store = dist.PrefixStore(self._label, groups_of(self._worker)._store)
+                ranks = {rank: place for place, rank in enumerate(self._members)}
+                config = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "cpu:gloo"
+                name = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+                c10d._register_pg_in_world(self, name, store, c10d.GroupName(self._title), config, ranks)
 
     def lose(self, why: str) -> None:
         """Closes its connections; later calls raise GroupLost(why)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from monarch.tensor import RemoteException, Stream, inspect
 from monarch.tensor.controller.engines import spawn_tensor_engine
 from monarch.tensor.controller.taint import Taints, merge, unconfirmed
 from monarch.tensor.remote.remote_function import remote
-from monarch.tensor.worker import current
+from monarch.tensor.worker import current, stream_group
 from monarch.tensor.worker.rendezvous import MessageStore, Rendezvous
 from tests.support.tiers import first_of, full
 
@@ -144,6 +145,21 @@ def test_groups_are_apart_and_so_are_streams(mesh: Any) -> None:
         assert inspect(result, host=0, gpu=1).tolist() == [2, 2]
     with other.activate():
         assert inspect(theirs, host=1, gpu=0).tolist() == [32, 32]
+
+
+def test_streams_make_their_groups_known_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[bool] = []
+
+    def noted(*_args: Any) -> None:
+        alone.append(stream_group._registering.locked())
+
+    monkeypatch.setattr(stream_group, "_make_room_for_world", noted)
+    monkeypatch.setattr(stream_group, "groups_of", lambda worker: SimpleNamespace(_store=torch.distributed.HashStore()))
+    monkeypatch.setattr(stream_group.c10d, "_register_pg_in_world", noted)
+    worker = SimpleNamespace(executor=SimpleNamespace(rank=0), services=(None, "engine"))
+    stream_group.StreamGroup(worker, "label", (0, 1)).register()
+    assert alone == [True, True]
+    assert not stream_group._registering.locked()
 
 
 def test_a_dropped_group(mesh: Any) -> None:
