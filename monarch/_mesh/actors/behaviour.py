@@ -7,7 +7,6 @@ twin of this in `async_behaviour`.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._runtime import instrument
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import CleanupTooLong
+from monarch._runtime.functions import attribute_of, is_async, is_awaitable
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
 from monarch._runtime.proc import Proc
@@ -48,12 +48,12 @@ class Method:
             self.fn = _nothing
             self.explicit = self.concurrent = self.is_async = False
             return
-        attribute = inspect.getattr_static(type(actor), name, None)
+        attribute = attribute_of(type(actor), name)
         prop = attribute if isinstance(attribute, EndpointProperty) else None
         self.fn = getattr(actor, name)
         self.explicit = prop is not None and prop._user_port
         self.concurrent = prop is not None and prop._concurrent
-        self.is_async = inspect.iscoroutinefunction(self.fn)
+        self.is_async = is_async(self.fn)
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
 
@@ -219,7 +219,7 @@ class ActorBehaviour:
                 handled = self.actor.__supervise__(failure)
         except BaseException as exc:
             return self._unhandled(failure, exc)
-        if inspect.isawaitable(handled):
+        if is_awaitable(handled):
             return self._supervised_later(handled, failure)
         return None if handled else self._unhandled(failure)
 
@@ -255,7 +255,7 @@ class ActorBehaviour:
                 handled = hook(envelope)
         except BaseException as exc:
             return self._fatal(exc)
-        if inspect.isawaitable(handled):
+        if is_awaitable(handled):
             return self._undeliverable_later(handled)
         return None
 
