@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
@@ -26,12 +26,14 @@ from monarch._runtime.ending import CleanupTooLong
 from monarch._runtime.functions import attribute_of, is_async, is_awaitable
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
-from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
 from monarch._shape.extent import Extent, Point
 from monarch._text import clip
 from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, NO_METHOD, RAISED, VALUE, Bounced, Failure, decode_extent
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 _AROUND = 1_000  # bytes of an error beside its two texts
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together

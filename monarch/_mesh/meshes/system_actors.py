@@ -28,10 +28,11 @@ class SetupActor(Actor):
         """Runs the function, with no loop visible when it is a plain one, and opens the gate for other actors."""
         try:
             replacements.inherit(self._replaced)
-            if is_async(self._function):
-                await self._function()
-            elif self._function is not None:
-                self.run_plain(self._function)
+            if self._function is not None:
+                if is_async(self._function):
+                    await self._function()
+                else:
+                    self.run_plain(self._function)
         except BaseException as exc:
             here().mesh.residents.open_gate(exc)
             raise
