@@ -814,7 +814,7 @@ _EXTENTS_KEPT = 4096
 
 encode = _encoder.encode
 if TYPE_CHECKING:
-    _decoder: msgspec.msgpack.Decoder[Message]
+    _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
     decode = _decoder.decode
 else:
 
