@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from monarch._mesh.start import agent_process, transports
 from monarch._mesh.start.agent_process import AgentOptions
+from monarch._mesh.start.preload import preloads
 from monarch._mesh.start.run_directory import RunDirectory, make_directory
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ class ClientAgent(NamedTuple):
 def start_agent() -> ClientAgent:
     directory = make_directory()
     try:
-        return ClientAgent(directory, *agent_process.start(_options(directory.path), directory.lock))
+        return ClientAgent(directory, *agent_process.start(_options(directory.path), directory.lock, preloads()))
     except BaseException:
         directory.remove()
         raise
