@@ -1,10 +1,17 @@
-"""The client of a process while it runs: its Proc, its root actor, its I/O thread, and the host agent that it has."""
+"""The client of a process while it runs: its Proc, its root actor, its I/O thread, and the host agent that it has.
+
+Imported while that agent begins. So what the API leaves for later is imported here too: it costs no time, and when it is
+needed there may be no descriptor left to read a file with.
+"""
 
 from __future__ import annotations
 
+import inspect  # noqa: F401
 import os
+import random  # noqa: F401
 
 from monarch._errors import ClientClosedError
+from monarch._mesh.actors import map_results  # noqa: F401
 from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.output.printer import Printer
 from monarch._mesh.process import named_actors
@@ -28,8 +35,8 @@ from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import unix
 from monarch.config import settings
 
+message.decode  # noqa: B018  made now, not when the first message comes
 ROOT = "root"
-message.decode  # noqa: B018  made while the agent begins, not when its first message comes
 _LOOKS = 2.0  # seconds between two looks whether the I/O thread can still be woken
 _AGENT_ENDS = 0.5  # seconds until the end of an agent that has closed its connection is known
 
