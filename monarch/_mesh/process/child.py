@@ -175,9 +175,9 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
 def _reseed() -> None:
     """Forked siblings must not share random states (`random` itself is reseeded by Python)."""
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    numpy_random = sys.modules.get("numpy.random")  # numpy itself loads it, and seeds it, when it is first used
+    if numpy_random is not None:
+        numpy_random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()
