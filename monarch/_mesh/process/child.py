@@ -44,6 +44,7 @@ from monarch._wire.transport import unix
 from monarch.config import settings
 
 message.decode  # noqa: B018  made here, for the same reason
+msgspec.msgpack.Decoder(LaunchSpec)  # what decodes one is made with the first that is wanted
 _AGENT_GONE = 3  # exit status when the host agent went away under us
 
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, receive_packet, send_packet, wait_orphaned
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
@@ -65,6 +66,7 @@ def _become(sock: socket.socket, preload: list[str], agent: int, background: boo
         importing.join()
     else:
         _import(names)
+    threads.look()
     gc.freeze()  # the children share these pages as long as no collection writes to them
     gc.enable()
     if background:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from monarch._runtime.log_thread import log
 
@@ -126,10 +127,25 @@ def take(count: int) -> None:
         _given = str(count)
 
 
+_openblas: list[Callable[[int], Any]] | None = None  # None: nobody has looked
+
+
+def look() -> None:
+    """In a fork server, so that its processes need not: finds out how libraries that it has imported are told."""
+    global _openblas
+    _openblas = _setters_of_openblas() if "numpy" in sys.modules else None
+
+
 def _tell_openblas(count: int) -> None:
+    for set_threads in _setters_of_openblas() if _openblas is None else _openblas:
+        set_threads(count)
+
+
+def _setters_of_openblas() -> list[Callable[[int], Any]]:
     """numpy has no function for it."""
     import ctypes
 
+    found = []
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "openblas" in line}
     for path in paths:
@@ -141,4 +157,5 @@ def _tell_openblas(count: int) -> None:
             for suffix in ("", "64_", "_64"):
                 set_threads = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
                 if set_threads is not None:
-                    set_threads(ctypes.c_int(count))
+                    found.append(set_threads)
+    return found
