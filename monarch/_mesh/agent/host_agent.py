@@ -32,7 +32,6 @@ from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
-from monarch._runtime import direct  # noqa: F401  so that processes forked from here have it already
 from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._wire import os_text
