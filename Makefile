@@ -48,11 +48,18 @@ format: $(READY)  ## let ruff format everything
 	@$(BIN)/ruff check --quiet --fix $(SOURCES)
 	@$(BIN)/ruff format --quiet $(SOURCES)
 
+# What depends on which thread reads.
+WAITING := $(addprefix tests/procs/test_,waits.py restarts.py interrupts.py exit.py threads.py other_loops.py chaos.py)
+
 test: $(READY)  ## every promise once, in a few minutes
 	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device'
 
 test-all: $(READY)  ## all tests, but for those marked slow or device
 	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device'
+	@for who in always never; do \
+		echo "test-all: who waits reads: $$who"; \
+		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device' $(WAITING) || exit 1; \
+	done
 
 test-slow: $(READY)  ## the tests marked slow
 	@$(BIN)/python -m pytest -q -m 'slow and not device'

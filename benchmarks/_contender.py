@@ -20,7 +20,8 @@ ROOT = BENCHMARKS.parent
 @dataclass(frozen=True)
 class Contender:
     """`python` runs the contender's workloads; `skip` is the reason it cannot, and then nothing else matters.
-    `probe` is a statement that works in it when everything is installed. `note` is shown with the results."""
+    `probe` is a statement that works in it when everything is installed. `note` is shown with the results. `role` is whose
+    workloads it runs, its own unless said; `root` is the checkout it measures, where it is one of ours."""
 
     name: str
     python: str = sys.executable
@@ -29,6 +30,8 @@ class Contender:
     version: str = ""
     skip: str = ""
     note: str = ""
+    role: str = ""
+    root: Path = ROOT
 
     def environment(self) -> dict[str, str]:
         """The environment of the contender's processes: ours, less what would leak this interpreter's
@@ -72,13 +75,24 @@ def floors() -> tuple[Contender, ...]:
 
 
 def ours() -> Contender:
-    """This checkout, run by the interpreter that runs the benchmark; compiled, as pip leaves a package."""
-    compileall.compile_dir(ROOT / "monarch", quiet=2)
+    """This checkout, run by the interpreter that runs the benchmark."""
+    return checkout("ours", ROOT, "this checkout")
+
+
+def base(root: Path) -> Contender:
+    """Another checkout of ours, of which the same is asked."""
+    return replace(checkout("base", root.resolve(), f"the checkout in {root}"), role="ours")
+
+
+def checkout(name: str, root: Path, version: str) -> Contender:
+    """A checkout, compiled as pip leaves a package."""
+    compileall.compile_dir(root / "monarch", quiet=2)
     return Contender(
-        "ours",
-        env={"PYTHONPATH": str(ROOT)},
+        name,
+        env={"PYTHONPATH": str(root)},
         probe="from monarch.actor import this_host",
-        version="this checkout",
+        version=version,
+        root=root,
     ).checked()
 
 

@@ -9,6 +9,7 @@ to stderr; the JSON line is also appended to out/<question>.jsonl.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -16,14 +17,16 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import peers.ray
 import peers.torchmonarch
-from _contender import BENCHMARKS, ROOT, WORKLOADS, Contender, floors, ours, torch_site
+from _contender import BENCHMARKS, WORKLOADS, Contender, base, floors, ours, torch_site
 from _process import Outcome, run_workload
-from _question import Question, Run
+from _question import Measure, Question, Run
 from _report import Result, record, table
 
 ROUNDS = 3
@@ -31,27 +34,40 @@ Outcomes = dict[str, dict[int, Outcome]]  # by contender, by round
 PEERS: Mapping[str, Callable[[], Contender]] = {
     "torchmonarch": peers.torchmonarch.contender,
     "ray": peers.ray.contender,
+    "ray-graph": peers.ray.compiled_graph,
 }
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for. `only` empty means every contender."""
+    """What the command line asked for. `only` empty means every contender. `plot` is where to draw, `earlier` a record to
+    draw instead of measuring.
+    """
 
     quick: bool = False
     rounds: int | None = None
     only: tuple[str, ...] = ()
     strict: bool = False
     params: Mapping[str, Any] = field(default_factory=dict)
+    base: Path | None = None
+    plot: Path | None = None
+    earlier: Path | None = None
 
 
-def main(question: Question, argv: Sequence[str] | None = None) -> int:
+Draw = Callable[[Mapping[str, Any], Path], None]
+
+
+def main(question: Question, argv: Sequence[str] | None = None, draw: Draw | None = None) -> int:
     """Runs `question` as the command line says. Returns the exit status: 1 when one of our own runs failed
     (or, with --strict, when an aim was missed or could not be judged), else 0. A missing or failing peer is
-    only reported.
+    only reported. `draw` makes a picture of a record for those who ask for it.
     """
-    options = parse(question.title, argv)
-    contenders = gather(question, options.only)
+    options = parse(question.title, argv, drawable=draw is not None)
+    if draw and options.plot and options.earlier:
+        draw(json.loads(options.earlier.read_text().splitlines()[-1]), options.plot)
+        return 0
+    question = with_base(question) if options.base else question
+    contenders = gather(question, options)
     results, left = measure(question, contenders, options)
     listed = list(contenders.values())
     print(table(question.title, results, listed))
@@ -63,34 +79,65 @@ def main(question: Question, argv: Sequence[str] | None = None) -> int:
     out.mkdir(exist_ok=True)
     with open(out / f"{question.name}.jsonl", "a", encoding="utf-8") as file:
         file.write(line + "\n")
+    if draw and options.plot:
+        draw(json.loads(line), options.plot)
     return status(results, contenders, options.strict)
 
 
-def parse(title: str, argv: Sequence[str] | None = None) -> Options:
-    """The options every benchmark script takes."""
+def parse(title: str, argv: Sequence[str] | None = None, drawable: bool = False) -> Options:
+    """The options every benchmark script takes, and those of one that can draw what it measured."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--quick", action="store_true", help="one round, few repetitions, only the runs with an aim")
     parser.add_argument("--rounds", type=int, help=f"rounds of all contenders in turn (default {ROUNDS}; quick 1)")
-    parser.add_argument("--only", default="", help="comma-separated contenders: socket,floor,ours,torchmonarch,ray")
+    known = {"socket", "floor", "ours", "base", *PEERS}
+    parser.add_argument("--only", "--contenders", default="", help=f"comma-separated, of {', '.join(sorted(known))}")
     parser.add_argument("--strict", action="store_true", help="exit 1 when an aim is missed or cannot be judged")
     parser.add_argument("--param", action="append", default=[], metavar="NAME=JSON", help="override a parameter")
+    parser.add_argument("--base", type=Path, metavar="FOLDER", help="another checkout of ours, to compare with")
+    if drawable:
+        parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the figures there (needs matplotlib)")
+        parser.add_argument(
+            "--from", type=Path, metavar="RECORD", dest="earlier", help="draw its last run, measure nothing"
+        )
     given = parser.parse_args(argv)
     only = tuple(name for name in given.only.split(",") if name)
     params = {name: json.loads(value) for name, _, value in (item.partition("=") for item in given.param)}
-    known = {"socket", "floor", "ours", *PEERS}
     if not known.issuperset(only):
         parser.error(f"unknown contenders {sorted(set(only) - known)}; known: {sorted(known)}")
-    return Options(given.quick, given.rounds, only, given.strict, params)
+    if "base" in only and not given.base:
+        parser.error("contender base: say with --base which checkout that is")
+    if given.base and only:
+        only = tuple(dict.fromkeys((*only, "base")))
+    if given.base and not (given.base / "monarch").is_dir():
+        parser.error(f"--base: there is no folder 'monarch' in {given.base}; name the root of a checkout")
+    if drawable and given.earlier and not given.plot:
+        parser.error("--from: say with --plot where to draw")
+    picture = (given.plot, given.earlier) if drawable else (None, None)
+    return Options(given.quick, given.rounds, only, given.strict, params, given.base, *picture)
 
 
-def gather(question: Question, only: Sequence[str]) -> dict[str, Contender]:
+def with_base(question: Question) -> Question:
+    """The question asked of a second checkout, too, which takes its turns after ours."""
+    runs = [
+        replace(
+            run, contenders=tuple(chain.from_iterable((n, "base") if n == "ours" else (n,) for n in run.contenders))
+        )
+        for run in question.runs
+    ]
+    return replace(question, runs=tuple(runs))
+
+
+def gather(question: Question, options: Options) -> dict[str, Contender]:
     """The contenders the question names, in order, made ready (a peer's environment is installed here)."""
     named = [name for run in question.runs for name in run.contenders]
-    wanted = [name for name in dict.fromkeys(named) if not only or name in only]
+    wanted = [name for name in dict.fromkeys(named) if not options.only or name in options.only]
+    makers = {**PEERS, "ours": ours}
+    if options.base:
+        makers["base"] = functools.partial(base, options.base)
     ready: dict[str, Contender] = {floor.name: floor for floor in floors()}
     for name in wanted:
         if name not in ready:
-            ready[name] = ours() if name == "ours" else PEERS[name]()
+            ready[name] = makers[name]()
             if ready[name].skip:
                 say(f"skipping {name}: {ready[name].skip}")
     return {name: ready[name] for name in wanted}
@@ -109,7 +156,7 @@ def measure(
         outcomes, problems = take_turns(run, contenders, options, rounds, site)
         for name, by_round in outcomes.items():
             left[name] += sum(outcome.left_behind for outcome in by_round.values())
-        results += [Result(item, samples_of(item.key, outcomes), problems) for item in run.measures]
+        results += [result(item, outcomes, problems) for item in run.measures]
     return results, dict(+left)
 
 
@@ -129,6 +176,13 @@ def take_turns(
             about = f"{run.measures[0].name}, round {round_ + 1} of {rounds}: {name}"
             say(f"{about} failed: {outcome.failure}" if outcome.failure else about)
     return outcomes, problems
+
+
+def result(measure: Measure, outcomes: Outcomes, problems: Mapping[str, str]) -> Result:
+    """What one measure's table and record are made of."""
+    suffixes = [suffix for column in measure.columns for suffix in column.suffixes]
+    beside = {suffix: samples_of(f"{measure.key} {suffix}", outcomes) for suffix in suffixes}
+    return Result(measure, samples_of(measure.key, outcomes), problems, beside)
 
 
 def samples_of(key: str, outcomes: Outcomes) -> dict[str, dict[int, Sequence[float]]]:
@@ -151,13 +205,14 @@ def obstacle(run: Run, contender: Contender, site: str) -> str:
 def turn(run: Run, contender: Contender, options: Options, site: str) -> Outcome:
     """One contender's turn in one round."""
     params = {**run.params, **(run.quick if options.quick else {}), **dict(options.params)}
-    params |= {"contender": contender.name, "quick": options.quick, "root": str(ROOT)}
+    role = contender.role or contender.name
+    params |= {"contender": role, "quick": options.quick, "root": str(contender.root)}
     env = contender.environment()
     if run.needs_torch:
         env["MONARCH_BENCH_TORCH"] = site
     command = [
         contender.python,
-        str(WORKLOADS / run.scripts[contender.name]),
+        str(WORKLOADS / run.scripts[role]),
         run.workload,
         json.dumps(params),
     ]

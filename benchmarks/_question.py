@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from _stats import Aim, Unit
+from _stats import COUNT, KILO_PER_SECOND, MICROSECONDS, Aim, Unit
 
 # Which script under workloads/ a contender runs, unless the run names others. Ours and torchmonarch have the
 # same public API, so they run the same file.
@@ -21,15 +21,36 @@ DEFAULT_CONTENDERS = ("floor", "ours", "torchmonarch", "ray")
 
 
 @dataclass(frozen=True)
+class Column:
+    """A figure to stand beside a measure's: the workload prints it as "KEY SUFFIX", once a round. Where there are several
+    suffixes, the figures are joined by "+".
+    """
+
+    title: str
+    unit: Unit
+    suffixes: tuple[str, ...]
+
+
+# What a call costs the two processes that talk to each other: client + the actor's.
+CALL_COLUMNS = (
+    Column("k calls/s", KILO_PER_SECOND, ("rate",)),
+    Column("CPU µs", replace(MICROSECONDS, digits=0), ("client cpu", "actor cpu")),
+    Column("switches", replace(COUNT, digits=1), ("client switches", "actor switches")),
+)
+
+
+@dataclass(frozen=True)
 class Measure:
     """One figure that a run yields. `key` is the name under which the workload prints its samples (SI
-    units).
+    units). `tail` shows more percentiles, each the median of the rounds'; `columns` is what stands beside them.
     """
 
     name: str
     key: str
     unit: Unit
     aims: tuple[Aim, ...] = ()
+    tail: bool = False
+    columns: tuple[Column, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,26 +5,37 @@ data.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from _contender import Contender
 from _question import Measure
 from _stats import Summary, paired_ratio, summarize
 
+Samples = Mapping[str, Mapping[int, Sequence[float]]]
+
 
 @dataclass(frozen=True)
 class Result:
-    """All samples of one measure: by contender, by round. `problems` says why a contender has none."""
+    """All samples of one measure: by contender, by round. `problems` says why a contender has none. `beside` has the
+    samples of the measure's columns, by suffix.
+    """
 
     measure: Measure
-    samples: Mapping[str, Mapping[int, Sequence[float]]]
+    samples: Samples
     problems: Mapping[str, str]
+    beside: Mapping[str, Samples] = field(default_factory=dict)
 
     def summaries(self) -> dict[str, Summary]:
         """A summary for every contender that has samples."""
-        made = {name: summarize(list(rounds.values())) for name, rounds in self.samples.items()}
+        by_round = self.measure.tail
+        made = {name: summarize(list(rounds.values()), by_round) for name, rounds in self.samples.items()}
         return {name: summary for name, summary in made.items() if summary is not None}
+
+    def figures_beside(self, name: str) -> dict[str, float]:
+        """By suffix of a column, the median of the contender's rounds."""
+        made = {suffix: summarize(list(samples.get(name, {}).values())) for suffix, samples in self.beside.items()}
+        return {suffix: summary.p50 for suffix, summary in made.items() if summary is not None}
 
     def times_better(self, name: str, than: str) -> float | None:
         """How many times better `name` does than `than`, median of the rounds' ratios; below 1 it does
@@ -75,21 +86,44 @@ def _about(contender: Contender) -> str:
 
 
 def _block(result: Result) -> list[str]:
-    unit = result.measure.unit
-    tail = "" if unit.higher_is_better else "p99"
-    head = f"{result.measure.name} [{unit.shown}]"
-    lines = [f"{head:<44}{'p50':>12}{tail:>12}{'x floor':>10}{'ours better':>14}"]
+    measure, unit = result.measure, result.measure.unit
+    shown = _percentiles(measure)
+    lines = [
+        _row(f"{measure.name} [{unit.shown}]", shown, "x floor", "ours better", [c.title for c in measure.columns])
+    ]
     gains = result.gains()
     for name, summary in result.summaries().items():
-        p99 = "" if unit.higher_is_better else unit.show(summary.p99)
         cost = result.cost_over_floor(name)
         over = "" if cost is None else f"{cost:.2f}"
         better = f"{gains[name]:.1f}x" if name in gains else ""
-        lines.append(f"  {name:<42}{unit.show(summary.p50):>12}{p99:>12}{over:>10}{better:>14}")
+        figures = [unit.show(getattr(summary, _FIGURES[title])) if title else "" for title in shown]
+        lines.append(_row(f"  {name}", figures, over, better, _beside(result, name)))
     lines += [f"  {name:<42}{problem}" for name, problem in result.problems.items()]
     words = {True: "PASS", False: "FAIL", None: "not judged"}
     lines += [f"  aim {verdict['aim']:<38}{words[verdict['pass']]:>12}" for verdict in result.verdicts()]
     return lines
+
+
+_FIGURES = {"p50": "p50", "p90": "p90", "p99": "p99", "p99.9": "p999"}  # of a Summary, by title
+
+
+def _percentiles(measure: Measure) -> list[str]:
+    """Titles of those that are shown: for rates the high end is no tail, and its place stays empty."""
+    if measure.unit.higher_is_better:
+        return ["p50", ""]
+    return list(_FIGURES) if measure.tail else ["p50", "p99"]
+
+
+def _row(name: str, figures: Sequence[str], over: str, better: str, beside: Sequence[str]) -> str:
+    cells = [f"{name:<44}", *(f"{figure:>12}" for figure in figures), f"{over:>10}{better:>14}"]
+    return "".join([*cells, *(f"{text:>12}" for text in beside)])
+
+
+def _beside(result: Result, name: str) -> list[str]:
+    """The text of each of the measure's columns."""
+    figures = result.figures_beside(name)
+    columns = result.measure.columns
+    return ["+".join(column.unit.show(figures.get(suffix)) for suffix in column.suffixes) for column in columns]
 
 
 def record(results: Sequence[Result]) -> list[dict[str, Any]]:
@@ -98,7 +132,9 @@ def record(results: Sequence[Result]) -> list[dict[str, Any]]:
         {
             "measure": result.measure.name,
             "unit": result.measure.unit.si,
-            "contenders": {name: _plain(summary) for name, summary in result.summaries().items()},
+            "contenders": {
+                name: {**_plain(summary), **result.figures_beside(name)} for name, summary in result.summaries().items()
+            },
             "problems": dict(result.problems),
             "x_floor": {
                 name: round(cost, 3) for name in result.samples if (cost := result.cost_over_floor(name)) is not None
@@ -111,5 +147,5 @@ def record(results: Sequence[Result]) -> list[dict[str, Any]]:
 
 
 def _plain(summary: Summary) -> dict[str, Any]:
-    short = {key: float(f"{getattr(summary, key):.6g}") for key in ("p50", "p99", "low", "high")}
+    short = {key: float(f"{getattr(summary, key):.6g}") for key in ("p50", "p90", "p99", "p999", "low", "high")}
     return {"n": summary.n, **short, "rounds": [float(f"{value:.6g}") for value in summary.rounds]}

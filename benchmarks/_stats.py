@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from statistics import median
 
 
@@ -36,12 +37,15 @@ COUNT = Unit("count", "count", 1.0, 0)
 @dataclass(frozen=True)
 class Summary:
     """What is kept of a contender's samples of one measure. `p50` is the median of the rounds' medians (so
-    a disturbed round moves it little); the other figures pool all rounds.
+    a disturbed round moves it little); the other figures pool all rounds, or the other percentiles, too, are medians of
+    those of the rounds.
     """
 
     n: int
     p50: float
+    p90: float
     p99: float
+    p999: float
     low: float
     high: float
     rounds: tuple[float, ...]
@@ -60,16 +64,19 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def summarize(rounds: Sequence[Sequence[float]]) -> Summary | None:
+def summarize(rounds: Sequence[Sequence[float]], tail_by_round: bool = False) -> Summary | None:
     """Summary of samples given per round; None when no round has any. A "p99" is the slow tail for times;
-    for rates it is merely the high end, and the report leaves it out.
+    for rates it is merely the high end, and the report leaves it out. `tail_by_round` is for rounds with so many samples
+    that each has a tail of its own.
     """
-    filled = [samples for samples in rounds if samples]
+    filled = [sorted(samples) for samples in rounds if samples]
     if not filled:
         return None
-    pooled = [value for samples in filled for value in samples]
+    pooled = sorted(chain.from_iterable(filled))
     medians = tuple(median(samples) for samples in filled)
-    return Summary(len(pooled), median(medians), quantile(pooled, 0.99), min(pooled), max(pooled), medians)
+    tails = filled if tail_by_round else [pooled]
+    tail = [median(quantile(samples, q) for samples in tails) for q in (0.9, 0.99, 0.999)]
+    return Summary(len(pooled), median(medians), *tail, pooled[0], pooled[-1], medians)
 
 
 def paired_ratio(over: Mapping[int, Sequence[float]], under: Mapping[int, Sequence[float]]) -> float | None:
@@ -86,8 +93,9 @@ def paired_ratio(over: Mapping[int, Sequence[float]], under: Mapping[int, Sequen
 
 @dataclass(frozen=True)
 class Aim:
-    """A bound for our figure. `against` is None (the figure itself, SI), "floor" (our cost as a multiple of
-    the floor's) or a peer's name (how many times better than the peer we are).
+    """A bound for our figure. `against` is None (the figure itself, SI), "p50" (a multiple of our median), "floor" (our
+    cost as a multiple of the floor's) or a peer's name (how many times better than the peer we are; below 1 it may be
+    better).
     """
 
     bound: float
@@ -98,6 +106,10 @@ class Aim:
         """The aim as a reader would write it."""
         if self.against == "floor":
             return f"<= {self.bound:g}x floor"
+        if self.against == "p50":
+            return f"{self.statistic} <= {self.bound:g}x p50"
+        if self.against is not None and self.bound < 1:
+            return f"<= {1 / self.bound:g}x {self.against}"
         if self.against is not None:
             return f">= {self.bound:g}x better than {self.against}"
         sign = ">=" if unit.higher_is_better else "<="
@@ -112,7 +124,9 @@ class Aim:
             return None
         if self.against == "floor":
             return None if cost is None else cost <= self.bound
+        value = ours.p99 if self.statistic == "p99" else ours.p50
+        if self.against == "p50":
+            return value <= self.bound * ours.p50
         if self.against is not None:
             return None if self.against not in gains else gains[self.against] >= self.bound
-        value = ours.p99 if self.statistic == "p99" else ours.p50
         return value >= self.bound if unit.higher_is_better else value <= self.bound

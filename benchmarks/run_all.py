@@ -13,6 +13,8 @@ QUESTIONS = (
     "import_time",
     "memory",
     "call",
+    "latency",
+    "actors_in_a_process",
     "pipelining",
     "broadcast",
     "spawn",

@@ -5,12 +5,11 @@ python benchmarks/tensor_scale.py --plot docs/tensor_scale.svg
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from _contender import BENCHMARKS
 from _harness import main
 from _question import Measure, Question, Run
 from _stats import MICROSECONDS
@@ -43,7 +42,7 @@ QUESTION = Question(
 )
 
 
-def plot(record: dict[str, Any], path: Path) -> None:
+def plot(record: Mapping[str, Any], path: Path) -> None:
     """Issue and completion against the number of processes, both axes logarithmic."""
     import matplotlib
 
@@ -69,14 +68,4 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    arguments = sys.argv[1:]
-    target = None
-    if "--plot" in arguments:
-        at = arguments.index("--plot")
-        target = Path(arguments[at + 1])
-        del arguments[at : at + 2]
-    status = main(QUESTION, arguments)
-    if target is not None and not status:
-        lines = (BENCHMARKS / "out" / "tensor_scale.jsonl").read_text().splitlines()
-        plot(json.loads(lines[-1]), target)
-    sys.exit(status)
+    sys.exit(main(QUESTION, draw=plot))

@@ -5,6 +5,7 @@ memory.
 from __future__ import annotations
 
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -14,6 +15,7 @@ RESULT_PREFIX = "BENCH-RESULT "  # the harness looks for this line among whateve
 Params = dict[str, Any]
 Samples = dict[str, list[float]]
 Workload = Callable[[Params], Samples]
+Usage = tuple[float, int]  # processor time in seconds, context switches
 
 
 def main(workloads: Mapping[str, Workload]) -> None:
@@ -42,6 +44,28 @@ def times(operation: Callable[[], object], params: Params) -> list[float]:
 def rates(operation: Callable[[], object], units: int, params: Params) -> list[float]:
     """Like `times`, as `units` per second."""
     return [units / duration for duration in times(operation, params)]
+
+
+def usage() -> Usage:
+    """What this process has used since it started."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime, used.ru_nvcsw + used.ru_nivcsw
+
+
+class Computing:
+    """Computes in pure Python and never waits, until another thread says `stop`, or for ten seconds."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+
+    def run(self) -> None:
+        self.stopped = False
+        until = time.perf_counter() + 10
+        while not self.stopped and time.perf_counter() < until:
+            pass
+
+    def stop(self) -> None:
+        self.stopped = True
 
 
 def private_bytes(pid: int) -> float:

@@ -20,7 +20,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._runtime.event_loops import is_actors, running_loop
 from monarch._runtime.future_mistakes import not_the_result, teach
+from monarch._runtime.leader import WouldBlockRuntime, wait_for, watch, watched
 from monarch._runtime.loop import io_threads, wake
 from monarch._wire.interrupts import is_interrupt
 
@@ -42,16 +44,6 @@ _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
 LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
-
-
-class WouldBlockRuntime(RuntimeError):
-    """A blocking wait was tried on the runtime's own I/O thread, which everybody would then wait for."""
-
-
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """The event loop running in this thread, without importing asyncio for programs that do not use it."""
-    events = sys.modules.get("asyncio.events")
-    return events._get_running_loop() if events is not None else None
 
 
 class Source:
@@ -166,7 +158,7 @@ class Source:
 
         try:
             self.on_ready(wake)
-            if not lock.acquire(timeout=-1 if timeout is None else timeout):
+            if not wait_for(lock, timeout):
                 self.discard(wake)
                 return self.ready
         except BaseException:  # Ctrl-C: this thread waits no more
@@ -184,13 +176,18 @@ class Source:
 
         def wake(note: Note = now) -> None:
             try:
-                loop.call_soon_threadsafe(_finish, waiter)
+                if get_ident() == note[0] and not is_actors(loop):  # this thread leads, in a callback of that loop
+                    _finish(waiter)
+                else:
+                    loop.call_soon_threadsafe(_finish, waiter)
             except RuntimeError:  # the observer's loop is closed; nobody waits there any more
                 pass
 
         self.on_ready(wake)
         try:
+            watch(loop)
             yield from waiter
+            watched()
         finally:
             self.discard(wake)
             del wake, now  # a task that is cancelled keeps this frame: it must not keep the task

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from monarch._runtime import leader
 from monarch._runtime.internal_errors import REPORTER, WINDOW
 from monarch._runtime.log_thread import log
 from monarch._wire import logs
@@ -48,6 +49,8 @@ def wake(waker: Callable[[], Any]) -> None:
     later = _wakes.later
     if later is None:
         waker()
+        for lead in leader.current:
+            lead.nudge()
     else:
         later.append(waker)
 
@@ -88,12 +91,12 @@ class Loop:
         self.virtual = virtual
         self.on_error: Callable[[BaseException], None] = self._report
         self.ended_unasked: Callable[[BaseException], None] = _raise
-        self._epoll = select.epoll()
+        self.epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self.epoll.register(self._wake_fd, select.EPOLLIN)
         self._anonymous = os.fstat(self._wake_fd)  # the inode that epolls and eventfds share
-        self._handlers: dict[int, Callable[[int], Any]] = {self._wake_fd: self._drain_wake}
-        self._soon: deque[Callable[[], Any]] = deque()
+        self.handlers: dict[int, Callable[[int], Any]] = {self._wake_fd: self._drain_wake}
+        self.soon: deque[Callable[[], Any]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._new_timers: deque[Timer] = deque()
         self._rare_timers: list[tuple[float, int, Timer]] = []
@@ -103,9 +106,12 @@ class Loop:
         self._crowded = _CROWD
         self._order = itertools.count()
         self._thread: threading.Thread | None = None
-        self._ident = 0
+        self.ident = 0
         self._polling = False
         self._stopped = False
+        self.quick: dict[int, Callable[[], bool]] = {}
+        self._lead: leader.Leadership | None = None
+        self._came = False  # the last turn brought events
         self._told = False  # another thread has called `ended_unasked`
         self._wakes: list[Callable[[], Any]] = []
         self._counting = False  # errors that are said at the end of their window
@@ -113,11 +119,11 @@ class Loop:
     # --- any thread
 
     def in_loop(self) -> bool:
-        return threading.get_ident() == self._ident
+        return threading.get_ident() == self.ident
 
     def call_soon(self, fn: Callable[[], Any]) -> None:
         try:
-            self._soon.append(fn)
+            self.soon.append(fn)
             if self._polling:
                 self.wake()
         except BaseException:  # a handler of signals may raise behind any call
@@ -156,7 +162,7 @@ class Loop:
                 if self._stopped:
                     return
                 timer = heapq.heappop(timers)[2]
-            if not self._intact():
+            if not self.intact():
                 self._deaf(OSError(errno.EBADF, "its descriptors were closed from outside"))
                 return
             self.call_soon(lambda timer=timer: timer.fn())  # type: ignore[misc]
@@ -164,15 +170,29 @@ class Loop:
     def wake(self) -> None:
         try:
             os.eventfd_write(self._wake_fd, 1)
+            if self._lead is not None and self._lead.aside:
+                self._lead.recall()
         except BlockingIOError:  # already woken
             pass
         except OSError as exc:
             self._deaf(exc)
 
-    def _intact(self) -> bool:
+    def share_lead(self, when: str) -> None:
+        """Before `start`: from now on threads that wait may read what this loop reads (setting `waiters_read`)."""
+        if when != "never":
+            self._lead = leader.Leadership(self, when == "always")
+            self.quick[self._wake_fd] = self._drain_quickly
+            leader.current.append(self._lead)
+
+    def keep_lead(self) -> None:
+        """No thread but the loop's own reads from now on."""
+        if self._lead is not None:
+            self._lead.close()
+
+    def intact(self) -> bool:
         """Whether our descriptors are still ours: programs that make daemons of themselves close all, and open others."""
         try:
-            return all(os.path.samestat(os.fstat(fd), self._anonymous) for fd in (self._epoll.fileno(), self._wake_fd))
+            return all(os.path.samestat(os.fstat(fd), self._anonymous) for fd in (self.epoll.fileno(), self._wake_fd))
         except (OSError, ValueError):
             return False
 
@@ -182,34 +202,43 @@ class Loop:
             self._stopped = self._told = True
             start_thread(self.ended_unasked, "monarch-end", exc)
 
-    def add(self, fd: int, on_event: Callable[[int], Any]) -> None:
+    def add(self, fd: int, on_event: Callable[[int], Any], quick: Callable[[], bool] | None = None) -> None:
         """`on_event(mask)` whenever `fd` is readable (or in error); level-triggered. OSError when the kernel has no room
-        for another descriptor."""
-        self._handlers[fd] = on_event
+        for another descriptor.
+
+        `quick`: what a thread that waits may call in its place when `fd` is readable (see `leader`). It takes what is short
+        and simple; False when it has left something for `on_event`.
+        """
+        self.handlers[fd] = on_event
         try:
-            self._epoll.register(fd, select.EPOLLIN)
+            self.epoll.register(fd, select.EPOLLIN)
         except BaseException:  # no room for another (fs.epoll.max_user_watches), no memory
-            del self._handlers[fd]
+            del self.handlers[fd]
             raise
+        if quick is not None:
+            self.quick[fd] = quick
 
     def want_write(self, fd: int, on: bool, read: bool = True) -> None:
         """Whether `fd` being writable counts as an event too; without `read` being readable does not."""
         try:
-            self._epoll.modify(fd, (select.EPOLLIN if read else 0) | (select.EPOLLOUT if on else 0))
+            self.epoll.modify(fd, (select.EPOLLIN if read else 0) | (select.EPOLLOUT if on else 0))
+            if on and self._lead is not None and self._lead.aside:
+                self.wake()
         except (OSError, ValueError):  # removed just now by the loop's thread, or the loop has ended
             pass
 
     def pause(self, fd: int) -> None:
         """No events for `fd` until `resume`."""
-        self._epoll.modify(fd, 0)
+        self.epoll.modify(fd, 0)
 
     def resume(self, fd: int) -> None:
-        self._epoll.modify(fd, select.EPOLLIN)
+        self.epoll.modify(fd, select.EPOLLIN)
 
     def remove(self, fd: int) -> None:
-        if self._handlers.pop(fd, None) is not None:
+        self.quick.pop(fd, None)
+        if self.handlers.pop(fd, None) is not None:
             try:
-                self._epoll.unregister(fd)
+                self.epoll.unregister(fd)
             except (OSError, ValueError):  # closed before: epoll has forgotten it
                 pass
 
@@ -225,24 +254,29 @@ class Loop:
             self._rarely.notify()
 
     def join(self, timeout: float) -> bool:
-        if self._thread is not None and not self.in_loop():
-            self._thread.join(timeout)
-            return not self._thread.is_alive()
-        return True
+        """Waits for its threads to end. What one of them still refers to when the interpreter ends is never finalized: files
+        of the program, too."""
+        until = time.monotonic() + timeout
+        for thread in (self._thread, self._rare_thread):
+            if thread is not None and thread.ident != threading.get_ident():
+                thread.join(max(0.0, until - time.monotonic()))
+        return self._thread is None or self.in_loop() or not self._thread.is_alive()
 
     def statistics(self) -> dict[str, int]:
-        return {"descriptors": len(self._handlers) - 1, "timers": len(self._timers), "soon": len(self._soon)}
+        return {"descriptors": len(self.handlers) - 1, "timers": len(self._timers), "soon": len(self.soon)}
 
     def descriptors(self) -> list[int]:
         """Every descriptor the loop holds, its own two included."""
-        return [*self._handlers, self._epoll.fileno()]
+        return [*self.handlers, self.epoll.fileno()]
 
     # --- the loop's thread
 
     def run(self) -> None:
-        self._ident = threading.get_ident()
-        io_threads.add(self._ident)
+        self.ident = threading.get_ident()
+        io_threads.add(self.ident)
         _wakes.later = self._wakes
+        if self._lead is not None:
+            self._lead.begin()
         try:
             while not self._stopped:
                 self._turn()
@@ -259,10 +293,12 @@ class Loop:
 
     def _leave(self) -> None:
         self._wake_others()
+        if self._lead is not None:
+            self._lead.end()
         _wakes.later = None
-        io_threads.discard(self._ident)
-        self._ident = 0
-        for close in (self._epoll.close, lambda: os.close(self._wake_fd)):
+        io_threads.discard(self.ident)
+        self.ident = 0
+        for close in (self.epoll.close, lambda: os.close(self._wake_fd)):
             try:
                 close()
             except OSError:  # a program that closes every descriptor closes these too
@@ -274,15 +310,20 @@ class Loop:
         timeout = self._timeout()
         if self._wakes:
             self._wake_others()
-            if self._soon:
+            if self.soon:
                 timeout = 0
+        aside = self._came and timeout != 0 and self._lead is not None and self._lead.wanted()
         try:
-            events = self._epoll.poll(timeout)
+            events = self.epoll.poll(0 if aside else timeout)
+            if aside and not events:  # all that has come was handled
+                self._came = False
+                self._lead.stand_aside()  # type: ignore[union-attr]
+                return
         except InterruptedError:
             return
         finally:
             self._polling = False
-        handlers = self._handlers
+        handlers, self._came = self.handlers, bool(events)
         for fd, mask in events:
             handler = handlers.get(fd)
             if handler is not None:
@@ -290,7 +331,7 @@ class Loop:
                     handler(mask)
                 except Exception as exc:
                     self.on_error(exc)
-        if self._soon:
+        if self.soon:
             self._run_soon()
         if self._timers or self._new_timers:
             self._run_timers()
@@ -302,15 +343,19 @@ class Loop:
         wakes.clear()
 
     def _timeout(self) -> float | None:
-        when = self.next_timer()  # first of all: a loop that always has something soon has timers too
-        if self._soon or self._stopped:
+        left = self.time_left()  # first of all: a loop that always has something soon has timers too
+        if self.soon or self._stopped:
             return 0
-        if when is None:
+        if left is None:
             return None
-        left = when - self.now()
         if self.virtual:
             return None if left > 0 else 0
         return max(0.0, left)
+
+    def time_left(self) -> float | None:
+        """On the loop's thread: seconds until the next timer is due."""
+        when = self.next_timer()
+        return None if when is None else when - self.now()
 
     def next_timer(self) -> float | None:
         """On the loop's thread: when the next timer is due."""
@@ -330,8 +375,8 @@ class Loop:
         self._crowded = max(_CROWD, 2 * len(self._timers))
 
     def _run_soon(self) -> None:
-        for _ in range(len(self._soon)):
-            self._call(self._soon.popleft())
+        for _ in range(len(self.soon)):
+            self._call(self.soon.popleft())
 
     def _run_timers(self) -> None:
         now = self.now()
@@ -362,6 +407,10 @@ class Loop:
             os.eventfd_read(self._wake_fd)
         except BlockingIOError:
             pass
+
+    def _drain_quickly(self) -> bool:
+        self._drain_wake(0)
+        return True
 
 
 def _raise(exc: BaseException) -> None:

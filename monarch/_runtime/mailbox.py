@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from monarch._runtime.leader import wait_for
 from monarch._runtime.loop import wake
 
 WAKE: Any = object()  # a control item that only wakes: something has changed that its taker looks at by itself
@@ -88,9 +89,7 @@ class Mailbox:
         """
         if not self.arm(self._lock.release, messages):
             return
-        if timeout is None:
-            self._lock.acquire()
-        elif not self._lock.acquire(timeout=max(0.0, timeout)) and not self.disarm():
+        if not wait_for(self._lock, None if timeout is None else max(0.0, timeout)) and not self.disarm():
             self._lock.acquire()  # somebody took the waker just now: the release follows
 
     def arm(self, waker: Callable[[], Any], messages: bool = True) -> bool:

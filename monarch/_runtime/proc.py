@@ -13,6 +13,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,13 @@ from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
 from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
-from monarch._runtime.future import running_loop
+from monarch._runtime.event_loops import running_loop
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.processes import Processes, Transport, send_first
-from monarch._runtime.replies import Ports
+from monarch._runtime.replies import Gather, OneReply, Ports
 from monarch._runtime.waiting import Waits
 from monarch._wire import codec, message
 from monarch._wire import frame as frames
@@ -66,6 +67,8 @@ _TOLD = 1_000  # failures remembered, to tell them again when the connection to 
 _NEWEST = 2**31  # an incarnation of a process that none surpasses
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
+_QUICK_REPLIES = (OneReply, Gather)
+_main_thread = threading.main_thread().ident
 _making = threading.Lock()  # of the Streams of any process
 
 # (connection, or a stand-in with `remote`; message; frame)
@@ -340,6 +343,35 @@ class Proc:
             except Exception as exc:  # one message's trouble must not cost those behind it
                 self.loop.on_error(exc)
 
+    def small_received(self, connection: Connection, head: bytes, body: bytes) -> bool:
+        """A message that a thread has read that waits (see `leader`). False, and nothing was done, when it is the I/O
+        thread's: all but answers with a value, which may come twice, and calls that come on a thread without signals."""
+        remote = connection.remote
+        if self.closed is not None or self._newcomers or not remote:
+            return False
+        try:
+            msg = message.decode(head)
+        except msgspec.DecodeError:
+            return False
+        if type(msg) is Answer:
+            entry = self.ports.get(msg.port)
+            if msg.kind != VALUE or type(entry) not in _QUICK_REPLIES:
+                return False
+            receive = partial(entry.receive, (msg.rank, VALUE, body, ()))  # type: ignore[union-attr]
+            try:
+                receive()
+            except BaseException:  # a handler of signals raised, and its port may be closed already
+                self.loop.soon.append(receive)
+                raise
+            return True
+        if type(msg) is not Call or threading.get_ident() == _main_thread:
+            return False
+        try:
+            self._deliver(msg, body, (), remote)
+        except Exception:  # which the I/O thread reports when it meets it
+            return False
+        return True
+
     def _on_message(self, connection: Connection, msg: Any, frame: Frame) -> None:
         if self._newcomers and self.processes.early(connection, frame):
             return
@@ -612,6 +644,7 @@ class Proc:
         )
         if self._streams is not None:
             self._streams.forked()
+        self.loop.keep_lead()
         forks.close(self.loop.descriptors())
 
 

@@ -466,8 +466,9 @@ class Gather(_Result):
             return
         if kind != VALUE and kind != MERGED:
             self.note(raw)
-        self._answers[rank] = raw if not self.abandoned else (rank, kind, b"", ())
-        self._arrived.append(rank)
+        if self._answers[rank] is None:  # else its thread was interrupted as it took it
+            self._answers[rank] = raw if not self.abandoned else (rank, kind, b"", ())
+            self._arrived.append(rank)
         if len(self._arrived) == len(self._answers):
             self.close()
             self.set_ready()

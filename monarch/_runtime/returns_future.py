@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._runtime.event_loops import running_loop
 from monarch._runtime.functions import is_async
-from monarch._runtime.future import Future, Source, make_future, running_loop
+from monarch._runtime.future import Future, Source, make_future
 from monarch._runtime.loop import start_thread
 
 if TYPE_CHECKING:

@@ -55,7 +55,8 @@ from monarch._mesh.process.context import (
     current_size,
 )
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
-from monarch._runtime.future import Future, Promise, WouldBlockRuntime, follow, read_if_dropped, when_ready
+from monarch._runtime.future import Future, Promise, follow, read_if_dropped, when_ready
+from monarch._runtime.leader import WouldBlockRuntime
 from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
 from monarch._shape.extent import Extent, Point

@@ -117,6 +117,21 @@ class Text(Kind):
         return text
 
 
+class Choice(Text):
+    """One of a few words."""
+
+    def __init__(self, *words: str) -> None:
+        self._words = words
+
+    def check(self, value: object) -> str:
+        return self.read(super().check(value))
+
+    def read(self, text: str) -> str:
+        if text not in self._words:
+            raise ValueError(f"expected one of {', '.join(self._words)}")
+        return text
+
+
 class Duration(Kind):
     """Kept as float seconds, given and shown as text like "1m 30s"."""
 

@@ -71,6 +71,7 @@ TextName = Literal[
     "preload",
     "rdma_ibverbs_target",
     "rdma_peer_device_affinity",
+    "waiters_read",
 ]
 
 TransportName = Literal["default_transport",]

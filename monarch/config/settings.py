@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from monarch.config.encoding import Encoding
-from monarch.config.kinds import Count, Duration, EncodingName, Flag, Kind, OrNone, Share, Text, Transport
+from monarch.config.kinds import Choice, Count, Duration, EncodingName, Flag, Kind, OrNone, Share, Text, Transport
 from monarch.config.layers import Layers, Setting, Snapshot
 from monarch.config.transport import BindSpec, ChannelTransport
 
@@ -147,6 +147,9 @@ TABLE: tuple[Setting, ...] = (
             "Whether processes get OMP_NUM_THREADS, their share of the host's processors, where nothing sets it."),
     Setting("switch_interval", DURATION, "1ms", "MONARCH_SWITCH_INTERVAL",
             "Python's thread switch interval in processes; 0s leaves it as it is."),
+    Setting("waiters_read", Choice("auto", "never", "always"), "auto", "MONARCH_WAITERS_READ",
+            "Whether a thread that waits reads what comes, in place of the I/O thread: auto (when one waits again and "
+            "again), never, or always (for tests)."),
     Setting("slow_handler_after", DURATION, "1m", "MONARCH_SLOW_HANDLER_AFTER",
             "How long an endpoint may run before its stack is logged, once; 0s is never."),
     Setting("suspect_after", DURATION, "10s", "MONARCH_SUSPECT_AFTER",

@@ -264,7 +264,7 @@ def test_a_loop_that_cannot_go_on_says_so_last() -> None:
     loop.ended_unasked = lambda exc: ended.append((exc, loop.in_loop()))
     loop.start()
     turn(loop)
-    loop.call_soon(loop._epoll.close)
+    loop.call_soon(loop.epoll.close)
     assert loop.join(TIMEOUT)
     assert [(type(exc), inside) for exc, inside in ended] == [(ValueError, False)]
     loop.call_soon(lambda: None)
@@ -280,7 +280,7 @@ def test_a_loop_whose_descriptors_have_become_others_is_noticed_by_its_alarm() -
         os.dup2(null, fd)
     loop.call_rarely(0.0, lambda: None)
     assert "closed from outside" in str(ended.get(timeout=TIMEOUT))
-    loop._epoll.close()
+    loop.epoll.close()
     os.close(loop._wake_fd)
     os.close(null)
 
@@ -290,10 +290,10 @@ def test_stopping_closes_what_the_loop_holds() -> None:
     loop.start()
     assert loop._thread is not None and (loop._thread.name, loop._thread.daemon) == ("test-io", True)
     turn(loop)
-    mine = {loop._wake_fd, loop._epoll.fileno()}
+    mine = {loop._wake_fd, loop.epoll.fileno()}
     assert mine == set(loop.descriptors())
     loop.stop()
-    assert loop.join(TIMEOUT) and loop._epoll.closed
+    assert loop.join(TIMEOUT) and loop.epoll.closed
     loop.call_soon(lambda: None)
     loop.call_later(1.0, lambda: None)
     loop.stop()

@@ -2,6 +2,8 @@
 
     python tests/procs/interrupted.py --seconds 60
 
+With `--handler return` it only counts, and no call may take notice of it.
+
 Prints one line of figures; ends with status 1 if a call had no answer, the wrong one, or was handled twice or out of order.
 """
 
@@ -49,12 +51,42 @@ def on_tick(number: int, frame: Any) -> None:
     raise Tick
 
 
+class Ticks:
+    """A handler that returns; the next signal is under way then."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.count = 0
+        self._rng = rng
+
+    def __call__(self, number: int, frame: Any) -> None:
+        self.count += 1
+        self.set_next()
+
+    def set_next(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._rng.uniform(0.00005, 0.0006))
+
+
 def patiently(future: Future[int]) -> int:
     while True:
         try:
             return future.get(PATIENCE)
         except Tick:
             pass
+
+
+def run_undisturbed(seconds: float, seed: int) -> dict[str, Any]:
+    counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter)
+    ticks = Ticks(random.Random(seed))
+    signal.signal(signal.SIGALRM, ticks)
+    end, number = time.monotonic() + seconds, 0
+    ticks.set_next()
+    while time.monotonic() < end:
+        number += 2
+        counters.take.broadcast(number - 1)
+        assert set(counters.take.call(number).get(PATIENCE).values()) == {number}
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    wrong = [pair for pairs in counters.wrong.call().get(PATIENCE).values() for pair in pairs]
+    return {"calls": number, "interrupted": ticks.count, "wrong": wrong}
 
 
 def run(seconds: float, seed: int) -> dict[str, Any]:
@@ -93,8 +125,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--handler", choices=["raise", "return"], default="raise")
     arguments = parser.parse_args()
     sys.unraisablehook = quiet
-    result = run(arguments.seconds, arguments.seed)
+    result = (run if arguments.handler == "raise" else run_undisturbed)(arguments.seconds, arguments.seed)
     print(json.dumps(result))
     sys.exit(1 if result["wrong"] else 0)

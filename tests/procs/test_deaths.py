@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import resource
 import select
 import signal
@@ -178,13 +179,15 @@ def test_as_many_last_lines_are_shown_as_the_setting_says(spawn_procs: Any, faul
 
 
 def test_a_process_that_closes_all_its_descriptors_is_out_of_reach_and_ended(own: Any, faults: Any, watch: Any) -> None:
+    # Its I/O thread sleeps in what was closed, and hears nothing; or it looks just then, and ends the process.
+    ended = "closed its connection to the host agent|exited with non-zero code 4"
     mesh = own.spawn("mortal", Mortal)
     there = watch([mesh.slice(gpus=1).pid.call_one().get(timeout=TIMEOUT)])
-    with pytest.raises(SupervisionError, match="closed its connection to the host agent"):
+    with pytest.raises(SupervisionError, match=ended):
         mesh.slice(gpus=1).close_everything.call_one().get(timeout=TIMEOUT)
-    assert "closed its connection to the host agent" in faults.next(handled=True).report()
+    assert re.search(ended, faults.next(handled=True).report())
     assert there.survivors(GRACE) == {}
-    with pytest.raises(SupervisionError, match="closed its connection to the host agent"):
+    with pytest.raises(SupervisionError, match=ended):
         mesh.pid.call().get(timeout=TIMEOUT)
     assert faults.rest() == []
 

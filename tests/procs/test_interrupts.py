@@ -19,6 +19,7 @@ from tests.support.resources import open_files
 from tests.support.tiers import first_of, full
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "tests" / "procs" / "interrupted.py"
 TIMEOUT = 20
 
 # Between making a socket and entering its `with` Python can only leave it to the collector, which says so.
@@ -91,10 +92,10 @@ def test_an_interrupt_at_any_step(send: Callable[[Any, int], None], every: int, 
     books.stop().get(TIMEOUT)
 
 
-def interrupted(seconds: int) -> None:
+def interrupted(seconds: int, handler: str, waiters_read: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "procs" / "interrupted.py"), "--seconds", str(seconds)],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        [sys.executable, str(PROGRAM), "--seconds", str(seconds), "--handler", handler],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "MONARCH_WAITERS_READ": waiters_read},
         capture_output=True,
         text=True,
         timeout=seconds + 60,
@@ -104,11 +105,16 @@ def interrupted(seconds: int) -> None:
     assert json.loads(done.stdout)["interrupted"] > 100 * seconds
 
 
+WAYS = [("raise", "always"), ("raise", "never"), ("return", "always"), ("return", "auto"), ("raise", "auto")]
+
+
 @full
-def test_a_client_that_is_interrupted_for_a_few_seconds() -> None:
-    interrupted(3)
+@pytest.mark.parametrize(("handler", "waiters_read"), WAYS)
+def test_a_client_that_is_interrupted_for_a_few_seconds(handler: str, waiters_read: str) -> None:
+    interrupted(3, handler, waiters_read)
 
 
 @pytest.mark.slow
-def test_a_client_that_is_interrupted_for_a_minute() -> None:
-    interrupted(60)
+@pytest.mark.parametrize(("handler", "waiters_read"), WAYS)
+def test_a_client_that_is_interrupted_for_a_minute(handler: str, waiters_read: str) -> None:
+    interrupted(60, handler, waiters_read)

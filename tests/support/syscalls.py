@@ -205,4 +205,4 @@ def installed(faults: Faults) -> Iterator[type[FaultySocket]]:
 
 def watch(loop: Any, faults: Faults) -> None:
     """Puts a FaultyEpoll under a loop that does not run yet."""
-    loop._epoll = FaultyEpoll(loop._epoll, faults)
+    loop.epoll = FaultyEpoll(loop.epoll, faults)

@@ -25,8 +25,9 @@ from monarch._mesh.casts.plan import Parted
 from monarch._mesh.casts.sender import fill_places, stamp
 from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime.context import current, root
+from monarch._runtime.event_loops import running_loop
 from monarch._runtime.functions import is_async
-from monarch._runtime.future import Future, check_timeout, make_future, running_loop
+from monarch._runtime.future import Future, check_timeout, make_future
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
@@ -404,7 +405,9 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         proc: Proc = sender.proc
         if proc.closed is not None:
             raise proc.closed
-        size = proc.check_size(body, buffers)
+        size = len(body)
+        if buffers or 0 < proc.frame_limit < size:
+            size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
         parted = plan.parted(proc.host) if only is None else None
         if parted is not None and not combine and len(parted.remote) < few(adverb):
@@ -439,7 +442,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 number = proc.ports.add(entry)
                 if self._timeout is not None:
                     entry.expire_after(proc, self._timeout)
-            may_wait = entry is None or running_loop() is None
+            must_wait = proc.backpressure.must_wait
             coalesce_within = _FLOOD if entry is None else 0.0
             number_next = sender.numbering.next
             restarts = proc.incarnations if proc.incarnations else None
@@ -449,11 +452,11 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 cast = Cast(
                     0, 0, proc.address, key, unique, method, number, back, view, adverb, 0, 0, gather, combine=combine
                 )
-                self._cast_remote(parted, cast, sender, entry, body, buffers, may_wait)
+                self._cast_remote(parted, cast, sender, entry, body, buffers, entry is None or running_loop() is None)
             if size >= SMALL and len(receivers) > 1:
                 placement = proc.place([address for _, _, address in receivers], body, buffers, size)
             for index, rank, address in receivers:
-                if may_wait and proc.backpressure.must_wait(address, key) and sender.key != key:
+                if must_wait(address, key) and sender.key != key and (entry is None or running_loop() is None):
                     proc.backpressure.wait_room(address, key)
                 receiver: RankKey = rank
                 if restarts is not None:

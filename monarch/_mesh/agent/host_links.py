@@ -22,6 +22,7 @@ from monarch._wire.link_connection import LinkConnection, limits_from
 from monarch._wire.message import WHO, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
 from monarch._wire.transport.base import ConnectionLost, DialFailed
+from monarch._wire.transport.dialling import Dial
 from monarch._wire.transport.stream import StreamConnection, refuse
 from monarch.config import settings
 
@@ -69,6 +70,9 @@ class HostLinks:
         self._own = options.credentials
         self._trusted: dict[str, Credentials] = {}  # by host, where they are not those of our own
         self._listening = listening
+        self._closed = False
+        self._knocking: dict[str, Dial] = {}  # at hosts whose agents are to be asked who they are
+        self._asking: set[_Question] = set()  # and those that are being asked
         self._rng = random.Random()
         self._frame_limit = int(settings.get("codec_max_frame_length"))
         listening.links = self
@@ -120,14 +124,21 @@ class HostLinks:
         address, first_refused, refusals = self._address(host), 0.0, 0
 
         def knock() -> None:
-            if not link.lost and link.suspected:
-                self._dial(host, address, answered)
+            if not link.lost and link.suspected and not self._closed:
+                dial = self._dial(host, address, answered)
+                if dial is not None:
+                    self._knocking[host] = dial
 
         def answered(outcome: Any) -> None:
             nonlocal first_refused, refusals
+            self._knocking.pop(host, None)
             if not isinstance(outcome, OSError):
                 refusals = 0
-                _Question(self._connection, outcome, self._who(host, link), self._loop, told)
+                if self._closed:
+                    outcome.close()
+                else:
+                    question = _Question(self._connection, outcome, self._who(host, link), self._loop, told)
+                    question.ask(self._asking)
                 return
             refused = getattr(outcome, "refused", False)
             refusals = refusals + 1 if refused else 0
@@ -154,13 +165,14 @@ class HostLinks:
         """None: of another program of this machine, whose agent is dialled at its socket."""
         return None if host.startswith(neighbours.SCHEME) else host_address.parse_dial(host)
 
-    def _dial(self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]) -> None:
+    def _dial(self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]) -> Dial | None:
+        """None: it connects at once or not at all."""
         if address is None:
             neighbours.dial(host, self._loop, done)
-            return
+            return None
         given = self._trusted.get(host, self._own)
         tls = _context(given, server=False)
-        tcp.dial(address, self._loop, done, secret=_secret(given), tls=tls, start_thread=start_thread)
+        return tcp.dial(address, self._loop, done, secret=_secret(given), tls=tls, start_thread=start_thread)
 
     def accepted(self, accepted: tcp.Accepted) -> None:
         """A connection of somebody who may speak."""
@@ -198,7 +210,12 @@ class HostLinks:
         return StreamConnection(sock, self._loop, handler, limit=queue, frame_limit=self._frame_limit)
 
     def close(self) -> None:
+        self._closed = True
         self._listening.close()
+        for dial in self._knocking.values():
+            dial.cancel()
+        for question in list(self._asking):
+            question.close("this host is closing")
 
 
 class _Question:
@@ -214,10 +231,17 @@ class _Question:
     ) -> None:
         self._told: Callable[[str], None] | None = told
         self._connection = connect(sock, self, _QUESTION_BYTES)
-        self._timer = loop.call_later(_QUESTION_SECONDS, lambda: self._connection.close("it did not say who it is"))
+        self._timer = loop.call_later(_QUESTION_SECONDS, lambda: self.close("it did not say who it is"))
+        self._hello = hello
+        self._asked: set[_Question] = set()
+
+    def ask(self, asked: set[_Question]) -> None:
+        """It is among those in `asked` until its connection is gone."""
+        self._asked = asked
+        asked.add(self)
         self._connection.start()
         try:
-            self._connection.send(frames.encode(message.encode(hello)))
+            self._connection.send(frames.encode(message.encode(self._hello)))
         except ConnectionLost:  # which is told
             pass
 
@@ -230,7 +254,11 @@ class _Question:
         connection.close("it has said who it is")
 
     def connection_lost(self, connection: Any, reason: str) -> None:
+        self._asked.discard(self)
         self._tell("")
+
+    def close(self, why: str) -> None:
+        self._connection.close(why)
 
     def _tell(self, agent: str) -> None:
         told, self._told = self._told, None

@@ -41,7 +41,8 @@ from monarch._errors import UnhandledFaultError
 from monarch._mesh.failures.fault_hook import fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.repeats import Repeats
-from monarch._runtime.future import Slot, running_loop
+from monarch._runtime.event_loops import running_loop
+from monarch._runtime.future import Slot
 from monarch._runtime.loop import start_thread
 
 if TYPE_CHECKING:

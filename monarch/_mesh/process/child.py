@@ -64,6 +64,8 @@ class Served:
         transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
         proc.transport = transport
         transport.handed = proc.take_over
+        transport.small = proc.small_received
+        loop.share_lead(settings.get("waiters_read"))
         proc.share_memory(transport)
         layer = MeshLayer(proc)
         layer.executable = spec.executable

@@ -55,6 +55,8 @@ class Client:
         transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
         proc.transport = transport
         transport.handed = proc.take_over
+        transport.small = proc.small_received
+        loop.share_lead(settings.get("waiters_read"))
         proc.share_memory(transport)
         listening = unix.listen(os.path.join(self.directory, "client"))
         self.layer = MeshLayer(proc)

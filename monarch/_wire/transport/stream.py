@@ -1,7 +1,8 @@
 """One connected stream socket as a Connection.
 
-Senders write in their own thread, under the lock; what the socket does not take is queued for the I/O thread, which
-alone reads. The I/O thread never waits for the lock: it hands its pieces to whoever holds it.
+Senders write in their own thread, under the lock; what the socket does not take is queued for the I/O thread. That one
+reads, or a thread that waits in its place (`_quick`), never two at once. The I/O thread never waits for the lock: it hands
+its pieces to whoever holds it.
 
 A handler of signals may raise in the midst of a send (Ctrl-C). Frames stay whole then: one of which nothing was written is
 not sent, of one that has begun the rest follows. Python looks for signals behind calls and where functions and loops begin.
@@ -21,7 +22,7 @@ from itertools import islice
 from time import perf_counter
 
 from monarch._wire import message
-from monarch._wire.frame import Buffer, Decoder, FrameError, encode_small
+from monarch._wire.frame import PREFIX, Buffer, Decoder, FrameError, encode_small
 from monarch._wire.transport.base import ConnectionLost, Handler, Reactor, StreamSocket
 from monarch._wire.transport.socket_errors import OUT_OF
 from monarch._wire.waiters import Waiters
@@ -31,6 +32,7 @@ READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.E
 _IOV_MAX = 1024
 _BYTES_A_TURN = 8 * 1024 * 1024  # read from one connection before the others get their turn
 _REST = 0.02  # seconds until a call is made again for which there was no memory
+_QUICK = (16 * 1024,)  # bytes that a thread that leads reads at once
 _STALLED = 30.0  # seconds without progress after which a waiting sender leaves its bytes to the queue
 
 
@@ -45,6 +47,7 @@ class StreamConnection:
         self.route = b""
         self.pid = 0
         self._sock = sock
+        self._recv: Callable[[int], bytes] = getattr(sock, "recv", _nothing)
         self._pending: Callable[[], bool] | None = getattr(sock, "pending", None)
         self._fd = sock.fileno()
         self._loop = loop
@@ -63,6 +66,8 @@ class StreamConnection:
         self._reading = True
         self._resting = False
         self.frame_refused = False  # lost because of what the other side sent: no frame, too large, no memory for it
+        self.small: Callable[[StreamConnection, bytes, bytes], bool] | None = None  # see `_quick`; set before `start`
+        self._kept: deque[bytes] = deque(maxlen=1)  # what a thread that led has read, until it was handled
         self.says_why = False  # whether the other side hears in a Bye what is wrong with its frames
         self._coalesced = False  # the queue holds frames only because their senders were in no hurry
         self._last_coalesced = 0.0
@@ -71,10 +76,14 @@ class StreamConnection:
         """On the I/O thread: `handler` hears what comes from now on. It is a link, which a Bye would end."""
         self._handler = handler
         self.says_why = False
+        self.small = None
 
     def start(self) -> None:
         """Begins to read. Call once `remote` and the owner are ready for events."""
-        self._loop.add(self._fd, self._on_event)
+        if self.small is None or self._pending is not None:
+            self._loop.add(self._fd, self._on_event)
+        else:
+            self._loop.add(self._fd, self._on_event, self._quick)
         self._read_rest()
 
     @property
@@ -280,10 +289,54 @@ class StreamConnection:
         if mask & WRITE and not self._lost:
             self._writable()
 
+    def _quick(self) -> bool:
+        """For a thread that leads: reads a little, and hands `small` every whole frame without buffers (head, body). False
+        when something is left for the I/O thread: in `_kept`, with the socket, or because `small` refused a frame.
+
+        What was read is kept in the step in which it is read, and let go of when it was handled: a handler of signals may
+        raise in between, and then the I/O thread handles it all again.
+        """
+        kept, small = self._kept, self.small
+        if kept or small is None or self._lost or not self._decoder.empty or not self._reading:
+            return False
+        try:
+            kept.extend(map(self._recv, _QUICK))
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:  # which the I/O thread will meet
+            return False
+        data = kept[0]
+        self.reads += 1
+        start, size = 0, len(data)
+        if size >= 16:  # mostly it is one
+            head_size, body_size, count = PREFIX.unpack_from(data)
+            middle = 16 + head_size
+            if middle + body_size == size and not count:
+                if not small(self, data[16:middle], data[middle:]):
+                    return False
+                kept.clear()
+                return True
+        while size - start >= 16:
+            head_size, body_size, count = PREFIX.unpack_from(data, start)
+            middle = start + 16 + head_size
+            end = middle + body_size
+            if count or end > size or not small(self, data[start + 16 : middle], data[middle:end]):
+                break
+            start = end
+        if start == size and size:
+            kept.clear()
+            return True
+        if start and kept:
+            kept[0] = data[start:]
+        return False
+
     def _readable(self, final: bool = False) -> None:
         budget = _BYTES_A_TURN
         decoder, recv_into = self._decoder, self._sock.recv_into
         while budget > 0 and not self._lost and (self._reading or final):
+            if self._kept:
+                self._take_kept()
+                continue
             buffer = decoder.get_buffer()
             try:
                 count = recv_into(buffer)
@@ -295,23 +348,38 @@ class StreamConnection:
                 else:
                     self._lose(str(exc))
                 return
-            if not count:
-                self._lose("the other process closed the connection")
-                return
-            self.reads += 1
-            try:
-                frames = decoder.received(count)
-            except FrameError as exc:
-                self.frame_refused = True
-                self._say_bye(str(exc))
-                self._lose(str(exc))
-                return
-            if frames:
-                self._handler.connection_received(self, frames)
-            if count < len(buffer):
+            if not self._received(count) or count < len(buffer):
                 return
             budget -= count
         self._read_rest()
+
+    def _take_kept(self) -> None:
+        """What a thread that led has read and not handled."""
+        rest = memoryview(self._kept.popleft())
+        while True:
+            buffer = self._decoder.get_buffer()
+            count = min(len(buffer), len(rest))
+            buffer[:count] = rest[:count]
+            rest = rest[count:]
+            if not self._received(count) or self._lost or not rest:
+                return
+
+    def _received(self, count: int) -> bool:
+        """So many bytes were put into the decoder's buffer. False when this is the end of it."""
+        if not count:
+            self._lose("the other process closed the connection")
+            return False
+        self.reads += 1
+        try:
+            frames = self._decoder.received(count)
+        except FrameError as exc:
+            self.frame_refused = True
+            self._say_bye(str(exc))
+            self._lose(str(exc))
+            return False
+        if frames:
+            self._handler.connection_received(self, frames)
+        return True
 
     def _say_bye(self, why: str) -> None:
         """If that can be done at once, and in between two frames."""
@@ -327,7 +395,7 @@ class StreamConnection:
 
     def _read_rest(self) -> None:
         """Comes back for bytes that the socket holds itself: the kernel does not tell of them."""
-        if self._pending is not None and self._reading and not self._lost and self._pending():
+        if self._reading and not self._lost and (self._kept or (self._pending is not None and self._pending())):
             self._loop.call_soon(self._readable)
 
     def _writable(self) -> None:
@@ -405,7 +473,7 @@ class StreamConnection:
         """On the I/O thread, when the other process has ended: takes what it still sent, then closes."""
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
-        while not self._lost and poll.poll(0):
+        while not self._lost and (self._kept or poll.poll(0)):
             self._readable(final=True)
         self._lose(reason)
 
@@ -415,7 +483,7 @@ class StreamConnection:
         None, and nothing changes, when bytes of it are here, or when it is no plain socket: another could not go on.
         """
         sock = self._sock
-        if self._lost or not self._decoder.empty or not isinstance(sock, socket.socket):
+        if self._lost or self._kept or not self._decoder.empty or not isinstance(sock, socket.socket):
             return None
         with self._lock:
             if self._out or self._deferred:
@@ -445,10 +513,15 @@ class StreamConnection:
             self._loop.call_soon(self._release)
             return
         self._out.clear()
+        self._kept.clear()
         self.queued = self._written = 0
         self._decoder.release()  # whoever remembers the connection is not to keep what it received into
         self._sock.close()
         self._lock.release()
+
+
+def _nothing(_size: int) -> bytes:
+    raise BlockingIOError
 
 
 def _owned(pieces: Sequence[Buffer], owned: bool = False) -> list[Buffer]:

@@ -27,6 +27,7 @@ from monarch._wire.transport.stream import StreamConnection
 PATH_LIMIT = 107  # bytes the kernel takes for a socket's path
 _BACKLOG = 4096
 _BUFFER = 1 << 20  # kernel buffer of a connection: fewer wake-ups for large payloads
+_QUICK_LIMIT = 16 * 1024  # a limit of frames below it is the I/O thread's to check
 _HANDOVER, _LOAN = "handover.", "loan."
 _HANDOVER_BYTES = 16 * 1024  # that may go with a descriptor; the kernel takes so many at once
 _DESCRIPTOR = struct.Struct("i")
@@ -106,6 +107,10 @@ Handed = Callable[[socket.socket, bytes], None]
 
 # Gets a descriptor that was lent, to close it one day, and the bytes that came with it.
 Lent = Callable[[int, bytes], None]
+
+
+# Gets a connection and the (head, body) of a short frame that a thread that waits has read there; False: not for that thread.
+Small = Callable[[StreamConnection, bytes, bytes], bool]
 
 
 class Listener:
@@ -196,6 +201,7 @@ class UnixTransport:
         self._closed = False
         self.handed: Handed | None = None  # see `Listener`; set before `listen`
         self.lent: Lent | None = None
+        self.small: Small | None = None  # see `StreamConnection`; set before `listen`
 
     def dial(self, address: str) -> StreamConnection:
         sock = dial(f"{self._folder}/{name_of(address)}", wait=False)
@@ -214,6 +220,8 @@ class UnixTransport:
         connection = StreamConnection(sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit)
         connection.remote = remote
         connection.says_why = True
+        if not 0 < frame_limit < _QUICK_LIMIT:
+            connection.small = self.small
         return connection
 
     def listen(self, sock: socket.socket) -> None:

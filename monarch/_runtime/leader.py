@@ -1,0 +1,357 @@
+"""Who reads the connections of a process: its I/O thread, or a thread that waits.
+
+A thread that waits for the I/O thread costs two wake-ups of sleeping threads a message where one would do: the kernel wakes
+the I/O thread, which wakes the one that waits. So while a process is *hot* (one thread waits again and again, shortly after
+what it waited for last) the I/O thread stands aside, and the thread that waits leads: it sleeps in the loop's epoll itself.
+
+What a leader handles is small: whole frames of a few kilobytes that came over one connection (`Loop.add`, `quick`). Of
+everything else it takes nothing: it gives the lead to the I/O thread, which finds it where it was, and waits as ever. So the
+rest of the runtime still runs on one thread, and user code's threads run none of it.
+
+    the I/O thread          reads | stands aside, at most 3 ms at a time                      | reads
+    a thread that waits     waits | leads, 3 ms at most without a message | runs user code | leads | waits
+
+The I/O thread comes back when 3 ms have passed and nobody has led since, so a process whose thread computes is read 3 ms
+later at most; when a leader gives up; and when something is to be done on it (`Loop.call_soon`).
+
+Signals. Python's handlers run on the main thread, between any two instructions, and may raise or wait. What a leader has
+read is kept with its connection, in the same step, until it was handled, and what it handles on the main thread are answers,
+which may be handled twice. So a leader that is interrupted gives up, and the I/O thread handles what is left. A handler that
+waits while its thread leads takes the lead away from it.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import call
+from threading import get_ident
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from monarch._runtime import event_loops
+
+if TYPE_CHECKING:
+    import asyncio
+
+ASIDE = 0.003  # seconds: how long nobody may read, and how long a leader waits for a message
+HOT = 0.001  # seconds between what a thread waited for and its next wait
+_STAY = 256  # turns for which the I/O thread stays, at most, when leading did not pay again and again
+_STRANGERS = 2  # turns in which a leader handles what is for others only
+_AT_ONCE = (False,)
+
+current: list[Leadership] = []  # the one of this process; none before it has one
+
+
+class WouldBlockRuntime(RuntimeError):
+    """A blocking wait was tried on the runtime's own I/O thread, which everybody would then wait for."""
+
+
+class Led(Protocol):
+    """What it needs of the loop."""
+
+    ident: int
+    epoll: select.epoll
+    handlers: dict[int, Callable[[int], object]]
+    quick: dict[int, Callable[[], bool]]
+    soon: deque[Callable[[], object]]
+
+    def wake(self) -> None: ...
+    def time_left(self) -> float | None: ...
+    def intact(self) -> bool: ...
+
+
+def wait_for(lock: threading.Lock, timeout: float | None) -> bool:
+    """`lock.acquire(timeout=...)`, None: for ever; this thread may read meanwhile. Released by way of `loop.wake`."""
+    for leadership in current:
+        return leadership.wait(lock, timeout)
+    return lock.acquire(timeout=-1 if timeout is None else timeout)
+
+
+def watch(loop: asyncio.AbstractEventLoop) -> None:
+    """A task of this thread's event loop is about to wait."""
+    for leadership in current:
+        if not event_loops.is_actors(loop):
+            leadership.watch(loop)
+
+
+def watched() -> None:
+    """It has what it waited for."""
+    for leadership in current:
+        leadership.watched()
+
+
+class Leadership:
+    """The lead of one loop. `always`: the I/O thread stands aside whenever it can, for tests."""
+
+    def __init__(self, loop: Led, always: bool = False) -> None:
+        self.aside = False  # the I/O thread stands aside
+        self._loop = loop
+        self._always = always
+        # Whoever holds it polls, reads and handles. Its owner is known without a moment in which it is not.
+        self._lead = threading.RLock()
+        self._park = threading.Lock()  # where the I/O thread sleeps when it stands aside
+        self._park.acquire()
+        self._parked: deque[None] = deque()  # one entry while it does; whoever pops it wakes it
+        self._leader = 0  # the thread that led last, or leads
+        self._handling = False
+        self._leads = 0  # grows with each lead that begins, and with each that is taken away
+        self._ends: list[Callable[[], object]] = []  # of the main thread's lead: what ends it
+        self._main = threading.main_thread().ident
+        self._ended = 0.0  # when a thread last had what it waited for
+        self._hot = False  # a thread waited again at once, since the I/O thread last stood aside
+        self._watch: event_loops.Watch | None = None  # an event loop of the program that reads
+        self._misses = 0  # leads that did not pay, since one did
+        self._stay = 0  # turns that the I/O thread does not stand aside
+
+    def __repr__(self) -> str:
+        who = "the I/O thread stands aside" if self.aside else "the I/O thread reads"
+        return f"<Leadership ({who}, {self._leads} leads, {self._misses} misses)>"
+
+    # --- threads that wait
+
+    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
+        """`lock.acquire(timeout=...)`, None: for ever. Whoever releases it does so by `loop.wake`."""
+        if self.aside:
+            if self._lead._is_owned():  # type: ignore[attr-defined]
+                self._take_away()
+            elif timeout is None:
+                if self._led(lock, ASIDE):
+                    return True
+            else:
+                until = monotonic() + timeout
+                if self._led(lock, min(timeout, ASIDE)):
+                    return True
+                timeout = max(0.0, until - monotonic())
+        elif monotonic() - self._ended < HOT:
+            self._hot = True
+        taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+        self._ended = monotonic()
+        return taken
+
+    def _led(self, lock: threading.Lock, patience: float) -> bool:
+        """Leads until `lock` can be had. False when this thread has to wait for it after all: nothing came for so many
+        seconds, or what is the I/O thread's.
+        """
+        ident = get_ident()
+        pays = False
+        if ident != self._main:
+            if not self._lead.acquire(False):
+                return False
+            try:
+                pays = self._read(lock, ident, patience)
+            finally:
+                self._lead.release()
+                if not pays:
+                    self._missed()
+            return pays
+        # No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
+        # block and the call that gives it back: see `wire.transport.stream`.
+        end = self._prepare(ident)
+        (mine,) = map(self._lead.acquire, _AT_ONCE)
+        if not mine:
+            return False
+        try:
+            pays = self._read(lock, ident, patience)
+        finally:
+            next(end, None)
+            if not pays:
+                self._missed()
+        return pays
+
+    def _prepare(self, ident: int) -> Iterator[object]:
+        """What gives back the lead that this thread is about to take, at its `next`; nothing if it was taken away."""
+        ends: list[Callable[[], object]] = [self._lead.release]
+        if ident == self._main:
+            self._ends = ends
+        return map(call, ends)
+
+    def _missed(self) -> None:
+        """It did not pay that a thread led."""
+        self._misses += 1
+        self._stay = min(_STAY, 1 << min(self._misses, 8))
+        self.recall()
+
+    def _read(self, lock: threading.Lock, ident: int, patience: float) -> bool:
+        self._leads = lead = self._leads + 1
+        self._leader = ident
+        soon, turns = self._loop.soon, 0
+        while not lock.acquire(False):
+            if soon or not self.aside or turns > _STRANGERS:
+                return False
+            events = self._poll(patience)
+            if self._leads != lead:
+                return False
+            if not events or not self._handle(events, ident):
+                return lock.acquire(False)
+            turns += 1
+        if turns <= 1:
+            self._misses = 0
+        return True
+
+    def _poll(self, seconds: float) -> list[tuple[int, int]]:
+        try:
+            return self._loop.epoll.poll(seconds)
+        except (OSError, ValueError):
+            if self._loop.intact():  # it is a handler's of signals
+                raise
+            return []  # and the I/O thread will meet it
+
+    def _handle(self, events: list[tuple[int, int]], ident: int) -> bool:
+        """False when some of it is for the I/O thread."""
+        loop = self._loop
+        quick, left = loop.quick, 0
+        self._handling = True
+        loop.ident = ident
+        try:
+            for fd, mask in events:
+                read = quick.get(fd) if mask == _READ else None
+                if read is None:
+                    left += 1
+                elif not read():
+                    left += 1
+                    loop.soon.append(partial(self._handle_rest, fd))
+        except BaseException:  # of a handler of signals: what was read and not handled is still there
+            loop.soon.extend([partial(self._handle_rest, fd) for fd, _mask in events])
+            raise
+        finally:
+            self._handling = False
+            if loop.ident == ident:  # else the I/O thread has the lead now
+                loop.ident = 0
+        return not left
+
+    def _handle_rest(self, fd: int) -> None:
+        """On the I/O thread: what a leader has read and not handled."""
+        handler = self._loop.handlers.get(fd)
+        if handler is not None:
+            handler(_READ)
+
+    def _take_away(self) -> None:
+        """This thread leads, and waits: in a handler of signals, or in a finalizer."""
+        if get_ident() != self._main:
+            raise WouldBlockRuntime("a blocking wait in a finalizer that ran while a message was received")
+        self._leads += 1
+        self._ends.clear()
+        if self._loop.ident == self._main:
+            self._loop.ident = 0
+        self._lead.release()
+        self.recall()
+
+    # --- event loops of the program that wait
+
+    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        """This thread's event loop is about to wait, for something that wakes it by itself: it may read meanwhile."""
+        if self.aside:
+            watch = self._watch
+            if watch is None or watch.loop() is not loop:
+                if watch is not None:
+                    watch.end()
+                self._watch = event_loops.watch(loop, self._loop.epoll, self._on_readable)
+        elif monotonic() - self._ended < HOT:
+            self._hot = True
+
+    def watched(self) -> None:
+        """It has what it waited for."""
+        self._ended = monotonic()
+
+    def _on_readable(self) -> None:
+        ident = get_ident()
+        end = self._prepare(ident)
+        whole = False
+        (mine,) = map(self._lead.acquire, _AT_ONCE) if self.aside else _AT_ONCE
+        if not mine:  # the I/O thread reads
+            watch, self._watch = self._watch, None
+            if watch is not None:
+                watch.end()
+            return
+        try:
+            self._leads = lead = self._leads + 1
+            self._leader = ident
+            events = self._poll(0)
+            whole = self._leads == lead and self._handle(events, ident) and not self._loop.soon
+        finally:
+            next(end, None)
+            if whole:
+                self._misses = 0
+            else:
+                self._missed()
+
+    def nudge(self) -> None:
+        """Something was released that a leader may wait for, on its own thread or another."""
+        if self.aside and self._leader != get_ident():
+            self._loop.wake()
+
+    # --- any thread
+
+    def recall(self) -> None:
+        """The I/O thread comes back, if it stands aside, as soon as nobody leads."""
+        try:
+            self._parked.pop()
+        except IndexError:
+            return
+        self._park.release()
+
+    def close(self) -> None:
+        """Nobody leads any more."""
+        self.aside = False
+        self.recall()
+        if self in current:
+            current.remove(self)
+
+    # --- the I/O thread
+
+    def begin(self) -> None:
+        """It reads from now on, until it stands aside."""
+        self._lead.acquire()
+
+    def end(self) -> None:
+        self.close()
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+        self._lead.release()
+
+    def wanted(self) -> bool:
+        """Behind a turn in which something came: whether it is to stand aside."""
+        if self._always:
+            return True
+        if not self._hot:
+            return False
+        self._hot = False
+        if self._stay:
+            self._stay -= 1
+            return False
+        return True
+
+    def stand_aside(self) -> None:
+        """Returns when it is to go on. What is done from now on to have it do something wakes it (`Loop.wake`)."""
+        loop = self._loop
+        ident, loop.ident = loop.ident, 0
+        self._parked.append(None)
+        self.aside = True
+        seen, woken = self._leads, False
+        self._lead.release()
+        while not loop.soon:
+            left = loop.time_left()
+            if left is not None and left <= 0:
+                break
+            woken = self._park.acquire(timeout=ASIDE if left is None else min(left, ASIDE))
+            if woken or self._leads == seen:
+                break
+            seen = self._leads
+        self.aside = False
+        if not self._lead.acquire(False):
+            loop.wake()  # whoever leads gives up
+            self._lead.acquire()
+        if not woken:
+            try:
+                self._parked.pop()
+            except IndexError:  # somebody is about to wake it
+                self._park.acquire(timeout=ASIDE)
+        loop.ident = ident
+
+
+_READ = select.EPOLLIN
