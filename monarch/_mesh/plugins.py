@@ -36,8 +36,10 @@ def end_client(timeout: float) -> None:
 
 
 def _load_and_start() -> Any:
-    """Something of ours was unpickled, which brings its own file only: the rest is loaded when it is used."""
+    """What runs a client is loaded with the first one. `actor` as well: where something of ours was unpickled, that has
+    brought its own file only."""
     load("actor")
+    load("_mesh.process.client")
     return here()
 
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import sys
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
+from monarch._runtime.functions import is_async
 from monarch.config import settings
 
 P = ParamSpec("P")
@@ -94,7 +94,7 @@ def traced(function: Any = None, /, *, name: str | None = None) -> Any:
 
 
 def _wrapped(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    if inspect.iscoroutinefunction(function):
+    if is_async(function):
 
         @functools.wraps(function)
         async def traced_async(*args: Any, **kwargs: Any) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import functools
-import inspect
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch._runtime.event_loops import running_loop
+from monarch._runtime.functions import is_async
 from monarch._runtime.future import Future, Source, make_future
 from monarch._runtime.loop import start_thread
 
@@ -114,7 +114,7 @@ def returns_future(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P,
     variables. A timeout or interrupt of that first observation cancels the body, and the Future then always raises
     TimeoutError or CancelledError. TypeError when `function` is not async.
     """
-    if not inspect.iscoroutinefunction(function):
+    if not is_async(function):
         raise TypeError(f"returns_future expects an async function, got {function!r}")
 
     @functools.wraps(function)

@@ -7,7 +7,6 @@ are looked at from the outside in, so that a large object costs no more than its
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -122,6 +121,8 @@ def parts(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def _of_function(function: types.FunctionType, name: str) -> Iterator[tuple[str, Any]]:
     """The variables that it takes with it: those of the functions around it, globals, defaults."""
+    import inspect  # slow to import, and needed here alone
+
     try:
         used = inspect.getclosurevars(function)
     except (TypeError, ValueError):  # a variable that is not bound yet

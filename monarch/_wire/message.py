@@ -9,7 +9,7 @@ Over 600 lines because the whole dialogue is read in one place, and it is only d
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
@@ -809,12 +809,21 @@ Message = (
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 _extents: dict[bytes, tuple[tuple[str, ...], tuple[int, ...]]] = {}
 _EXTENTS_KEPT = 4096
 
 encode = _encoder.encode
-decode = _decoder.decode
+if TYPE_CHECKING:
+    _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+    decode = _decoder.decode
+else:
+
+    def __getattr__(name: str) -> Any:
+        """`decode` is made for the first message that comes: the decoder takes longer than the rest of this file."""
+        if name != "decode":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        made = globals()["decode"] = msgspec.msgpack.Decoder(Message).decode
+        return made
 
 
 def encode_extent(labels: tuple[str, ...], sizes: tuple[int, ...]) -> bytes:

@@ -34,12 +34,11 @@ from monarch._mesh.actors.endpoint import (
 from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduce_for
 from monarch._mesh.failures.fault_hook import default_fault_hook as unhandled_fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.failures.restart_policy import RestartPolicy
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
-from monarch._mesh.failures.wait_graph import WaitGraph, wait_graph
 from monarch._mesh.meshes.actor_mesh import Accumulator, ActorMesh, NotAnEndpoint, as_endpoint
 from monarch._mesh.meshes.host_mesh import HostMesh, this_host, this_proc
-from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
 from monarch._mesh.meshes.proc_mesh import (
     ProcMesh,
     get_active_proc_meshes,
@@ -47,7 +46,6 @@ from monarch._mesh.meshes.proc_mesh import (
     unregister_proc_mesh_spawn_callback,
 )
 from monarch._mesh.meshes.replacements import Replacement
-from monarch._mesh.process.client import shutdown_context
 from monarch._mesh.process.context import (
     Context,
     bind_context,
@@ -56,16 +54,11 @@ from monarch._mesh.process.context import (
     current_rank,
     current_size,
 )
-from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
 from monarch._mesh.start.launch_spec import BootstrapCommand, default_bootstrap_cmd
-from monarch._mesh.start.transports import attach, enable_transport
-from monarch._runtime.completions import as_completed
 from monarch._runtime.future import Future, Promise, follow, read_if_dropped, when_ready
-from monarch._runtime.instrument import get_meter, span, traced
 from monarch._runtime.leader import WouldBlockRuntime
 from monarch._runtime.loop import start_thread
 from monarch._runtime.port import Channel, Port, PortReceiver, RankedPortReceiver
-from monarch._runtime.returns_future import returns_future
 from monarch._shape.extent import Extent, Point
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
@@ -73,19 +66,27 @@ from monarch._shape.value_mesh import ValueMesh
 from monarch._shape.view import MeshTrait
 from monarch._wire.codec import importable
 from monarch._wire.ids import ActorAddr, ProcId, Uid
-from monarch._wire.sealed import Sealed
 from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
+    from monarch._mesh.failures.wait_graph import WaitGraph, wait_graph
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
     from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
+    from monarch._mesh.process.client import shutdown_context
+    from monarch._mesh.process.named_actors import get_or_spawn_controller, process_service
+    from monarch._mesh.start.transports import attach, enable_transport
     from monarch._mesh.start.worker import (
         run_worker_loop_forever,
         run_worker_loop_until_shutdown,
         start_worker_loop_forever,
     )
+    from monarch._runtime.completions import as_completed
+    from monarch._runtime.instrument import get_meter, span, traced
     from monarch._runtime.open_stream import open_stream, serve_streams, stream_obstacle
+    from monarch._runtime.returns_future import returns_future
+    from monarch._wire.sealed import Sealed
 
 __all__ = [
     "Accumulator",
@@ -184,8 +185,23 @@ __all__ = [
     "when_ready",
 ]
 
-# Loaded on first touch: programs of one host do not need them.
+# Loaded on first touch: most programs do not need them, or not before they have started something.
 _LATER = {
+    "Sealed": "monarch._wire.sealed",
+    "WaitGraph": "monarch._mesh.failures.wait_graph",
+    "as_completed": "monarch._runtime.completions",
+    "attach": "monarch._mesh.start.transports",
+    "enable_transport": "monarch._mesh.start.transports",
+    "get_meter": "monarch._runtime.instrument",
+    "get_or_spawn_controller": "monarch._mesh.process.named_actors",
+    "local_proc_mesh": "monarch._mesh.meshes.legacy",
+    "proc_mesh": "monarch._mesh.meshes.legacy",
+    "process_service": "monarch._mesh.process.named_actors",
+    "returns_future": "monarch._runtime.returns_future",
+    "shutdown_context": "monarch._mesh.process.client",
+    "span": "monarch._runtime.instrument",
+    "traced": "monarch._runtime.instrument",
+    "wait_graph": "monarch._mesh.failures.wait_graph",
     "on_actor_threads": "monarch._mesh.meshes.torch_groups",
     "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
     "open_stream": "monarch._runtime.open_stream",
@@ -208,6 +224,9 @@ def _pickle_from_here(name: str, found: Any) -> None:
 
 for _name, _found in [(name, globals()[name]) for name in __all__ if name in globals()]:
     _pickle_from_here(_name, _found)
+
+
+faults.listen()  # now: a thread may start the client, and only the main thread can set a handler of signals
 
 
 def __getattr__(name: str) -> Any:

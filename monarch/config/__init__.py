@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.config import settings
 from monarch.config.encoding import Encoding
-from monarch.config.parametrize import parametrize_config, parametrize_config_pointwise
 from monarch.config.transport import BindSpec, ChannelTransport
+
+if TYPE_CHECKING:
+    from monarch.config.parametrize import parametrize_config, parametrize_config_pointwise
 
 __all__ = [
     "BindSpec",
@@ -83,6 +85,15 @@ def get_runtime_config() -> dict[str, Any]:
 def clear_runtime_config() -> None:
     """Forget what `configure` set in this process."""
     settings.LAYERS.set_runtime({})
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("parametrize_config", "parametrize_config_pointwise"):  # tests alone use them
+        from monarch.config import parametrize
+
+        found = globals()[name] = getattr(parametrize, name)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -11,13 +11,11 @@ Knows nothing of processes: `snapshot` gives a plain dict of strings for a child
 
 from __future__ import annotations
 
-import difflib
 import reprlib
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from monarch.config.kinds import Kind
 
@@ -29,8 +27,7 @@ Values = dict[str, Any]
 _ALL = "All are in docs/settings.md and in monarch.get_global_config()"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """One row of the table; `default` as a program would give it, `env` its environment variable if any."""
 
     name: str
@@ -169,9 +166,7 @@ class Layers:
 
     def _setting(self, name: str) -> Setting:
         if name not in self._settings:
-            close = [known for known in self._settings if name in known] or difflib.get_close_matches(
-                name, self._settings, n=1
-            )
+            close = [known for known in self._settings if name in known] or _similar(name, self._settings)
             hint = f"; did you mean {' or '.join(f'`{known}`' for known in close[:3])}?" if close else "."
             raise ValueError(f"invalid configuration key: `{name}`{hint} {_ALL}")
         return self._settings[name]
@@ -189,6 +184,12 @@ class Layers:
 
     def _read_all(self, texts: Mapping[str, str]) -> Values:
         return {name: self._setting(name).kind.read(text) for name, text in texts.items()}
+
+
+def _similar(name: str, known: Iterable[str]) -> list[str]:
+    import difflib  # slow to import, and few misspell
+
+    return difflib.get_close_matches(name, list(known), n=1)
 
 
 def _in_notebook() -> bool:

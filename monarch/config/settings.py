@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from monarch.config.encoding import Encoding
 from monarch.config.kinds import Choice, Count, Duration, EncodingName, Flag, Kind, OrNone, Share, Text, Transport
 from monarch.config.layers import Layers, Setting, Snapshot
-from monarch.config.names import CountName, FlagName, OptionalCountName, SecondsName, TextName, TransportName
 from monarch.config.transport import BindSpec, ChannelTransport
+
+if TYPE_CHECKING:
+    from monarch.config.names import CountName, FlagName, OptionalCountName, SecondsName, TextName, TransportName
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 

@@ -1,7 +1,9 @@
-"""What processes that have ended leave in those that live, the client, the agent and others: as good as nothing."""
+"""What processes that have ended leave in those that live, the client, the agent and others: as good as nothing. And what
+processes share with the fork server that they come from."""
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,10 @@ class Speaker(Actor):
     def resident(self) -> int:
         return resident()
 
+    @endpoint
+    def collects(self) -> tuple[bool, int]:
+        return gc.isenabled(), gc.get_freeze_count()
+
 
 def test_processes_that_ended_leave_no_memory() -> None:
     speaker = this_host().spawn_procs(name="speaker").spawn("speaker", Speaker)
@@ -56,3 +62,8 @@ def test_processes_that_ended_leave_no_memory() -> None:
     live_and_die(6)
     left = [(now - then) / 48 for now, then in zip(used(), before, strict=True)]
     assert max(left) < A_PROCESS, left
+
+
+def test_processes_collect_their_own_garbage_and_leave_alone_what_was_imported_before_them() -> None:
+    collects, shared = this_host().spawn_procs().spawn("speaker", Speaker).collects.call_one().get(TIMEOUT)
+    assert collects and shared > 10_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
+from monarch._runtime.functions import attribute_of, is_async
 from monarch._runtime.future import Future
 from monarch._shape.view import MeshTrait
 
@@ -96,7 +96,7 @@ def endpoints_of(cls: type) -> dict[str, EndpointProperty[Any, Any]]:
     """The endpoints of an actor class, inherited ones included, by name."""
     found = {}
     for name in dir(cls):
-        attribute = inspect.getattr_static(cls, name, None)
+        attribute = attribute_of(cls, name)
         if isinstance(attribute, EndpointProperty):
             found[name] = attribute
     return found
@@ -106,4 +106,4 @@ def needs_loop(cls: type) -> bool:
     """Whether an actor of this class has an asyncio loop: an async endpoint or hook, or no endpoint at all."""
     methods = [prop._method for prop in endpoints_of(cls).values()]
     hooks = [getattr(cls, hook) for hook in _HOOKS]
-    return not methods or any(map(inspect.iscoroutinefunction, [*methods, *hooks]))
+    return not methods or any(map(is_async, [*methods, *hooks]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,8 @@ class Arity:
     __slots__ = ("_most", "_name", "_needed", "_simple", "signature")
 
     def __init__(self, method: Callable[..., Any], skip: int) -> None:
+        import inspect  # slow to import
+
         whole = inspect.signature(method)
         parameters = list(whole.parameters.values())[skip:]
         self._name = getattr(method, "__qualname__", repr(method))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from monarch._mesh.actors.behaviour import ActorBehaviour, Method
 from monarch._runtime.context import Current, current
+from monarch._runtime.functions import is_async
 from monarch._runtime.instance import Delivery
 from monarch.config import settings
 
@@ -105,7 +105,7 @@ class AsyncActorBehaviour(ActorBehaviour):
         instance.concurrent[task] = delivery
 
     def _no_loop_for(self, function: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if inspect.iscoroutinefunction(function) else hidden_loop(self._loop)
+        return contextlib.nullcontext() if is_async(function) else hidden_loop(self._loop)
 
 
 @contextlib.contextmanager

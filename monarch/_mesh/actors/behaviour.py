@@ -7,10 +7,9 @@ twin of this in `async_behaviour`.
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
@@ -24,14 +23,17 @@ from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._runtime import instrument
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import CleanupTooLong
+from monarch._runtime.functions import attribute_of, is_async, is_awaitable
 from monarch._runtime.instance import Delivery, Instance, Leave
 from monarch._runtime.port import Port, SinkPort
-from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import RemoteError, encode_error, formatted
 from monarch._shape.extent import Extent, Point
 from monarch._text import clip
 from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, NO_METHOD, RAISED, VALUE, Bounced, Failure, decode_extent
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 _AROUND = 1_000  # bytes of an error beside its two texts
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
@@ -48,12 +50,12 @@ class Method:
             self.fn = _nothing
             self.explicit = self.concurrent = self.is_async = False
             return
-        attribute = inspect.getattr_static(type(actor), name, None)
+        attribute = attribute_of(type(actor), name)
         prop = attribute if isinstance(attribute, EndpointProperty) else None
         self.fn = getattr(actor, name)
         self.explicit = prop is not None and prop._user_port
         self.concurrent = prop is not None and prop._concurrent
-        self.is_async = inspect.iscoroutinefunction(self.fn)
+        self.is_async = is_async(self.fn)
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
 
@@ -219,7 +221,7 @@ class ActorBehaviour:
                 handled = self.actor.__supervise__(failure)
         except BaseException as exc:
             return self._unhandled(failure, exc)
-        if inspect.isawaitable(handled):
+        if is_awaitable(handled):
             return self._supervised_later(handled, failure)
         return None if handled else self._unhandled(failure)
 
@@ -255,7 +257,7 @@ class ActorBehaviour:
                 handled = hook(envelope)
         except BaseException as exc:
             return self._fatal(exc)
-        if inspect.isawaitable(handled):
+        if is_awaitable(handled):
             return self._undeliverable_later(handled)
         return None
 

@@ -7,8 +7,6 @@ adverbs. Arguments are checked and encoded, and the message is sent, before an a
 from __future__ import annotations
 
 import functools
-import inspect
-import random
 import sys
 import types
 from collections.abc import Callable, Coroutine, Sequence
@@ -28,6 +26,7 @@ from monarch._mesh.casts.sender import fill_places, stamp
 from monarch._mesh.failures.ledger import process_failure
 from monarch._runtime.context import current, root
 from monarch._runtime.event_loops import running_loop
+from monarch._runtime.functions import is_async
 from monarch._runtime.future import Future, check_timeout, make_future
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
@@ -182,7 +181,7 @@ def concurrent_endpoint(
     def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
         if isinstance(function, EndpointProperty):
             raise ValueError("concurrent_endpoint does not wrap @endpoint: use it alone")
-        if not inspect.iscoroutinefunction(function):
+        if not is_async(function):
             raise ValueError(f"concurrent_endpoint can only wrap async endpoints, and {function!r} is not async")
         return EndpointProperty(
             function,
@@ -268,7 +267,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
         """Runs on one rank, uniformly at random for each call."""
-        rank = random.randrange(len(self._mesh._plan))
+        rank = _any_of(len(self._mesh._plan))
         entry = OneReply(self._target or self._make_target(), rank)
         caller = _getframe(1)
         entry.code, entry.instruction = caller.f_code, caller.f_lasti
@@ -357,7 +356,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
     ) -> None:
         if selection not in ("all", "choose"):
             raise ValueError(f"Invalid selection: {selection!r} (expected 'all' or 'choose')")
-        only = random.randrange(len(self._mesh._plan)) if selection == "choose" else None
+        only = _any_of(len(self._mesh._plan)) if selection == "choose" else None
         self._cast(port, SEND, args, kwargs, only=only)
 
     # --- one message a receiver
@@ -555,6 +554,12 @@ if TYPE_CHECKING:
 
     class PortEndpointDecorator(Protocol):
         def __call__(self, method: Callable[Concatenate[Any, Port[R], P], Any], /) -> PortEndpointProperty[P, R]: ...
+
+
+def _any_of(count: int) -> int:
+    from random import randrange  # slow to import, and few programs choose
+
+    return randrange(count)
 
 
 def send(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from monarch._mesh.actors.adverb_codes import CALL_ONE
-from monarch._mesh.actors.map_results import MapResults
-from monarch._mesh.actors.map_schedule import MapSchedule
 from monarch._runtime.future import Future
 from monarch._runtime.replies import OneReply
+
+if TYPE_CHECKING:
+    from monarch._mesh.actors.map_results import MapResults
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -88,6 +89,9 @@ class MapAdverb:
             raise TypeError(f"retry_on is an exception class, or a tuple of them, got {retry_on!r}")
         if not hasattr(items, "__iter__") and hasattr(items, "__aiter__"):
             raise TypeError(f"map() takes an iterable of items, and {items!r} can only be iterated with `async for`")
+        from monarch._mesh.actors.map_results import MapResults  # loaded by programs that use it
+        from monarch._mesh.actors.map_schedule import MapSchedule
+
         target = self._target or self._make_target()
         schedule = MapSchedule(len(target.addresses), in_flight, retries, ordered)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._mesh.actors.map_schedule import MapSchedule
@@ -18,11 +18,13 @@ from monarch._runtime.context import here
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.future import Slot, warn_blocking
 from monarch._runtime.log_thread import log
-from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw, decode_failure
 from monarch._runtime.replies import OneReply, Target
 from monarch._wire.message import FAILED, Failure, Probe
 from monarch._wire.peer import PeerEnded
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 R = TypeVar("R")
 

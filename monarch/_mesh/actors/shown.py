@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +22,8 @@ class OfInstances:
 
 
 def endpoint_doc(method: Callable[..., Any], count: int) -> str:
+    import inspect  # slow to import, here and below
+
     own = inspect.getdoc(method)
     return (f"{own}\n\n" if own else "") + (
         f"An endpoint on {_actors(count)}. Say how with an adverb: call (every actor, all answers), call_one (the only\n"
@@ -33,6 +34,8 @@ def endpoint_doc(method: Callable[..., Any], count: int) -> str:
 
 def mesh_doc(cls: type, count: int, endpoints: Iterable[Any]) -> str:
     """`endpoints`: those of the mesh."""
+    import inspect
+
     own = vars(cls).get("__doc__")
     lines = [f"{endpoint.__name__}{signature_of(endpoint)}" for endpoint in endpoints]
     return (f"{inspect.cleandoc(own)}\n\n" if own else "") + "\n    ".join(

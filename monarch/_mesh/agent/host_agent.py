@@ -32,10 +32,6 @@ from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
-from monarch._runtime import (
-    direct,  # noqa: F401  so that processes forked from here have it already
-    standard_streams,
-)
 from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._wire import os_text
@@ -66,7 +62,6 @@ from monarch._wire.transport.base import Connection
 from monarch.config import settings
 
 logger = logging.getLogger("monarch")
-PR_SET_CHILD_SUBREAPER = 36
 _FORK_ATTEMPTS = 2  # fork servers that are asked for a process, should one end before it has forked it
 
 
@@ -454,18 +449,9 @@ def _kill_descendants() -> None:
                 pass
 
 
-def main() -> None:
-    """`main()` in a fresh interpreter: argv are descriptors, first that of the socket of whoever starts us, where the options
-    wait; the others are only kept."""
-    descriptors = [int(argument) for argument in sys.argv[1:]]
-    standard_streams.secure()
-    import ctypes
-
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    first, _pid = _first_forkserver(descriptors)
+def run(descriptors: list[int], preload: list[str], begun: socket.socket | None) -> None:
+    """The life of an agent: see `main`. `begun` leads to a fork server that imports `preload`."""
+    first, _pid = forkserver.start([], close=[*descriptors, *(() if begun is None else (begun.fileno(),))])
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     sock = socket.socket(fileno=descriptors[0])
@@ -480,15 +466,7 @@ def main() -> None:
         return
     if options.listen:
         agent_process.write(sock, agent_process.AgentStarted(listening.prefix))
-    HostAgent(options, loop, listening, sock, first).run()
-
-
-def _first_forkserver(descriptors: list[int]) -> tuple[socket.socket, int]:
-    """Forked before anything is open here; must not keep the client's socket, whose end we wait for."""
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
-    return forkserver.start([], close=descriptors)
-
-
-if __name__ == "__main__":
-    main()
+    agent = HostAgent(options, loop, listening, sock, first)
+    if begun is not None:
+        agent.servers.add(begun, preload)
+    agent.run()

@@ -12,16 +12,18 @@ import operator
 import queue
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._runtime.loop import start_thread
-from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import RemoteError, decode_answer, encode_error, formatted
 from monarch._wire import codec
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
 from monarch._wire.message import ERROR, VALUE, Combine, Combined
 from monarch._wire.peer import PeerEnded
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 _ARRAYS = ("numpy", "torch")
 

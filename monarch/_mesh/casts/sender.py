@@ -10,17 +10,19 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._mesh.casts.plan import SENDER_PLANS, Parted
 from monarch._runtime.incarnations import Incarnations
 from monarch._runtime.ordering import Numbering, RankKey, compress, expand
-from monarch._runtime.proc import Proc
 from monarch._wire.address import agent_of
 from monarch._wire.frame import Frame
 from monarch._wire.message import Call, CancelGather, Cast, CastPlan, ForgetPlan, PlanUnknown, Stamp
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 _SENDERS = 10_000  # actors whose casts are remembered, to tell the receivers of their end
 

@@ -14,7 +14,7 @@ import socket
 import sys
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -22,10 +22,12 @@ from monarch._mesh.failures import stacks
 from monarch._mesh.failures.stacks import Line
 from monarch._runtime.context import Current, current, root_of
 from monarch._runtime.instance import Delivery, Instance
-from monarch._runtime.proc import Proc
 from monarch._runtime.replies import shown
 from monarch._runtime.waiting import Wait
 from monarch._wire.message import Call, Text
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 _RANKS = 64  # unanswered ranks an edge names; it counts them all
 _QUEUED = 10_000  # messages of a mailbox among which one is looked for

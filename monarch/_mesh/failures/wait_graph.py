@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,7 +16,6 @@ from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Jobs, RunningHandler, WaitEdge, edge_of, handler_of
 from monarch._runtime.context import here
 from monarch._runtime.future import Future, check_timeout, make_future
-from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
 from monarch._wire.address import agent_of
@@ -23,6 +23,9 @@ from monarch._wire.frame import Frame
 from monarch._wire.message import VALUE, Answer, AskWaits, ListProcs, ProcEnded
 from monarch._wire.peer import PeerEnded
 from monarch._wire.transport.base import Connection
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 _MOST = 10_000  # waits, and running endpoints, that one process tells of; it says how many more there are
 

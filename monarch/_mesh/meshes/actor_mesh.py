@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -18,6 +17,7 @@ from monarch._mesh.casts.reduce import combiner
 from monarch._mesh.meshes.handle import Handle
 from monarch._mesh.meshes.specs import ActorSpec
 from monarch._runtime.context import here
+from monarch._runtime.functions import attribute_of, is_async
 from monarch._runtime.future import Done, Future, Source, Then, check_timeout, make_future
 from monarch._runtime.port import Port
 from monarch._runtime.replies import Gather, Target
@@ -87,7 +87,7 @@ class ActorMesh(Handle, Generic[A]):
     # --- attributes
 
     def _may_replace(self, name: str) -> bool:
-        return isinstance(inspect.getattr_static(self._spec.cls, name, None), EndpointProperty)
+        return isinstance(attribute_of(self._spec.cls, name), EndpointProperty)
 
     def _as_a_handle(self) -> str:
         return (
@@ -101,7 +101,7 @@ class ActorMesh(Handle, Generic[A]):
         if name.startswith("__"):
             raise AttributeError(name)
         cls = self._spec.cls
-        attribute = inspect.getattr_static(cls, name, None)
+        attribute = attribute_of(cls, name)
         if isinstance(attribute, EndpointProperty):
             endpoint: Any = Endpoint(self, name, attribute)
             self.__dict__[name] = endpoint
@@ -253,7 +253,7 @@ def check_class(cls: Any) -> None:
             f"{cls.__qualname__} must subclass monarch.actor.Actor to be spawned: class {cls.__name__}(Actor), with "
             f"@endpoint on the methods that are to be called from other processes"
         )
-    if inspect.iscoroutinefunction(inspect.getattr_static(cls, "__init__")):
+    if is_async(attribute_of(cls, "__init__")):
         raise ValueError(
             f"{cls.__qualname__}.__init__ is `async def`, and nobody awaits a constructor: make it `def`, and await in an "
             f"`async def` endpoint that is called first"
@@ -325,6 +325,8 @@ class NotAnEndpoint:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _told(self, adverb: str = "call") -> str:
+        import inspect  # slow to import
+
         cls, name = self._mesh._class, self._name
         if not callable(inspect.getattr_static(cls, name, self)):
             return (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch._mesh.actors.actor import needs_loop
 from monarch._mesh.failures import ledger
@@ -12,8 +12,6 @@ from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
 from monarch._mesh.start.preload import refreshed
 from monarch._runtime.future import All, Done, Slot, Source
-from monarch._runtime.instance import Instance
-from monarch._runtime.proc import Proc
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
 from monarch._wire import message
@@ -21,6 +19,10 @@ from monarch._wire.address import agent_at
 from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
+
+if TYPE_CHECKING:
+    from monarch._runtime.instance import Instance
+    from monarch._runtime.proc import Proc
 
 
 class Acks(Entry):

@@ -8,13 +8,13 @@ every other actor.
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar, get_origin
 
 from monarch._runtime.context import current, here, home
+from monarch._runtime.functions import is_async
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -91,7 +91,7 @@ class Replacement:
         self.__exit__(kind, error, trace)
 
     def __call__(self, function: F) -> F:
-        if inspect.iscoroutinefunction(function):
+        if is_async(function):
 
             @functools.wraps(function)
             async def patched_async(*args: Any, **kwargs: Any) -> Any:

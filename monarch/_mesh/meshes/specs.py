@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures.ledger import process_failure
+from monarch._runtime.functions import attribute_of
 from monarch._shape.extent import Extent, Point
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import proc_address
@@ -64,7 +64,7 @@ class ActorSpec:
         self.creator = creator
         self.addresses: Sequence[str] = proc_mesh._addresses()
         # Programs may have endpoints of these names: theirs count, and ours are ActorMesh.restart(mesh) and the like.
-        found = [(name, inspect.getattr_static(cls, name, None)) for name in _SHADOWED]
+        found = [(name, attribute_of(cls, name)) for name in _SHADOWED]
         self.shadowing = [(name, prop) for name, prop in found if isinstance(prop, EndpointProperty)]
 
     def display(self, rank: int) -> str:

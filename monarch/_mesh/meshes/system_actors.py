@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import endpoint
 from monarch._mesh.meshes import replacements
 from monarch._runtime.context import here
+from monarch._runtime.functions import is_async
 
 
 class SetupActor(Actor):
@@ -28,10 +28,11 @@ class SetupActor(Actor):
         """Runs the function, with no loop visible when it is a plain one, and opens the gate for other actors."""
         try:
             replacements.inherit(self._replaced)
-            if inspect.iscoroutinefunction(self._function):
-                await self._function()
-            elif self._function is not None:
-                self.run_plain(self._function)
+            if self._function is not None:
+                if is_async(self._function):
+                    await self._function()
+                else:
+                    self.run_plain(self._function)
         except BaseException as exc:
             here().mesh.residents.open_gate(exc)
             raise

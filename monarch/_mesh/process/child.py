@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import asyncio  # noqa: F401  imported here so that forked procs have it already
+import asyncio  # noqa: F401  these imports, and those below, are here so that forked procs have them already
 import contextlib
 import faulthandler
 import inspect  # noqa: F401
@@ -23,13 +23,14 @@ import types
 import cloudpickle  # noqa: F401
 import msgspec
 
+from monarch._mesh.failures import main_thread  # noqa: F401  of monarch.actor, which the program's modules import
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
 from monarch._mesh.start.launch import apply_affinity, threads_of
 from monarch._mesh.start.leftovers import RUN
-from monarch._runtime import async_driver, log_thread, standard_streams  # noqa: F401
+from monarch._runtime import async_driver, log_thread, payloads, standard_streams  # noqa: F401
 from monarch._runtime.context import set_home
 from monarch._runtime.future import All
 from monarch._runtime.internal_errors import end_process
@@ -42,6 +43,8 @@ from monarch._wire.message import Hello, LaunchSpec, StopProc
 from monarch._wire.transport import unix
 from monarch.config import settings
 
+message.decode  # noqa: B018  made here, for the same reason
+msgspec.msgpack.Decoder(LaunchSpec)  # what decodes one is made with the first that is wanted
 _AGENT_GONE = 3  # exit status when the host agent went away under us
 
 
@@ -175,9 +178,9 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
 def _reseed() -> None:
     """Forked siblings must not share random states (`random` itself is reseeded by Python)."""
     random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    numpy_random = sys.modules.get("numpy.random")  # numpy itself loads it, and seeds it, when it is first used
+    if numpy_random is not None:
+        numpy_random.seed()
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.default_generator.seed()

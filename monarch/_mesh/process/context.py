@@ -7,9 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from monarch._mesh.actors.behaviour import Aborted
 from monarch._runtime.context import Current, current, root
-from monarch._runtime.instance import Instance, Leave
 from monarch._shape.extent import Extent, Point
 from monarch._wire.address import host_of, name_of, split_proc_name
 from monarch._wire.ids import ActorAddr, Uid, encode58
@@ -17,6 +15,7 @@ from monarch._wire.message import decode_extent
 
 if TYPE_CHECKING:
     from monarch._mesh.meshes.proc_mesh import ProcMesh
+    from monarch._runtime.instance import Instance
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,6 +120,9 @@ class ActorInstance:
         text = reason or "(no reason provided)"
         if instance.behaviour is None:
             raise RuntimeError("the client cannot abort itself: raise an exception, or leave the program")
+        from monarch._mesh.actors.behaviour import Aborted  # this process runs actors, so they are loaded
+        from monarch._runtime.instance import Leave
+
         failure = instance.behaviour.describe_failure(Aborted(text))
         instance.leave_soon(Leave.failing(failure, Aborted(text)))
 
@@ -133,6 +135,8 @@ class ActorInstance:
         instance = self._instance
         if instance.behaviour is None:
             raise RuntimeError("the client cannot stop itself: use shutdown_context()")
+        from monarch._runtime.instance import Leave
+
         instance.leave_soon(Leave(reason or "stopped by itself"))
 
 

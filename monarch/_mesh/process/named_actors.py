@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch._mesh.actors.actor import Actor, needs_loop
 from monarch._mesh.actors.endpoint import concurrent_endpoint
@@ -15,11 +15,13 @@ from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
 from monarch._mesh.meshes.proc_mesh import proc_mesh_of
 from monarch._runtime.context import Current, current, here, root_of
 from monarch._runtime.future import Future, future_of_actors
-from monarch._runtime.proc import Proc
 from monarch._text import NAME_LIMIT, sendable
 from monarch._wire import codec
 from monarch._wire.address import name_of
 from monarch._wire.message import Spawn, encode_extent
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 P = ParamSpec("P")
 A = TypeVar("A", bound=Actor)

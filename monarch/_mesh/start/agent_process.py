@@ -1,6 +1,7 @@
 """Starting a host agent, and what it is told before it does anything: one message each way over an inherited socket.
 
-Nothing of it stands on a command line or in the environment: secrets and keys are among it.
+Nothing of it stands on a command line or in the environment: secrets and keys are among it. On its command line is what it
+needs before it can read that: which modules its first processes will need.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -90,10 +91,12 @@ def _read_exactly(sock: socket.socket, size: int) -> bytes:
     return data
 
 
-def start(options: AgentOptions, lock: int) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
+def start(
+    options: AgentOptions, lock: int, preload: Sequence[str] = ()
+) -> tuple[subprocess.Popen[bytes], socket.socket, str]:
     """Starts a host agent as a child in a session of its own; returns it, our end of its socket, and the prefix of the
     address where it listens ("" when it was not to). It ends with the socket. `lock`: of its folder, see `run_directory`.
-    OSError when it cannot listen."""
+    `preload`: modules that its first processes will need. OSError when it cannot listen."""
     import subprocess  # slow to import; used when a client starts
 
     listening = _inherited(options.listen)
@@ -103,10 +106,10 @@ def start(options: AgentOptions, lock: int) -> tuple[subprocess.Popen[bytes], so
         write(ours, options)
         # The agent imports the package from where this process has it, whatever the working directory holds.
         root = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..", ".."))
-        code = f"import sys; sys.path.insert(0, {root!r}); from monarch._mesh.agent.host_agent import main; main()"
+        code = f"import sys; sys.path.insert(0, {root!r}); from monarch._mesh.agent.main import main; main()"
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]  # -X, -W, -O: as multiprocessing does
         agent = subprocess.Popen(
-            [sys.executable, *flags, "-P", "-c", code, *map(str, (theirs.fileno(), *inherited))],
+            [sys.executable, *flags, "-P", "-c", code, ",".join(preload), *map(str, (theirs.fileno(), *inherited))],
             env={**inheritable(os.environ), leftovers.RUN: options.directory},
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), *inherited),

@@ -16,9 +16,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, receive_packet, send_packet, wait_orphaned
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
+_WANTED = (CHILD, "monarch._runtime.direct")  # by every proc sooner or later
 
 _BACKGROUND = 5  # nice: a third of the others' weight, so that it comes to an end on a host that is busy too
 
@@ -57,15 +59,17 @@ def _become(sock: socket.socket, preload: list[str], agent: int, background: boo
         send_packet(sock, ("serving", os.getpid()), [])
     except OSError:  # the agent has ended
         os._exit(1)
-    names = [CHILD, *preload]
+    names = [*_WANTED, *preload]
+    gc.disable()  # imports leave next to no garbage, and looking for it takes a fifth of the time that torch takes
     if background:  # a thread has a priority of its own, and only root may raise one again
         importing = threading.Thread(target=_import, args=(names, True))
         importing.start()
         importing.join()
     else:
         _import(names)
-    gc.collect()
+    threads.look()
     gc.freeze()  # the children share these pages as long as no collection writes to them
+    gc.enable()
     if background:
         send_packet(sock, ("ready",), [])
     child = _serve(sock, agent)

@@ -163,6 +163,11 @@ class ForkServers:
         self._first = ForkServer(first, loop, launched)
         self._others: OrderedDict[Any, ForkServer] = OrderedDict()
 
+    def add(self, sock: socket.socket, preload: Sequence[str]) -> None:
+        """One that began before there was anybody to ask for it, in this process's environment."""
+        key = tuple(preload), (), tuple(sorted(load_time_env(dict(os.environ)).items()))
+        self._others[key] = ForkServer(sock, self._loop, self._launched)
+
     def usable(self) -> bool:
         """Whether processes can be forked; when not, they have to be executed."""
         if not self._first.alive and not self._closed:

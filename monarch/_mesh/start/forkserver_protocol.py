@@ -15,12 +15,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import time
 from typing import Any
 
 from monarch._wire import os_text
 
 _PACKET = 64 * 1024
 _FDS = 8
+_LOOKS, _BETWEEN = (
+    5_000,
+    0.0005,
+)  # how often a process looks whether it has been orphaned, and seconds between two looks
 
 # A library reads these when it is loaded: a fork server that loaded it under other values cannot serve.
 _READ_AT_LOAD = (
@@ -59,10 +64,10 @@ def wait_orphaned(gate: int, agent: int) -> None:
     """Waits until the intermediate is gone and the agent is the parent."""
     os.read(gate, 1)
     os.close(gate)
-    for _ in range(100_000):
+    for _ in range(_LOOKS):  # it closes its files a moment before it is gone, and may need a processor for that
         if os.getppid() == agent:
             break
-        os.sched_yield()
+        time.sleep(_BETWEEN)
 
 
 def die_with(parent: int) -> None:

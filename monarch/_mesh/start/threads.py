@@ -11,12 +11,11 @@ Where the program or the environment sets one of VARIABLES, nothing is changed.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from monarch._runtime.log_thread import log
 
@@ -52,37 +51,37 @@ def with_share(env: dict[str, str], count: int) -> dict[str, str]:
     return env if not count or is_said(env) else {**env, _SET: str(count)}
 
 
-def processors(root: Path = Path("/")) -> int:
+def processors(root: str | os.PathLike[str] = "/") -> int:
     """Those that this process may use: by its affinity, and by the limit of its control group."""
     limit = quota(root)
     own = len(os.sched_getaffinity(0))
     return own if limit is None else max(1, min(own, int(limit)))
 
 
-def quota(root: Path = Path("/")) -> float | None:
+def quota(root: str | os.PathLike[str] = "/") -> float | None:
     """Processors' worth of time that the control groups around this process leave it; None without a limit."""
-    groups = root / "sys/fs/cgroup"
+    groups = os.path.join(root, "sys/fs/cgroup")
     found = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
         number, names, path = [*line.split(":", 2), "", ""][:3]
         if number == "0" and not names:
-            inner, base = groups / path.strip("/"), groups
+            base = groups
         elif "cpu" in names.split(","):
-            base = groups / "cpu"
-            inner = base / path.strip("/")
+            base = os.path.join(groups, "cpu")
         else:
             continue
-        for folder in (inner, *inner.parents):
+        folder = os.path.join(base, path.strip("/")).rstrip("/")
+        found.append(_limit_of(folder))
+        while folder != base:
+            folder = os.path.dirname(folder)
             found.append(_limit_of(folder))
-            if folder == base:
-                break
     limits = [limit for limit in found if limit is not None]
     return min(limits) if limits else None
 
 
-def _limit_of(group: Path) -> float | None:
-    fields = _read(group / "cpu.max").split() or [_read(group / "cpu.cfs_quota_us").strip()]
-    period = fields[1] if len(fields) > 1 else _read(group / "cpu.cfs_period_us").strip()
+def _limit_of(group: str) -> float | None:
+    fields = _read(os.path.join(group, "cpu.max")).split() or [_read(os.path.join(group, "cpu.cfs_quota_us")).strip()]
+    period = fields[1] if len(fields) > 1 else _read(os.path.join(group, "cpu.cfs_period_us")).strip()
     try:
         time, each = int(fields[0]), int(period)
     except ValueError:  # "max", or no such file
@@ -90,9 +89,10 @@ def _limit_of(group: Path) -> float | None:
     return time / each if time > 0 and each > 0 else None
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     try:
-        return path.read_text()
+        with open(path) as file:
+            return file.read()
     except OSError:
         return ""
 
@@ -127,8 +127,25 @@ def take(count: int) -> None:
         _given = str(count)
 
 
+_openblas: list[Callable[[int], Any]] | None = None  # None: nobody has looked
+
+
+def look() -> None:
+    """In a fork server, so that its processes need not: finds out how libraries that it has imported are told."""
+    global _openblas
+    _openblas = _setters_of_openblas() if "numpy" in sys.modules else None
+
+
 def _tell_openblas(count: int) -> None:
+    for set_threads in _setters_of_openblas() if _openblas is None else _openblas:
+        set_threads(count)
+
+
+def _setters_of_openblas() -> list[Callable[[int], Any]]:
     """numpy has no function for it."""
+    import ctypes
+
+    found = []
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[5].strip() for line in file if "openblas" in line}
     for path in paths:
@@ -140,4 +157,5 @@ def _tell_openblas(count: int) -> None:
             for suffix in ("", "64_", "_64"):
                 set_threads = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
                 if set_threads is not None:
-                    set_threads(ctypes.c_int(count))
+                    found.append(set_threads)
+    return found

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -94,3 +97,20 @@ def test_the_older_kind_of_control_group(tmp_path: Path) -> None:
 def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
     assert threads.quota(tmp_path) is None
     assert threads.processors(tmp_path) == len(os.sched_getaffinity(0))
+
+
+def test_what_a_fork_server_has_found_out_its_processes_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    looked: list[bool] = []
+
+    def setters() -> list[Callable[[int], None]]:
+        looked.append(True)
+        return [told.append]
+
+    monkeypatch.setitem(sys.modules, "numpy", ModuleType("numpy"))
+    monkeypatch.setattr(threads, "_openblas", None)
+    monkeypatch.setattr(threads, "_setters_of_openblas", setters)
+    threads._tell_openblas(2)  # executed, not forked: it looks itself
+    threads.look()
+    threads._tell_openblas(3)
+    assert (told, len(looked)) == ([2, 3], 2)
