@@ -22,10 +22,8 @@ from monarch._wire import os_text
 
 _PACKET = 64 * 1024
 _FDS = 8
-_LOOKS, _BETWEEN = (
-    5_000,
-    0.0005,
-)  # how often a process looks whether it has been orphaned, and seconds between two looks
+_LOOKS = 5_000  # how often a process looks whether it has been orphaned
+_BETWEEN = 0.0005  # seconds between two looks
 
 # A library reads these when it is loaded: a fork server that loaded it under other values cannot serve.
 _READ_AT_LOAD = (
