@@ -17,7 +17,7 @@ later at most; when a leader gives up; and when something is to be done on it (`
 Signals. Python's handlers run on the main thread, between any two instructions, and may raise or wait. What a leader has
 read is kept with its connection, in the same step, until it was handled, and what it handles on the main thread are answers,
 which may be handled twice. So a leader that is interrupted gives up, and the I/O thread handles what is left. A handler that
-waits while its thread leads takes the lead away from it.
+waits while its thread leads takes the lead away from it. A thread that a debugger follows does not lead.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from operator import call
+from sys import gettrace
 from threading import get_ident
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
@@ -120,6 +121,8 @@ class Leadership:
         if self.aside:
             if self._lead._is_owned():  # type: ignore[attr-defined]
                 self._take_away()
+            elif gettrace() is not None:  # a debugger: it may stop this thread anywhere
+                self.recall()
             elif timeout is None:
                 if self._led(lock, ASIDE):
                     return True

@@ -7,6 +7,7 @@ import itertools
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -224,6 +225,17 @@ def test_nobody_leads_in_a_child_of_a_fork(wire: Wire) -> None:
     wire.send(b"for the loop")
     wire.loop.wake()
     assert wire.wait(b"for the loop") and wire.by(b"for the loop") != threading.get_ident()
+
+
+def test_a_thread_that_a_debugger_follows_does_not_lead(wire: Wire) -> None:
+    wire.stand_aside()
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, arg: None)
+    try:
+        assert wire.wait(b"while stepping", send=lambda: wire.send(b"while stepping"))
+    finally:
+        sys.settrace(before)
+    assert wire.by(b"while stepping") != main_thread()
 
 
 # --- signals

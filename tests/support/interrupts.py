@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 import monarch
+from monarch._runtime import leader
 
 _CODE = str(Path(monarch.__file__).parent)
 _SIGNAL = signal.SIGUSR2
@@ -38,11 +39,13 @@ class Steps:
         before = signal.signal(_SIGNAL, _raise_interrupted)
         tracing, unraisable = sys.gettrace(), sys.unraisablehook
         sys.unraisablehook = _drop  # Python lets no exception out of a finalizer
+        leader.gettrace = _no_trace  # what we count steps with is no debugger
         sys.settrace(self._on_call)
         try:
             yield
         finally:
             sys.settrace(tracing)
+            leader.gettrace = sys.gettrace
             sys.unraisablehook = unraisable
             signal.signal(_SIGNAL, before)
 
@@ -74,6 +77,10 @@ def _finalizes(frame: FrameType | None) -> bool:
 
 def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     raise Interrupted
+
+
+def _no_trace() -> None:
+    return None
 
 
 def _drop(unraisable: object) -> None:
