@@ -48,7 +48,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("function", FUNCTIONS, ids=repr)
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_what_is_async(function: Any) -> None:
     assert is_async(function) == inspect.iscoroutinefunction(function)
 
@@ -74,7 +74,7 @@ def test_what_stands_in_a_class(name: str) -> None:
     assert attribute_of(Derived, name) is inspect.getattr_static(Derived, name, None)
 
 
-@pytest.mark.parametrize("value", [None, True, False, 0, "", [], Things()], ids=repr)
+@pytest.mark.parametrize("value", [None, True, False, 0, "", [], Things()])
 def test_what_needs_no_loop(value: Any) -> None:
     assert is_awaitable(value) == inspect.isawaitable(value)
 
