@@ -124,6 +124,7 @@ class FakeProc:
 
     address = "unix:/h/client"
     host = "unix:/h"
+    frame_limit = 0
 
     def __init__(self) -> None:
         self.ports = Ports()
