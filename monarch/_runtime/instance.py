@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 class Delivery:
     """A Call as it arrived; `back` is the process its answer goes to (`up`: through the tree it came down), `source`
-    the one it came from, `started` when the actor took it from its mailbox."""
+    the one it came from, `started` when the actor took it from its mailbox. `answered`: its endpoint has returned, and the
+    answer is on its way or about to be."""
 
-    __slots__ = ("back", "body", "buffers", "call", "source", "started", "up")
+    __slots__ = ("answered", "back", "body", "buffers", "call", "source", "started", "up")
     started: float
 
     def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str, up: bool = False) -> None:
@@ -36,6 +37,7 @@ class Delivery:
         self.source = source
         self.back = call.back or source
         self.up = up
+        self.answered = False
 
     def arguments(self) -> Any:
         """Decodes them, once: lets go of the memory they came in, which an actor that waits would keep."""

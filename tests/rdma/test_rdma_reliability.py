@@ -501,7 +501,7 @@ def test_a_payload_that_finds_no_more_pages_goes_through_the_socket(
         assert (call(owner.bounce, sent) == sent).all()
     found = payloads.statistics()
     assert found["busy"] <= others
-    assert found["segments"] <= others + 1
+    assert found["segments"] <= others + 2  # not one for each; the I/O thread may give the first back after the second
 
 
 def own_payloads() -> Payloads:

@@ -167,6 +167,7 @@ class ActorBehaviour:
         instance = self.instance
         # With more messages waiting, answers are written a few at a time.
         coalesce_within = _FLOOD if instance.mailbox.messages else 0.0
+        delivery.answered = True  # before: whoever has the answer may ask at once what runs here
         self.proc.reply(delivery, VALUE, body, buffers, coalesce_within)
 
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
@@ -186,6 +187,7 @@ class ActorBehaviour:
             room = max(0, proc.frame_limit - _AROUND) // 8  # two texts, and a character takes 4 bytes at most
             error.message, error.formatted = clip(error.message, room), clip(error.formatted, room)
             body, buffers = encode_error(RuntimeError("the exception is too large to send"), error)
+        delivery.answered = True
         proc.reply(delivery, ERROR, body, buffers)
 
     def _remote_error(self, method: str, text: str) -> RemoteError:

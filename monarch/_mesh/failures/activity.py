@@ -142,10 +142,11 @@ class Job(NamedTuple):
 
 
 def jobs_of(instance: Instance) -> list[Job]:
-    """The message handled in turn, if any, then those of concurrent endpoints."""
+    """The message handled in turn, if any, then those of concurrent endpoints; none that was answered already."""
     serial = instance.current
     found = [] if serial is None else [Job(instance, serial, instance.task)]
-    return found + [Job(instance, delivery, task) for task, delivery in list(instance.concurrent.items())]
+    found += [Job(instance, delivery, task) for task, delivery in list(instance.concurrent.items())]
+    return [job for job in found if not job.delivery.answered]
 
 
 class Jobs:

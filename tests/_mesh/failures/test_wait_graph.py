@@ -16,7 +16,9 @@ import pytest
 import monarch
 from monarch._mesh.failures import wait_graph as module
 from monarch._mesh.failures.watchdog import Sweep
+from monarch._runtime import log_thread
 from monarch._runtime.context import home
+from monarch._runtime.proc import Proc
 from monarch.actor import (
     Actor,
     ActorError,
@@ -717,9 +719,7 @@ def logged() -> Iterator[Callable[[], list[str]]]:
     logger.addHandler(handler)
 
     def texts() -> list[str]:
-        for thread in threading.enumerate():
-            if thread.name == "monarch-slow-handler":
-                thread.join(TIMEOUT)
+        assert log_thread.flush(TIMEOUT)
         return handler.texts
 
     yield texts
@@ -750,6 +750,23 @@ def test_an_endpoint_that_runs_long_is_logged_once(
     assert "monarch/_" not in text and "asyncio" not in text.replace("asyncio.to_thread", "")
     gate.set()
     future.get(TIMEOUT)
+
+
+def test_an_endpoint_that_has_answered_runs_no_more(
+    cluster: InProcessCluster, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has the answer may ask before the actor's thread is ready for its next message."""
+    reply = Proc.reply
+
+    def then_wait(proc: Proc, *args: Any) -> None:
+        reply(proc, *args)
+        gate.wait(TIMEOUT)
+
+    (a,) = spawn(Plain)
+    monkeypatch.setattr(Proc, "reply", then_wait)
+    a.do.call_one(Local(lambda: None)).get(TIMEOUT)
+    assert wait_graph().get(TIMEOUT).handlers == []
+    gate.set()
 
 
 def test_concurrent_endpoints_that_run_long_are_logged_each(
