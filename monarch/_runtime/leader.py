@@ -65,10 +65,13 @@ class Led(Protocol):
     def intact(self) -> bool: ...
 
 
-def wait_for(lock: threading.Lock, timeout: float | None) -> bool:
-    """`lock.acquire(timeout=...)`, None: for ever; this thread may read meanwhile. Released by way of `loop.wake`."""
+def wait_for(lock: threading.Lock, timeout: float | None, messages: bool = False) -> bool:
+    """`lock.acquire(timeout=...)`, None: for ever; this thread may read meanwhile. Released by way of `loop.wake`.
+
+    `messages`: it is an actor's thread that waits for its next one, and may do so for ever; otherwise for an answer.
+    """
     for leadership in current:
-        return leadership.wait(lock, timeout)
+        return leadership.wait(lock, timeout, messages)
     return lock.acquire(timeout=-1 if timeout is None else timeout)
 
 
@@ -106,7 +109,8 @@ class Leadership:
         # A thread that waited again at once: whether it still waits.
         self._hot: Callable[[], bool] | None = None
         self._watch: event_loops.Watch | None = None  # an event loop of the program that reads
-        self._followed = False  # a thread began to wait while another led
+        self._answers: set[int] = set()  # threads that wait for answers and do not lead
+        self._followed = False  # another thread waited while one led
         self._misses = 0  # leads that did not pay, since one did
         self._stay = 0  # turns that the I/O thread does not stand aside
 
@@ -116,29 +120,37 @@ class Leadership:
 
     # --- threads that wait
 
-    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """`lock.acquire(timeout=...)`, None: for ever. Whoever releases it does so by `loop.wake`."""
+    def wait(self, lock: threading.Lock, timeout: float | None, messages: bool = False) -> bool:
+        """See `wait_for`."""
         if self.aside:
             if self._lead._is_owned():  # type: ignore[attr-defined]
                 self._take_away()
             elif gettrace() is not None:  # a debugger: it may stop this thread anywhere
                 self.recall()
             elif timeout is None:
-                if self._led(lock, ASIDE):
+                if self._led(lock, ASIDE, messages):
                     return True
             else:
                 until = monotonic() + timeout
-                if self._led(lock, min(timeout, ASIDE)):
+                if self._led(lock, min(timeout, ASIDE), messages):
                     return True
                 timeout = max(0.0, until - monotonic())
         elif monotonic() - self._ended < HOT:
             self._hot = lock.locked
-        taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+        if messages:
+            taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+        else:
+            ident = get_ident()
+            try:
+                self._answers.add(ident)
+                taken = lock.acquire(timeout=-1 if timeout is None else timeout)
+            finally:
+                self._answers.discard(ident)
         self._hot = None
         self._ended = monotonic()
         return taken
 
-    def _led(self, lock: threading.Lock, patience: float) -> bool:
+    def _led(self, lock: threading.Lock, patience: float, messages: bool) -> bool:
         """Leads until `lock` can be had. False when this thread has to wait for it after all: nothing came for so many
         seconds, or what is the I/O thread's.
         """
@@ -149,7 +161,7 @@ class Leadership:
                 self._followed = True
                 return False
             try:
-                pays = self._read(lock, ident, patience)
+                pays = self._read(lock, ident, patience, messages)
             finally:
                 self._lead.release()
                 if not pays or self._followed:
@@ -163,7 +175,7 @@ class Leadership:
             self._followed = True
             return False
         try:
-            pays = self._read(lock, ident, patience)
+            pays = self._read(lock, ident, patience, messages)
         finally:
             next(end, None)
             if not pays or self._followed:
@@ -184,7 +196,7 @@ class Leadership:
         self._stay = min(_STAY, 1 << min(self._misses, 8))
         self.recall()
 
-    def _read(self, lock: threading.Lock, ident: int, patience: float) -> bool:
+    def _read(self, lock: threading.Lock, ident: int, patience: float, messages: bool) -> bool:
         self._leads = lead = self._leads + 1
         self._leader = ident
         soon, turns = self._loop.soon, 0
@@ -197,6 +209,8 @@ class Leadership:
             if not events or not self._handle(events, ident):
                 return lock.acquire(False)
             turns += 1
+        if messages and turns > 1:  # some were for other actors of this process
+            self._followed = True
         if not self._followed:
             self._misses = 0
         return True
@@ -330,7 +344,8 @@ class Leadership:
         if self._always:
             return True
         waits = self._hot
-        if waits is None or waits():  # who has all it waits for will be back at once
+        # Who has all it waits for will be back at once; others would have nobody who reads for them.
+        if waits is None or waits() or len(self._answers) > 1:
             return False
         self._hot = None
         if self._stay:

@@ -89,7 +89,7 @@ class Mailbox:
         """
         if not self.arm(self._lock.release, messages):
             return
-        if not wait_for(self._lock, None if timeout is None else max(0.0, timeout)) and not self.disarm():
+        if not wait_for(self._lock, None if timeout is None else max(0.0, timeout), True) and not self.disarm():
             self._lock.acquire()  # somebody took the waker just now: the release follows
 
     def arm(self, waker: Callable[[], Any], messages: bool = True) -> bool:
