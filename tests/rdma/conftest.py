@@ -17,8 +17,10 @@ TIMEOUT = 30
 
 
 @pytest.fixture(autouse=True)
-def _deaths_are_expected(faults: Faults) -> None:
-    """Tests here kill processes, and look elsewhere for what comes of that."""
+def _deaths_are_expected(faults: Faults) -> Iterator[None]:
+    """Tests here kill processes, and look elsewhere for what comes of that: it comes before the next test begins."""
+    yield
+    faults.settle()
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from monarch._mesh import plugins
+from monarch._mesh.failures import main_thread
+from monarch._mesh.process import client as process_client
 
 TIMEOUT = 30
 
@@ -44,6 +46,14 @@ class Faults:
                 way = {False: "by a fault", True: "by a call", None: ""}[handled]
                 pytest.fail(f"the root client was told of no failure {way} within {TIMEOUT} s")
             return next(way for way in ways if way).popleft()
+
+    def settle(self) -> None:
+        """Returns when everything that has failed so far has reached the client, what is held for Futures that nobody has
+        looked at included."""
+        client = process_client.client()
+        if client is not None and client.proc.closed is None:
+            client.layer.owners.tell_unobserved()
+            assert main_thread.faults.drain(TIMEOUT)
 
     def rest(self) -> list[Any]:
         """The faults not taken yet, without waiting. What calls have told is forgotten."""
