@@ -43,6 +43,7 @@ HOT = 0.001  # seconds between what a thread waited for and its next wait
 _STAY = 256  # turns for which the I/O thread stays, at most, when leading did not pay again and again
 _TURNS = 64  # after which a leader gives up whose own message has not come
 _AT_ONCE = (False,)
+_READ = select.EPOLLIN
 
 current: list[Leadership] = []  # the one of this process; none before it has one
 
@@ -156,17 +157,6 @@ class Leadership:
         """
         ident = get_ident()
         pays = False
-        if ident != self._main:
-            if not self._lead.acquire(False):
-                self._followed = True
-                return False
-            try:
-                pays = self._read(lock, ident, patience, messages)
-            finally:
-                self._lead.release()
-                if not pays or self._followed:
-                    self._missed()
-            return pays
         # No signal is handled between the call that takes the lead and the block that ends it, nor between the end of that
         # block and the call that gives it back: see `wire.transport.stream`.
         end = self._prepare(ident)
@@ -285,8 +275,9 @@ class Leadership:
     def _on_readable(self) -> None:
         ident = get_ident()
         end = self._prepare(ident)
-        whole = False
-        (mine,) = map(self._lead.acquire, _AT_ONCE) if self.aside else _AT_ONCE
+        mine = whole = False
+        if self.aside:
+            (mine,) = map(self._lead.acquire, _AT_ONCE)
         if not mine:  # the I/O thread reads
             watch, self._watch = self._watch, None
             if watch is not None:
@@ -379,6 +370,3 @@ class Leadership:
             except IndexError:  # somebody is about to wake it
                 self._park.acquire(timeout=ASIDE)
         loop.ident = ident
-
-
-_READ = select.EPOLLIN

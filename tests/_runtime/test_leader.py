@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -428,18 +427,25 @@ def test_the_loop_comes_back_while_an_event_loop_is_busy(wire: Wire, monkeypatch
 def test_the_loop_stands_aside_for_who_waits_again_at_once() -> None:
     wire = Wire("auto")
     try:
-        lead, lock = wire.lead, threading.Lock()
+        lead = wire.lead
         lead._ended = float("inf")  # somebody had what it waited for just now
-        waits = threading.Thread(target=lead.wait, args=(lock, TIMEOUT))
-        lock.acquire()
-        waits.start()
-        while lead._hot is None:
-            time.sleep(0)
-        assert not lead.wanted()  # it still waits: for the rest of what it called, perhaps
+        asked: list[bool] = []
+
+        class Answer:
+            """A lock as `wait` takes it; asks what the I/O thread would, while its thread waits."""
+
+            def locked(self) -> bool:
+                return True
+
+            def acquire(self, timeout: float) -> bool:
+                asked.append(lead._hot is not None)
+                asked.append(lead.wanted())
+                return True
+
+        assert lead.wait(Answer(), TIMEOUT)  # type: ignore[arg-type]
+        assert asked == [True, False]  # it still waits: for the rest of what it called, perhaps
         lead._hot = lambda: False
         assert lead.wanted() and not lead.wanted()
-        lock.release()
-        waits.join(TIMEOUT)
         for misses in range(1, 12):
             lead._missed()
             turns = 0

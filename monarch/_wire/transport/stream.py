@@ -32,7 +32,7 @@ READ, WRITE, ERROR = select.EPOLLIN, select.EPOLLOUT, select.EPOLLERR | select.E
 _IOV_MAX = 1024
 _BYTES_A_TURN = 8 * 1024 * 1024  # read from one connection before the others get their turn
 _REST = 0.02  # seconds until a call is made again for which there was no memory
-_QUICK = (16 * 1024,)  # bytes that a thread that leads reads at once
+QUICK = 16 * 1024  # bytes that a thread that leads reads at once
 _STALLED = 30.0  # seconds without progress after which a waiting sender leaves its bytes to the queue
 
 
@@ -300,7 +300,7 @@ class StreamConnection:
         if kept or small is None or self._lost or not self._decoder.empty or not self._reading:
             return False
         try:
-            kept.extend(map(self._recv, _QUICK))
+            kept.extend(map(self._recv, (QUICK,)))
         except (BlockingIOError, InterruptedError):
             return True
         except OSError:  # which the I/O thread will meet
@@ -308,14 +308,6 @@ class StreamConnection:
         data = kept[0]
         self.reads += 1
         start, size = 0, len(data)
-        if size >= 16:  # mostly it is one
-            head_size, body_size, count = PREFIX.unpack_from(data)
-            middle = 16 + head_size
-            if middle + body_size == size and not count:
-                if not small(self, data[16:middle], data[middle:]):
-                    return False
-                kept.clear()
-                return True
         while size - start >= 16:
             head_size, body_size, count = PREFIX.unpack_from(data, start)
             middle = start + 16 + head_size

@@ -22,12 +22,11 @@ from typing import Any
 from monarch._wire.address import name_of
 from monarch._wire.transport.accepting import Accepting
 from monarch._wire.transport.base import Handler, Reactor
-from monarch._wire.transport.stream import StreamConnection
+from monarch._wire.transport.stream import QUICK, StreamConnection
 
 PATH_LIMIT = 107  # bytes the kernel takes for a socket's path
 _BACKLOG = 4096
 _BUFFER = 1 << 20  # kernel buffer of a connection: fewer wake-ups for large payloads
-_QUICK_LIMIT = 16 * 1024  # a limit of frames below it is the I/O thread's to check
 _HANDOVER, _LOAN = "handover.", "loan."
 _HANDOVER_BYTES = 16 * 1024  # that may go with a descriptor; the kernel takes so many at once
 _DESCRIPTOR = struct.Struct("i")
@@ -220,7 +219,7 @@ class UnixTransport:
         connection = StreamConnection(sock, self._loop, self._handler, limit=queue_limit, frame_limit=frame_limit)
         connection.remote = remote
         connection.says_why = True
-        if not 0 < frame_limit < _QUICK_LIMIT:
+        if not 0 < frame_limit < QUICK:  # else a limit is to be checked, which the I/O thread does
             connection.small = self.small
         return connection
 
