@@ -536,8 +536,13 @@ class Proc:
                 self._streams = self._streams or Streams(self)
         return self._streams
 
-    def share_memory(self, transport: UnixTransport) -> None:
-        """Large payloads travel in memory shared with the other processes that this transport reaches."""
+    def use_unix(self, transport: UnixTransport) -> None:
+        """This transport reaches the other processes, before it listens and the loop starts. Large payloads travel in memory
+        shared with them, and threads that wait may read what comes."""
+        self.transport = transport
+        transport.handed = self.take_over
+        transport.small = self.small_received
+        self.loop.share_lead(settings.get("waiters_read"))
         from monarch._runtime.payloads import Payloads  # not for those in one process
 
         self.payloads = Payloads(self.address, self.incarnation, self.loop, transport, self.tell)

@@ -62,11 +62,7 @@ class Served:
         proc.incarnation = incarnation
         proc.client = spec.client
         transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
-        proc.transport = transport
-        transport.handed = proc.take_over
-        transport.small = proc.small_received
-        loop.share_lead(settings.get("waiters_read"))
-        proc.share_memory(transport)
+        proc.use_unix(transport)
         layer = MeshLayer(proc)
         layer.executable = spec.executable
         layer.name = spec.name

@@ -53,11 +53,7 @@ class Client:
         host = started.prefix or f"unix:{self.directory}"
         proc = self.proc = Proc(f"{host}/client", loop)
         transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
-        proc.transport = transport
-        transport.handed = proc.take_over
-        transport.small = proc.small_received
-        loop.share_lead(settings.get("waiters_read"))
-        proc.share_memory(transport)
+        proc.use_unix(transport)
         listening = unix.listen(os.path.join(self.directory, "client"))
         self.layer = MeshLayer(proc)
         self.layer.owners.fault = faults.report
