@@ -14,7 +14,7 @@ import pytest
 
 from monarch._runtime.context import root
 from monarch.actor import Actor, endpoint
-from tests.support.interrupts import Interrupted, Steps
+from tests.support.interrupts import interrupted_calls
 from tests.support.resources import open_files
 from tests.support.tiers import first_of, full
 
@@ -74,19 +74,9 @@ def test_an_interrupt_at_any_step(send: Callable[[Any, int], None], every: int, 
     send(books, 0)
     books.read.call().get(TIMEOUT)
     ports, files = len(root().proc.ports), sockets_and_files()
-    steps = Steps()
-    step, number = 0, 0
-    while steps.came or not step:
-        books.note.broadcast(number)
-        try:
-            with steps.at(step):
-                send(books, number + 1)
-        except Interrupted:
-            pass
-        for notes in books.read.call().get(TIMEOUT).values():
-            assert notes.count(number) == 1 and notes == sorted(notes), f"step {step}"
-            assert send is flood or len(notes) == len(set(notes)), f"step {step}"
-        step, number = step + every, number + 2
+    for step, number, notes in interrupted_calls(books, send, every):
+        assert notes.count(number) == 1 and notes == sorted(notes), f"step {step}"
+        assert send is flood or len(notes) == len(set(notes)), f"step {step}"
     assert len(root().proc.ports) == ports
     assert sockets_and_files() <= files
     books.stop().get(TIMEOUT)

@@ -6,7 +6,7 @@ import ctypes
 import signal
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,6 +17,7 @@ from monarch._runtime import leader
 
 _CODE = str(Path(monarch.__file__).parent)
 _SIGNAL = signal.SIGUSR2
+TIMEOUT = 20
 _raise = ctypes.PyDLL(None)["raise"]  # Python itself does not look whether a signal came: it does so at its next step
 
 
@@ -64,6 +65,23 @@ class Steps:
                 return None
             self._left -= 1
         return self._on_step
+
+
+def interrupted_calls(books: Any, act: Callable[[Any, int], None], every: int) -> Iterator[tuple[int, int, list[int]]]:
+    """`act(books, number + 1)` after a broadcast of `number`, interrupted at each `every`-th step until it has no more.
+    Yields (step, number, what a rank has noted by then) for each rank; `books` have the endpoints `note` and `read`."""
+    steps = Steps()
+    step, number = 0, 0
+    while steps.came or not step:
+        books.note.broadcast(number)
+        try:
+            with steps.at(step):
+                act(books, number + 1)
+        except Interrupted:
+            pass
+        for notes in books.read.call().get(TIMEOUT).values():
+            yield step, number, notes
+        step, number = step + every, number + 2
 
 
 def _finalizes(frame: FrameType | None) -> bool:

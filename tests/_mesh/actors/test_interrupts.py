@@ -11,7 +11,7 @@ import pytest
 from monarch._runtime.context import root
 from monarch.actor import Actor, Channel, endpoint, send, this_host
 from monarch.testing import InProcessCluster
-from tests.support.interrupts import Interrupted, Steps
+from tests.support.interrupts import interrupted_calls
 from tests.support.tiers import first_of
 
 TIMEOUT = 10
@@ -76,18 +76,8 @@ def test_an_interrupt_at_any_step_of(adverb: Callable[[Any, int], None], every: 
     books = this_host().spawn_procs({"gpus": 2}).spawn("books", Book)
     books.read.call().get(TIMEOUT)
     ports = len(root().proc.ports)
-    steps = Steps()
-    step, number = 0, 0
-    while steps.came or not step:
-        books.note.broadcast(number)
-        try:
-            with steps.at(step):
-                adverb(books, number + 1)
-        except Interrupted:
-            pass
-        for notes in books.read.call().get(TIMEOUT).values():
-            assert number in notes and notes == sorted(notes), f"step {step}"
-            assert adverb is map_items or len(notes) == len(set(notes)), f"step {step}"
-        step, number = step + every, number + 2
+    for step, number, notes in interrupted_calls(books, adverb, every):
+        assert number in notes and notes == sorted(notes), f"step {step}"
+        assert adverb is map_items or len(notes) == len(set(notes)), f"step {step}"
     gc.collect()
     assert len(root().proc.ports) == ports
