@@ -117,6 +117,9 @@ TABLE: tuple[Setting, ...] = (
            "How long a worker told to stop may take; see mesh_terminate_timeout."),
     Setting("mesh_orphan_timeout", DURATION, "1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT",
             "How long processes on other hosts outlive a client that has fallen silent."),
+    Setting("worker_lease", DURATION, "0s", "MONARCH_WORKER_LEASE",
+            "How long a worker waits for a client, from its start or since the last one left, before it ends; 0s is for "
+            "ever."),
     Setting("mesh_attach_config_timeout", DURATION, "1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT",
             "How long attaching to a worker may take."),
     Setting("mesh_bootstrap_enable_pdeathsig", FLAG, True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG",
