@@ -33,6 +33,7 @@ CURRENT = "current"
 
 _ENDING = 90.0  # seconds that a cancelled job gets to be gone: Slurm itself kills after KillWait, 30 s by default
 _LOOK = 0.25  # seconds between two looks while it ends
+_SOON, _OFTEN, _SELDOM = 10.0, 0.5, 2.0  # for so many seconds a new job is looked at often, then seldom
 _WATCH = 5.0  # seconds between two looks of the watcher
 _LOG_READ = 64 << 10  # bytes read of the end of a log
 _TOLD = 12  # lines of a log that an error quotes
@@ -143,10 +144,11 @@ class SlurmJob(ScheduledJob):
         self._looked_at_queue = 0.0
         self._place: int | None = None
         self._ours = False  # whether this process has submitted it
+        self._asked_at: float | None = None  # when, by this process's clock
         self._watched: threading.Event | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_ours": False, "_watched": None}
+        return super().__getstate__() | {"_ours": False, "_asked_at": None, "_watched": None}
 
     def add_mesh(self, name: str, num_nodes: int, partition: str | None = None) -> None:
         """One more mesh, before the job is started."""
@@ -174,6 +176,7 @@ class SlurmJob(ScheduledJob):
             raise ValueError("the job has no meshes: give some, or add_mesh")
         request = self._request(launch)
         self._ours = client_script is None
+        self._asked_at = time.monotonic()
         self._place, self._looked_at_queue = None, 0.0
         if self._allocation is not None:
             if client_script is not None:
@@ -279,6 +282,8 @@ class SlurmJob(ScheduledJob):
     # --- looking
 
     def _poll(self) -> Poll:
+        soon = self._asked_at is not None and time.monotonic() - self._asked_at < _SOON
+        self.poll_interval = _OFTEN if soon else _SELDOM
         job = self._id()
         if job is None:
             return Ended("nothing was submitted")
