@@ -226,7 +226,7 @@ class LoginJob(ScheduledJob):
         self._wait_for_logins(logins)
         sessions.end(logins)
         for process in self._processes.values():
-            _close(process)
+            process.wait()
         self._processes = {}
         self._workers = {}
         if self._folder is not None:
@@ -361,14 +361,15 @@ def _read_line(process: subprocess.Popen[bytes], worker: Worker) -> None:
     """Reads what the login prints, up to the worker's line; a login may greet first."""
     assert process.stdout is not None
     read = 0
-    for line in process.stdout:
-        read += len(line)
-        try:
-            worker.pid = msgspec.json.decode(line, type=_Line).pid
-            return
-        except msgspec.DecodeError:
-            if read > _MOST_READ:
+    with process.stdout as lines:
+        for line in lines:
+            read += len(line)
+            try:
+                worker.pid = msgspec.json.decode(line, type=_Line).pid
                 return
+            except msgspec.DecodeError:
+                if read > _MOST_READ:
+                    return
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -27,7 +27,10 @@ _ADVICE = {
 def failure(host: str, status: int, said: str, python: str, port: int) -> str:
     """Why there is no worker on `host`: ssh ended with `status` (negative: by a signal) after `said` on stderr."""
     lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Warning: Permanently")]
-    words = " / ".join(lines[-_MOST:]).rstrip(".") or "it said nothing"
+    words = (
+        " / ".join(lines if len(lines) <= _MOST else [*lines[:2], "...", *lines[2 - _MOST :]]).rstrip(".")
+        or "it said nothing"
+    )
     if status == SSH_FAILED:
         what = "ssh could not get there"
     elif status in NOT_FOUND:

@@ -43,9 +43,9 @@ def test_a_failure_names_the_host_with_the_words_and_the_way_out(status: int, sa
         assert part in text
 
 
-def test_only_the_last_lines_are_quoted() -> None:
+def test_only_the_first_and_last_lines_are_quoted() -> None:
     text = told(255, "\n".join(f"line {number}" for number in range(50)))
-    assert "line 49" in text and "line 40" not in text
+    assert "line 0 / line 1 / ... / line 46 / " in text and text.endswith("line 49") and "line 40" not in text
 
 
 def test_what_the_configuration_says() -> None:
