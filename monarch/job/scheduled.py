@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from typing import Any
 
@@ -118,7 +119,7 @@ class ScheduledJob(JobTrait):
         try:
             meshes = self._attach(self._await_hosts().workers)
             for mesh in meshes.values():
-                mesh.initialized.get()
+                self._await_answers(mesh)
         except BaseException as exc:
             if not self._met:
                 self._give_back(exc)
@@ -153,6 +154,23 @@ class ScheduledJob(JobTrait):
                 pause.wait(self.poll_interval)
         finally:
             line.end()
+
+    def _await_answers(self, mesh: HostMesh) -> None:
+        """Until all hosts of the mesh have answered, or the scheduler says that they will not."""
+        while True:
+            asked = time.monotonic()
+            try:
+                mesh.initialized.get(self.poll_interval)
+                return
+            except TimeoutError:
+                if time.monotonic() - asked < self.poll_interval:  # it is the mesh's own: attaching took too long
+                    raise
+            try:
+                poll = self._poll()
+            except SchedulerError:
+                continue  # attaching has an end of its own
+            if isinstance(poll, Ended):
+                raise SchedulerError(poll.why)
 
     def _too_late(self, why: str) -> str:
         return f"{type(self).__name__} has no hosts after {self.start_timeout:g} s; last it was said: {why}"

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch.tools import certs, secret
+from monarch.tools import certs, secret, worker_stdin
 
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
@@ -143,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
         "the loop returns and the command ends after it",
     )
 
+    worker.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read the job's secret and the like from stdin, as one line of JSON, and end when stdin does",
+    )
+
     secret_command = command("secret", "make a job's secret", _SECRET, _secret)
     secret_command.add_argument("file", nargs="?", metavar="FILE", help="file to write to, with mode 0600; else stdout")
     secret_command.add_argument("--force", action="store_true", help="replace a file that is there")
@@ -256,6 +262,9 @@ def _secret(options: argparse.Namespace) -> None:
 
 
 def _worker(options: argparse.Namespace) -> None:
+    if options.stdin:
+        _worker_by_stdin(options)
+        return
     settings: dict[str, Any] = {"address": options.address, **_tls(options)}
     if options.lease is not None:
         settings["lease"] = options.lease
@@ -267,6 +276,15 @@ def _worker(options: argparse.Namespace) -> None:
     logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
     name = "run_worker_loop_until_shutdown" if options.once else "run_worker_loop_forever"
     getattr(monarch.actor, name)(**settings)
+
+
+def _worker_by_stdin(options: argparse.Namespace) -> None:
+    if given := [name for name in ("secret_file", *TLS, "trust_all_connections", "once") if getattr(options, name)]:
+        options.parser.error(f"--stdin says what {_option(given[0])} would say; give one of them")
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered: its end is for the watcher
+        orders = worker_stdin.read_orders(stdin)
+    logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
+    worker_stdin.serve(options.address, orders)
 
 
 def _tls(options: argparse.Namespace) -> dict[str, str]:
