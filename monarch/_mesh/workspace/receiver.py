@@ -100,7 +100,7 @@ class Receiver(Actor):
         self.host = f"{socket.gethostname()} ({here().address})"
         self.path = os.environ.get(variable, "")
         self._variable = variable
-        self._run = run
+        self.run = run
         self._lock: int | None = None
         self._tree: Tree | None = None
         self._file: NewFile | None = None
@@ -110,29 +110,7 @@ class Receiver(Actor):
     @endpoint
     @answers
     def lock(self) -> Root | Taken | Problem:
-        """Makes the directory where it is missing and takes its lock, which goes with this actor."""
-        if not os.path.isabs(self.path):
-            has = f"is {self.path!r}, which is not an absolute path" if self.path else "is not set"
-            return Problem(
-                self.host,
-                f"the environment variable {self._variable} {has} there: it names the directory to write to; set it where "
-                "the workers are started",
-            )
-        os.makedirs(self.path, exist_ok=True)
-        fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(fd, 64).decode("ascii", "replace")
-            os.close(fd)
-            return Taken(self.host, self.path, holder)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._lock = fd
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, self._run.encode("ascii"), 0)
-        return Root(self.host, self.path, here().host)
+        return self.take_lock()
 
     @endpoint
     @answers
@@ -221,6 +199,31 @@ class Receiver(Actor):
             self._here(path).set_mode(path, mode)
         self._here("").restore_modes()
         self._close_tree()
+
+    def take_lock(self) -> Root | Taken | Problem:
+        """Makes the directory where it is missing and takes its lock, which goes with this actor."""
+        if not os.path.isabs(self.path):
+            has = f"is {self.path!r}, which is not an absolute path" if self.path else "is not set"
+            return Problem(
+                self.host,
+                f"the environment variable {self._variable} {has} there: it names the directory to write to; set it where "
+                "the workers are started",
+            )
+        os.makedirs(self.path, exist_ok=True)
+        fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.read(fd, 64).decode("ascii", "replace")
+            os.close(fd)
+            return Taken(self.host, self.path, holder)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._lock = fd
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, self.run.encode("ascii"), 0)
+        return Root(self.host, self.path, here().host)
 
     def found(self, root: str) -> Manifest:
         """What counts of the directory that is written to."""
