@@ -11,13 +11,16 @@ from monarch._mesh.workspace.manifest import (
     FOLDER,
     LARGE,
     LINK,
+    OTHER,
     OURS,
     Entry,
     Manifest,
+    Plan,
     RefusedPath,
     Rules,
     compare,
     digest,
+    parts,
 )
 from monarch._mesh.workspace.receiver import Problem, Receiver, Root, Taken, answers
 from monarch._mesh.workspace.scan import scan
@@ -31,11 +34,13 @@ __all__ = [
     "LARGE",
     "LINK",
     "LOCK",
+    "OTHER",
     "OURS",
     "Entry",
     "FolderSync",
     "HostAnswers",
     "Manifest",
+    "Plan",
     "Problem",
     "Receiver",
     "RefusedPath",
@@ -50,5 +55,6 @@ __all__ = [
     "digest",
     "local_manifest",
     "lock_hosts",
+    "parts",
     "scan",
 ]

@@ -15,7 +15,17 @@ from collections.abc import Callable
 from ctypes.util import find_library
 
 from monarch.actor import bind_context, start_thread
-from monarch.remotemount.fuse_messages import Begin, Busy, Message, Mounted, NotMounted, Settled, Unmount, Unmounted, Wire
+from monarch.remotemount.fuse_messages import (
+    Begin,
+    Busy,
+    Message,
+    Mounted,
+    NotMounted,
+    Settled,
+    Unmount,
+    Unmounted,
+    Wire,
+)
 
 START = 60.0  # seconds until a mount that does not come about is given up
 UNMOUNT = 30.0  # and an unmount
