@@ -29,10 +29,11 @@ class Begin(Message, frozen=True):
 
 
 class SetTree(Message, frozen=True):
-    """To the process: the tree is this from now on. In parts; the last one makes it so."""
+    """To the process: the tree is this from now on. In parts; the last one makes it so. `number` is of the tree."""
 
     entries: list[TreeEntry]
     last: bool
+    number: int
 
 
 class Content(Message, frozen=True):
@@ -61,7 +62,9 @@ class Mounted(Message, frozen=True):
 
 
 class Settled(Message, frozen=True):
-    """From the process: nobody is shown the tree before the last SetTree any more."""
+    """From the process: nobody is shown a tree before this one any more."""
+
+    number: int
 
 
 class NotMounted(Message, frozen=True):

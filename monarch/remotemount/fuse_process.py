@@ -100,6 +100,7 @@ class FuseProcess:
         self._received = received
         self._changed = threading.Condition()
         self._last: Message | None = None
+        self._settled = 0
         self._gone = False
         self._made = _make_folder(point)
         ours, theirs = socket.socketpair()
@@ -124,11 +125,6 @@ class FuseProcess:
         self._wire.send(Begin(os.fsencode(point), kind, name))
         self._listener = start_thread(bind_context(self._listen), "monarch-mount")
 
-    def forget(self) -> None:
-        """What it says from now on is the answer to what it is told now."""
-        with self._changed:
-            self._last = None
-
     def send(self, message: Message) -> None:
         """OSError when the process is gone."""
         self._wire.send(message)
@@ -141,13 +137,15 @@ class FuseProcess:
             self.abandon()
             raise MountFailed(f"{self.point}: {self._said or why}")
 
-    def settle(self) -> None:
-        """Waits until the tree that was sent last is what everybody sees."""
-        self._wait((Settled,), START)
+    def settle(self, number: int) -> None:
+        """Waits until the tree `number` is what everybody sees."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._settled >= number or self._gone, START)
 
     def unmount(self) -> str:
         """Why it is in use; "" when it is gone."""
-        self.forget()
+        with self._changed:
+            self._last = None  # what it says from now on is the answer
         try:
             self._wire.send(Unmount())
         except OSError:
@@ -188,7 +186,11 @@ class FuseProcess:
 
     def _listen(self) -> None:
         while (message := self._wire.receive()) is not None:
-            if isinstance(message, Mounted | Settled | NotMounted | Busy | Unmounted):
+            if isinstance(message, Settled):
+                with self._changed:
+                    self._settled = message.number
+                    self._changed.notify_all()
+            elif isinstance(message, Mounted | NotMounted | Busy | Unmounted):
                 with self._changed:
                     self._last = message
                     self._changed.notify_all()
@@ -205,9 +207,13 @@ class FuseProcess:
 
 
 def _environment() -> dict[str, str]:
-    """The search path of this interpreter as it is, and nothing from below the mount by a relative one."""
+    """The search path of this interpreter as it is, and nothing from below the mount by a relative one.
+
+    MONARCH_RUN is the sign by which what is left of a run is killed: this process is not, for it ends by itself, and only
+    then takes the mount away."""
     paths = [path for path in sys.path if os.path.isabs(path)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "FUSE_LIBRARY_NAME": "fuse3"}
+    kept = {name: value for name, value in os.environ.items() if name != "MONARCH_RUN"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "FUSE_LIBRARY_NAME": "fuse3"}
 
 
 def _make_folder(point: str) -> bool:

@@ -37,6 +37,7 @@ from monarch.remotemount.fuse_messages import (
 from monarch.remotemount.tree import FILE, LINK, Contents, FileTree, Node, blocks_of
 
 CACHED = 0.2  # seconds that the kernel keeps names and attributes
+_LATE = 0.05  # until an answer of before has reached the kernel, and its clock has ticked
 PATIENCE = 120.0  # seconds that a read waits for its owner
 
 
@@ -51,7 +52,7 @@ class TreeView:
 
     def take(self, message: Message) -> None:
         match message:
-            case SetTree(entries, last):
+            case SetTree(entries, last, number):
                 for path, kind, size, mode, mtime_ns, target, content in entries:
                     self._coming.append(
                         (os.fsdecode(path), Node(kind, size, mode, mtime_ns, os.fsdecode(target), content))
@@ -60,7 +61,7 @@ class TreeView:
                     self.tree, self._coming = FileTree(self._coming), []
                     self.contents.keep(self.tree.contents())
                     # The kernel may know names and attributes of before for so long.
-                    timer = threading.Timer(CACHED, self._wire.send, [Settled()])
+                    timer = threading.Timer(CACHED + _LATE, self._wire.send, [Settled(number)])
                     timer.daemon = True
                     timer.start()
             case Content(content, block, data, error):

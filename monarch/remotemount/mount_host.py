@@ -28,6 +28,7 @@ class MountHost(Actor):
         self._process: fuse_process.FuseProcess | None = None
         self._idle = False
         self._mounted = False
+        self._trees = 0
 
     @endpoint
     def look(self, source: str, token: str) -> Look:
@@ -75,11 +76,10 @@ class MountHost(Actor):
         """In parts; after the last one everybody sees it."""
         if self._process is None:
             return
+        self._trees += last
+        self._send(SetTree(list(entries), last, self._trees))
         if self._mounted and last:
-            self._process.forget()
-        self._send(SetTree(list(entries), last))
-        if self._mounted and last:
-            self._process.settle()
+            self._process.settle(self._trees)
 
     @endpoint
     def unmount(self) -> str:
