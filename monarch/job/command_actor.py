@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -59,14 +59,15 @@ class CommandActor(Actor):
         OSError when a file for its output cannot be made."""
         self._loop = asyncio.get_running_loop()
         self._grace = command.grace
-        folder = next((folder for folder in command.folders if os.path.isdir(folder)), None)
-        if command.in_process:
-            if folder is not None:
-                os.chdir(folder)
-            os.environ.update(command.env)
-            self._start_here(command)
-            return os.getpid()
-        return self._start_child(command, folder)
+        output = _Output([command.stdout, command.stderr])
+        try:
+            return self._start_here(command, output) if command.in_process else self._start_child(command, output)
+        except OSError as error:
+            _say(command, error, output.writing[1])
+            status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_ALLOWED
+            output.close_writing()
+            self._follow(output, lambda: Ended(status, 0, 0))
+            return 0
 
     @concurrent_endpoint
     async def read(self) -> list[Piece | Ended]:
@@ -95,25 +96,16 @@ class CommandActor(Actor):
 
     # --- a child
 
-    def _start_child(self, command: Command, folder: str | None) -> int:
-        output = _Output([command.stdout, command.stderr])
-        try:
-            child = subprocess.Popen(
-                command.words,
-                stdin=subprocess.DEVNULL,
-                stdout=output.writing[0],
-                stderr=output.writing[1],
-                cwd=folder,
-                env={**os.environ, **command.env},
-            )
-        except OSError as error:
-            _say(command, error, output.writing[1])
-            status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_ALLOWED
-            output.close_writing()
-            self._follow(output, lambda: Ended(status, 0, 0))
-            return 0
+    def _start_child(self, command: Command, output: _Output) -> int:
+        self._child = child = subprocess.Popen(
+            command.words,
+            stdin=subprocess.DEVNULL,
+            stdout=output.writing[0],
+            stderr=output.writing[1],
+            cwd=_folder(command),
+            env={**os.environ, **command.env},
+        )
         output.close_writing()
-        self._child = child
 
         def wait() -> Ended:
             code = child.wait()
@@ -125,8 +117,11 @@ class CommandActor(Actor):
 
     # --- a Python program in this process
 
-    def _start_here(self, command: Command) -> None:
-        output = _Output([command.stdout, command.stderr])
+    def _start_here(self, command: Command, output: _Output) -> int:
+        folder = _folder(command)
+        if folder is not None:
+            os.chdir(folder)
+        os.environ.update(command.env)
 
         def run() -> Ended:
             with _redirected(output.writing):
@@ -134,10 +129,11 @@ class CommandActor(Actor):
                 return Ended(main_status(command.words), 0, os.getpid())
 
         self._follow(output, bind_context(run))
+        return os.getpid()
 
     # --- output
 
-    def _follow(self, output: _Output, run: object) -> None:
+    def _follow(self, output: _Output, run: Callable[[], Ended]) -> None:
         """Hands out what is written, and at the end what `run` returns, which waits for the end."""
         threads = [
             start_thread(self._pump, f"monarch-output-{number}", output, number)
@@ -146,7 +142,7 @@ class CommandActor(Actor):
         ]
 
         def follow() -> None:
-            ended = run()  # type: ignore[operator]
+            ended = run()
             output.set_ended()
             for thread in threads:
                 thread.join()
@@ -244,6 +240,12 @@ def _redirected(descriptors: Sequence[int]) -> Iterator[None]:
         for number, descriptor in enumerate(kept, 1):
             os.dup2(descriptor, number)
             os.close(descriptor)
+
+
+def _folder(command: Command) -> str | None:
+    if command.workdir is None:
+        return command.folder if os.path.isdir(command.folder) else None
+    return command.workdir
 
 
 def _opened(sink: Sink) -> int | None:

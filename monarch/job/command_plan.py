@@ -20,12 +20,13 @@ class Sink(msgspec.Struct, frozen=True):
 
 class Command(msgspec.Struct, frozen=True):
     """One command for one process. `words`: a program and its arguments; with `in_process` a Python program that runs in the
-    process itself. `folders`: the first that exists there is the working directory."""
+    process itself. `workdir`: its working directory, which has to be there; without one `folder`, if that is there."""
 
     words: list[str]
     env: dict[str, str]
     in_process: bool = False
-    folders: list[str] = []
+    workdir: str | None = None
+    folder: str = "/"
     stdout: Sink = Sink()
     stderr: Sink = Sink()
     grace: float = 5.0  # seconds between SIGTERM and the end of the process, when it is stopped

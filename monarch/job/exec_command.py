@@ -67,7 +67,7 @@ class _Run:
         self._per_host = per_host
         self._words = words
         self._env = {str(name): str(value) for name, value in (env or {}).items()}
-        self._folders = [workdir] if workdir is not None else [_own_folder()]
+        self._workdir = workdir
         self._output_dir = output_dir
         self._promise: Promise[int] = Promise()
         self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -132,7 +132,9 @@ class _Run:
             out = Sink(os.path.join(folder, command_plan.STDOUT), shown=False)
             err = Sink(os.path.join(folder, command_plan.STDERR), shown=False)
         environment = {**command_plan.rank_environment(place, self._sizes), **self._env}
-        return Command(self._words, environment, is_python(self._words), self._folders, out, err)
+        return Command(
+            self._words, environment, is_python(self._words), self._workdir, own_folder(), stdout=out, stderr=err
+        )
 
 
 def chosen_hosts(
@@ -192,7 +194,8 @@ def follow(actors: Sequence[Any], write: Any, end: Any) -> int:
     return worst
 
 
-def _own_folder() -> str:
+def own_folder() -> str:
+    """The working directory of this program, where it has one."""
     try:
         return os.getcwd()
     except FileNotFoundError:

@@ -70,6 +70,9 @@ def test_statuses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "no-such-program: No such file or directory\n"
     assert run(this_host(), [str(tmp_path / "plain")]) == 126
     assert capfd.readouterr().err == f"{tmp_path}/plain: Permission denied\n"
+    for cmd in (["true"], [str(tmp_path / "x.py")]):
+        assert run(this_host(), cmd, workdir="/no/such/folder") == 127
+        assert capfd.readouterr().err == "/no/such/folder: No such file or directory\n"
     assert run(this_host(), ["kill -9 $$"]) == 137
     assert run(this_host(), ["true"]) == 0
 
