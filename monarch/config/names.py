@@ -22,6 +22,7 @@ SecondsName = Literal[
     "mesh_terminate_timeout",
     "mesh_orphan_timeout",
     "mesh_attach_config_timeout",
+    "job_lease",
     "switch_interval",
     "slow_handler_after",
     "suspect_after",

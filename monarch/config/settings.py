@@ -117,6 +117,8 @@ TABLE: tuple[Setting, ...] = (
            "How long a worker told to stop may take; see mesh_terminate_timeout."),
     Setting("mesh_orphan_timeout", DURATION, "1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT",
             "How long processes on other hosts outlive a client that has fallen silent."),
+    Setting("job_lease", DURATION, "4h", "MONARCH_JOB_LEASE",
+            "How long the hosts of a job outlive the last program that used them; 0 for as long as they may."),
     Setting("mesh_attach_config_timeout", DURATION, "1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT",
             "How long attaching to a worker may take."),
     Setting("mesh_bootstrap_enable_pdeathsig", FLAG, True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG",

@@ -81,6 +81,7 @@ DEFAULTS: dict[str, Any] = {
     "mesh_attach_config_timeout": "1m",
     "mesh_bootstrap_enable_pdeathsig": True,
     "mesh_orphan_timeout": "1m",
+    "job_lease": "4h",
     "mesh_proc_spawn_max_idle": "30s",
     "mesh_terminate_concurrency": 16,
     "mesh_terminate_timeout": "10s",
