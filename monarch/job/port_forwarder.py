@@ -34,7 +34,9 @@ class PortForwarder(Actor):
         self._meshes: list[Any] = []
 
     @endpoint
-    async def forward(self, dst_proc_mesh: ProcMesh, dst_port: Dst, src_proc_mesh: ProcMesh, src_address: Src) -> list[int]:
+    async def forward(
+        self, dst_proc_mesh: ProcMesh, dst_port: Dst, src_proc_mesh: ProcMesh, src_address: Src
+    ) -> list[int]:
         """From now on each process of `dst_proc_mesh` listens at `dst_port` of its own machine (127.0.0.1), and who connects
         there is connected to `src_address` ("host:port") as seen by the process of `src_proc_mesh` with the same rank.
         Both may be functions of the rank's Point; port 0 is any free one. Returns the ports, by rank. May be called

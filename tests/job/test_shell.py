@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch.actor import this_host
-from monarch.job.shell import shell
+from monarch.job.interactive_shell import shell
 from tests.support.hosts import Hosts
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
@@ -27,7 +27,7 @@ PROMPT = r"[$#] $"  # the machine has its own
 PROGRAM = """
 import sys
 from monarch.actor import this_host
-from monarch.job.shell import shell
+from monarch.job.interactive_shell import shell
 
 status = shell(this_host(), env={"GREETING": "hello", "SHELL": "/bin/bash"})
 print("status", status, flush=True)
@@ -106,7 +106,13 @@ def test_without_a_terminal_the_end_of_stdin_ends_it(program: str, environment: 
     )
     assert done.stdout.endswith("status 3\n") and (tmp_path / "copy").read_text() == "from a pipe\n"
     done = subprocess.run(
-        [sys.executable, program], input="", env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT
+        [sys.executable, program],
+        input="",
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
     )
     assert done.stdout.endswith("status 0\n"), done
 

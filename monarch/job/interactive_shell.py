@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch.actor import HostMesh, bind_context, start_thread
-from monarch.job.exec_command import own_folder
+from monarch.job.run_command import own_folder
 from monarch.job.terminal_actor import ShellLaunch, TerminalActor
 
 _TYPED = 4096
@@ -117,7 +117,9 @@ def _send(actor: Any, notes: int) -> None:
     """Until "q" is noted. At the end of stdin, Ctrl-D again and again: a program in the shell may take the first."""
     keys: int | None = _stdin()
     while True:
-        ready, _, _ = select.select([notes] if keys is None else [notes, keys], [], [], _AGAIN if keys is None else None)
+        ready, _, _ = select.select(
+            [notes] if keys is None else [notes, keys], [], [], _AGAIN if keys is None else None
+        )
         try:
             if notes in ready:
                 if b"q" in os.read(notes, _TYPED):
