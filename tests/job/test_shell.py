@@ -68,8 +68,8 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("\n")
     terminal.until("now 40 100")
     # Ctrl-C is the shell's.
-    terminal.type("sleep 1000; echo interrupted $?\n")
-    terminal.until("sleep 1000;")
+    terminal.type("bash -c 'echo begun; exec sleep 1000'\n")
+    terminal.until("^begun$")
     terminal.type("\x03")
     terminal.type("echo after $?\n")
     terminal.until("^after 130$")
@@ -107,6 +107,7 @@ def test_without_a_terminal_the_end_of_stdin_ends_it(program: str, environment: 
     assert done.stdout.endswith("status 3\n") and (tmp_path / "copy").read_text() == "from a pipe\n"
     done = subprocess.run(
         [sys.executable, program],
+        check=True,
         input="",
         env=environment,
         cwd=tmp_path,
