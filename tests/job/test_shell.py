@@ -71,6 +71,7 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("bash -c 'echo begun; exec sleep 1000'\n")
     terminal.until("^begun$")
     terminal.type("\x03")
+    terminal.until(PROMPT)
     terminal.type("echo after $?\n")
     terminal.until("^after 130$")
     terminal.type("exit 7\n")
