@@ -14,13 +14,15 @@ import os
 import select
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
 
 from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint, start_thread
-from monarch.job.command_plan import Command, Sink, shell_status
+from monarch.job.command_plan import PYTHON, Command, Sink, shell_status
 from monarch.spmd.main_program import flush, main_status
 
 _PIECE = 64 * 1024
@@ -37,11 +39,14 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """All was read. `status`: the exit status, as a shell says it; `signal`: what ended it, or 0."""
+    """All was read. `status`: the exit status, as a shell says it; `signal`: what ended it, or 0; `at`: when, in seconds since
+    the epoch; `report`: what it wrote into the file that it was given for that."""
 
     status: int
     signal: int
     pid: int
+    at: float = 0.0
+    report: bytes = b""
 
 
 class CommandActor(Actor):
@@ -66,7 +71,7 @@ class CommandActor(Actor):
             _say(command, error, output.writing[1])
             status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_ALLOWED
             output.close_writing()
-            self._follow(output, lambda: Ended(status, 0, 0))
+            self._follow(output, lambda: Ended(status, 0, 0, time.time()))
             return 0
 
     @concurrent_endpoint
@@ -97,20 +102,26 @@ class CommandActor(Actor):
     # --- a child
 
     def _start_child(self, command: Command, output: _Output) -> int:
+        words = [sys.executable, *command.words[1:]] if command.words[0] == PYTHON else command.words
+        report = _Report(command.report_variable)
         self._child = child = subprocess.Popen(
-            command.words,
+            words,
             stdin=subprocess.DEVNULL,
             stdout=output.writing[0],
             stderr=output.writing[1],
             cwd=_folder(command),
-            env={**os.environ, **command.env},
+            env={**command.defaults, **os.environ, **command.env, **report.environment},
         )
         output.close_writing()
 
         def wait() -> Ended:
             code = child.wait()
-            self._loop.call_soon_threadsafe(self._stopped.set)
-            return Ended(shell_status(code), max(0, -code), child.pid)
+            at = time.time()
+            try:
+                self._loop.call_soon_threadsafe(self._stopped.set)
+            except RuntimeError:  # the actor has stopped
+                pass
+            return Ended(shell_status(code), max(0, -code), child.pid, at, report.value())
 
         self._follow(output, wait)
         return child.pid
@@ -126,7 +137,7 @@ class CommandActor(Actor):
         def run() -> Ended:
             with _redirected(output.writing):
                 output.close_writing()
-                return Ended(main_status(command.words), 0, os.getpid())
+                return Ended(main_status(command.words), 0, os.getpid(), time.time())
 
         self._follow(output, bind_context(run))
         return os.getpid()
@@ -161,6 +172,22 @@ class CommandActor(Actor):
             asyncio.run_coroutine_threadsafe(self._pieces.put(item), self._loop).result()
         except (RuntimeError, asyncio.CancelledError):  # the actor has stopped: nobody reads any more
             pass
+
+
+class _Report:
+    """A file for what a command wants to have told at its end. It is in memory, and leaves nothing behind whatever happens."""
+
+    def __init__(self, variable: str) -> None:
+        self._file = os.memfd_create("monarch-report", os.MFD_CLOEXEC) if variable else -1
+        self.environment = {variable: f"/proc/{os.getpid()}/fd/{self._file}"} if variable else {}
+
+    def value(self) -> bytes:
+        """What it wrote, _PIECE bytes at most. Once."""
+        if self._file < 0:
+            return b""
+        data = os.pread(self._file, _PIECE, 0)
+        os.close(self._file)
+        return data
 
 
 class _Output:

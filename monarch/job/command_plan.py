@@ -9,6 +9,7 @@ import msgspec
 
 SUBDIR = "$SUBDIR"
 STDOUT, STDERR = "stdout.txt", "stderr.txt"
+PYTHON = "{python}"
 
 
 class Sink(msgspec.Struct, frozen=True):
@@ -20,7 +21,9 @@ class Sink(msgspec.Struct, frozen=True):
 
 class Command(msgspec.Struct, frozen=True):
     """One command for one process. `words`: a program and its arguments; with `in_process` a Python program that runs in the
-    process itself. `workdir`: its working directory, which has to be there; without one `folder`, if that is there."""
+    process itself. `workdir`: its working directory, which has to be there; without one `folder`, if that is there.
+    `defaults`: variables that the process's own environment goes over. `report_variable`: names a file, for what it wants to
+    have told at its end. A first word PYTHON is the interpreter of the process."""
 
     words: list[str]
     env: dict[str, str]
@@ -29,6 +32,8 @@ class Command(msgspec.Struct, frozen=True):
     folder: str = "/"
     stdout: Sink = Sink()
     stderr: Sink = Sink()
+    defaults: dict[str, str] = {}
+    report_variable: str = ""
     grace: float = 5.0  # seconds between SIGTERM and the end of the process, when it is stopped
 
 

@@ -117,7 +117,7 @@ class _Run:
         starting = [one.start.call_one(command) for one, command in zip(ranks, commands, strict=True)]
         for answer in starting:
             answer.get()
-        printer = CommandPrinter(["" if len(places) == 1 else command_plan.prefix(place) for place in places])
+        printer = CommandPrinter([None if len(places) == 1 else command_plan.prefix(place) for place in places])
         return follow(ranks, printer.write, printer.end)
 
     def _places(self, procs: ProcMesh) -> list[dict[str, int]]:

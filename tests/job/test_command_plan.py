@@ -63,7 +63,7 @@ def test_statuses_are_as_shells_say_them() -> None:
 
 
 def test_one_process_is_printed_as_it_comes(capfd: pytest.CaptureFixture[str]) -> None:
-    printer = CommandPrinter([""])
+    printer = CommandPrinter([None])
     printer.write(0, 1, b"50%\r")
     assert capfd.readouterr().out == "50%\r"
     printer.write(0, 2, b"no newline")
@@ -79,6 +79,18 @@ def test_several_are_printed_in_whole_lines(capfd: pytest.CaptureFixture[str]) -
     printer.end(0)
     printer.end(1)
     assert capfd.readouterr().out == "[0] a\n[1] c\n[0] bb\n[0] \n[0] last\n"
+
+
+def test_lines_stay_whole_without_a_prefix_too(capfd: pytest.CaptureFixture[str]) -> None:
+    printer = CommandPrinter(["", "> "])
+    printer.write(0, 1, b"a b")
+    assert capfd.readouterr().out == ""
+    printer.write(0, 1, b" c\nrest")
+    assert capfd.readouterr().out == "a b c\n"
+    printer.write(1, 1, b"10%\r20%\r")
+    assert capfd.readouterr().out == "> 10%\r> 20%\r"
+    printer.end(0)
+    assert capfd.readouterr().out == "rest\n"
 
 
 def test_a_line_without_end_is_printed_in_parts(capfd: pytest.CaptureFixture[str]) -> None:
