@@ -39,8 +39,8 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """All was read. `status`: the exit status, as a shell says it; `signal`: what ended it, or 0; `at`: when, in seconds since
-    the epoch; `report`: what it wrote into the file that it was given for that."""
+    """All was read. `status`: the exit status, as a shell says it; `signal`: what ended it, or 0; `at`: when, in
+    seconds since the epoch; `report`: what it wrote into the file that it was given for that."""
 
     status: int
     signal: int
@@ -175,7 +175,8 @@ class CommandActor(Actor):
 
 
 class _Report:
-    """A file for what a command wants to have told at its end. It is in memory, and leaves nothing behind whatever happens."""
+    """A file for what a command wants to have told at its end. It is in memory, and leaves nothing behind whatever
+    happens."""
 
     def __init__(self, variable: str) -> None:
         self._file = os.memfd_create("monarch-report", os.MFD_CLOEXEC) if variable else -1

@@ -13,8 +13,8 @@ _LONGEST = 256 * 1024  # of a line that has not ended: then it is printed all th
 
 
 class CommandPrinter:
-    """`prefixes`: of each process, what its lines begin with. Lines stay whole, and a progress bar's parts count as lines; None
-    prints what comes as it comes."""
+    """`prefixes`: of each process, what its lines begin with. Lines stay whole, and a progress bar's parts count as
+    lines; None prints what comes as it comes."""
 
     def __init__(self, prefixes: Sequence[str | None]) -> None:
         self._prefixes = prefixes

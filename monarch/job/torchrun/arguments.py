@@ -71,13 +71,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--no-python", action="store_true", help="the script is a program of its own")
     add("--run-path", action="store_true", help="run the script with runpy.run_path")
     add("--log-dir", metavar="DIR", help="where --redirects and --tee write, on each host (default: a new folder)")
-    add("-r", "--redirects", metavar="WHICH", help="into files only: 0 none, 1 stdout, 2 stderr, 3 both; or 0:1,1:3 by local rank")
+    add(
+        "-r",
+        "--redirects",
+        metavar="WHICH",
+        help="into files only: 0 none, 1 stdout, 2 stderr, 3 both; or 0:1,1:3 by local rank",
+    )
     add("-t", "--tee", metavar="WHICH", help="into files and, with a prefix, here; as --redirects")
     add("--local-ranks-filter", metavar="0,1", help="show only what these local ranks print")
     add("--master-addr", metavar="HOST", help="MASTER_ADDR (default: the address of the first host)")
     add("--master-port", type=int, metavar="PORT", help="MASTER_PORT (default: a free one; with --master-addr 29500)")
     add("--rdzv-id", metavar="ID", help="the name of this run (default: a new one)")
-    add("--signals-to-handle", metavar="NAMES", help="signals that are passed on (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)")
+    add(
+        "--signals-to-handle",
+        metavar="NAMES",
+        help="signals that are passed on (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+    )
     add("--shutdown-timeout", type=float, metavar="SECONDS", help="between SIGTERM and SIGKILL (default: 30)")
     add("--standalone", action="store_true", help="one host")
     for name in (*WITHOUT_MEANING, *NOT_THERE):

@@ -16,8 +16,8 @@ _OTHERS = 5  # ranks that failed later and are named
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A rank that did not end well. `at`: when, in seconds since the epoch; `lost`: why, when its process or host was lost and
-    there is no status; `said`: the last of its stderr; `report`: what it wrote into TORCHELASTIC_ERROR_FILE."""
+    """A rank that did not end well. `at`: when, in seconds since the epoch; `lost`: why, when its process or host was
+    lost and there is no status; `said`: the last of its stderr; `report`: what it wrote into TORCHELASTIC_ERROR_FILE."""
 
     rank: int
     local_rank: int

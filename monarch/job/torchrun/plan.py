@@ -26,10 +26,9 @@ def commands(
     """Of each rank. `sizes`: hosts, and ranks on each."""
     environments = layout.environments(layout.by_last_dimension(sizes))
     found = []
-    for rank, environment in enumerate(environments):
+    for rank, place in enumerate(environments):
         local = rank % sizes[1]
-        environment |= env
-        environment |= {
+        environment = place | {
             "ROLE_NAME": options.role,
             "MASTER_ADDR": master[0],
             "MASTER_PORT": str(master[1]),
@@ -37,6 +36,7 @@ def commands(
             "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
             "TORCHELASTIC_RUN_ID": run_id,
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store at which the ranks meet
+            **env,
         }
         out, err = (_sink(options, log_dir, attempt, rank, local, stream) for stream in (STDOUT, STDERR))
         found.append(
@@ -55,8 +55,8 @@ def commands(
 
 
 def _sink(options: Options, log_dir: str, attempt: int, rank: int, local: int, stream: int) -> Sink:
-    """Redirected streams go into a file, those of --tee are shown as well. A folder is named by the rank in the whole run: hosts
-    may share a disk."""
+    """Redirected streams go into a file, those of --tee are shown as well. A folder is named by the rank in the whole
+    run: hosts may share a disk."""
     name = "stdout.log" if stream == STDOUT else "stderr.log"
     file = os.path.join(log_dir, f"attempt_{attempt}", str(rank), name)
     shown = options.shown is None or local in options.shown
@@ -78,8 +78,8 @@ def log_folder(options: Options, run_id: str, unique: str, temporary: str) -> st
 
 
 def prefixes(options: Options, sizes: tuple[int, int]) -> list[str | None]:
-    """What a rank's lines begin with where they are shown: torchrun's `[default0]:` under --tee. One rank's output is shown as it
-    comes."""
+    """What a rank's lines begin with where they are shown: torchrun's `[default0]:` under --tee. One rank's output is
+    shown as it comes."""
     tee: Streams = options.tee
     if not tee.any:
         return [None] if sizes[0] * sizes[1] == 1 else [""] * (sizes[0] * sizes[1])
@@ -95,8 +95,8 @@ def chosen(nodes: tuple[int, int] | None, present: int, where: str) -> int:
 
 
 def count_of(per_node: str, found: Sequence[tuple[str, int, int]]) -> int:
-    """Ranks on each host. `found`: of each host its name, devices and processors. ValueError when they are not alike, or for gpu
-    without any."""
+    """Ranks on each host. `found`: of each host its name, devices and processors. ValueError when they are not alike,
+    or for gpu without any."""
     if per_node.isdecimal():
         return int(per_node)
     counts = {}

@@ -1,7 +1,7 @@
 """The ranks of a program on hosts: started, followed, ended, and started again.
 
-Each rank is a program of its own below a process of a mesh, one mesh an attempt. So the host agents end what is left of a rank,
-whatever becomes of it or of this program.
+Each rank is a program of its own below a process of a mesh, one mesh an attempt. So the host agents end what is left
+of a rank, whatever becomes of it or of this program.
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ class HostFacts(Actor):
         return urlsplit(context().actor_instance.actor_id.addr).hostname or ""
 
 
-def run(
-    hosts: HostMesh, options: Options, where: str, env: Mapping[str, str] | None = None, out: Any = None
-) -> int:
-    """Runs `options.command` on every rank and returns the exit status of the run: 0 when all ranks ended with 0, else that of the
-    rank that failed first, or 128 + n when signal n ended the run. `where` names the job in errors. What is told goes to `out`,
-    by default stderr. ValueError for what the hosts do not have."""
+def run(hosts: HostMesh, options: Options, where: str, env: Mapping[str, str] | None = None, out: Any = None) -> int:
+    """Runs `options.command` on every rank and returns the exit status of the run: 0 when all ranks ended with 0,
+    else that of the rank that failed first, or 128 + n when signal n ended the run. `where` names the job in errors.
+    What is told goes to `out`, by default stderr. ValueError for what the hosts do not have."""
     return _Run(hosts, options, where, dict(env or {}), sys.stderr if out is None else out).run()
 
 
@@ -110,9 +108,7 @@ class _Run:
         folder = plan.log_folder(self._options, self._run_id, self._unique, temporary)
         if attempt == 0 and plan.writes_files(self._options):
             self._say(f"output of the ranks is in {folder}/attempt_N/RANK on each host")
-        commands = plan.commands(
-            self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env
-        )
+        commands = plan.commands(self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env)
         meshes = [host.spawn_procs({"local_rank": count}, name=self._options.role) for host in hosts]
         try:
             return _Attempt(self, meshes, commands, names).follow()
@@ -148,7 +144,9 @@ class _Run:
 
 
 class _Attempt:
-    def __init__(self, run: _Run, meshes: Sequence[ProcMesh], commands: Sequence[Command], names: Sequence[str]) -> None:
+    def __init__(
+        self, run: _Run, meshes: Sequence[ProcMesh], commands: Sequence[Command], names: Sequence[str]
+    ) -> None:
         self._options = run._options
         self._say = run._say
         self._names = names
