@@ -60,7 +60,7 @@ def read_orders(stdin: Lines) -> Orders:
 def serve(address: str, orders: Orders) -> None:
     """Serves until a client shuts the host down, or until stdin ends if that is to be its end."""
     if orders.lease is not None:
-        os.environ[LEASE] = f"{orders.lease:g}"
+        os.environ[LEASE] = f"{orders.lease:.3f}s"
     from monarch.actor import start_worker_loop_forever
 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells start programs with it ignored
