@@ -78,7 +78,7 @@ examples:
       --ca job-certs/ca.pem --certificate job-certs/host.pem --private-key job-certs/host-key.pem
   monarch worker --address ipc:///tmp/host1 --once
 
-exit codes: 0 shut down, 1 an error, 2 wrong usage, 130 interrupted
+exit codes: 0 shut down or its lease over, 1 an error, 2 wrong usage, 130 interrupted
 """
 
 
@@ -130,6 +130,11 @@ def _parser() -> argparse.ArgumentParser:
         "--trust-all-connections",
         action="store_true",
         help="let in everybody who can reach the address; only safe where strangers cannot reach it",
+    )
+    worker.add_argument(
+        "--lease",
+        metavar="SECONDS",
+        help="end after so long without a client (also 30m, 4h; 0: never; default: MONARCH_WORKER_LEASE, else never)",
     )
     worker.add_argument(
         "--once",
@@ -261,6 +266,8 @@ def _worker(options: argparse.Namespace) -> None:
         _worker_by_stdin(options)
         return
     settings: dict[str, Any] = {"address": options.address, **_tls(options)}
+    if options.lease is not None:
+        settings["lease"] = options.lease
     if options.secret_file is not None:
         # The runtime reads it, so that a file means the same however it is named; before MONARCH_SECRET, if that is set.
         os.environ[SECRET_FILE] = os.path.abspath(options.secret_file)
