@@ -13,6 +13,8 @@ General layout, from the inside out:
     scheduled             what all schedulers have in common; a new one says four things
     local, process, ...   one kind of job a file
     project_file          jobs that pyproject.toml or monarch.toml describe
+    run_command, interactive_shell, port_forwarder
+                          what is done on hosts: exec_command, shell, PortForwarder
 """
 
 from __future__ import annotations
@@ -34,12 +36,15 @@ if TYPE_CHECKING:
         service_proc_addr,
         service_proc_addrs,
     )
+    from monarch.job.interactive_shell import shell
     from monarch.job.job_state import JobState
     from monarch.job.job_trait import JobTrait, job_load, job_loads
     from monarch.job.local import LocalJob
     from monarch.job.names import DEFAULT_JOB_PATH
+    from monarch.job.port_forwarder import PortForwarder
     from monarch.job.process import ProcessJob
     from monarch.job.project_file import hosts_from_config
+    from monarch.job.run_command import exec_command
     from monarch.job.scheduled import Ended, Ready, ScheduledJob, SchedulerError, Waiting
     from monarch.job.slurm import SlurmJob
     from monarch.job.ssh import LoginJob, SSHJob
@@ -55,6 +60,7 @@ _HOMES = {
     "LocalJob": "local",
     "LoginJob": "ssh",
     "MeshAdminConfig": "components",
+    "PortForwarder": "port_forwarder",
     "ProcessJob": "process",
     "Ready": "scheduled",
     "SERVICE_PROC_IDS_ENV": "identities",
@@ -67,6 +73,7 @@ _HOMES = {
     "Waiting": "scheduled",
     "WorkerLaunch": "worker_launch",
     "deserialize_service_proc_ids": "identities",
+    "exec_command": "run_command",
     "hosts_from_config": "project_file",
     "job_load": "job_trait",
     "job_loads": "job_trait",
@@ -77,6 +84,7 @@ _HOMES = {
     "service_proc_addr": "identities",
     "service_proc_addrs": "identities",
     "set_current_job": "contexts",
+    "shell": "interactive_shell",
 }
 
 __all__ = [
@@ -90,6 +98,7 @@ __all__ = [
     "LocalJob",
     "LoginJob",
     "MeshAdminConfig",
+    "PortForwarder",
     "ProcessJob",
     "Ready",
     "SSHJob",
@@ -100,6 +109,7 @@ __all__ = [
     "Waiting",
     "WorkerLaunch",
     "deserialize_service_proc_ids",
+    "exec_command",
     "hosts_from_config",
     "job_load",
     "job_loads",
@@ -110,6 +120,7 @@ __all__ = [
     "service_proc_addr",
     "service_proc_addrs",
     "set_current_job",
+    "shell",
 ]
 
 
