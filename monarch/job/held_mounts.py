@@ -33,9 +33,10 @@ class HeldMounts:
             raise failures[0]
 
     def close(self) -> None:
-        """All that are not in use. RuntimeError names those that are, which stay."""
+        """All that are not in use, the last one first: what is gathered may lie in what was brought. RuntimeError names those
+        that are in use, which stay."""
         failures: list[Exception] = []
-        for order in list(self._open):
+        for order in reversed(list(self._open)):
             _try(failures, self._close, order)
         if failures:
             raise RuntimeError("; ".join(str(failure) for failure in failures))

@@ -253,8 +253,8 @@ class JobTrait(ABC):
         `meshes`, from the next `state()` on, and each `state()` brings what has changed.
 
         `python_exe`: the interpreter in `source` that processes of these hosts run, None for that of their workers;
-        ValueError when it does not exist here. `mode`: "fuse", "mirror", or "auto", which is FUSE where all hosts have it. See
-        docs/mounts.md.
+        ValueError when it does not exist here. `mode`: "fuse", "mirror", or "auto", which is FUSE where all hosts have it.
+        See docs/mounts.md.
         """
         self._mounts().add_remote(os.fspath(source), mntpoint, meshes, python_exe, mode)
         return self

@@ -48,7 +48,7 @@ class Mounts(Component):
         names = list(state._hosts)
         orders = mount_orders.orders(self.remote, self.gathered, names)
         if job._hosts_outlive_program():
-            sidecar = self._sidecar or Sidecar(job.apply_id)
+            sidecar = self._sidecar or Sidecar(job)
             sidecar.open_mounts(job, orders)
             self._sidecar = sidecar
         else:
@@ -58,7 +58,7 @@ class Mounts(Component):
 
     def close(self, job: Any) -> None:
         if job._hosts_outlive_program():
-            sidecar = self._sidecar or Sidecar(job.apply_id)
+            sidecar = self._sidecar or Sidecar(job)
             sidecar.end(job)
             self._sidecar = None
         else:

@@ -41,17 +41,26 @@ _END = 10.0  # to end, before it is killed
 _BETWEEN = 0.05
 
 
-def folder_of(apply_id: str) -> str:
-    """Where the sidecar of that allocation is."""
-    return os.path.join(user_folder(), f"sidecar-{apply_id}")
+def folder_of(job: Any) -> str:
+    """Where the sidecar of the job's allocation is. Kept in the job, for programs whose runs are elsewhere."""
+    name = f"sidecar-{job.apply_id}"
+    kept: str = job.__dict__.get("_sidecar_folder", "")
+    if os.path.basename(kept) != name:
+        kept = job._sidecar_folder = os.path.join(user_folder(), name)
+    return kept
 
 
 class Sidecar:
-    """That of the allocation `apply_id`, running or not."""
+    """That of a job's allocation, running or not."""
 
-    def __init__(self, apply_id: str) -> None:
-        self.folder = folder_of(apply_id)
-        self._connection: socket.socket | None = None
+    _connection: socket.socket | None = None
+
+    def __init__(self, job: Any) -> None:
+        self.folder = folder_of(job)
+
+    def __del__(self) -> None:
+        """A job that a program drops is still a job."""
+        self._drop()
 
     def open_mounts(self, job: Any, orders: Sequence[Order]) -> None:
         """These are mounted and up to date, and no others. Starts the sidecar if there is none and something to mount.

@@ -19,7 +19,7 @@ from typing import Any
 
 import monarch.actor
 from monarch.actor import attach
-from monarch.config import get_global_config
+from monarch.config import settings
 from monarch.job.held_mounts import HeldMounts
 from monarch.job.job_trait import job_loads
 from monarch.job.sidecar_messages import (
@@ -56,7 +56,7 @@ class SidecarProgram:
     def serve(self, listening: socket.socket) -> None:
         """Until it is to end."""
         threading.Thread(target=self._accept, args=(listening,), name="accept", daemon=True).start()
-        lease = float(get_global_config()["job_lease"] or 0)
+        lease = settings.get("job_lease")
         while not self._ended.wait(_LOOK):
             with self._counting:
                 idle = 0.0 if self._programs else time.monotonic() - self._left
@@ -158,10 +158,8 @@ def main() -> None:
         listening.listen(_CONNECTIONS)
         os.write(ready, b"ready")
         os.close(ready)
-        try:
-            SidecarProgram(folder, job).serve(listening)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        SidecarProgram(folder, job).serve(listening)
+    shutil.rmtree(folder, ignore_errors=True)  # not after a failure, which is in the log
     # What it holds ends with it: mounts see that their owner is gone.
 
 
