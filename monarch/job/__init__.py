@@ -13,6 +13,8 @@ General layout, from the inside out:
     scheduled             what all schedulers have in common; a new one says four things
     local, process, ...   one kind of job a file
     project_file          jobs that pyproject.toml or monarch.toml describe
+    run_command, interactive_shell, port_forwarder
+                          what is done on hosts: exec_command, shell, PortForwarder
 """
 
 from __future__ import annotations
@@ -34,13 +36,18 @@ if TYPE_CHECKING:
         service_proc_addr,
         service_proc_addrs,
     )
+    from monarch.job.interactive_shell import shell
     from monarch.job.job_state import JobState
     from monarch.job.job_trait import JobTrait, job_load, job_loads
     from monarch.job.local import LocalJob
     from monarch.job.names import DEFAULT_JOB_PATH
+    from monarch.job.port_forwarder import PortForwarder
     from monarch.job.process import ProcessJob
     from monarch.job.project_file import hosts_from_config
+    from monarch.job.run_command import exec_command
     from monarch.job.scheduled import Ended, Ready, ScheduledJob, SchedulerError, Waiting
+    from monarch.job.slurm import SlurmJob
+    from monarch.job.ssh import LoginJob, SSHJob
     from monarch.job.worker_launch import WorkerLaunch
 
 # Each name and the module that has it, loaded when it is first used: most programs need one kind of job.
@@ -51,17 +58,22 @@ _HOMES = {
     "JobState": "job_state",
     "JobTrait": "job_trait",
     "LocalJob": "local",
+    "LoginJob": "ssh",
     "MeshAdminConfig": "components",
+    "PortForwarder": "port_forwarder",
     "ProcessJob": "process",
     "Ready": "scheduled",
     "SERVICE_PROC_IDS_ENV": "identities",
     "SERVICE_PROC_RANK_ENV": "identities",
+    "SSHJob": "ssh",
     "ScheduledJob": "scheduled",
     "SchedulerError": "scheduled",
+    "SlurmJob": "slurm",
     "TelemetryConfig": "components",
     "Waiting": "scheduled",
     "WorkerLaunch": "worker_launch",
     "deserialize_service_proc_ids": "identities",
+    "exec_command": "run_command",
     "hosts_from_config": "project_file",
     "job_load": "job_trait",
     "job_loads": "job_trait",
@@ -72,6 +84,7 @@ _HOMES = {
     "service_proc_addr": "identities",
     "service_proc_addrs": "identities",
     "set_current_job": "contexts",
+    "shell": "interactive_shell",
 }
 
 __all__ = [
@@ -83,15 +96,20 @@ __all__ = [
     "JobState",
     "JobTrait",
     "LocalJob",
+    "LoginJob",
     "MeshAdminConfig",
+    "PortForwarder",
     "ProcessJob",
     "Ready",
+    "SSHJob",
     "ScheduledJob",
     "SchedulerError",
+    "SlurmJob",
     "TelemetryConfig",
     "Waiting",
     "WorkerLaunch",
     "deserialize_service_proc_ids",
+    "exec_command",
     "hosts_from_config",
     "job_load",
     "job_loads",
@@ -102,6 +120,7 @@ __all__ = [
     "service_proc_addr",
     "service_proc_addrs",
     "set_current_job",
+    "shell",
 ]
 
 

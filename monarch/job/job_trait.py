@@ -67,6 +67,10 @@ class JobTrait(ABC):
         """What a person needs to clean up by hand when killing fails: ids that may be printed."""
         return {}
 
+    def _log_files(self) -> dict[str, str]:
+        """The logs of its hosts that can be read here: a name and a path of each."""
+        return {}
+
     def _requires_sidecar_gateway(self) -> bool:
         return False
 

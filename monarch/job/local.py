@@ -71,6 +71,10 @@ class LocalJob(JobTrait):
     def _state(self) -> JobState:
         return JobState({name: this_host() for name in self._host_names})
 
+    def _log_files(self) -> dict[str, str]:
+        names = ("stdout", "stderr") if self._log_dir is not None else ()
+        return {name: f"{self._log_dir}/{name}.log" for name in names}
+
     def can_run(self, spec: JobTrait) -> bool:
         return False
 

@@ -103,6 +103,9 @@ class ProcessJob(ScheduledJob):
     def _cleanup_log_context(self) -> dict[str, Any]:
         return {"pids": sorted(session.pid for session in self._workers.values()), "folder": self._folder}
 
+    def _log_files(self) -> dict[str, str]:
+        return {key: self._log(key) for key in self._workers}
+
     def _keys(self) -> list[str]:
         return [f"{name}_{rank}" for name, count in self._meshes.items() for rank in range(count)]
 
