@@ -110,7 +110,9 @@ class RayJob(ScheduledJob):
         ray = self._ray()
         state = self._group_state()
         if state is None or state["state"] == "REMOVED":
-            return Ended(f"placement group {self._job} is gone: somebody removed it, or the Ray cluster that had it ended")
+            return Ended(
+                f"placement group {self._job} is gone: somebody removed it, or the Ray cluster that had it ended"
+            )
         if state["state"] != "CREATED":
             return Waiting(self._pending(state))
         found: dict[str, str] = {}
@@ -137,7 +139,10 @@ class RayJob(ScheduledJob):
         if missing:
             return Waiting(f"{len(found)}/{len(self._actors())} hosts have started; Ray starts {missing[0]}")
         return Ready(
-            {mesh: [found[f"{self._job}-{mesh}-{rank}"] for rank in range(count)] for mesh, count in self._meshes.items()}
+            {
+                mesh: [found[f"{self._job}-{mesh}-{rank}"] for rank in range(count)]
+                for mesh, count in self._meshes.items()
+            }
         )
 
     def _group_state(self) -> dict[str, Any] | None:
