@@ -21,6 +21,7 @@ SecondsName = Literal[
     "process_exit_timeout",
     "mesh_terminate_timeout",
     "mesh_orphan_timeout",
+    "worker_lease",
     "mesh_attach_config_timeout",
     "job_lease",
     "switch_interval",

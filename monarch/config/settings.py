@@ -119,6 +119,9 @@ TABLE: tuple[Setting, ...] = (
             "How long processes on other hosts outlive a client that has fallen silent."),
     Setting("job_lease", DURATION, "4h", "MONARCH_JOB_LEASE",
             "How long the hosts of a job outlive the last program that used them; 0 for as long as they may."),
+    Setting("worker_lease", DURATION, "0s", "MONARCH_WORKER_LEASE",
+            "How long a worker waits for a client, from its start or since the last one left, before it ends; 0s is for "
+            "ever."),
     Setting("mesh_attach_config_timeout", DURATION, "1m", "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT",
             "How long attaching to a worker may take."),
     Setting("mesh_bootstrap_enable_pdeathsig", FLAG, True, "HYPERACTOR_MESH_BOOTSTRAP_ENABLE_PDEATHSIG",

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from monarch.job.project_file import hosts_from_config
     from monarch.job.run_command import exec_command
     from monarch.job.scheduled import Ended, Ready, ScheduledJob, SchedulerError, Waiting
+    from monarch.job.slurm import SlurmJob
+    from monarch.job.ssh import LoginJob, SSHJob
     from monarch.job.worker_launch import WorkerLaunch
 
 # Each name and the module that has it, loaded when it is first used: most programs need one kind of job.
@@ -56,14 +58,17 @@ _HOMES = {
     "JobState": "job_state",
     "JobTrait": "job_trait",
     "LocalJob": "local",
+    "LoginJob": "ssh",
     "MeshAdminConfig": "components",
     "PortForwarder": "port_forwarder",
     "ProcessJob": "process",
     "Ready": "scheduled",
     "SERVICE_PROC_IDS_ENV": "identities",
     "SERVICE_PROC_RANK_ENV": "identities",
+    "SSHJob": "ssh",
     "ScheduledJob": "scheduled",
     "SchedulerError": "scheduled",
+    "SlurmJob": "slurm",
     "TelemetryConfig": "components",
     "Waiting": "scheduled",
     "WorkerLaunch": "worker_launch",
@@ -91,12 +96,15 @@ __all__ = [
     "JobState",
     "JobTrait",
     "LocalJob",
+    "LoginJob",
     "MeshAdminConfig",
     "PortForwarder",
     "ProcessJob",
     "Ready",
+    "SSHJob",
     "ScheduledJob",
     "SchedulerError",
+    "SlurmJob",
     "TelemetryConfig",
     "Waiting",
     "WorkerLaunch",

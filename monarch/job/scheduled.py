@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
 from typing import Any
 
@@ -10,6 +11,8 @@ import msgspec
 
 from monarch.actor import HostMesh, attach_to_workers
 from monarch.config import settings
+from monarch.job import uninterrupted
+from monarch.job.blocking import result_of
 from monarch.job.job_state import JobState
 from monarch.job.job_trait import JobTrait
 from monarch.job.progress import LiveLine, job_logger
@@ -66,7 +69,8 @@ class ScheduledJob(JobTrait):
     @abstractmethod
     def _submit(self, launch: WorkerLaunch, client_script: str | None) -> None:
         """Asks for the hosts, on each of which what `launch` says is to run; keeps in `self` what `_poll` and `_cancel` need.
-        Bounded in time; raises SchedulerError in the scheduler's words, and then nothing is left of the order."""
+        Bounded in time; raises SchedulerError in the scheduler's words, and then nothing is left of the order. Ctrl-C
+        takes effect at its end, so what it runs has a session of its own."""
 
     @abstractmethod
     def _poll(self) -> Poll:
@@ -101,9 +105,14 @@ class ScheduledJob(JobTrait):
 
     def _create(self, client_script: str | None) -> None:
         lease = settings.get("job_lease")
-        self._launch = WorkerLaunch(new_secret(), lease or None, self._tls)
+        launch = self._launch = WorkerLaunch(new_secret(), lease or None, self._tls)
         self._met = False
-        self._submit(self._launch, client_script)
+        try:
+            uninterrupted.run(lambda: self._submit(launch, client_script))
+        except uninterrupted.InterruptedAfterwardsError:
+            interrupt = KeyboardInterrupt()
+            self._give_back(interrupt)
+            raise interrupt from None
 
     def _state(self) -> JobState:
         """Waits for the hosts. What goes wrong before they have ever answered gives them back; hosts that were in use are
@@ -111,7 +120,7 @@ class ScheduledJob(JobTrait):
         try:
             meshes = self._attach(self._await_hosts().workers)
             for mesh in meshes.values():
-                mesh.initialized.get()
+                self._await_answers(mesh)
         except BaseException as exc:
             if not self._met:
                 self._give_back(exc)
@@ -123,7 +132,7 @@ class ScheduledJob(JobTrait):
     def _await_hosts(self) -> Ready:
         line = LiveLine(f"{type(self).__name__} waits for its hosts")
         pause = threading.Event()
-        last = "the scheduler has not answered yet"
+        last = ""
         try:
             while True:
                 try:
@@ -134,7 +143,7 @@ class ScheduledJob(JobTrait):
                     poll = Waiting(str(exc))
                 if isinstance(poll, Ready):
                     line.end()
-                    if line.waited >= self.poll_interval:
+                    if last:
                         job_logger().info("%s has its hosts (after %.0f s)", type(self).__name__, line.waited)
                     return poll
                 if isinstance(poll, Ended):
@@ -146,6 +155,23 @@ class ScheduledJob(JobTrait):
                 pause.wait(self.poll_interval)
         finally:
             line.end()
+
+    def _await_answers(self, mesh: HostMesh) -> None:
+        """Until all hosts of the mesh have answered, or the scheduler says that they will not."""
+        while True:
+            asked = time.monotonic()
+            try:
+                result_of(mesh.initialized, self.poll_interval)
+                return
+            except TimeoutError:
+                if time.monotonic() - asked < self.poll_interval:  # it is the mesh's own: attaching took too long
+                    raise
+            try:
+                poll = self._poll()
+            except SchedulerError:
+                continue  # attaching has an end of its own
+            if isinstance(poll, Ended):
+                raise SchedulerError(poll.why)
 
     def _too_late(self, why: str) -> str:
         return f"{type(self).__name__} has no hosts after {self.start_timeout:g} s; last it was said: {why}"
@@ -178,7 +204,7 @@ class ScheduledJob(JobTrait):
         attached, self._attached = self._attached, {}
         for name, mesh in attached.items():
             try:
-                mesh.shutdown().get(timeout=_GOODBYE)
+                result_of(mesh.shutdown(), _GOODBYE)
             except Exception as exc:  # the scheduler ends them
                 job_logger().info("hosts of mesh %s did not end in order: %s", name, exc)
         self._cancel()

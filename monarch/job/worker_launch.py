@@ -33,7 +33,7 @@ class WorkerLaunch(msgspec.Struct, frozen=True):
         """Variables that tell a worker all of this. For environments that nobody else can read."""
         told = {SECRET: self.secret, **{TLS[name]: path for name, path in self.tls.items()}}
         if self.lease is not None:
-            told[LEASE] = f"{self.lease:g}"
+            told[LEASE] = f"{self.lease:.3f}s"
         return told
 
     def stdin(self, outlive: bool = False) -> bytes:

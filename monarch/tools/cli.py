@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch.tools import certs, secret, verbs
+from monarch.tools import certs, secret, verbs, worker_stdin
 
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
@@ -86,7 +86,7 @@ examples:
       --ca job-certs/ca.pem --certificate job-certs/host.pem --private-key job-certs/host-key.pem
   monarch worker --address ipc:///tmp/host1 --once
 
-exit codes: 0 shut down, 1 an error, 2 wrong usage, 130 interrupted
+exit codes: 0 shut down or its lease over, 1 an error, 2 wrong usage, 130 interrupted
 """
 
 
@@ -156,10 +156,21 @@ def _parser() -> argparse.ArgumentParser:
         help="let in everybody who can reach the address; only safe where strangers cannot reach it",
     )
     worker.add_argument(
+        "--lease",
+        metavar="SECONDS",
+        help="end after so long without a client (also 30m, 4h; 0: never; default: MONARCH_WORKER_LEASE, else never)",
+    )
+    worker.add_argument(
         "--once",
         action="store_true",
         help="run_worker_loop_until_shutdown instead of run_worker_loop_forever: when a client shuts the host down, "
         "the loop returns and the command ends after it",
+    )
+
+    worker.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read the job's secret and the like from stdin, as one line of JSON, and end when stdin does",
     )
 
     secret_command = command("secret", "make a job's secret", _SECRET, _secret)
@@ -277,7 +288,12 @@ def _secret(options: argparse.Namespace) -> None:
 
 
 def _worker(options: argparse.Namespace) -> None:
+    if options.stdin:
+        _worker_by_stdin(options)
+        return
     settings: dict[str, Any] = {"address": options.address, **_tls(options)}
+    if options.lease is not None:
+        settings["lease"] = options.lease
     if options.secret_file is not None:
         # The runtime reads it, so that a file means the same however it is named; before MONARCH_SECRET, if that is set.
         os.environ[SECRET_FILE] = os.path.abspath(options.secret_file)
@@ -286,6 +302,15 @@ def _worker(options: argparse.Namespace) -> None:
     logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
     name = "run_worker_loop_until_shutdown" if options.once else "run_worker_loop_forever"
     getattr(monarch.actor, name)(**settings)
+
+
+def _worker_by_stdin(options: argparse.Namespace) -> None:
+    if given := [name for name in ("secret_file", *TLS, "trust_all_connections", "once", "lease") if getattr(options, name)]:
+        options.parser.error(f"--stdin says what {_option(given[0])} would say; give one of them")
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered: its end is for the watcher
+        orders = worker_stdin.read_orders(stdin)
+    logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
+    worker_stdin.serve(options.address, orders)
 
 
 def _tls(options: argparse.Namespace) -> dict[str, str]:

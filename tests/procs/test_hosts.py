@@ -9,7 +9,9 @@ import queue
 import re
 import signal
 import socket
+import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from monarch.actor import (
     endpoint,
     get_or_spawn_controller,
     run_worker_loop_forever,
+    run_worker_loop_until_shutdown,
     start_worker_loop_forever,
     this_host,
     wait_graph,
@@ -1063,3 +1066,55 @@ def test_a_host_that_falls_silent_is_suspected_then_lost(hosts: Hosts, faults: A
     again.shutdown().get(TIMEOUT)
     mesh.shutdown().get(TIMEOUT)
     assert (silent.status(), other.status()) == (0, 0)
+
+
+# --- leases
+
+
+LEASED = """
+import sys
+from monarch.actor import run_worker_loop_until_shutdown
+run_worker_loop_until_shutdown(address=sys.argv[1], ca="trust_all_connections", lease={lease!r})
+print("the loop returned")
+"""
+
+
+def test_a_worker_without_a_client_ends_when_its_lease_is_over(hosts: Hosts) -> None:
+    worker = hosts.start(source=LEASED.format(lease="100ms"))
+    assert worker.status() == 0
+    (why,) = [line for line in worker.output().splitlines() if "no client" in line]
+    assert why.endswith("ends: no client for 0.1 s (setting worker_lease, MONARCH_WORKER_LEASE, --lease)")
+    assert "the loop returned" in worker.output()
+
+
+@full
+def test_the_lease_begins_anew_when_the_last_client_is_lost(hosts: Hosts) -> None:
+    worker = hosts.start(env={"MONARCH_WORKER_LEASE": "15s"})
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT_THAT_STAYS, worker.address], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+    )
+    try:
+        assert client.stdout is not None and client.stdout.readline() == b"attached\n"
+        attached = time.monotonic()
+        client.kill()
+        assert worker.status() == 0
+        assert time.monotonic() - attached >= 15
+        assert "no client for 15 s" in worker.output()
+    finally:
+        client.kill()
+        client.communicate()
+
+
+CLIENT_THAT_STAYS = """
+import sys
+from monarch.actor import attach_to_workers
+attach_to_workers(workers=[sys.argv[1]], ca="trust_all_connections").initialized.get(60)
+print("attached", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("lease", ["soon", -1, "-1s", True, float("inf")])
+def test_a_lease_that_is_no_time(lease: Any) -> None:
+    with pytest.raises(ValueError, match="lease must be seconds"):
+        run_worker_loop_until_shutdown(address="ipc:///nowhere", ca=TRUST, lease=lease)

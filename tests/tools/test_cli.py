@@ -63,6 +63,11 @@ def test_the_worker_serves_its_address(loops: Loops) -> None:
     assert loops.calls == [("forever", {"address": "tcp://*:26600"})]
 
 
+def test_a_lease_is_passed_on_as_it_was_written(loops: Loops) -> None:
+    assert cli.main(["worker", "--address", "ipc:///tmp/w", "--lease", "4h"]) == 0
+    assert loops.calls == [("forever", {"address": "ipc:///tmp/w", "lease": "4h"})]
+
+
 def test_once_is_the_loop_that_returns(loops: Loops) -> None:
     assert cli.main(["worker", "--address", "ipc:///tmp/w", "--once"]) == 0
     assert loops.calls == [("until_shutdown", {"address": "ipc:///tmp/w"})]

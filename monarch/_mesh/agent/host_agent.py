@@ -22,6 +22,7 @@ import msgspec
 from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Start
 from monarch._mesh.agent.host_links import HostLinks, HostListener
+from monarch._mesh.agent.lease import NEVER, Lease
 from monarch._mesh.agent.neighbours import is_neighbour
 from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
@@ -33,7 +34,7 @@ from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
 from monarch._mesh.start.run_directory import remove_directory
 from monarch._runtime.internal_errors import end_process
-from monarch._runtime.loop import Loop
+from monarch._runtime.loop import Loop, Timer
 from monarch._wire import os_text
 from monarch._wire.address import AGENT, CLIENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Frame
@@ -97,6 +98,8 @@ class HostAgent(BaseHostAgent):
         self.pushed: dict[str, str] = {}  # environment for processes that other hosts ask for
         self.links = HostLinks(self.host, options, loop, self.routes, listening)
         self.routes.gateway = options.gateway
+        self.lease = Lease(options.lease, self.loop.now())
+        self._lease_timer: Timer | None = None
         self._starter = sock
         self.client: Connection | None = None
         if not options.worker:
@@ -124,6 +127,7 @@ class HostAgent(BaseHostAgent):
             self.client.start()  # type: ignore[attr-defined]
         else:
             self.loop.add(self._starter.fileno(), lambda mask: self._on_starter_gone())
+            self._wait_for_clients()
         self.loop.run()
         for sock in (self._wake_read, self._wake_write, *(() if self.client is not None else (self._starter,))):
             sock.close()
@@ -152,7 +156,17 @@ class HostAgent(BaseHostAgent):
         return is_neighbour(host)
 
     def take_link(self, hello: LinkHello) -> Link:
+        if not is_dialable(hello.host):
+            self._client_came(hello.host)
         return self.links.take(hello)
+
+    def host_lost(self, host: str, why: str) -> None:
+        super().host_lost(host, why)
+        self._client_left(host)
+
+    def _on_far_ended(self, ended: ProcEnded) -> None:
+        super()._on_far_ended(ended)
+        self._client_left(ended.address)
 
     def host_suspected(self, host: str, why: str) -> None:
         super().host_suspected(host, why)
@@ -165,6 +179,7 @@ class HostAgent(BaseHostAgent):
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """A client will use this host: processes that other hosts ask for get this environment."""
+        self._client_came(connection.remote)
         self.pushed = os_text.decode(attach.env, dict[str, str])
         settings.restore(msgspec.msgpack.decode(attach.config))
         facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0])
@@ -193,6 +208,33 @@ class HostAgent(BaseHostAgent):
             self.send(self.client, output)
         elif client:
             self._to_far(client, output)
+
+    # --- clients, and none
+
+    def _client_came(self, client: str) -> None:
+        self.lease.came(client)
+        self._wait_for_clients()
+
+    def _client_left(self, client: str) -> None:
+        self.lease.left(client, self.loop.now())
+        self._wait_for_clients()
+
+    def _wait_for_clients(self) -> None:
+        """Until the lease is over, while there is none."""
+        if self._lease_timer is not None:
+            self._lease_timer.cancel()
+            self._lease_timer = None
+        due = self.lease.due()
+        if due != NEVER:
+            self._lease_timer = self.loop.call_later(max(0.0, due - self.loop.now()), self._look_at_lease)
+
+    def _look_at_lease(self) -> None:
+        self._lease_timer = None
+        if self.lease.is_over(self.loop.now()):
+            logger.warning("host %s ends: %s", self.host, self.lease.verdict())
+            self._leave(self.lease.verdict())
+        else:
+            self._wait_for_clients()
 
     # --- starting
 

@@ -39,13 +39,15 @@ class Credentials(msgspec.Struct, frozen=True):
 
 class AgentOptions(msgspec.Struct):
     """`listen`: where other hosts connect to (see `host_address`), "" nowhere. `worker`: it serves whoever attaches, and the
-    socket is only watched for its end; else the client that started it is at the other end. `gateway`: see `routes`."""
+    socket is only watched for its end; else the client that started it is at the other end. `gateway`: see `routes`. `lease`:
+    see `lease.Lease`."""
 
     directory: str
     listen: str = ""
     worker: bool = False
     gateway: str = ""
     credentials: Credentials = Credentials()
+    lease: float = 0.0
 
 
 class AgentStarted(msgspec.Struct):

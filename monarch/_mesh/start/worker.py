@@ -21,6 +21,8 @@ from monarch._runtime.future import Future, Slot, make_future
 from monarch._runtime.loop import start_thread
 from monarch._wire import host_address
 from monarch._wire.auth import Secret
+from monarch.config import settings
+from monarch.config.units import parse_duration
 
 logger = logging.getLogger("monarch")
 
@@ -32,6 +34,7 @@ def run_worker_loop_forever(
     private_key: Pem | None = None,
     certificate: Pem | None = None,
     secret: str | bytes | Secret | None = None,
+    lease: float | str | None = None,
 ) -> None:
     """Serves this machine as a host at `address` and does not return: when a client that owns it calls
     `HostMesh.shutdown()`, this process exits with status 0, its `atexit` functions included.
@@ -45,10 +48,14 @@ def run_worker_loop_forever(
     Who may speak: `secret` (MONARCH_SECRET_FILE, MONARCH_SECRET) and, with `ca`, `certificate`, `private_key`, TLS: see
     `attach_to_workers`, which has to be given the same.
 
-    Raises ValueError for an address or credentials that cannot be, OSError when it cannot listen there, RuntimeError
+    `lease` (seconds, or text such as "4h"; by default the setting `worker_lease`, MONARCH_WORKER_LEASE; 0 is for ever): after
+    so long without a client, counted from the start and from the moment that the last one left or was lost, the host ends as
+    when it is shut down, and says so in a line on stderr.
+
+    Raises ValueError for an address, credentials or a lease that cannot be, OSError when it cannot listen there, RuntimeError
     when the host agent is killed. Ctrl-C ends the host and everything on it.
     """
-    _Worker(address, ca, certificate, private_key, secret).wait()
+    _Worker(address, ca, certificate, private_key, secret, lease).wait()
     sys.exit(0)
 
 
@@ -59,9 +66,10 @@ def run_worker_loop_until_shutdown(
     private_key: Pem | None = None,
     certificate: Pem | None = None,
     secret: str | bytes | Secret | None = None,
+    lease: float | str | None = None,
 ) -> None:
-    """As `run_worker_loop_forever`, but returns when the host was shut down."""
-    _Worker(address, ca, certificate, private_key, secret).wait()
+    """As `run_worker_loop_forever`, but returns when the host was shut down, or its lease is over."""
+    _Worker(address, ca, certificate, private_key, secret, lease).wait()
 
 
 def start_worker_loop_forever(
@@ -71,10 +79,11 @@ def start_worker_loop_forever(
     private_key: Pem | None = None,
     certificate: Pem | None = None,
     secret: str | bytes | Secret | None = None,
+    lease: float | str | None = None,
 ) -> Future[None]:
     """As `run_worker_loop_forever`, but returns as soon as it listens. The Future resolves when the host was shut down,
     and raises RuntimeError when its agent was killed; dropping it changes nothing. The host ends with this process."""
-    worker = _Worker(address, ca, certificate, private_key, secret)
+    worker = _Worker(address, ca, certificate, private_key, secret, lease)
     slot = Slot()
 
     def wait() -> None:
@@ -99,13 +108,15 @@ class _Worker:
         certificate: Pem | None,
         private_key: Pem | None,
         secret: str | bytes | Secret | None,
+        lease: float | str | None,
     ) -> None:
         host_address.parse(address)
+        seconds = _lease(lease)
         given = credentials(ca, certificate, private_key, secret, [address])
         standard_streams.secure()
         self._directory = make_directory()
         try:
-            options = AgentOptions(self._directory.path, address, worker=True, credentials=given)
+            options = AgentOptions(self._directory.path, address, worker=True, credentials=given, lease=seconds)
             self._agent, self._sock, self.prefix = agent_process.start(options, self._directory.lock)
             logger.info("serving as host %s until it is shut down", self.prefix)
         except BaseException:
@@ -125,3 +136,21 @@ class _Worker:
             raise RuntimeError(
                 f"the host agent of {self.prefix} (pid {self._agent.pid}) {how}; its processes ended with it"
             )
+
+
+def _lease(lease: float | str | None) -> float:
+    """In seconds. ValueError for what is no time."""
+    if lease is None:
+        return settings.get("worker_lease")
+    if isinstance(lease, str):
+        try:
+            return float(lease) if _is_number(lease) else parse_duration(lease)
+        except ValueError as exc:
+            raise ValueError(f"lease must be seconds or a duration such as '4h', got {lease!r}: {exc}") from None
+    if isinstance(lease, bool) or not isinstance(lease, (int, float)) or not 0 <= lease < float("inf"):
+        raise ValueError(f"lease must be seconds, 0 or more, or a duration such as '4h', got {lease!r}")
+    return float(lease)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdecimal()
