@@ -110,6 +110,7 @@ def test_the_environment_is_torchruns() -> None:
         "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "3", "ROLE_WORLD_SIZE": "4", "ROLE_NAME": "trainer",
         "MASTER_ADDR": "node1", "MASTER_PORT": "77", "TORCHELASTIC_RESTART_COUNT": "1",
         "TORCHELASTIC_MAX_RESTARTS": "3", "TORCHELASTIC_RUN_ID": "id", "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "A": "b",
     }  # fmt: skip
     assert found[3].report_variable == "TORCHELASTIC_ERROR_FILE"
