@@ -310,6 +310,19 @@ def test_a_node_that_is_lost_is_named_and_the_others_go_on(jobs: Any, slurm_lab:
 
 
 @pytest.mark.slow
+def test_a_node_whose_slurmd_has_died_goes_on_working(jobs: Any, slurm_lab: SlurmLab) -> None:
+    """Slurm takes the node for down, after a while; the job, its worker and the calls to it go on."""
+    job = jobs({"nodes": 2})
+    nodes = spawn(job.state().nodes)
+    slurm_lab.node("n2").kill_processes(lambda line: "slurmd -D" in line)
+    until(lambda: slurm_lab.states()["n2"].startswith("down"), "that n2 counts as down", 240)
+    assert list(nodes.name.call().get(TIMEOUT).values()) == ["n1", "n2"]
+    assert "JobState=RUNNING" in slurm_lab.run("scontrol", "show", "job", job._job_id)
+    job.kill()
+    until(lambda: not slurm_lab.processes(), "the end of the workers, which Slurm cannot see to there")
+
+
+@pytest.mark.slow
 def test_a_time_limit_that_ends_is_told(
     jobs: Any, slurm_lab: SlurmLab, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
