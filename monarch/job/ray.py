@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from monarch.job.worker_launch import WorkerLaunch
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 _ANSWER = 1.0  # seconds that actors get to answer in one look
+_GOODBYE = 10.0  # seconds that workers get to end
 _ENDING = 30.0  # seconds that actors get to end
 _STEP = 0.1
 _NEEDS_RAY = "RayJob needs Ray: pip install 'pymonarch[ray]'"
@@ -26,8 +28,9 @@ class RayJob(ScheduledJob):
 
     `resources`: what each host reserves on its node. `strategy`: how
     the hosts are placed, all of them or none: STRICT_SPREAD, the default, puts each on a node of its own; SPREAD, PACK and
-    STRICT_PACK are Ray's. `address`, `runtime_env`: as for `ray.init`, which is called unless the program has done so: without
-    an address it finds the cluster that RAY_ADDRESS or this machine names, or starts one here that ends with the program.
+    STRICT_PACK are Ray's. `address`, `runtime_env`: as for `ray.init`, which is called unless the program has done so:
+    without an address it finds the cluster that RAY_ADDRESS or this machine names, or starts one here that ends with the
+    program.
     `namespace`: of the actors. `max_restarts`: how often Ray starts a host again that has failed.
 
     Nodes need this package and Python of the same minor version (`runtime_env={"pip": [...]}` can bring it). Job and hosts
@@ -85,7 +88,11 @@ class RayJob(ScheduledJob):
         assert self._apply_id is not None
         self._job = f"monarch-{self._apply_id[:13]}"
         actors = self._actors()
+        warned = logging.getLogger("ray.actor")
+        level = warned.level
         try:
+            # It advises against hosts that end with their placement group, which is what they are to do.
+            warned.setLevel(logging.ERROR)
             group = ray.util.placement_group(
                 [self._resources] * len(actors), strategy=self._strategy, name=self._job, lifetime="detached"
             )
@@ -101,6 +108,8 @@ class RayJob(ScheduledJob):
             if isinstance(error, Exception):
                 raise SchedulerError(f"Ray takes no order for {len(actors)} hosts: {error}") from error
             raise
+        finally:
+            warned.setLevel(level)
         job_logger().info("asked Ray for %d hosts (placement group %s)", len(actors), self._job)
 
     def _actors(self) -> list[str]:
@@ -110,15 +119,16 @@ class RayJob(ScheduledJob):
         ray = self._ray()
         state = self._group_state()
         if state is None or state["state"] == "REMOVED":
-            return Ended(f"placement group {self._job} is gone: somebody removed it, or the Ray cluster that had it ended")
+            return Ended(
+                f"placement group {self._job} is gone: somebody removed it, or the Ray cluster that had it ended"
+            )
         if state["state"] != "CREATED":
             return Waiting(self._pending(state))
         found: dict[str, str] = {}
         for actor in self._actors():
             if actor not in self._asked:
-                try:
-                    handle = ray.get_actor(actor, namespace=self._namespace)
-                except ValueError:
+                handle = self._handle(actor)
+                if handle is None:
                     return Ended(f"Ray actor {actor} is gone: it was killed, or has failed too often")
                 self._asked[actor] = handle.address.remote()
         waited = list(self._asked.values())
@@ -137,8 +147,18 @@ class RayJob(ScheduledJob):
         if missing:
             return Waiting(f"{len(found)}/{len(self._actors())} hosts have started; Ray starts {missing[0]}")
         return Ready(
-            {mesh: [found[f"{self._job}-{mesh}-{rank}"] for rank in range(count)] for mesh, count in self._meshes.items()}
+            {
+                mesh: [found[f"{self._job}-{mesh}-{rank}"] for rank in range(count)]
+                for mesh, count in self._meshes.items()
+            }
         )
+
+    def _handle(self, actor: str) -> Any:
+        """None when there is no such actor, or not any more."""
+        try:
+            return self._ray().get_actor(actor, namespace=self._namespace)
+        except ValueError:
+            return None
 
     def _group_state(self) -> dict[str, Any] | None:
         """What Ray knows of the placement group; None when it knows none."""
@@ -163,21 +183,28 @@ class RayJob(ScheduledJob):
         if not self._job:
             return
         ray = self._ray()
-        for actor in self._actors():
-            try:
-                ray.kill(ray.get_actor(actor, namespace=self._namespace), no_restart=True)
-            except ValueError:  # there is none
-                pass
+        handles = [handle for handle in map(self._handle, self._actors()) if handle is not None]
+        # Those that run end their workers; others have none, or it ends with them.
+        stopping = [handle.stop.remote() for handle in handles if self._met]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_GOODBYE)
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
         try:
             ray.util.remove_placement_group(ray.util.get_placement_group(self._job))
         except ValueError:
             pass
         deadline, pause = time.monotonic() + _ENDING, threading.Event()
-        while (state := self._group_state()) is not None and state["state"] != "REMOVED":
+        while self._left():
             if time.monotonic() > deadline:
                 raise SchedulerError(f"Ray has not removed placement group {self._job} within {_ENDING:g} s")
             pause.wait(_STEP)
         self._job, self._asked = "", {}
+
+    def _left(self) -> bool:
+        """Whether Ray still has the placement group or an actor in it."""
+        state = self._group_state()
+        return (state is not None and state["state"] != "REMOVED") or any(map(self._handle, self._actors()))
 
     def _same(self, spec: RayJob) -> bool:
         compared = ("_meshes", "_resources", "_strategy", "_address", "_namespace", "_max_restarts", "_runtime_env")

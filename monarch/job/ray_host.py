@@ -20,6 +20,7 @@ import time
 from monarch.job.worker_launch import WorkerLaunch
 
 _FAILED = 1  # the actor's status, with which Ray starts it again
+_ENDING = 10.0  # seconds that a worker gets to end
 _LOOK = 5.0  # seconds between two looks whether others have left
 
 
@@ -32,6 +33,7 @@ class Host:
         self._job = job
         self._last = last
         self._status: int | None = None
+        self._stopping = False
         ip = ray.util.get_node_ip_address()
         shown = f"[{ip}]" if ":" in ip else ip
         # Bound here, so that the port is known and nobody else can take it.
@@ -58,15 +60,27 @@ class Host:
             raise RuntimeError(f"its worker ended with status {self._status}")
         return self._address
 
-    def pid(self) -> int:
-        return self._worker.pid
+    def pids(self) -> tuple[int, int]:
+        """Of this actor's process, and of its worker."""
+        return os.getpid(), self._worker.pid
+
+    def stop(self) -> None:
+        """Ends the worker and all it started; the actor stays, for whoever stops it to kill it."""
+        self._stopping = True
+        assert self._worker.stdin is not None
+        self._worker.stdin.close()
+        self._worker.wait(_ENDING)
 
     def _watch(self) -> None:
         import ray
 
         self._status = self._worker.wait()
+        if self._stopping:
+            return
         if self._status != 0:
-            print(f"monarch: the worker at {self._address} ended with status {self._status}", file=sys.stderr, flush=True)
+            print(
+                f"monarch: the worker at {self._address} ended with status {self._status}", file=sys.stderr, flush=True
+            )
             os._exit(_FAILED)
         if not self._last:
             ray.kill(ray.get_runtime_context().current_actor)

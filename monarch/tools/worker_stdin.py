@@ -63,7 +63,9 @@ def serve(address: str, orders: Orders) -> None:
         os.environ[LEASE] = f"{orders.lease:.3f}s"
     from monarch.actor import start_worker_loop_forever
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells start programs with it ignored
+    # Some shells start programs with it ignored, and what runs in Ray's processes with it blocked.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     ended = start_worker_loop_forever(address=address, secret=orders.secret, **orders.tls)
     sys.stdout.write(msgspec.json.encode(Listening(address, os.getpid())).decode() + "\n")
     sys.stdout.flush()
