@@ -10,13 +10,17 @@ from __future__ import annotations
 import os
 import uuid
 from abc import ABC, abstractmethod
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 from monarch.job import cache
 from monarch.job.components import Component, MeshAdminConfig, Observed, TelemetryConfig
 from monarch.job.job_state import JobState
 from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import LiveLine, job_logger
+
+if TYPE_CHECKING:
+    from monarch.job.mounts import Mounts
 
 _NOT_RUNNING = "not_running"
 _RUNNING = "running"
@@ -80,6 +84,10 @@ class JobTrait(ABC):
 
     def _sidecar_attach_to(self) -> str | None:
         return None
+
+    def _hosts_outlive_program(self) -> bool:
+        """Whether hosts stay when the program ends, and the next one finds them."""
+        return True
 
     # --- its life
 
@@ -231,6 +239,48 @@ class JobTrait(ABC):
             raise TypeError("give a MeshAdminConfig or its fields, not both")
         self._observed().admin = config or MeshAdminConfig(**options)
         return self
+
+    def remote_mount(
+        self,
+        source: str | os.PathLike[str],
+        mntpoint: str | None = None,
+        meshes: Sequence[str] | None = None,
+        python_exe: str | None = ".venv/bin/python",
+        *,
+        mode: str = "auto",
+    ) -> Self:
+        """The directory `source` of this machine is at `mntpoint` (None: the same path) on all hosts, or on those of
+        `meshes`, from the next `state()` on, and each `state()` brings what has changed.
+
+        `python_exe`: the interpreter in `source` that processes of these hosts run, None for that of their workers;
+        ValueError when it does not exist here. `mode`: "fuse", "mirror", or "auto", which is FUSE where all hosts have it.
+        See docs/mounts.md.
+        """
+        self._mounts().add_remote(os.fspath(source), mntpoint, meshes, python_exe, mode)
+        return self
+
+    def gather_mount(
+        self,
+        remote_mount_point: str,
+        local_mount_point: str | os.PathLike[str],
+        meshes: Sequence[str] | None = None,
+        *,
+        mode: str = "auto",
+    ) -> Self:
+        """The directory `remote_mount_point` of each host can be read below `local_mount_point` here, from the next `state()`
+        on and as long as the job lives: as `<host>/...`, and as `<mesh>/<host>/...` when several meshes are gathered. See
+        docs/mounts.md."""
+        self._mounts().add_gathered(remote_mount_point, os.fspath(local_mount_point), meshes, mode)
+        return self
+
+    def _mounts(self) -> Mounts:
+        from monarch.job.mounts import Mounts
+
+        for component in self._components:
+            if isinstance(component, Mounts):
+                return component
+        self._components.append(Mounts())
+        return self._mounts()
 
     def _observed(self) -> Observed:
         for component in self._components:

@@ -78,6 +78,9 @@ class LocalJob(JobTrait):
     def can_run(self, spec: JobTrait) -> bool:
         return False
 
+    def _hosts_outlive_program(self) -> bool:
+        return False
+
     def _is_running(self) -> bool:
         return True
 

@@ -197,16 +197,9 @@ class SlurmJob(ScheduledJob):
             client = client_command(client_script, self._python_exe)
             keep_for_client(self)
         environment = {name: value for name, value in os.environ.items() if name not in _STRAY} | launch.environment()
-        try:
-            commands.submit(slurm_script.script(request, client), environment, self._submitted)
-        except BaseException:
-            self._cancel()
-            raise
-        self._logs = [path.replace("%j", str(self._job_id)) for path in (request.output, request.errors)]
+        self._job_id = commands.submit(slurm_script.script(request, client), environment)
+        self._logs = [path.replace("%j", self._job_id) for path in (request.output, request.errors)]
         job_logger().info("Submitted Slurm job %s; what its workers write goes to %s", self._job_id, self._logs[1])
-
-    def _submitted(self, job: str) -> None:
-        self._job_id = job
 
     def _request(self, launch: WorkerLaunch) -> SlurmRequest:
         log_dir = os.path.abspath(self._log_dir or os.getcwd())

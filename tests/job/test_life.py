@@ -31,12 +31,12 @@ def scheduler() -> Iterator[Scheduler]:
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Iterator[Any]:
-    """What the log of jobs says."""
+    """What the log of jobs says, without the prefix of a client that runs for other tests."""
     logger = logging.getLogger(LOGGER)
     logger.addHandler(caplog.handler)
     before = logger.level
     logger.setLevel(logging.INFO)
-    yield lambda: [record.getMessage() for record in caplog.records]
+    yield lambda: [record.getMessage().removeprefix("[actor=<root>] ") for record in caplog.records]
     logger.setLevel(before)
     logger.removeHandler(caplog.handler)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -205,28 +204,6 @@ def test_a_kept_job_has_no_process_of_ours_in_it_and_its_id(slurm: Commands) -> 
     job.kill()
     assert slurm.given("scancel") == "7\n"
     assert not job.active
-
-
-def test_ctrl_c_while_sbatch_runs_leaves_nothing_in_the_queue(slurm: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sbatch goes on, since it does not get the signal; the id that it gives is cancelled."""
-    slurm.add("squeue", "echo '7|CANCELLED|None|N/A|'")
-    slurm.add("sbatch", "cat >/dev/null; echo Submitted batch job 7")
-    real = subprocess.Popen.communicate
-    calls = []
-
-    def interrupted(process: Any, *args: Any, **options: Any) -> Any:
-        if process.args == ["sbatch"] and not calls:
-            calls.append(process)
-            process.stdin.close()
-            process.stdin = None
-            raise KeyboardInterrupt
-        return real(process, *args, **options)
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
-    job = SlurmJob({"a": 1})
-    with pytest.raises(KeyboardInterrupt):
-        job.apply()
-    assert slurm.given("scancel") == "7\n"
 
 
 def test_an_allocation_has_to_be_there(slurm: Commands) -> None:

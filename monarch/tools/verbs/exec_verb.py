@@ -114,10 +114,9 @@ def command_of(options: argparse.Namespace) -> list[str] | str:
         text = sys.stdin.read() if options.script == "-" else Path(options.script).read_text()
         return ["bash", "-c", text, options.script, *words]
     if options.module is not None:
-        module = [word for number, word in enumerate(options.module) if word != "--" or number > 1]
-        if not module:
+        if not options.module:
             raise ValueError("-m takes the name of a module")
-        return ["-m", *module]
+        return ["-m", *options.module, *words]
     if not words:
         raise ValueError("no command: say what to run, as in `monarch exec hostname`")
     return list(words)
