@@ -189,7 +189,7 @@ LEASE = (
     until(Ready, job)
     say("ready")
     say(until(Ended, job).why)
-    while job._left():
+    while job._left() or ray.util.list_named_actors(all_namespaces=True):
         pass
     say(ray.util.list_named_actors(all_namespaces=True))
     job.kill()
