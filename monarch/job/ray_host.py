@@ -66,7 +66,9 @@ class Host:
 
         self._status = self._worker.wait()
         if self._status != 0:
-            print(f"monarch: the worker at {self._address} ended with status {self._status}", file=sys.stderr, flush=True)
+            print(
+                f"monarch: the worker at {self._address} ended with status {self._status}", file=sys.stderr, flush=True
+            )
             os._exit(_FAILED)
         if not self._last:
             ray.kill(ray.get_runtime_context().current_actor)
