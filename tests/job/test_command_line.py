@@ -18,6 +18,7 @@ from monarch.tools.verbs import exec_verb, status_page
 from monarch.tools.verbs.current_job import environment, point
 from monarch.tools.verbs.host_status import HostFacts, ProcessFacts
 from tests.support.command_line import TIMEOUT, CommandLine, command_line
+from tests.support.processes import Watch
 from tests.support.terminal import Terminal
 from tests.support.tiers import full
 
@@ -102,6 +103,20 @@ def test_the_life_of_a_job(monarch: CommandLine) -> None:
 
     assert monarch("kill").stdout == "Killed job\n"
     assert "no job runs in context 'default'" in monarch("kill", status=1).stderr
+
+
+@full
+@pytest.mark.procs
+def test_ctrl_c_ends_the_command(monarch: CommandLine, watch: type[Watch]) -> None:
+    monarch("apply", "jobs.job")
+    running = monarch.start("exec", "--all", "--stream", "echo $$; exec sleep 1000")
+    assert running.stdout is not None
+    left = watch([int(running.stdout.readline().split()[-1]) for _ in range(2)])
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=TIMEOUT)
+    assert (running.returncode, out) == (130, "") and "Traceback" not in err
+    assert left.survivors(TIMEOUT) == {}
+    monarch("exec", "true")  # the job is still there
 
 
 WORK = """

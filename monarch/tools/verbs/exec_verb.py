@@ -19,7 +19,9 @@ from monarch.tools.verbs.current_job import (
 )
 
 if TYPE_CHECKING:
-    from monarch.actor import HostMesh
+    from collections.abc import Sequence
+
+    from monarch.actor import Future, HostMesh
     from monarch.job import JobState
 
 NAME = "exec"
@@ -93,12 +95,29 @@ def run(options: argparse.Namespace) -> int:
                     per_host=per_host,
                 )
             )
-        status = max(future.get() for future in futures)
+        try:
+            status = max(future.get() for future in futures)
+        except KeyboardInterrupt:
+            end(futures)
+            raise
         if folder is not None:
             print(f"Output → {folder}/ on each worker", flush=True)
         return status
 
     return killing(current, options.kill, act)
+
+
+def end(futures: Sequence[Future[int]]) -> None:
+    """Ends what runs: a program would wait for it."""
+    from monarch.actor import get_active_proc_meshes
+
+    for mesh in get_active_proc_meshes():
+        mesh.stop("interrupted")
+    for future in futures:
+        try:
+            future.get()
+        except Exception:  # its processes were stopped
+            pass
 
 
 def chosen(state: JobState, options: argparse.Namespace) -> dict[str, HostMesh]:
