@@ -62,6 +62,12 @@ def test_the_command_of_exec(tmp_path: Path) -> None:
         command("-m")
 
 
+def test_where_outputs_go() -> None:
+    assert exec_verb.output_place(None, "1a") == ("/tmp/monarch_exec_1a", "/tmp/monarch_exec_1a/ on each worker")
+    place = exec_verb.output_place(("/data/out", "/home/me/out"), "1a")
+    assert place == ("/data/out/exec_outputs/1a", "/home/me/out/, in exec_outputs/1a/ of each host")
+
+
 class Graph:
     handlers = ()
     edges = ()
@@ -199,6 +205,29 @@ def test_a_job_of_the_projects_file(monarch: CommandLine) -> None:
     done = monarch("exec", "--all", "--stream", "--kill", "echo hello")
     assert sorted(done.stdout.splitlines()) == ["hello", "hello"]
     assert list(monarch.folder.glob(".monarch/*/state.pkl")) == []
+
+
+@full
+@pytest.mark.procs
+def test_outputs_are_gathered(monarch: CommandLine) -> None:
+    folder = monarch.folder
+    (folder / "gathering.py").write_text(
+        f"""
+from monarch.job import ProcessJob
+
+job = ProcessJob({{"trainers": 2}})
+job.gather_mount("{folder}/there/$SUBDIR", "{folder}/here", mode="mirror")
+"""
+    )
+    for rank in range(2):
+        (folder / "there" / f"hosts_{rank}").mkdir(parents=True)
+    monarch("apply", "gathering.job")
+    done = monarch("exec", "--all", "echo from $MONARCH_RANK_hosts")
+    found = re.search(rf"Output → {folder}/here/, in (exec_outputs/\w+)/ of each host", done.stdout)
+    assert found is not None, done.stdout
+    monarch("exec", "true")  # a mirror is brought up to date by whoever uses the job
+    outputs = {path.read_text() for path in (folder / "here").rglob(f"{found[1]}/**/stdout.txt")}
+    assert outputs == {"from 0\n", "from 1\n"}
 
 
 @pytest.fixture
