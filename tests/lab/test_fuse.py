@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import socket
@@ -22,7 +23,7 @@ from monarch.remotemount import fuse_process
 from monarch.remotemount.remotemount import MountHandler, remotemount
 from monarch.remotemount.tree import BLOCK
 from tests.support.faults import Faults
-from tests.support.hosts import Hosts, Worker
+from tests.support.hosts import LOOP, Hosts, Worker
 from tests.support.mounts import contents, make_source, mounts_below, wait_until_nothing_is_mounted
 from tests.support.processes import descendants
 from tests.support.resources import open_files
@@ -180,6 +181,25 @@ def test_a_machine_with_several_hosts_has_one_mount_at_one_place(mesh: HostMesh,
         with remotemount(mesh, str(source), str(point), "fuse"):  # another program's would be the same
             assert mounts_below(tmp_path) == [str(point)]
         assert contents(point) == contents(source)
+
+
+MAY_NOT_MOUNT = """
+import ctypes
+ctypes.CDLL(None).prctl(24, 21, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_ADMIN: as in most containers
+"""
+
+
+def test_a_host_that_has_fuse_and_may_not_mount_gets_real_files(
+    hosts: Hosts, source: Path, tmp_path: Path, points: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = hosts.attach(hosts.start(), hosts.start(source=MAY_NOT_MOUNT + LOOP))
+    with caplog.at_level(logging.WARNING, "monarch"), handler(mesh, source, tmp_path, "auto") as mount:
+        assert mount.mode == "mirror"
+        assert mounts_below(tmp_path) == []
+        for point in points:
+            assert contents(point) == contents(source)
+    assert "Operation not permitted" in caplog.text and "real files" in caplog.text
+    mesh.shutdown().get(TIMEOUT)
 
 
 def test_the_clients_own_directory_is_not_mounted_over(mesh: HostMesh, source: Path, tmp_path: Path) -> None:
