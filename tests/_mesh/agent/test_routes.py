@@ -27,6 +27,7 @@ class End:
 
     def __init__(self, remote: str) -> None:
         self.remote = remote
+        self.other_agent = ""
         self.got: list[Any] = []
         self.queued = 0
         self.lost = False
@@ -97,7 +98,9 @@ class Agent:
         return False
 
     def take_link(self, hello: LinkHello) -> End:
-        return End(hello.host)
+        link = End(hello.host)
+        link.other_agent = hello.agent
+        return link
 
     def receive(self, envelope: Envelope, frame: Frame) -> None:
         self.received.append(envelope)
