@@ -226,7 +226,8 @@ class AttachedHosts:
                 if self._replacer is not None:
                     self._replacer.spare_ready(spare)
             except Exception as exc:
-                log(logger, logging.WARNING, "the spare %s cannot be reached: %s", spare, exc)
+                if not self._ended and self._proc.closed is None:
+                    log(logger, logging.WARNING, "the spare %s cannot be reached: %s", spare, exc)
 
         attaching.on_ready(done)
 
