@@ -464,6 +464,9 @@ class SlurmJob(ScheduledJob):
     def _too_late(self, why: str) -> str:
         return f"Timeout waiting for SLURM job {self._job_id} to start, after {self.start_timeout:g} s: {why}"
 
+    def _log_files(self) -> dict[str, str]:
+        return dict(zip(("stdout", "stderr"), self._logs, strict=False))
+
     def _cleanup_log_context(self) -> dict[str, Any]:
         return {"job_id": self._job_id} | ({"step": self._step} if self._step else {})
 

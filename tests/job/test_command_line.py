@@ -18,6 +18,7 @@ from monarch.tools.verbs import exec_verb, status_page
 from monarch.tools.verbs.current_job import environment, point
 from monarch.tools.verbs.host_status import HostFacts, ProcessFacts
 from tests.support.command_line import TIMEOUT, CommandLine, command_line
+from tests.support.processes import Watch
 from tests.support.terminal import Terminal
 from tests.support.tiers import full
 
@@ -61,6 +62,12 @@ def test_the_command_of_exec(tmp_path: Path) -> None:
         command("-m")
 
 
+def test_where_outputs_go() -> None:
+    assert exec_verb.output_place(None, "1a") == ("/tmp/monarch_exec_1a", "/tmp/monarch_exec_1a/ on each worker")
+    place = exec_verb.output_place(("/data/out", "/home/me/out"), "1a")
+    assert place == ("/data/out/exec_outputs/1a", "/home/me/out/, in exec_outputs/1a/ of each host")
+
+
 class Graph:
     handlers = ()
     edges = ()
@@ -102,6 +109,20 @@ def test_the_life_of_a_job(monarch: CommandLine) -> None:
 
     assert monarch("kill").stdout == "Killed job\n"
     assert "no job runs in context 'default'" in monarch("kill", status=1).stderr
+
+
+@full
+@pytest.mark.procs
+def test_ctrl_c_ends_the_command(monarch: CommandLine, watch: type[Watch]) -> None:
+    monarch("apply", "jobs.job")
+    running = monarch.start("exec", "--all", "--stream", "echo $$; exec sleep 1000")
+    assert running.stdout is not None
+    left = watch([int(running.stdout.readline().split()[-1]) for _ in range(2)])
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=TIMEOUT)
+    assert (running.returncode, out) == (130, "") and "Traceback" not in err
+    assert left.survivors(TIMEOUT) == {}
+    monarch("exec", "true")  # the job is still there
 
 
 WORK = """
@@ -184,6 +205,29 @@ def test_a_job_of_the_projects_file(monarch: CommandLine) -> None:
     done = monarch("exec", "--all", "--stream", "--kill", "echo hello")
     assert sorted(done.stdout.splitlines()) == ["hello", "hello"]
     assert list(monarch.folder.glob(".monarch/*/state.pkl")) == []
+
+
+@full
+@pytest.mark.procs
+def test_outputs_are_gathered(monarch: CommandLine) -> None:
+    folder = monarch.folder
+    (folder / "gathering.py").write_text(
+        f"""
+from monarch.job import ProcessJob
+
+job = ProcessJob({{"trainers": 2}})
+job.gather_mount("{folder}/there/$SUBDIR", "{folder}/here", mode="mirror")
+"""
+    )
+    for rank in range(2):
+        (folder / "there" / f"hosts_{rank}").mkdir(parents=True)
+    monarch("apply", "gathering.job")
+    done = monarch("exec", "--all", "echo from $MONARCH_RANK_hosts")
+    found = re.search(rf"Output → {folder}/here/, in (exec_outputs/\w+)/ of each host", done.stdout)
+    assert found is not None, done.stdout
+    monarch("exec", "true")  # a mirror is brought up to date by whoever uses the job
+    outputs = {path.read_text() for path in (folder / "here").rglob(f"{found[1]}/**/stdout.txt")}
+    assert outputs == {"from 0\n", "from 1\n"}
 
 
 @pytest.fixture
