@@ -15,13 +15,15 @@ from tests.kube.lab import IMAGE, NAMESPACE, Lab, lab
 from tests.support.tiers import first_of, full
 
 PROGRAM = f"""
-    import os, sys
+    import os, sys, threading
     from monarch.actor import Actor, SupervisionError, endpoint
     from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 
     class Teller(Actor):
         @endpoint
         def host(self): return os.environ["MONARCH_RUNTIME_DIR"].rpartition("run-")[2]
+        @endpoint
+        def wait(self): threading.Event().wait()
         @endpoint
         def ask(self, other): return other.host.call_one().get(60)
 
@@ -182,14 +184,13 @@ REPLACED = (
     PROGRAM
     + f"""
     job = {MADE}
-    job._requires_sidecar_gateway = lambda: False  # as in the cluster, where pods are reached directly
     hosts = job.state(cached_path=None).trainers
     tellers = hosts.slice(hosts=1).spawn_procs({{"gpus": 1}}).spawn("tellers", Teller)
     print(tellers.host.call_one().get(60), flush=True)
-    sys.stdin.readline()
+    waits = tellers.wait.call_one()
+    print("waits", flush=True)
     try:
-        while True:
-            tellers.host.call_one().get(60)
+        waits.get(60)
     except SupervisionError:
         pass
     print(hosts.replace(failed=True).get(60))
@@ -203,10 +204,11 @@ REPLACED = (
 def test_an_evicted_pod_takes_its_old_place_in_the_mesh(cluster: Lab, scripts: Any) -> None:
     program = scripts.start(REPLACED, str(cluster.kubeconfig()))
     before = program.stdout.readline().strip()
+    assert program.stdout.readline() == "waits\n", program.stderr.read()
     assert before == cluster.addresses()["trainers-1"], program.stderr.read()
     cluster.evict("trainers-1")
     now = cluster.addresses()
-    out, err = program.communicate("on\n", timeout=60)
+    out, err = program.communicate(timeout=60)
     assert program.returncode == 0, err
     assert now["trainers-1"] != before
     assert out.splitlines() == ["[1]", " ".join(now.values())]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.ray
 TIMEOUT = 60
 
 PROGRAM = """
-    import json, os, sys
+    import json, os, sys, threading
     import ray
     from monarch.actor import Actor, SupervisionError, endpoint
     from monarch.job import Ended, Ready, SchedulerError, Waiting
@@ -30,6 +30,8 @@ PROGRAM = """
     class Teller(Actor):
         @endpoint
         def host(self): return os.getppid()
+        @endpoint
+        def wait(self): threading.Event().wait()
 
     def ask(mesh):
         return list(mesh.spawn_procs({"gpus": 1}).spawn("tellers", Teller).host.call().get(60).values())
@@ -168,10 +170,10 @@ REPLACED = (
     hosts = job.state(cached_path=None).trainers
     tellers = hosts.slice(hosts=0).spawn_procs({"gpus": 1}).spawn("tellers", Teller)
     tellers.host.call_one().get(60)
+    waits = tellers.wait.call_one()
     say(pids(job))
     try:
-        while True:
-            tellers.host.call_one().get(60)
+        waits.get(60)
     except SupervisionError:
         pass
     say(hosts.replace(failed=True).get(60), len(ask(hosts)))
