@@ -277,10 +277,12 @@ class HostReplacer:
     def _attach(self, rank: int, worker: str) -> AttachedHost:
         """That worker gets the name of the lost host. Nobody else is told yet."""
         proc, host = self._proc, self._slots.names[rank]
-        told = HostReplaced(host, worker, "", proc.host_generations.get(host, 0))
-        for agent in self._way():
-            if agent != agent_at(host):
-                proc.post(agent, told)
+        generation = proc.host_generations.get(host, 0)
+        # Answered, so that what they have to say of the lost host by that name has come before the new one is asked.
+        self._ask(
+            [agent for agent in self._way() if agent != agent_at(host)],
+            lambda port, index: HostReplaced(host, worker, "", generation, port, index),
+        )
         attaching = Attaching(proc, [host])
         attaching.ask(self._env, [told for told in self._attached.moves() if told.host != host], host)
         attaching.wait(None)
@@ -301,8 +303,14 @@ class HostReplacer:
         others = self._attached.moved(HostReplaced(host, worker, agent, generation))
         addresses = list(dict.fromkeys([*self._way(), agent_at(host), *map(agent_at, others)]))
 
+        self._ask(addresses, lambda port, index: HostReplaced(host, worker, agent, generation, port, index))
+
+    def _ask(self, addresses: list[str], told: Callable[[int, int], HostReplaced]) -> None:
+        """Tells these agents what `told(port, rank)` gives, and waits for their answers, not for long."""
+        proc = self._proc
+
         def ask(port: int, index: int) -> None:
-            proc.post(addresses[index], HostReplaced(host, worker, agent, generation, port, index))
+            proc.post(addresses[index], told(port, index))
 
         acks = Acks(addresses, ask)
         proc.ports.add(acks)
