@@ -74,9 +74,9 @@ test-device: $(READY)  ## the tests that need a GPU or an RDMA device
 test-devices: $(READY)  ## of those the GPU tests alone, with the reason of each that is skipped
 	@$(BIN)/python -m pytest tests/devices -q -rs
 
-LABS := slurm-wlm munge openssh-server openssh-client util-linux
+LABS := slurm-wlm munge openssh-server openssh-client util-linux fuse3
 
-lab:  ## install what the labs need: Slurm, munge, sshd (as root, on Debian)
+lab:  ## install what the labs need: Slurm, munge, sshd, FUSE (as root, on Debian)
 	@missing=$$(for package in $(LABS); do \
 		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; done); \
 	if [ -z "$$missing" ]; then echo 'lab: everything is installed'; exit 0; fi; \

@@ -35,6 +35,7 @@ from monarch._mesh.actors.receivers import Receivers, lives_here, own_key, reduc
 from monarch._mesh.failures.fault_hook import default_fault_hook as unhandled_fault_hook
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.main_thread import faults
+from monarch._mesh.failures.replace_policy import ReplacePolicy
 from monarch._mesh.failures.restart_policy import RestartPolicy
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.meshes.actor_mesh import Accumulator, ActorMesh, NotAnEndpoint, as_endpoint
@@ -122,6 +123,7 @@ __all__ = [
     "Promise",
     "RankedPortReceiver",
     "Receivers",
+    "ReplacePolicy",
     "Replacement",
     "RestartPolicy",
     "Sealed",

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.actor import HostMesh
 from monarch.job.mount_orders import Order
+from monarch.remotemount.fuse_process import MountBusy
+
+logger = logging.getLogger("monarch")
 
 
 class HeldMounts:
@@ -33,13 +37,22 @@ class HeldMounts:
             raise failures[0]
 
     def close(self) -> None:
-        """All that are not in use, the last one first: what is gathered may lie in what was brought. RuntimeError names those
-        that are in use, which stay."""
-        failures: list[Exception] = []
+        """All, the last one first: what is gathered may lie in what was brought. RuntimeError names those that are in use,
+        which stay. Whatever else keeps one from being taken away, such as a lost host, is a warning: hosts are given back
+        even so.
+        """
+        busy: list[str] = []
         for order in reversed(list(self._open)):
-            _try(failures, self._close, order)
-        if failures:
-            raise RuntimeError("; ".join(str(failure) for failure in failures))
+            try:
+                self._open[order].close()
+            except MountBusy as exc:
+                busy.append(str(exc))
+                continue
+            except Exception as exc:
+                logger.warning("what %s has of %s may be left there: %s", order.mesh, order.here, exc)
+            del self._open[order]
+        if busy:
+            raise RuntimeError("; ".join(busy))
 
     def _mount(self, order: Order, mesh: HostMesh) -> None:
         if order.kind == "remote":

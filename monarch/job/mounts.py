@@ -15,6 +15,7 @@ from monarch.job.components import Component
 from monarch.job.held_mounts import HeldMounts
 from monarch.job.job_state import JobState
 from monarch.job.mount_orders import GatheredMount, RemoteMount
+from monarch.job.progress import job_logger
 from monarch.job.sidecar import Sidecar
 
 
@@ -51,15 +52,32 @@ class Mounts(Component):
             sidecar = self._sidecar or Sidecar(job)
             sidecar.open_mounts(job, orders)
             self._sidecar = sidecar
+            job._mirrored = names
         else:
             self._held.update(orders, state._hosts)
         for name, executable in mount_orders.executables(self.remote, names).items():
             state._hosts[name] = state._hosts[name].with_python_executable(executable)
 
+    def forget(self) -> None:
+        self._sidecar = None
+
     def close(self, job: Any) -> None:
         if job._hosts_outlive_program():
             sidecar = self._sidecar or Sidecar(job)
+            if not sidecar.runs():
+                self._find_mirrors(job, sidecar)
             sidecar.end(job)
             self._sidecar = None
         else:
             self._held.close()
+
+    def _find_mirrors(self, job: Any, sidecar: Sidecar) -> None:
+        """A sidecar that has gone has left its mirrors on the hosts: a new one takes them up, to take them away."""
+        names = job.__dict__.get("_mirrored", ())
+        if not names:
+            return
+        mirrors = mount_orders.orders(self.remote, [], names)
+        try:
+            sidecar.open_mounts(job, [order for order in mirrors if order.mode != "fuse"])
+        except RuntimeError as exc:
+            job_logger().warning("files of the job's mounts may be left on its hosts: %s", exc)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from monarch.job.worker_launch import WorkerLaunch
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 _ANSWER = 1.0  # seconds that actors get to answer in one look
+_GOODBYE = 10.0  # seconds that workers get to end
 _ENDING = 30.0  # seconds that actors get to end
 _STEP = 0.1
 _NEEDS_RAY = "RayJob needs Ray: pip install 'pymonarch[ray]'"
@@ -86,7 +88,11 @@ class RayJob(ScheduledJob):
         assert self._apply_id is not None
         self._job = f"monarch-{self._apply_id[:13]}"
         actors = self._actors()
+        warned = logging.getLogger("ray.actor")
+        level = warned.level
         try:
+            # It advises against hosts that end with their placement group, which is what they are to do.
+            warned.setLevel(logging.ERROR)
             group = ray.util.placement_group(
                 [self._resources] * len(actors), strategy=self._strategy, name=self._job, lifetime="detached"
             )
@@ -102,6 +108,8 @@ class RayJob(ScheduledJob):
             if isinstance(error, Exception):
                 raise SchedulerError(f"Ray takes no order for {len(actors)} hosts: {error}") from error
             raise
+        finally:
+            warned.setLevel(level)
         job_logger().info("asked Ray for %d hosts (placement group %s)", len(actors), self._job)
 
     def _actors(self) -> list[str]:
@@ -119,9 +127,8 @@ class RayJob(ScheduledJob):
         found: dict[str, str] = {}
         for actor in self._actors():
             if actor not in self._asked:
-                try:
-                    handle = ray.get_actor(actor, namespace=self._namespace)
-                except ValueError:
+                handle = self._handle(actor)
+                if handle is None:
                     return Ended(f"Ray actor {actor} is gone: it was killed, or has failed too often")
                 self._asked[actor] = handle.address.remote()
         waited = list(self._asked.values())
@@ -146,6 +153,13 @@ class RayJob(ScheduledJob):
             }
         )
 
+    def _handle(self, actor: str) -> Any:
+        """None when there is no such actor, or not any more."""
+        try:
+            return self._ray().get_actor(actor, namespace=self._namespace)
+        except ValueError:
+            return None
+
     def _group_state(self) -> dict[str, Any] | None:
         """What Ray knows of the placement group; None when it knows none."""
         ray = self._ray()
@@ -169,21 +183,28 @@ class RayJob(ScheduledJob):
         if not self._job:
             return
         ray = self._ray()
-        for actor in self._actors():
-            try:
-                ray.kill(ray.get_actor(actor, namespace=self._namespace), no_restart=True)
-            except ValueError:  # there is none
-                pass
+        handles = [handle for handle in map(self._handle, self._actors()) if handle is not None]
+        # Those that run end their workers; others have none, or it ends with them.
+        stopping = [handle.stop.remote() for handle in handles if self._met]
+        if stopping:
+            ray.wait(stopping, num_returns=len(stopping), timeout=_GOODBYE)
+        for handle in handles:
+            ray.kill(handle, no_restart=True)
         try:
             ray.util.remove_placement_group(ray.util.get_placement_group(self._job))
         except ValueError:
             pass
         deadline, pause = time.monotonic() + _ENDING, threading.Event()
-        while (state := self._group_state()) is not None and state["state"] != "REMOVED":
+        while self._left():
             if time.monotonic() > deadline:
                 raise SchedulerError(f"Ray has not removed placement group {self._job} within {_ENDING:g} s")
             pause.wait(_STEP)
         self._job, self._asked = "", {}
+
+    def _left(self) -> bool:
+        """Whether Ray still has the placement group or an actor in it."""
+        state = self._group_state()
+        return (state is not None and state["state"] != "REMOVED") or any(map(self._handle, self._actors()))
 
     def _same(self, spec: RayJob) -> bool:
         compared = ("_meshes", "_resources", "_strategy", "_address", "_namespace", "_max_restarts", "_runtime_env")

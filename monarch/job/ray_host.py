@@ -5,7 +5,7 @@
 - The Ray actor ends, however that may be: the worker's stdin ends, and with it the worker and all it started.
 - The worker fails: so does the actor, and Ray starts both again, at most `max_restarts` times.
 - The worker ends in order (a client shut it down, or its lease is over): the actor leaves for good. Rank 0 of the job
-  waits until all others have left, and gives the placement group back.
+  waits until all others have left, and has the placement group given back.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 from monarch.job.worker_launch import WorkerLaunch
 
 _FAILED = 1  # the actor's status, with which Ray starts it again
+_ENDING = 10.0  # seconds that a worker gets to end
 _LOOK = 5.0  # seconds between two looks whether others have left
 
 
@@ -32,6 +34,7 @@ class Host:
         self._job = job
         self._last = last
         self._status: int | None = None
+        self._stopping = False
         ip = ray.util.get_node_ip_address()
         shown = f"[{ip}]" if ":" in ip else ip
         # Bound here, so that the port is known and nobody else can take it.
@@ -58,13 +61,23 @@ class Host:
             raise RuntimeError(f"its worker ended with status {self._status}")
         return self._address
 
-    def pid(self) -> int:
-        return self._worker.pid
+    def pids(self) -> tuple[int, int]:
+        """Of this actor's process, and of its worker."""
+        return os.getpid(), self._worker.pid
+
+    def stop(self) -> None:
+        """Ends the worker and all it started; the actor stays, for whoever stops it to kill it."""
+        self._stopping = True
+        assert self._worker.stdin is not None
+        self._worker.stdin.close()
+        self._worker.wait(_ENDING)
 
     def _watch(self) -> None:
         import ray
 
         self._status = self._worker.wait()
+        if self._stopping:
+            return
         if self._status != 0:
             print(
                 f"monarch: the worker at {self._address} ended with status {self._status}", file=sys.stderr, flush=True
@@ -76,9 +89,21 @@ class Host:
         namespace = ray.get_runtime_context().namespace
         while [name for name in _actors(namespace) if name.startswith(self._job)][1:]:
             time.sleep(_LOOK)  # nobody tells an actor of the end of others
-        group = ray.util.get_current_placement_group()
-        if group is not None:
-            ray.util.remove_placement_group(group)  # which ends this actor
+        me = ray.get_runtime_context().current_actor
+        sweeper = ray.remote(Sweeper).options(num_cpus=0, lifetime="detached", name=f"sweep-{self._job}")
+        sweeper.remote().sweep.remote(me, self._job)
+
+
+class Sweeper:
+    """Gives back what the last host held. Another actor does that: one whose placement group goes first is started again for
+    ever, and one that goes first cannot give the group back."""
+
+    def sweep(self, last: Any, job: str) -> None:
+        import ray
+
+        ray.kill(last)
+        ray.util.remove_placement_group(ray.util.get_placement_group(job))
+        ray.actor.exit_actor()
 
 
 def _actors(namespace: str) -> list[str]:

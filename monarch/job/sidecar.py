@@ -69,6 +69,9 @@ class Sidecar:
             return
         self._ask(job, "open the mounts", OpenMounts(list(orders)), _MOUNTS)
 
+    def runs(self) -> bool:
+        return self._connect()
+
     def end(self, job: Any) -> None:
         """Unmounts everything and ends it. Nothing if there is none. RuntimeError when a mount is in use; then all stays."""
         if not self._connect():

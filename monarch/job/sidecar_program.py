@@ -39,6 +39,8 @@ logger = logging.getLogger("monarch.job.sidecar")
 
 _LOOK = 60.0  # seconds between two looks at the allocation
 _CONNECTIONS = 64
+_ATTEMPTS = 200  # at the lock
+_BETWEEN = 0.05
 
 
 class SidecarProgram:
@@ -140,15 +142,49 @@ class Warnings(logging.Handler):
         logging.getLogger("monarch").removeHandler(self)
 
 
+def own_folder(folder: str) -> bool:
+    """Takes its lock, for as long as this process lives, and writes to its log. False when another sidecar has it.
+
+    Runs that begin remove the folders of dead ones, so this one may be removed until its lock is taken.
+    """
+    pause = threading.Event()
+    for _ in range(_ATTEMPTS):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        try:
+            lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(lock), os.stat(os.path.join(folder, "lock"))):
+                    _log_to(os.path.join(folder, "log"))
+                    return True
+            except BlockingIOError:
+                if _answers(os.path.join(folder, "socket")):
+                    return False
+            os.close(lock)
+        except FileNotFoundError:
+            pass
+        pause.wait(_BETWEEN)
+    raise RuntimeError(f"the lock of {folder} is taken, and nobody answers there")
+
+
+def _log_to(path: str) -> None:
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        return connection.connect_ex(path) == 0
+
+
 def main() -> None:
     folder, ready = sys.argv[1], int(sys.argv[2])
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.INFO)
     job = job_loads(sys.stdin.buffer.read())
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:  # another program has just started one
-        return
+    if not own_folder(folder):
+        return  # another program has just started one
     path = os.path.join(folder, "socket")
     if os.path.lexists(path):
         os.unlink(path)  # of one that was killed

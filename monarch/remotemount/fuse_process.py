@@ -92,6 +92,10 @@ class MountFailed(RuntimeError):
     """Nothing was mounted; the text says why."""
 
 
+class MountBusy(RuntimeError):
+    """A mount is in use and stays; the text names it."""
+
+
 class FuseProcess:
     """A mount at `point`, which is made where it is missing. `received` gets what it asks for, on a thread of its own."""
 

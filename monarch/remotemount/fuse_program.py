@@ -34,8 +34,9 @@ from monarch.remotemount.fuse_messages import (
     Want,
     Wire,
 )
-from monarch.remotemount.tree import FILE, LINK, Contents, FileTree, Node, blocks_of
+from monarch.remotemount.tree import BLOCK, FILE, LINK, Contents, FileTree, Node, blocks_of
 
+AHEAD = 3  # blocks that are on their way while one is read, this one among them
 CACHED = 0.2  # seconds that the kernel keeps names and attributes
 _LATE = 0.05  # until an answer of before has reached the kernel, and its clock has ticked
 PATIENCE = 120.0  # seconds that a read waits for its owner
@@ -47,6 +48,7 @@ class TreeView:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self.tree = FileTree([])
+        self._last_read = (0, 0)
         self._coming: list[tuple[str, Node]] = []
         self.contents = Contents(lambda content, block: wire.send(Want(content, block)), PATIENCE)
 
@@ -94,6 +96,11 @@ class TreeView:
             node = self.open(path)
         except OSError:
             node = opened
+        if node.size > BLOCK:
+            block = offset // BLOCK
+            if (opened.content, block) != self._last_read:  # the first read in a block
+                self._last_read = opened.content, block
+                self.contents.ask_ahead(node.content, range(block, min(block + AHEAD, -(-node.size // BLOCK))))
         pieces = [
             memoryview(self.contents.get(node.content, block))[start:stop]
             for block, start, stop in blocks_of(node.size, offset, size)

@@ -191,7 +191,7 @@ class GatherMount:
         if self._process is not None:
             busy = self._unmount(self._process, deadline)
             if busy:
-                raise RuntimeError(
+                raise fuse_process.MountBusy(
                     f"failed to unmount {self.remote_mount_point}: {self.local_mount_point}: busy: {busy}; close it again "
                     "when nothing uses it"
                 )

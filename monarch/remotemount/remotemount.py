@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from monarch.actor import HostMesh, bind_context, start_thread, this_proc
 from monarch.remotemount import mirror
+from monarch.remotemount.fuse_process import MountBusy
 from monarch.remotemount.place import refusal
 from monarch.remotemount.source import MountSource
 
@@ -110,7 +111,7 @@ class MountHandler:
         if self._mode == "fuse":
             busy = self._source.close.call_one().get(_OPEN)
             if busy:
-                raise RuntimeError(
+                raise MountBusy(
                     f"failed to unmount {self.sourcepath}: {'; '.join(busy)}; close it again when it is free"
                 )
             source, self._source = self._source, None

@@ -124,6 +124,15 @@ class Contents:
             raise OSError(found, os.strerror(found))
         return found
 
+    def ask_ahead(self, content: int, blocks: range) -> None:
+        """They come as well, and nobody waits for them."""
+        with self._came:
+            keys = [(content, block) for block in blocks]
+            keys = [key for key in keys if key not in self._blocks and key not in self._asked and not self._closed]
+            self._asked.update(keys)
+        for key in keys:
+            self._ask(*key)
+
     def keep(self, contents: set[int]) -> None:
         """Forgets all others."""
         with self._came:

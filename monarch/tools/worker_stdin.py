@@ -60,7 +60,9 @@ def serve(address: str, orders: Orders) -> None:
     """Serves until a client shuts the host down, or until stdin ends if that is to be its end."""
     from monarch.actor import start_worker_loop_forever
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells start programs with it ignored
+    # Some shells start programs with it ignored, and what runs in Ray's processes has it blocked.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     lease = orders.lease or 0.0  # 0: for ever, whatever this host's own environment says
     ended = start_worker_loop_forever(address=address, secret=orders.secret, lease=lease, **orders.tls)
     sys.stdout.write(msgspec.json.encode(Listening(address, os.getpid())).decode() + "\n")

@@ -19,9 +19,10 @@ from monarch.job import LocalJob, ProcessJob, job_load
 from monarch.job.mount_orders import Order, executables, gathered_mount, orders, remote_mount
 from monarch.job.sidecar import Sidecar, folder_of
 from monarch.job.sidecar_messages import CloseMounts, Done, OpenMounts, Request, peer, receive, send
+from tests.support.faults import Faults
 from tests.support.hosts import ROOT
 from tests.support.mounts import contents, make_source
-from tests.support.processes import Watch
+from tests.support.processes import Watch, kill
 from tests.support.scripts import Scripts
 from tests.support.tiers import full
 
@@ -180,6 +181,30 @@ def test_a_sidecar_that_was_killed_is_started_again(job: ProcessJob, source: Pat
     job.state()
     assert sidecar_pid(job) != first
     assert contents(tmp_path / "hosts" / "hosts_1") == contents(source)
+
+
+@pytest.mark.procs
+@full
+def test_kill_takes_away_the_files_that_a_sidecar_has_left(job: ProcessJob, source: Path, tmp_path: Path) -> None:
+    declare(job, source, tmp_path).state()
+    watch = Watch([sidecar_pid(job)])
+    os.kill(sidecar_pid(job), signal.SIGKILL)
+    assert watch.survivors(TIMEOUT) == {}
+    assert (tmp_path / "hosts" / "hosts_0" / "run").exists()
+    job.kill()
+    assert list((tmp_path / "hosts").iterdir()) == []
+
+
+@pytest.mark.procs
+@full
+def test_a_job_that_has_lost_a_host_can_be_killed(
+    job: ProcessJob, source: Path, tmp_path: Path, faults: Faults
+) -> None:
+    declare(job, source, tmp_path).state()
+    kill(job._workers["trainers_1"].pid)
+    job.kill()
+    assert not job.active
+    faults.settle()
 
 
 @pytest.mark.procs

@@ -167,6 +167,29 @@ def test_looks_at_a_job(slurm: Commands) -> None:
         job._poll()
 
 
+def test_a_controller_that_is_begun_anew_costs_no_place_in_the_queue(slurm: Commands) -> None:
+    """squeue fails once, while the job waits; then it has its nodes."""
+    job = submitted(slurm)
+    down = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    slurm.add(
+        "squeue",
+        f"test -e {slurm.folder}/up || {{ touch {slurm.folder}/up; {down}; }}; echo '7|RUNNING|None|N/A|n1,n2'",
+    )
+    assert job._await_hosts().workers["a"] == ["tcp://n1:22222"]
+
+
+def test_what_describes_another_job_is_not_handed_on(slurm: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "5")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    submitted(slurm)
+    given = slurm.given("env").splitlines()
+    assert "SLURM_CONF=/etc/slurm.conf" in given and "SBATCH_ACCOUNT=mine" in given
+    assert not [line for line in given if line.startswith(("SLURM_JOB_ID", "SLURM_MEM", "SBATCH_EXPORT"))]
+
+
 def test_the_place_in_the_queue_is_told(slurm: Commands) -> None:
     job = submitted(slurm)
     slurm.add("squeue", 'case "$*" in *PENDING*) printf "4\\n5\\n7\\n";; *) echo "7|PENDING|Resources|N/A|";; esac')

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +16,14 @@ import pytest
 
 from monarch.actor import Actor, HostMesh, current_rank, endpoint
 from monarch.gather_mount import GatherMount, gather_mount
+from monarch.job import ProcessJob, job_load
+from monarch.job.sidecar import folder_of
+from monarch.job.sidecar_messages import peer
 from monarch.remotemount import fuse_process
 from monarch.remotemount.remotemount import MountHandler, remotemount
 from monarch.remotemount.tree import BLOCK
 from tests.support.faults import Faults
-from tests.support.hosts import Hosts, Worker
+from tests.support.hosts import LOOP, Hosts, Worker
 from tests.support.mounts import contents, make_source, mounts_below, wait_until_nothing_is_mounted
 from tests.support.processes import descendants
 from tests.support.resources import open_files
@@ -178,6 +183,25 @@ def test_a_machine_with_several_hosts_has_one_mount_at_one_place(mesh: HostMesh,
         assert contents(point) == contents(source)
 
 
+MAY_NOT_MOUNT = """
+import ctypes
+ctypes.CDLL(None).prctl(24, 21, 0, 0, 0)  # PR_CAPBSET_DROP, CAP_SYS_ADMIN: as in most containers
+"""
+
+
+def test_a_host_that_has_fuse_and_may_not_mount_gets_real_files(
+    hosts: Hosts, source: Path, tmp_path: Path, points: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    mesh = hosts.attach(hosts.start(), hosts.start(source=MAY_NOT_MOUNT + LOOP))
+    with caplog.at_level(logging.WARNING, "monarch"), handler(mesh, source, tmp_path, "auto") as mount:
+        assert mount.mode == "mirror"
+        assert mounts_below(tmp_path) == []
+        for point in points:
+            assert contents(point) == contents(source)
+    assert "Operation not permitted" in caplog.text and "real files" in caplog.text
+    mesh.shutdown().get(TIMEOUT)
+
+
 def test_the_clients_own_directory_is_not_mounted_over(mesh: HostMesh, source: Path, tmp_path: Path) -> None:
     with remotemount(mesh, str(source), mode="fuse"):
         assert mounts_below(tmp_path) == []
@@ -329,3 +353,55 @@ def test_many_readers_at_once(mesh: HostMesh, source: Path, tmp_path: Path, poin
         for reader in readers:
             reader.join(TIMEOUT)
     assert results == [True] * 16
+
+
+# --- mounts of a job
+
+
+def test_a_jobs_mounts_outlive_the_program_and_kill_takes_them_away(
+    source: Path, tmp_path: Path, scripts: Scripts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    program = """
+        import sys
+        from monarch.job import ProcessJob
+
+        source, there, back = sys.argv[1:]
+        job = ProcessJob({"trainers": 1, "others": 1})
+        job.remote_mount(source, there, ["trainers"], python_exe=None, mode="fuse")
+        job.gather_mount(source, back, mode="fuse").state()
+    """
+    there, back = tmp_path / "there", tmp_path / "back"
+    scripts.run(program, str(source), str(there), str(back))
+    assert sorted(mounts_below(tmp_path)) == [str(back / "others"), str(back / "trainers"), str(there)]
+    assert contents(there) == contents(source)
+    assert (back / "trainers" / "hosts_0" / "run").read_text() == "#!/bin/sh\n"
+    job = job_load()
+    with (there / "run").open():
+        with pytest.raises(RuntimeError, match=r"job sidecar failed to close the mounts:\n.*busy"):
+            job.kill()
+        assert job.active
+        assert mounts_below(tmp_path) == [str(there)]
+    job.kill()
+    assert not job.active
+    assert mounts_below(tmp_path) == []
+    assert not there.exists()
+
+
+def test_no_mount_is_left_of_a_sidecar_that_is_killed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    there = tmp_path / "there"
+    job = ProcessJob({"trainers": 1}).remote_mount(source, str(there), python_exe=None, mode="fuse")
+    try:
+        job.state()
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(f"{folder_of(job)}/socket")
+            os.kill(peer(connection), signal.SIGKILL)
+        wait_until_nothing_is_mounted(tmp_path)
+        job.state()
+        assert contents(there) == contents(source)
+    finally:
+        job.kill()
+    assert mounts_below(tmp_path) == []

@@ -20,7 +20,6 @@ _BUSY = 429
 _SERVER = 500
 _NOT_FOUND = 404
 _FORBIDDEN = 403
-_MERGE = "application/merge-patch+json"
 _LOG_LINES = 5
 
 
@@ -46,12 +45,15 @@ class Cluster:
         self.access = access
         self.namespace = namespace
         self._client = client.ApiClient(access.configuration)
+        # The only way to say how a patch is meant that all versions of the client have.
+        self._merging = client.ApiClient(access.configuration, "Content-Type", "application/merge-patch+json")
         self._core = client.CoreV1Api(self._client)
         self._custom = client.CustomObjectsApi(self._client)
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        self._client.rest_client.pool_manager.clear()
+        for used in (self._client, self._merging):
+            used.rest_client.pool_manager.clear()
 
     # --- objects
 
@@ -72,7 +74,6 @@ class Cluster:
             name=name,
             **self._placed(kind),
             body=changed,
-            _content_type=_MERGE,
         )
 
     def read(self, kind: Kind, name: str) -> Mapping[str, Any] | None:
@@ -171,10 +172,13 @@ class Cluster:
 
     # --- one request
 
-    def _verb(self, verb: str, kind: Kind) -> Callable[..., Any]:
+    def _verb(self, verb: str, kind: Kind) -> Any:
+        from kubernetes import client
+
+        used = self._merging if verb == "patch" else self._client
         if kind.group:
-            return getattr(self._custom, f"{verb}_namespaced_custom_object")  # type: ignore[no-any-return]
-        return getattr(self._core, f"{verb}_namespaced_{kind.name.lower()}")  # type: ignore[no-any-return]
+            return getattr(client.CustomObjectsApi(used), f"{verb}_namespaced_custom_object")
+        return getattr(client.CoreV1Api(used), f"{verb}_namespaced_{kind.name.lower()}")
 
     def _placed(self, kind: Kind) -> dict[str, str]:
         placed = {"namespace": self.namespace}

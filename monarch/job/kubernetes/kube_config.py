@@ -125,6 +125,8 @@ def _from_file(path: Path) -> Access:
         KubeConfigLoader(config_dict=loaded, config_base_path=str(path.parent)).load_and_set(found)
     except (config.ConfigException, credential_plugin.PluginError, KeyError) as error:
         raise KubeConfigError(f"the kubeconfig {path} cannot be used: {error}") from error
+    if cluster.get("proxy-url"):  # which older versions of the client pass over
+        found.proxy = cluster["proxy-url"]
     if credential is not None and credential.token:
         found.refresh_api_key_hook = _renewing(credential, plugin, cluster, path.parent)
     return _access(found, f"context {loaded.get('current-context')!r} of {path}")
