@@ -12,7 +12,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks)
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-slow test-device test-devices lab test-lab soak bench demo docs
+.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab soak bench demo docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -52,14 +52,18 @@ format: $(READY)  ## let ruff format everything
 WAITING := $(addprefix tests/procs/test_,waits.py restarts.py interrupts.py exit.py threads.py other_loops.py chaos.py)
 
 test: $(READY)  ## every promise once, in a few minutes
-	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab'
+	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab and not ray'
 
 test-all: $(READY)  ## all tests, but for those marked slow or device
-	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab'
+	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not ray'
 	@for who in always never; do \
 		echo "test-all: who waits reads: $$who"; \
-		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab' $(WAITING) || exit 1; \
+		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not ray' $(WAITING) || exit 1; \
 	done
+
+test-ray: $(READY)  ## the tests that need Ray, which is installed for them
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-ray]'
+	@$(BIN)/python -m pytest -q -m ray
 
 test-slow: $(READY)  ## the tests marked slow
 	@$(BIN)/python -m pytest -q -m 'slow and not device'

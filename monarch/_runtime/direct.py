@@ -103,6 +103,7 @@ class Directs:
         self._pairs: dict[str, Pair] = {}  # by the link's uid
         self._closed_hosts: set[str] = set()  # whose agent we have asked, or ours has, to no avail
         self._rng = random.Random()
+        self._replaced: set[str] = set()  # hosts in whose place others have come
 
     def __repr__(self) -> str:
         return f"<Directs {list(self._pairs.values())}>"
@@ -148,7 +149,7 @@ class Directs:
             pair,
             uid=new_id(),
             reached=address,
-            dial=self._dialler(pair, Secret(told.secret) if told.secret else None),
+            dial=self._dialler(pair, told.at or host_of(address), Secret(told.secret) if told.secret else None),
             target_incarnation=LinkTarget(address, peer.incarnation, self._proc.incarnation),
         )
         pair.link.on_up = lambda: self._switch(pair)
@@ -162,7 +163,7 @@ class Directs:
         )
         self._pairs[uid] = pair
 
-    def _dialler(self, pair: Pair, secret: Secret | None) -> Callable[[Callable[[Any], None]], None]:
+    def _dialler(self, pair: Pair, at: str, secret: Secret | None) -> Callable[[Callable[[Any], None]], None]:
         def begin(done: Callable[[Any], None]) -> None:
             def connected(outcome: Any) -> None:
                 pair.attempt = None
@@ -174,7 +175,7 @@ class Directs:
                 connection.start()
 
             try:
-                to = host_address.parse_dial(host_of(pair.address))
+                to = host_address.parse_dial(at)
                 pair.attempt = tcp.dial(to, self._loop, connected, secret=secret, start_thread=start_thread)
             except ValueError as exc:
                 why = str(exc)
@@ -228,6 +229,8 @@ class Directs:
         peer = proc.known_peer(address)
         if peer is not None and hello.incarnation < peer.incarnation:
             return "another process has taken the place of the one that dials"
+        if host_of(address) in self._replaced and (peer is None or peer.ended is not None):
+            return "its host was replaced, and by the agents, who know which one is meant, it has said nothing yet"
         for pair in self._with(address):
             if not pair.dialled or pair.incarnation != hello.incarnation:
                 pair.link.close("a newer link has taken the place of this one")
@@ -319,6 +322,10 @@ class Directs:
         for pair in self.pairs:
             if host_of(pair.address) == host:
                 pair.link.renew("the connection to that host was interrupted")
+
+    def host_replaced(self, host: str) -> None:
+        self._closed_hosts.discard(host)
+        self._replaced.add(host)
 
     # --- ends
 

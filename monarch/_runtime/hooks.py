@@ -21,6 +21,9 @@ class Hooks:
     def process_ended(self, ended: ProcEnded) -> None:
         """A process has ended. Called once, when those who waited for its answers have been told."""
 
+    def host_replaced(self, host: str) -> None:
+        """Another host has taken the place of one that was lost, under its name."""
+
     def process_suspected(self, suspected: Suspected) -> None:
         """A process gives no sign of life, or runs again."""
 

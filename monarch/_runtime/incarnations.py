@@ -5,6 +5,14 @@ handed to the one that took its place. A sender that never sent to the earlier o
 whoever is there when they arrive.
 
     incarnation of an actor = incarnation of its process * 2**32 + how often it was restarted within that process
+
+A process whose host was lost, and which is started again on the one in its place, is newer than any that was at its address
+before:
+
+    incarnation of a process = generation of its host * 2**16 + how often it was restarted there
+
+The generation of a host is how often it was replaced. It begins with 0 again for processes that are spawned there later:
+nobody has known others at their addresses.
 """
 
 from __future__ import annotations
@@ -12,6 +20,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 _PROCESS = 32  # bits for restarts within one process
+_HOST = 16  # bits for restarts of a process on one host
 _KEPT = 10_000  # meshes with restarted actors remembered; of a forgotten one the first message is refused and tells
 
 
@@ -60,6 +69,16 @@ class Incarnations:
 def first_in(process: int) -> int:
     """The incarnation of an actor that is the first of its name in a process of incarnation `process`."""
     return process << _PROCESS
+
+
+def first_on(generation: int) -> int:
+    """The least incarnation of a process that took the place of one that was lost with an earlier generation of its host."""
+    return generation << _HOST
+
+
+def last_on(generation: int) -> int:
+    """The greatest incarnation of a process on that generation of its host."""
+    return first_on(generation + 1) - 1
 
 
 def process_of(incarnation: int) -> int:

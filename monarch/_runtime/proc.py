@@ -26,7 +26,7 @@ from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.hooks import Hooks
-from monarch._runtime.incarnations import Incarnations
+from monarch._runtime.incarnations import Incarnations, last_on
 from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.loop import Loop
 from monarch._runtime.processes import Processes, Transport, send_first
@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from monarch._wire.transport.unix import UnixTransport
 
 _TOLD = 1_000  # failures remembered, to tell them again when the connection to their owner broke
-_NEWEST = 2**31  # an incarnation of a process that none surpasses
 _WAIT_FROM = 64 * 1024  # bytes of the caller's memory from which a sender waits rather than have them copied
 
 _QUICK_REPLIES = (OneReply, Gather)
@@ -92,6 +91,9 @@ class Proc:
         self.incarnation = 0  # how many processes were at this address before
         self.incarnations = Incarnations()
         self.suspected: dict[str, str] = {}  # processes that give no sign of life, and why that is
+        self.reached_at = self.host  # where others dial our host, which may go by the name of one that it has replaced
+        self.host_generations: dict[str, int] = {}  # of hosts: how often they were replaced, as far as known
+        self._asked_again: dict[str, set[str]] = {}  # by host: processes that were lost there, and that were asked for
         self.hooks = Hooks()
         self.transport: Transport | None = None
         self.root_name = ""
@@ -123,7 +125,8 @@ class Proc:
             Bounced: lambda origin, msg, frame: self.hooks.bounced(msg),
             Bye: lambda origin, msg, frame: self.processes.said_bye(origin.remote, msg.reason),
             message.Envelope: lambda origin, msg, frame: self._on_envelope(msg, frame),
-            message.HostEnded: lambda origin, msg, frame: self.host_ended(msg.host, msg.why),
+            message.HostEnded: lambda origin, msg, frame: self.host_ended(msg.host, msg.why, msg.generation),
+            message.HostReplaced: lambda origin, msg, frame: self.host_replaced(msg.host, msg.generation),
             message.MayDial: lambda origin, msg, frame: self._on_may_dial(origin.remote, msg),
             message.Pause: lambda origin, msg, frame: self.backpressure.set_pause(origin.remote, msg),
             message.Ping: lambda origin, msg, frame: self.tell(origin.remote, message.Pong(msg.token)),
@@ -555,6 +558,8 @@ class Proc:
         if self._directs is not None:
             self._directs.tell_end(there.address)
         self.processes.reachable(there)
+        if self._asked_again:
+            self._answered_again(there.address, host_of(there.address))
 
     def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
         """A connection broke and its process lives: what was under way may be lost. Ports below `before` hear of it."""
@@ -592,16 +597,41 @@ class Proc:
         self.backpressure.process_ended(address)
         self.ports.process_ended(ended)
         self.hooks.process_ended(ended)
+        if self._asked_again:
+            self._answered_again(address, host_of(address))
 
-    def host_ended(self, host: str, why: str) -> None:
+    def host_ended(self, host: str, why: str, generation: int = 0) -> None:
         """That host is gone, or cannot be reached any more: as if everything on it had ended."""
+        if generation < self.host_generations.get(host, 0):
+            return  # another has taken its place since
         agent = agent_at(host)
         known = {address for address, _ in self.processes.known() if host_of(address) == host}
         if agent in self._peers:  # first: who hears of the others is not to ask it for new ones
             self.on_process_ended(ProcEnded(agent, 0, 1, False, [], why))
         for address in sorted(known.union(self.hooks.addresses_on(host))):
-            self.on_process_ended(ProcEnded(address, 0, 1, False, [], why, _NEWEST))
+            self.on_process_ended(ProcEnded(address, 0, 1, False, [], why, last_on(generation)))
         self.processes.forget_agent(agent)
+
+    def host_replaced(self, host: str, generation: int) -> None:
+        """Another host has taken the place of one whose end was told: processes that were lost may come again there."""
+        if generation <= self.host_generations.get(host, 0):
+            return
+        self.host_generations[host] = generation
+        if self._directs is not None:
+            self._directs.host_replaced(host)
+        self._asked_again[host] = self.processes.host_replaced(host)
+        self.hooks.host_replaced(host)
+        self._answered_again("", host)
+
+    def _answered_again(self, address: str, host: str) -> None:
+        """Once all that were lost with that host are known to be there again, or not, the agent hears so."""
+        asked = self._asked_again.get(host)
+        if asked is None:
+            return
+        asked.discard(address)
+        if not asked:
+            del self._asked_again[host]
+            self.tell(agent_of(self.address), message.HostHeard(host, self.host_generations[host]))
 
     def _on_suspected(self, suspected: message.Suspected) -> None:
         if name_of(suspected.address) == AGENT:

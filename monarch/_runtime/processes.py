@@ -379,6 +379,7 @@ class Processes:
             if peer.asking:  # else the other side was faster and has dialled us
                 peer.listening()
             self._tell_broken(peer)
+            self._welcome_newcomer(peer)  # whose end, of the one before it, nobody tells who was not there
         if incarnation:
             self._us.tell(agent_of(address), IncarnationAck(address, incarnation))
 
@@ -430,6 +431,20 @@ class Processes:
             del self.peers[address]
             self.ended_remote.discard(address)
             self._incarnations.forget_process(address)
+
+    def host_replaced(self, host: str) -> set[str]:
+        """Of the processes that were lost with a host, its successor is asked, and will say when others take their places.
+        Returns which: each is reachable or has ended once more, soon."""
+        asked = set()
+        for address, peer in self.known():
+            ended = peer.ended
+            if host_of(address) != host or ended is None or (ended.stopped and not ended.replaced):
+                continue
+            self.ended_remote.discard(address)
+            peer.forget_end()
+            asked.add(address)
+            self._us.tell(agent_of(address), Watch(address, peer.incarnation, lost=True))
+        return asked
 
     def forget_agent(self, address: str) -> None:
         """Of a host that is gone: another may be reached there one day."""

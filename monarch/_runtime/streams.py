@@ -208,7 +208,7 @@ class Streams:
 
         def begin() -> None:
             try:
-                to = host_address.parse_dial(host_of(address))
+                to = host_address.parse_dial(way.at or host_of(address))
                 attempts.append(tcp.dial(to, self._proc.loop, slot.set, secret=secret, start_thread=start_thread))
             except ValueError as exc:
                 slot.set(DialFailed(str(exc), final=True))

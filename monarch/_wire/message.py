@@ -337,6 +337,7 @@ class LaunchSpec(Text, msgspec.Struct):
     # Unless the environment says how many threads libraries take, each process gets a share.
     share_threads: bool = False
     threads: int = 0  # which is so many; known to the host's agent; 0 is as many as they want
+    reached_at: str = ""  # where others dial the host; known to its agent
 
 
 class Command(msgspec.Struct):
@@ -363,10 +364,12 @@ class StopProcs(_Telling, tag=21):
 
 class Watch(_Message, tag=22):
     """Tell this connection when the process at `address` ends (at once if it has, or was never started), and when another
-    takes its place. `incarnation` is the one the asker means; of an earlier one it is told the end first."""
+    takes its place. `incarnation` is the one the asker means; of an earlier one it is told the end first. `lost`: that one
+    was lost with its host, in whose place this is now; when no other is here, it has ended, and one may come."""
 
     address: str
     incarnation: int = 0
+    lost: bool = False
 
 
 class IncarnationAck(_Message, tag=28):
@@ -544,7 +547,8 @@ class LinkHello(_Message, tag=51):
     received: int  # data frames of this link that the sender has received so far
     resume: bool  # whether the sender has had a connection of this link before
     to: str = ""  # the process it is for, when not the host's agent; the sender is one then too (see `_runtime.direct`)
-    target_incarnation: int = -1  # the incarnation of that process
+    # The incarnation of that process; of an agent, the generation of the host that is meant by `reached` (see HostReplaced).
+    target_incarnation: int = -1
     incarnation: int = 0  # of the process that dials
     purpose: str = ""  # where this is no link: WHO asks which agent answers here; of a stream see `_runtime.streams`
     software: Software | None = None  # what the sender's host runs; None: it does not say, and nothing is compared
@@ -566,6 +570,27 @@ class SetCredentials(_Message, tag=54):
     config: bytes  # the client's settings as they are now
 
 
+class HostReplaced(_Message, tag=59):
+    """The host that goes by the name `host` is another one from now on: its agent is the process with the unique id `agent`,
+    and it is dialled at `at`. From the owner of a mesh of hosts to agents, who answer on `port`, and from each agent to the
+    processes of its own host. `agent` "": only where to dial has changed, and who answers there is not known yet.
+    `generation`: how often that host was replaced."""
+
+    host: str
+    at: str
+    agent: str
+    generation: int
+    port: int = 0
+    rank: int = 0
+
+
+class HostHeard(_Message, tag=38):
+    """From a process to its agent: it knows that the host was replaced, and what became of the processes there."""
+
+    host: str
+    generation: int
+
+
 class Attach(_Message, tag=55):
     """From a client to the agent of another host: it is going to use it. Answered on `port`; payload: AttachedHost."""
 
@@ -573,6 +598,10 @@ class Attach(_Message, tag=55):
     env: bytes  # for the processes that are started there from now on: names and values, see `os_text`
     port: int
     rank: int
+    replaces: str = (
+        ""  # the name of a host that was lost, in whose place it is: what it may have run by that name is over
+    )
+    moves: list[HostReplaced] = []  # what else the client has replaced so far
 
 
 class AttachedHost(msgspec.Struct):
@@ -581,6 +610,7 @@ class AttachedHost(msgspec.Struct):
     hostname: str
     pid: int
     python: str
+    agent: str = ""  # the unique id of its agent's process, as in LinkHello
 
 
 class HostEnded(_Telling, tag=53):
@@ -590,6 +620,7 @@ class HostEnded(_Telling, tag=53):
 
     host: str
     why: str
+    generation: int = 0  # of the host: how often it had been replaced
 
 
 class AskDirect(_Message, tag=56):
@@ -608,6 +639,7 @@ class MayDial(_Telling, tag=57):
     secret: bytes = b""
     why: str = ""
     stream: bool = False  # as it was asked
+    at: str = ""  # where its host is dialled
 
     def __repr__(self) -> str:
         return f"<MayDial {self.address} {'(' + self.why + ')' if self.why else 'with secret' if self.secret else ''}>"
@@ -803,7 +835,8 @@ Message = (
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
     | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat
-    | HostEnded | SetCredentials | Attach | AskDirect | MayDial | Barrier | CastPlan | ForgetPlan | Cast
+    | HostEnded | HostReplaced | HostHeard
+    | SetCredentials | Attach | AskDirect | MayDial | Barrier | CastPlan | ForgetPlan | Cast
     | PlanUnknown | Answers | Delivered | CancelGather | Skip | TreeCall | TreeAnswer | Combine | Combined
     | HostUnreachable | SharedPayload | SegmentsGone
 )  # fmt: skip

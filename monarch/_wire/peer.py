@@ -352,6 +352,20 @@ class Peer:
         if connection is not None:
             connection.close("the process has ended")
 
+    def forget_end(self) -> None:
+        """Another may come in the place of the one that has ended, and its agent is being asked: until its word comes, frames
+        are kept."""
+        with self._lock:
+            self.incarnation_known = self.listens = False
+            self.watched = self.asking = True
+            self._mean()
+            self.ever_broke = False
+            self._kept = []
+            self._kept_bytes = 0
+            self.unsent = set()
+            self.broken = False
+            self.ended = None
+
     def revive(self, incarnation: int) -> None:
         """The agent says that a new process listens in the place of the one that has ended."""
         with self._lock:

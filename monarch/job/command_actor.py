@@ -110,7 +110,7 @@ class CommandActor(Actor):
             stdout=output.writing[0],
             stderr=output.writing[1],
             cwd=_folder(command),
-            env={**command.defaults, **os.environ, **command.env, **report.environment},
+            env={**command.defaults, **os.environ, **_path(command), **command.env, **report.environment},
         )
         output.close_writing()
 
@@ -132,7 +132,7 @@ class CommandActor(Actor):
         folder = _folder(command)
         if folder is not None:
             os.chdir(folder)
-        os.environ.update(command.env)
+        os.environ.update({**_path(command), **command.env})
 
         def run() -> Ended:
             with _redirected(output.writing):
@@ -274,6 +274,12 @@ def _folder(command: Command) -> str | None:
     if command.workdir is None:
         return command.folder if os.path.isdir(command.folder) else None
     return command.workdir
+
+
+def _path(command: Command) -> dict[str, str]:
+    if not command.path_first:
+        return {}
+    return {"PATH": os.pathsep.join(filter(None, (command.path_first, os.environ.get("PATH", os.defpath))))}
 
 
 def _opened(sink: Sink) -> int | None:

@@ -23,7 +23,8 @@ class Command(msgspec.Struct, frozen=True):
     """One command for one process. `words`: a program and its arguments; with `in_process` a Python program that runs in the
     process itself. `workdir`: its working directory, which has to be there; without one `folder`, if that is there.
     `defaults`: variables that the process's own environment goes over. `report_variable`: names a file, for what it wants to
-    have told at its end. A first word PYTHON is the interpreter of the process."""
+    have told at its end. `path_first`: a folder before all others on PATH. A first word PYTHON is the interpreter of
+    the process."""
 
     words: list[str]
     env: dict[str, str]
@@ -34,6 +35,7 @@ class Command(msgspec.Struct, frozen=True):
     stderr: Sink = Sink()
     defaults: dict[str, str] = {}
     report_variable: str = ""
+    path_first: str = ""
     grace: float = 5.0  # seconds between SIGTERM and the end of the process, when it is stopped
 
 

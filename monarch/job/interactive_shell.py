@@ -178,7 +178,7 @@ def _raw_terminal() -> Iterator[None]:
         return
     before = termios.tcgetattr(keys)
     try:
-        tty.setraw(keys)
+        tty.setraw(keys, termios.TCSADRAIN)  # what was typed ahead is for the shell
         yield
     finally:
         termios.tcsetattr(keys, termios.TCSADRAIN, before)

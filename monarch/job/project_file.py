@@ -25,8 +25,7 @@ from typing import Any
 
 import msgspec
 
-from monarch.actor import HostMesh
-from monarch.actor import hosts_from_config as two_local_hosts
+from monarch.actor import HostMesh, two_local_hosts
 from monarch.job.job_state import JobState
 from monarch.job.job_trait import JobTrait
 from monarch.job.names import FOLDER

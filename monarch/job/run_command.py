@@ -35,7 +35,8 @@ def exec_command(
     as in a shell: 127 for no such program, 128 + n for one that signal n ended. `rank` (a number) or `point` ({"hosts": 1})
     chooses hosts; by default all of the mesh.
 
-    Each process finds its place in MONARCH_RANK_<dim> and MONARCH_SIZE_<dim>, and `env`. What it prints is printed here as it
+    Where the mesh has an interpreter of its own (`with_python_executable`, a mount), its folder goes first on PATH. Each
+    process finds its place in MONARCH_RANK_<dim> and MONARCH_SIZE_<dim>, and `env`. What it prints is printed here as it
     comes: as it is for one process, with the place before each line for several. With `output_dir` it goes into stdout.txt
     and stderr.txt there instead, on its own host; of several processes each has its own folder, named as `$SUBDIR` in
     `output_dir` would be: `hosts_0_gpu_3`.
@@ -132,8 +133,16 @@ class _Run:
             out = Sink(os.path.join(folder, command_plan.STDOUT), shown=False)
             err = Sink(os.path.join(folder, command_plan.STDERR), shown=False)
         environment = {**command_plan.rank_environment(place, self._sizes), **self._env}
+        python = self._hosts._executable  # of with_python_executable, and of a mount that brings one
         return Command(
-            self._words, environment, is_python(self._words), self._workdir, own_folder(), stdout=out, stderr=err
+            self._words,
+            environment,
+            is_python(self._words),
+            self._workdir,
+            own_folder(),
+            stdout=out,
+            stderr=err,
+            path_first=os.path.dirname(python),
         )
 
 

@@ -12,6 +12,7 @@ import msgspec
 from monarch.actor import HostMesh, attach_to_workers
 from monarch.config import settings
 from monarch.job import uninterrupted
+from monarch.job.blocking import result_of
 from monarch.job.job_state import JobState
 from monarch.job.job_trait import JobTrait
 from monarch.job.progress import LiveLine, job_logger
@@ -160,7 +161,7 @@ class ScheduledJob(JobTrait):
         while True:
             asked = time.monotonic()
             try:
-                mesh.initialized.get(self.poll_interval)
+                result_of(mesh.initialized, self.poll_interval)
                 return
             except TimeoutError:
                 if time.monotonic() - asked < self.poll_interval:  # it is the mesh's own: attaching took too long
@@ -203,7 +204,7 @@ class ScheduledJob(JobTrait):
         attached, self._attached = self._attached, {}
         for name, mesh in attached.items():
             try:
-                mesh.shutdown().get(timeout=_GOODBYE)
+                result_of(mesh.shutdown(), _GOODBYE)
             except Exception as exc:  # the scheduler ends them
                 job_logger().info("hosts of mesh %s did not end in order: %s", name, exc)
         self._cancel()

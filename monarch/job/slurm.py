@@ -6,9 +6,7 @@ trainers = job.state().trainers
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import subprocess
 import threading
 import time
 import uuid
@@ -24,28 +22,22 @@ from monarch.job.job_state import JobState
 from monarch.job.names import BATCH_JOB
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
+from monarch.job.slurm_arguments import ip_address, lines, options, outside_jobs, share
 from monarch.job.slurm_batch import client_command
 from monarch.job.slurm_script import Component, SlurmRequest
 from monarch.job.slurm_text import ORDERLY, JobRow
+from monarch.job.slurm_watch import Guard, watch
 from monarch.job.worker_launch import WorkerLaunch
 
 CURRENT = "current"
 
-_ENDING = (
-    40.0  # seconds that a cancelled job gets to be gone: Slurm kills after KillWait, 30 s unless it is set otherwise
-)
+_ENDING = 40.0  # seconds that a cancelled job gets to be gone: Slurm kills after KillWait, which is 30 s by default
 _LOOK = 0.25  # seconds between two looks while it ends
 _SOON, _OFTEN, _SELDOM = 10.0, 0.5, 2.0  # for so many seconds a new job is looked at often, then seldom
-_WATCH = 5.0  # seconds between two looks of the watcher
+_PATIENCE = 600.0  # seconds that the controller may be silent while a job waits in the queue
 _LOG_READ = 64 << 10  # bytes read of the end of a log
 _TOLD = 12  # lines of a log that an error quotes
 _PLACE_EVERY = 10.0  # seconds between two questions for the place in the queue: they cost the controller more
-
-# Variables of sbatch that would take away what the job needs to be told.
-_STRAY = ("SBATCH_EXPORT", "SBATCH_REQUEUE", "SBATCH_NO_REQUEUE", "SLURM_EXPORT_ENV")
-
-# What cancels a job when the process that waits for it dies: its end of the pipe closes before it has written a word.
-_GUARD = 'read -r word || exec scancel "$1" >/dev/null 2>&1'
 
 
 class SlurmJob(ScheduledJob):
@@ -104,8 +96,8 @@ class SlurmJob(ScheduledJob):
         self._partitions: dict[str, str] = {}
         self._partition = partition if isinstance(partition, str) else None
         self._python_exe = python_exe
-        self._slurm_args = _options("slurm_args", slurm_args)
-        self._srun_args = _options("srun_args", srun_args)
+        self._slurm_args = options("slurm_args", slurm_args)
+        self._srun_args = options("srun_args", srun_args)
         if not 1 <= monarch_port <= 65535:
             raise ValueError(f"monarch_port is a number from 1 to 65535, got {monarch_port!r}")
         self._port = monarch_port
@@ -122,8 +114,8 @@ class SlurmJob(ScheduledJob):
         self._qos = qos
         self._out_of_cluster = out_of_cluster
         self._attach_to = attach_to
-        self._bind_to = _ip_address(bind_to)
-        self._prologue = _lines(prologue)
+        self._bind_to = ip_address(bind_to)
+        self._prologue = lines(prologue)
         self._container_image = container_image
         self._container_mounts = tuple(container_mounts)
         self._allocation = None if allocation is None else str(allocation)
@@ -136,7 +128,7 @@ class SlurmJob(ScheduledJob):
                 )
             self._partitions |= partition
         if not exclusive and self._partition is not None and isinstance(gpus_per_node, int) and cpus_per_task is None:
-            _, self._cpus_per_task, self._mem = _share(
+            _, self._cpus_per_task, self._mem = share(
                 ntasks_per_node, gpus_per_node // ntasks_per_node or 1, self._partition
             )
 
@@ -148,9 +140,17 @@ class SlurmJob(ScheduledJob):
         self._ours = False  # whether this process has submitted it
         self._asked_at: float | None = None  # when, by this process's clock
         self._watched: threading.Event | None = None
+        self._awaits = False
+        self._silent_since: float | None = None  # when the controller last stopped answering, by this process's clock
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_ours": False, "_asked_at": None, "_watched": None}
+        return super().__getstate__() | {
+            "_ours": False,
+            "_asked_at": None,
+            "_watched": None,
+            "_awaits": False,
+            "_silent_since": None,
+        }
 
     def add_mesh(self, name: str, num_nodes: int, partition: str | None = None) -> None:
         """One more mesh, before the job is started."""
@@ -167,7 +167,7 @@ class SlurmJob(ScheduledJob):
     def share_node(self, tasks_per_node: int, gpus_per_task: int, partition: str) -> None:
         """Asks for a share of each node: as many processors and as much memory as belong to these devices in `partition`.
         Takes the package clusterscope, which asks the cluster; RuntimeError without it."""
-        self._ntasks_per_node, self._cpus_per_task, self._mem = _share(tasks_per_node, gpus_per_task, partition)
+        self._ntasks_per_node, self._cpus_per_task, self._mem = share(tasks_per_node, gpus_per_task, partition)
         self._exclusive = False
         self._partition = partition
 
@@ -196,17 +196,10 @@ class SlurmJob(ScheduledJob):
         if client_script is not None:
             client = client_command(client_script, self._python_exe)
             keep_for_client(self)
-        environment = {name: value for name, value in os.environ.items() if name not in _STRAY} | launch.environment()
-        try:
-            commands.submit(slurm_script.script(request, client), environment, self._submitted)
-        except BaseException:
-            self._cancel()
-            raise
-        self._logs = [path.replace("%j", str(self._job_id)) for path in (request.output, request.errors)]
+        environment = outside_jobs(os.environ) | launch.environment()
+        self._job_id = commands.submit(slurm_script.script(request, client), environment)
+        self._logs = [path.replace("%j", self._job_id) for path in (request.output, request.errors)]
         job_logger().info("Submitted Slurm job %s; what its workers write goes to %s", self._job_id, self._logs[1])
-
-    def _submitted(self, job: str) -> None:
-        self._job_id = job
 
     def _request(self, launch: WorkerLaunch) -> SlurmRequest:
         log_dir = os.path.abspath(self._log_dir or os.getcwd())
@@ -260,9 +253,7 @@ class SlurmJob(ScheduledJob):
         self._step = f"monarch_{uuid.uuid4().hex[:12]}"
         options = [f"--jobid={job}", f"--job-name={self._step}", f"--nodelist={','.join(hosts)}"]
         command = slurm_script.srun(request, None, wanted, options)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SRUN_"))}
-        kept |= {name: os.environ[name] for name in ("SLURM_CONF",) if name in os.environ}
-        environment = kept | launch.environment() | {slurm_script.HOSTS: " ".join(hosts)}
+        environment = outside_jobs(os.environ) | launch.environment() | {slurm_script.HOSTS: " ".join(hosts)}
         log = request.errors.replace("%j", f"{job}_{self._step}")
         self._logs = [log]
         process = commands.run_detached(command, environment, log)
@@ -289,7 +280,13 @@ class SlurmJob(ScheduledJob):
         job = self._id()
         if job is None:
             return Ended("nothing was submitted")
-        rows = commands.look(job)
+        try:
+            rows = commands.look(job)
+        except SchedulerError as exc:
+            if not self._is_patient():
+                raise
+            return Waiting(f"{exc}; it is asked again")
+        self._silent_since = None
         if not rows:
             return Ended(
                 f"SLURM job {job} not found in queue: it has ended, or the id is another cluster's{self._said()}"
@@ -305,6 +302,20 @@ class SlurmJob(ScheduledJob):
         if self._step is not None:
             return self._poll_step(job)
         return self._ready(job, rows)
+
+    def _await_hosts(self) -> Ready:
+        self._awaits = True
+        try:
+            return super()._await_hosts()
+        finally:
+            self._awaits = False
+
+    def _is_patient(self) -> bool:
+        """Whether to wait for a controller that does not answer: its new start must not cost a place in the queue."""
+        now = time.monotonic()
+        if self._silent_since is None:
+            self._silent_since = now
+        return self._awaits and now - self._silent_since < _PATIENCE
 
     def _ready(self, job: str, rows: list[JobRow]) -> Poll:
         expected = [component.nodes for component in self._components_of()]
@@ -372,9 +383,13 @@ class SlurmJob(ScheduledJob):
     def _state(self) -> JobState:
         if _in_batch():
             return super()._state()
-        guard = _Guard(self._job_id) if self._ours and not self._met and self._job_id and not self._step else None
+        guard = Guard(self._job_id) if self._ours and not self._met and self._job_id and not self._step else None
         try:
             state = super()._state()
+        except Exception as exc:
+            if not isinstance(exc, SchedulerError) and self._log():
+                exc.add_note(f"Workers were started by Slurm{self._said()}")
+            raise
         finally:
             if guard is not None:
                 guard.release()
@@ -387,7 +402,7 @@ class SlurmJob(ScheduledJob):
             return
         self._watched = threading.Event()
         args = (self._watched, str(self._job_id))
-        threading.Thread(target=_watch, args=args, name="monarch-slurm", daemon=True).start()
+        threading.Thread(target=watch, args=args, name="monarch-slurm", daemon=True).start()
 
     def _attach(self, workers: dict[str, list[str]]) -> dict[str, HostMesh]:
         if self._requires_sidecar_gateway():
@@ -449,44 +464,11 @@ class SlurmJob(ScheduledJob):
     def _too_late(self, why: str) -> str:
         return f"Timeout waiting for SLURM job {self._job_id} to start, after {self.start_timeout:g} s: {why}"
 
+    def _log_files(self) -> dict[str, str]:
+        return dict(zip(("stdout", "stderr"), self._logs, strict=False))
+
     def _cleanup_log_context(self) -> dict[str, Any]:
         return {"job_id": self._job_id} | ({"step": self._step} if self._step else {})
-
-
-class _Guard:
-    """Cancels a job that is still waited for when this process dies, of kill -9 too."""
-
-    def __init__(self, job: str) -> None:
-        self._process = subprocess.Popen(
-            ["sh", "-c", _GUARD, "sh", job],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-
-    def release(self) -> None:
-        try:
-            self._process.communicate(b"released\n")
-        except OSError:
-            self._process.wait()
-
-
-def _watch(ended: threading.Event, job: str) -> None:
-    last = ""
-    while not ended.wait(_WATCH):
-        try:
-            rows = commands.look(job)
-        except SchedulerError:
-            continue
-        now = next((row.why() for row in rows if not row.running), "")
-        if now != last and not ended.is_set():
-            job_logger().warning("Slurm job %s: %s", job, now or "RUNNING again")
-            last = now
-        if not rows or any(row.gone for row in rows):
-            if not rows and not ended.is_set():
-                job_logger().warning("Slurm job %s is no longer known to Slurm", job)
-            return
 
 
 def _until(left: Callable[[], list[Any]]) -> list[Any]:
@@ -502,46 +484,3 @@ def _until(left: Callable[[], list[Any]]) -> list[Any]:
 
 def _in_batch() -> bool:
     return os.environ.get(BATCH_JOB) == "1"
-
-
-def _options(name: str, words: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(words, str):
-        raise TypeError(f"{name} is a sequence of options, got the text {words!r}")
-    for word in words:
-        if not isinstance(word, str) or not word.startswith("-") or "\n" in word:
-            raise ValueError(
-                f"{name} are options such as '--constraint=a100', each one word that begins with '-'; got {word!r}"
-            )
-        if word.startswith("--export") and name == "slurm_args" and "ALL" not in word and "MONARCH_SECRET" not in word:
-            raise ValueError(f"{word} would keep the job's secret from its workers: add MONARCH_SECRET, or ALL, to it")
-    return tuple(words)
-
-
-def _lines(prologue: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(prologue, str):
-        return (prologue,)
-    return tuple(prologue)
-
-
-def _ip_address(bind_to: str | None) -> str | None:
-    if bind_to is None:
-        return None
-    try:
-        return str(ipaddress.ip_address(bind_to.strip("[]")))
-    except ValueError:
-        raise ValueError(f"bind_to is an IP address such as '0.0.0.0' or '10.0.0.7', got {bind_to!r}") from None
-
-
-def _share(tasks_per_node: int, gpus_per_task: int, partition: str) -> tuple[int, int | None, str | None]:
-    """(tasks a node, processors a task, memory a node) as clusterscope finds them."""
-    try:
-        import clusterscope
-    except ImportError:
-        raise RuntimeError(
-            "sharing nodes needs the package clusterscope, which knows what a device's share of a node is: "
-            "pip install clusterscope, or give cpus_per_task and mem, or exclusive=True"
-        ) from None
-    found = clusterscope.job_gen_task_slurm(
-        partition=partition, gpus_per_task=gpus_per_task, tasks_per_node=tasks_per_node
-    )
-    return tasks_per_node, found.get("cpus_per_task"), found.get("memory")

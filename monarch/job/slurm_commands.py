@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -17,32 +16,15 @@ SECONDS = 30.0  # for one command
 _UNKNOWN = "Invalid job id"
 
 
-def submit(script: str, environment: Mapping[str, str], submitted: Callable[[str], None]) -> None:
-    """Hands a script to sbatch and tells `submitted` its id. SchedulerError in sbatch's words. When this is interrupted, an
-    id that sbatch has given all the same is told before the interrupt goes on: nothing is in the queue that nobody knows."""
-    sbatch = _started(["sbatch"], environment)
-    interrupted: BaseException | None = None
-    try:
-        out, err = sbatch.communicate(script, SECONDS)
-    except subprocess.TimeoutExpired:
-        out, err = _killed(sbatch)
-        if slurm_text.job_id(out) is None:
-            raise SchedulerError(_silent("sbatch")) from None
-    except BaseException as exc:
-        interrupted = exc
-        try:
-            out, err = sbatch.communicate(timeout=SECONDS)
-        except subprocess.TimeoutExpired:
-            out, err = _killed(sbatch)
+def submit(script: str, environment: Mapping[str, str]) -> str:
+    """Hands a script to sbatch; the job's id. SchedulerError in sbatch's words."""
+    out, err, code = _run(["sbatch"], environment, script)
     found = slurm_text.job_id(out)
-    if found is not None:
-        submitted(found)
-    if interrupted is not None:
-        raise interrupted
-    if sbatch.returncode and found is None:
-        raise SchedulerError(f"Failed to submit SLURM job: {_words(err) or f'sbatch ended with {sbatch.returncode}'}")
+    if code and found is None:
+        raise SchedulerError(f"Failed to submit SLURM job: {_words(err) or f'sbatch ended with {code}'}")
     if found is None:
         raise SchedulerError(f"Failed to parse job ID from sbatch output: {out.strip()!r}")
+    return found
 
 
 def look(job: str) -> list[JobRow]:
@@ -122,39 +104,31 @@ def run_detached(command: Sequence[str], environment: Mapping[str, str], log: st
             raise SchedulerError(_missing(command[0], exc)) from None
 
 
-def _run(command: list[str]) -> tuple[str, str, int]:
-    process = _started(command, os.environ)
+def _run(
+    command: list[str], environment: Mapping[str, str] | None = None, given: str | None = None
+) -> tuple[str, str, int]:
     try:
-        out, err = process.communicate(None, SECONDS)
-    except subprocess.TimeoutExpired:
-        _killed(process)
-        raise SchedulerError(_silent(command[0])) from None
-    except BaseException:
-        _killed(process)
-        raise
-    return out, err, process.returncode
-
-
-def _started(command: list[str], environment: Mapping[str, str]) -> Any:
-    try:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env=dict(environment),
+            env=None if environment is None else dict(environment),
             text=True,
             errors="replace",
             start_new_session=True,  # Ctrl-C is for us: a half-sent order would be one that nobody knows of
         )
     except OSError as exc:
         raise SchedulerError(_missing(command[0], exc)) from None
-
-
-def _killed(process: Any) -> tuple[str, str]:
-    process.kill()
-    out, err = process.communicate()
-    return out or "", err or ""
+    try:
+        out, err = process.communicate(given, SECONDS)
+    except subprocess.TimeoutExpired:
+        raise SchedulerError(_silent(command[0])) from None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    return out, err, process.returncode
 
 
 def _missing(command: str, exc: OSError) -> str:

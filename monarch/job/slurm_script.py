@@ -12,6 +12,9 @@ import msgspec
 
 WORKER_MODULE = "monarch.job.slurm_worker"
 BATCH_MODULE = "monarch.job.slurm_batch"
+# srun takes all memory of the job, and refuses to be told of it twice.
+UNSET = "unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE"
+
 HOSTS = "MONARCH_JOB_HOSTS"  # the names of all nodes of the job, for its workers
 
 
@@ -64,7 +67,7 @@ def script(request: SlurmRequest, client: Sequence[str] | None = None) -> str:
         if number:
             lines.append("#SBATCH hetjob")
         lines += [f"#SBATCH {directive}" for directive in _directives(request, component)]
-    lines += ["", *request.prologue]
+    lines += ["", *request.prologue, UNSET]
     groups = len(request.components) > 1
     lists = [f'"$SLURM_JOB_NODELIST_HET_GROUP_{n}"' if groups else '"$SLURM_JOB_NODELIST"'
              for n in range(len(request.components))]  # fmt: skip

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -222,9 +223,8 @@ class LoginJob(ScheduledJob):
         if self in _held:
             _held.remove(self)
         unreached = self._end_workers()
-        logins = [worker.login for worker in self._workers.values() if worker.login is not None]
-        self._wait_for_logins(logins)
-        sessions.end(logins)
+        self._wait_for_logins()
+        sessions.end([worker.login for worker in self._workers.values() if worker.login is not None])
         for process in self._processes.values():
             process.wait()
         self._processes = {}
@@ -259,14 +259,16 @@ class LoginJob(ScheduledJob):
         process = self._processes.get(worker.host)
         return process is not None and process.poll() not in (None, ssh_words.SSH_FAILED)
 
-    def _wait_for_logins(self, logins: list[Session]) -> None:
-        """A worker whose stdin has ended goes, and its login with it."""
-        waits = [process for process in self._processes.values() if process.poll() is None]
-        for process in waits:
-            try:
-                process.wait(_GOING)
-            except subprocess.TimeoutExpired:
-                return
+    def _wait_for_logins(self) -> None:
+        """A worker whose stdin has ended goes, and its login with it. Logins that have not got so far are not waited for."""
+        deadline = time.monotonic() + _GOING
+        for worker in self._workers.values():
+            process = self._processes.get(worker.host)
+            if process is not None and worker.pid is not None:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    pass
 
     def _same(self, spec: LoginJob) -> bool:
         return self._asked() == spec._asked()

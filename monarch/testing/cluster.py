@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from monarch._mesh.failures.ledger import MeshFailure
+from monarch._mesh.failures.replace_policy import ReplacePolicy
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.attach import AttachedHosts
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
@@ -77,8 +78,10 @@ class InProcessCluster:
             assert counters.add.call(1).get().item(gpus=0) == 1
 
     `hosts` further hosts are beside that of the client: `cluster.hosts` is their mesh, and a process on one is reached over
-    a link between the agents of both. With `gateway`, the index of one, the client's agent has a link to that one only and
-    reaches the others through it (as after `attach`). The client's host has no address, as usual: it dials.
+    a link between the agents of both. `spares` more take the places of those that die (`hosts.replace(failed=True)`, or by
+    the ReplacePolicy `replace`); their indices follow those of the mesh. With `gateway`, the index of one, the client's agent
+    has a link to that one only and reaches the others through it (as after `attach`). The client's host has no address, as
+    usual: it dials.
 
     `clock` governs the runtime's timers; `seed` the network's chances. Entering starts no process, only one
     thread. Blocks may be nested; the innermost is the one in use. Settings (`monarch.configured`) that
@@ -104,13 +107,19 @@ class InProcessCluster:
         patience: float = 10.0,
         hosts: int = 0,
         gateway: int | None = None,
+        spares: int = 0,
+        replace: ReplacePolicy | None = None,
     ) -> None:
-        if hosts < 0 or (gateway is not None and not 0 <= gateway < hosts):
+        if hosts < 0 or spares < 0 or (spares and not hosts):
+            raise ValueError(f"hosts and spares must be 0 or more, and spares need hosts, got {hosts!r} and {spares!r}")
+        if gateway is not None and not 0 <= gateway < hosts:
             raise ValueError(f"hosts must be 0 or more, gateway the index of one, got {hosts!r} and {gateway!r}")
         self.clock = clock
         self.network = Network(seed)
         self._host = f"inproc:{new_id()}"
-        self._workers = [f"{self._host}.h{index}" for index in range(hosts)]
+        self._workers = [f"{self._host}.h{index}" for index in range(hosts + spares)]
+        self._spares = self._workers[hosts:]
+        self._replace = replace
         self._gateway = "" if gateway is None else self._workers[gateway]
         self._reach = Reach()
         self._patience = patience
@@ -161,8 +170,8 @@ class InProcessCluster:
         return SimulatedAgent(self.network, host, loop, lambda: done.set(None), self._reach, worker=host != self._host)
 
     def _attach(self) -> None:
-        hosts = Prefixes(self._workers)
-        session = AttachedHosts(hosts, Credentials(), {})
+        hosts = Prefixes(self._workers[: len(self._workers) - len(self._spares)])
+        session = AttachedHosts(hosts, Credentials(), {}, self._spares, self._replace)
         self._hosts = HostMesh(hosts, Shape(["hosts"], NDSlice.new_row_major([len(hosts)])), session=session)
         session.begin()
 
@@ -311,6 +320,25 @@ class InProcessCluster:
         which for those who dial it is its end. Otherwise as `kill_host`."""
         self._kill_agent(index, True)
 
+    def start_host(self, index: int) -> None:
+        """A worker listens again at the address of a host that has ended: another one, which runs nothing yet. ValueError for
+        one that has not ended."""
+        self._check()
+        host = self._prefix(index)
+        if host == self._host or not self._done[host].ready:
+            raise ValueError(f"host {index} has not ended")
+
+        def start() -> None:
+            self._reach.light(host)
+            self._done[host] = Slot()
+            self._agents[host] = self._make_agent(host, self._loop)
+
+        self._on_loop(start)
+
+    def worker(self, index: int) -> str:
+        """The address of that host or spare, for `hosts.replace(workers=[...])`."""
+        return self._prefix(index)
+
     def _kill_agent(self, index: int, power: bool) -> None:
         self._check()
         host = self._prefix(index)
@@ -328,7 +356,7 @@ class InProcessCluster:
         return self._workers[host]
 
     def _agent_of(self, address: str) -> SimulatedAgent:
-        agent = self._agents.get(host_of(address))
+        agent = self._agents.get(self._agent.routes.at(host_of(address)))
         if agent is None:
             raise ValueError(f"no simulated process lives at {address}: it belongs to another cluster")
         return agent

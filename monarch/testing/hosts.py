@@ -17,6 +17,7 @@ from monarch._mesh.meshes.attach import Workers
 from monarch._runtime.loop import Loop
 from monarch._wire.address import agent_at, is_dialable
 from monarch._wire.ids import new_id
+from monarch._wire.link import LinkTarget
 from monarch._wire.link_connection import LinkConnection, limits_from
 from monarch._wire.message import LinkHello
 from monarch._wire.transport.base import DialFailed
@@ -45,6 +46,10 @@ class Reach:
     def darken(self, host: str) -> None:
         """Nobody ever answers there again."""
         self._dark.add(host)
+
+    def light(self, host: str) -> None:
+        """Its machine has power again."""
+        self._dark.discard(host)
 
     def heal(self) -> None:
         """Ends every parting."""
@@ -90,8 +95,9 @@ class SimulatedLinks:
         """A link that begins to dial."""
         limits = limits_from(settings)
         link = LinkConnection(
-            self._loop, routes, uid=new_id(), host=self._host, agent=routes.agent, limits=limits, rng=self._rng, reached=host,
-            dial=lambda done: self._loop.call_soon(lambda: done(self._attempt(host, transport))),
+            self._loop, routes, uid=new_id(), host=routes.name, agent=routes.agent, limits=limits, rng=self._rng,
+            reached=host, target_incarnation=LinkTarget(target_incarnation=routes.generation(host)),
+            dial=lambda done: self._loop.call_soon(lambda: done(self._attempt(routes.at(host), transport))),
         )  # fmt: skip
         sizes = (limits.queue, int(settings.get("codec_max_frame_length")))
         transport = InprocTransport(self._network, agent_at(self._host), self._loop, link, lambda: sizes, of_link=True)
@@ -134,3 +140,6 @@ class Prefixes(Workers):
     def __init__(self, prefixes: Sequence[str]) -> None:
         self._workers = list(prefixes)
         self.complete = True
+
+    def admit(self, worker: str) -> str:
+        return worker

@@ -60,9 +60,12 @@ class ProcKilled(SystemExit):
 
 
 class SimulatedProc(Proc):
-    """A process of the cluster. Calls `on_exit(code)` once it has stopped in the ordinary way."""
+    """A process of the cluster, whose host agent listens at `at`, or on the host of its own address. Calls `on_exit(code)`
+    once it has stopped in the ordinary way."""
 
-    def __init__(self, network: Network, address: str, loop: Loop, pid: int, incarnation: int = 0) -> None:
+    def __init__(
+        self, network: Network, address: str, loop: Loop, pid: int, incarnation: int = 0, at: str = ""
+    ) -> None:
         super().__init__(address, loop)
         self.pid = pid
         self.incarnation = incarnation
@@ -76,7 +79,8 @@ class SimulatedProc(Proc):
         MeshLayer(self)
         self.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         self.inproc.listen()
-        agent = self.inproc.dial(agent_of(address))
+        agent = self.inproc.dial(agent_at(at) if at else agent_of(address))
+        agent.remote = agent_of(address)  # its host may go by several names
         agent.send(frames.encode(message.encode(Hello(VERSION, address, pid, incarnation))))
         self.processes.use_agent(agent)
 
@@ -227,6 +231,7 @@ class SimulatedAgent(BaseHostAgent):
         self._frozen: dict[str, _Freeze] = {}
         self._pids = itertools.count(2)
         self._network = network
+        self._home = host  # where it listens, whatever it goes by
         self._reach = reach or Reach()
         self._worker = worker
         self._links = SimulatedLinks(network, host, loop, self._reach)
@@ -253,7 +258,8 @@ class SimulatedAgent(BaseHostAgent):
 
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """The settings are those of this interpreter anyway, and the environment is not simulated."""
-        facts = AttachedHost(self.host, os.getpid(), platform.python_version())
+        self.take_moves(connection, attach)
+        facts = AttachedHost(self.host, os.getpid(), platform.python_version(), self.routes.agent)
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
 
     def leave(self, reason: str) -> None:
@@ -273,8 +279,11 @@ class SimulatedAgent(BaseHostAgent):
 
     def launch(self, starts: Sequence[Start]) -> None:
         for start in starts:
-            proc = SimulatedProc(self._network, start.address, self.loop, next(self._pids), start.incarnation)
+            proc = SimulatedProc(
+                self._network, start.address, self.loop, next(self._pids), start.incarnation, self._home
+            )
             proc.client = start.spec.client
+            proc.reached_at = self.routes.at(proc.host)
             proc.mesh.name = start.spec.name
             if start.spec.gated:
                 proc.mesh.residents.close_gate()
@@ -349,8 +358,8 @@ class SimulatedAgent(BaseHostAgent):
         for key in list(self._timers):
             self._disarm(key)
         if not power:
-            self._reach.darken(self.host)
-            for address in (agent_at(self.host), *self.living):
+            self._reach.darken(self._home)
+            for address in (agent_at(self._home), *self.living):
                 self._network.vanish(address)
         for proc in self.living.values():
             why = "was killed with its host agent" if power else "its machine has lost power"

@@ -305,7 +305,9 @@ def _worker(options: argparse.Namespace) -> None:
 
 
 def _worker_by_stdin(options: argparse.Namespace) -> None:
-    if given := [name for name in ("secret_file", *TLS, "trust_all_connections", "once") if getattr(options, name)]:
+    if given := [
+        name for name in ("secret_file", *TLS, "trust_all_connections", "once", "lease") if getattr(options, name)
+    ]:
         options.parser.error(f"--stdin says what {_option(given[0])} would say; give one of them")
     with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered: its end is for the watcher
         orders = worker_stdin.read_orders(stdin)

@@ -18,7 +18,6 @@ from typing import Protocol
 
 import msgspec
 
-LEASE = "MONARCH_WORKER_LEASE"
 _LONGEST = 1 << 20  # bytes of the line
 
 
@@ -59,12 +58,13 @@ def read_orders(stdin: Lines) -> Orders:
 
 def serve(address: str, orders: Orders) -> None:
     """Serves until a client shuts the host down, or until stdin ends if that is to be its end."""
-    if orders.lease is not None:
-        os.environ[LEASE] = f"{orders.lease:.3f}s"
     from monarch.actor import start_worker_loop_forever
 
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # some shells start programs with it ignored
-    ended = start_worker_loop_forever(address=address, secret=orders.secret, **orders.tls)
+    # Some shells start programs with it ignored, and what runs in Ray's processes has it blocked.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    lease = orders.lease or 0.0  # 0: for ever, whatever this host's own environment says
+    ended = start_worker_loop_forever(address=address, secret=orders.secret, lease=lease, **orders.tls)
     sys.stdout.write(msgspec.json.encode(Listening(address, os.getpid())).decode() + "\n")
     sys.stdout.flush()
     # From here on there is one output: what processes of this host print would be noise to whoever reads that line.

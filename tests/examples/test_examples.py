@@ -229,3 +229,13 @@ def test_a_simulated_cluster_takes_longer_between_hosts(tmp_path: Path) -> None:
     times = [float(match[2]) for match in told if match]
     assert 1.5 * times[0] < times[1]
     assert (tmp_path / "trace_1.json").stat().st_size > 1_000
+
+
+@needs_torch
+@full
+def test_elastic_ddp_replaces_a_host_and_goes_on(tmp_path: Path) -> None:
+    lines = run("elastic_ddp.py", "--steps", "20", cwd=tmp_path)
+    assert lines[0] == "3 hosts, 1 spare(s), 1 trainer(s) on each host, 20 steps"
+    assert "  replaced: host 2" in lines
+    assert any(re.fullmatch(r"  recovered in \d+\.\d\d s, on with step 10", line) for line in lines)
+    assert re.fullmatch(r"trained: 20 steps, loss 0\.\d{4} -> 0\.\d{4}", lines[-1])

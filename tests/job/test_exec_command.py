@@ -64,6 +64,13 @@ def test_environment_and_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str
     assert capfd.readouterr().out == f"{os.getcwd()}\n"
 
 
+def test_the_interpreter_of_the_mesh_goes_first_on_the_path(capfd: pytest.CaptureFixture[str]) -> None:
+    folder = os.path.dirname(sys.executable)
+    hosts = this_host().with_python_executable(sys.executable)
+    assert run(hosts, ['echo "${PATH%%:*}"']) == 0
+    assert capfd.readouterr().out == f"{folder}\n"
+
+
 def test_statuses(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "plain").touch()
     assert run(this_host(), ["no-such-program", "x"]) == 127

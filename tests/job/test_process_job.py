@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -140,6 +141,19 @@ def test_meshes_that_cannot_be(jobs: Any, meshes: Any, what: str) -> None:
 def test_there_is_no_batch_mode(jobs: Any) -> None:
     with pytest.raises(RuntimeError, match="ProcessJob cannot run batch-mode scripts"):
         jobs({"hosts": 1}).apply("train.py")
+
+
+def test_a_job_may_be_used_in_an_event_loop(jobs: Any) -> None:
+    """Without the warning that `get` gives there, which would fail this test."""
+
+    async def main() -> list[str]:
+        job = jobs({"hosts": 1})
+        where = job.state().hosts.spawn_procs().spawn("where", Where)
+        answers = (await where.host.call()).values()
+        job.kill()
+        return list(answers)
+
+    assert asyncio.run(main()) == ["hosts_0"]
 
 
 @full

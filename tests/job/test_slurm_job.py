@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import stat
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +167,29 @@ def test_looks_at_a_job(slurm: Commands) -> None:
         job._poll()
 
 
+def test_a_controller_that_is_begun_anew_costs_no_place_in_the_queue(slurm: Commands) -> None:
+    """squeue fails once, while the job waits; then it has its nodes."""
+    job = submitted(slurm)
+    down = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1"
+    slurm.add(
+        "squeue",
+        f"test -e {slurm.folder}/up || {{ touch {slurm.folder}/up; {down}; }}; echo '7|RUNNING|None|N/A|n1,n2'",
+    )
+    assert job._await_hosts().workers["a"] == ["tcp://n1:22222"]
+
+
+def test_what_describes_another_job_is_not_handed_on(slurm: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "3")
+    monkeypatch.setenv("SLURM_MEM_PER_CPU", "5")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    submitted(slurm)
+    given = slurm.given("env").splitlines()
+    assert "SLURM_CONF=/etc/slurm.conf" in given and "SBATCH_ACCOUNT=mine" in given
+    assert not [line for line in given if line.startswith(("SLURM_JOB_ID", "SLURM_MEM", "SBATCH_EXPORT"))]
+
+
 def test_the_place_in_the_queue_is_told(slurm: Commands) -> None:
     job = submitted(slurm)
     slurm.add("squeue", 'case "$*" in *PENDING*) printf "4\\n5\\n7\\n";; *) echo "7|PENDING|Resources|N/A|";; esac')
@@ -205,28 +227,6 @@ def test_a_kept_job_has_no_process_of_ours_in_it_and_its_id(slurm: Commands) -> 
     job.kill()
     assert slurm.given("scancel") == "7\n"
     assert not job.active
-
-
-def test_ctrl_c_while_sbatch_runs_leaves_nothing_in_the_queue(slurm: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
-    """sbatch goes on, since it does not get the signal; the id that it gives is cancelled."""
-    slurm.add("squeue", "echo '7|CANCELLED|None|N/A|'")
-    slurm.add("sbatch", "cat >/dev/null; echo Submitted batch job 7")
-    real = subprocess.Popen.communicate
-    calls = []
-
-    def interrupted(process: Any, *args: Any, **options: Any) -> Any:
-        if process.args == ["sbatch"] and not calls:
-            calls.append(process)
-            process.stdin.close()
-            process.stdin = None
-            raise KeyboardInterrupt
-        return real(process, *args, **options)
-
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
-    job = SlurmJob({"a": 1})
-    with pytest.raises(KeyboardInterrupt):
-        job.apply()
-    assert slurm.given("scancel") == "7\n"
 
 
 def test_an_allocation_has_to_be_there(slurm: Commands) -> None:

@@ -103,7 +103,7 @@ def test_prologue_and_container() -> None:
         bind_to="0.0.0.0",
     )
     lines = slurm_script.script(request).splitlines()
-    assert lines.index("module load cuda") < lines.index("export A='1 2'") < len(lines) - 1
+    assert lines.index("module load cuda") < lines.index("export A='1 2'") < lines.index(slurm_script.UNSET)
     assert "'--container-image=registry#img:1' --container-mounts=/data:/data,/home --mpi=none sh -c" in lines[-1]
     assert "--bind-to 0.0.0.0" in lines[-1]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
@@ -66,14 +65,16 @@ class Site:
     """The ground of one lab of a kind. `close` takes away everything that was made on it."""
 
     def __init__(self, kind: str) -> None:
-        self.number, self._lock = _take_number(kind)
+        self.number, self._held = _take_number(kind)
         self.name = f"pymonarch-lab-{kind}-{self.number}"
+        self.machines: list[Machine] = []
         self._keeper = subprocess.Popen(
             [sys.executable, keeper.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,  # signals to our group are not for it
+            pass_fds=[self._held.fileno()],  # the number is free when everything of it is gone
         )
         self.folder = Path(tempfile.mkdtemp(prefix=f"mlab-{kind}-"))
         try:
@@ -83,7 +84,6 @@ class Site:
         except BaseException:
             self.close()
             raise
-        self.machines: list[Machine] = []
 
     def address(self, number: int) -> str:
         """Of a machine: 127.0.0.11 is machine 11 of lab 0."""
@@ -119,17 +119,16 @@ class Site:
 
     def close(self) -> None:
         assert self._keeper.stdin is not None and self._keeper.stdout is not None
-        if self._lock < 0:
+        if self._held.fileno() < 0:
             return
         try:
             self._keeper.stdin.close()
             status = self._keeper.wait(SECONDS)
             self._keeper.stdout.close()
-            for machine in getattr(self, "machines", []):
+            for machine in self.machines:
                 machine.reap()
         finally:
-            os.close(self._lock)
-            self._lock = -1
+            self._held.close()
         if status:
             raise LabError(f"the keeper of {self.name} could not take everything away (status {status})")
 
@@ -142,13 +141,13 @@ class Site:
         self.close()
 
 
-def _take_number(kind: str) -> tuple[int, int]:
-    """The first number that no other lab of this kind has now, and the descriptor that holds it."""
+def _take_number(kind: str) -> tuple[int, socket.socket]:
+    """The first number that no other lab of this kind has now, and what holds it: a name that the kernel lets one have."""
     for number in range(MOST_LABS):
-        lock = os.open(f"/run/lock/pymonarch-lab-{kind}-{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        held = socket.socket(socket.AF_UNIX)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return number, lock
-        except BlockingIOError:
-            os.close(lock)
+            held.bind(f"\0pymonarch-lab-{kind}-{number}")
+            return number, held
+        except OSError:
+            held.close()
     raise LabError(f"{MOST_LABS} labs of kind {kind} are up already; that is the most there can be")

@@ -90,7 +90,10 @@ class SlurmLab:
     def _build(self, nodes: int) -> None:
         folder = self.site.folder
         self._controller = self.site.machine("slurmctl", 10)
-        self.nodes: list[Machine] = [self.site.machine(f"n{number}", 10 + number) for number in range(1, nodes + 1)]
+        # n1 is 127.0.0.11, n16 is 127.0.0.116.
+        self.nodes: list[Machine] = [
+            self.site.machine(f"n{number}", int(f"1{number}")) for number in range(1, nodes + 1)
+        ]
         self.site.publish()
         self._munge = str(folder / "munge.sock")
         names = ",".join(node.name for node in self.nodes)

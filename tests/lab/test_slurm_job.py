@@ -14,6 +14,7 @@ import pytest
 
 from monarch.actor import SupervisionError
 from monarch.job import SchedulerError, SlurmJob
+from monarch.tools.certs import make_certificates
 from tests.lab.actors import TIMEOUT, names, spawn
 from tests.lab.site import until
 from tests.lab.slurm import SlurmLab
@@ -109,11 +110,25 @@ def test_a_mesh_in_each_partition(jobs: Any, slurm_lab: SlurmLab) -> None:
     assert names(state.first) == ["n1"]
 
 
+def test_a_node_has_one_worker_however_many_tasks_it_is_for(jobs: Any, slurm_lab: SlurmLab) -> None:
+    job = jobs({"nodes": 2}, ntasks_per_node=2, slurm_args=["--mem-per-cpu=50"])
+    assert names(job.state().nodes) == ["n1", "n2"]
+    workers = [line for line in slurm_lab.processes()["n2"] if "monarch worker --address" in line]
+    assert len(workers) == 1
+
+
+def test_hosts_that_speak_tls(jobs: Any, slurm_lab: SlurmLab, tmp_path: Path) -> None:
+    made = make_certificates(tmp_path / "certs", ["n1", "n2"], 1)
+    job = jobs({"nodes": 2}).use_tls(str(made.ca), str(made.certificate), str(made.private_key))
+    assert names(job.state().nodes) == ["n1", "n2"]
+
+
 def test_the_next_run_finds_the_hosts_of_one_that_was_killed(
     jobs: Any, program: Any, slurm_lab: SlurmLab, faults: Faults
 ) -> None:
     first = program(f"""
 from monarch.job import SlurmJob
+from monarch.tools.certs import make_certificates
 from tests.lab.actors import names
 job = SlurmJob({{"nodes": 2}}, python_exe={sys.executable!r})
 print("names", names(job.state().nodes), flush=True)
@@ -134,6 +149,7 @@ input()
 def test_only_the_first_host_can_be_reached(program: Any, slurm_lab: SlurmLab) -> None:
     source = f"""
 from monarch.job import SlurmJob
+from monarch.tools.certs import make_certificates
 from tests.lab.actors import names
 job = SlurmJob({{"nodes": 3}}, python_exe={sys.executable!r}, out_of_cluster=True)
 try:
@@ -151,6 +167,7 @@ def test_a_batch_job_runs_its_client_and_ends_with_it(jobs: Any, slurm_lab: Slur
 import sys
 sys.path.insert(0, {str(ROOT)!r})
 from monarch.job import SlurmJob
+from monarch.tools.certs import make_certificates
 from tests.lab.actors import names
 job = SlurmJob({{"nodes": 2}}, python_exe={sys.executable!r}, log_dir="logs")
 print("names", names(job.state().nodes), sys.argv[1:], flush=True)
@@ -171,6 +188,7 @@ def test_an_allocation_that_is_there_is_used_and_left_to_its_owner(slurm_lab: Sl
 import subprocess, sys
 sys.path.insert(0, {str(ROOT)!r})
 from monarch.job import SlurmJob
+from monarch.tools.certs import make_certificates
 from tests.lab.actors import names
 job = SlurmJob({{"one": 1, "two": 2}}, python_exe={sys.executable!r}, allocation="current")
 state = job.state()
@@ -289,6 +307,19 @@ def test_a_node_that_is_lost_is_named_and_the_others_go_on(jobs: Any, slurm_lab:
     print(f"known after {time.monotonic() - lost:.1f} s")
     assert names(state.nodes.slice(hosts=slice(0, 1))) == ["n1"]
     assert names(state.nodes.slice(hosts=slice(2, 3))) == ["n3"]
+
+
+@pytest.mark.slow
+def test_a_node_whose_slurmd_has_died_goes_on_working(jobs: Any, slurm_lab: SlurmLab) -> None:
+    """Slurm takes the node for down, after a while; the job, its worker and the calls to it go on."""
+    job = jobs({"nodes": 2})
+    nodes = spawn(job.state().nodes)
+    slurm_lab.node("n2").kill_processes(lambda line: "slurmd -D" in line)
+    until(lambda: slurm_lab.states()["n2"].startswith("down"), "that n2 counts as down", 240)
+    assert list(nodes.name.call().get(TIMEOUT).values()) == ["n1", "n2"]
+    assert "JobState=RUNNING" in slurm_lab.run("scontrol", "show", "job", job._job_id)
+    job.kill()
+    until(lambda: not slurm_lab.processes(), "the end of the workers, which Slurm cannot see to there")
 
 
 @pytest.mark.slow

@@ -426,7 +426,7 @@ def test_whom_processes_may_dial(host: str, gateway: str, ca: bytes, why: str) -
     options = AgentOptions("/tmp", credentials=Credentials(secret=b"hush", ca=ca))
     routes = Routes(None, "tcp://10.0.0.1:1", "agent", 1)  # type: ignore[arg-type]
     routes.gateway = gateway
-    told = HostLinks("tcp://10.0.0.1:1", options, loop, routes, HostListener(options, loop)).may_dial(f"{host}/x.0")
+    told = HostLinks(options, loop, routes, HostListener(options, loop)).may_dial(f"{host}/x.0")
     assert told.address == f"{host}/x.0"
     assert (why in told.why) if why else not told.why
     assert told.secret == (b"" if why else b"hush")

@@ -527,11 +527,9 @@ class _Runner:
     def _left(self) -> list[str]:
         cluster = self._cluster
         proc, layer = cluster._proc, cluster._proc.mesh
-        attached: Any = cluster.hosts._session if self._program.hosts else None  # waits for the end of its hosts
-        ports = [entry for entry in proc.ports.entries() if attached is None or entry is not attached._living]
         left = {
             "actors of the client": proc.actors,
-            "ports of the client": [_shown_port(entry) for entry in ports],
+            "ports of the client": [_shown_port(entry) for entry in proc.ports.entries()],
             "messages for unknown actors": proc.table._unknown,
             "meshes in the ledger": layer.owned.ledger._entries,
             "actor meshes": layer.owned.actors,

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from monarch.spmd import addresses
-from monarch.tools import debug_env
+from monarch.tools import commands, debug_env
+from monarch.tools.config import Config
 from monarch.tools.mesh_spec import JobState, MeshSpec, ServerSpec, mesh_spec_from_str
 from monarch.tools.network import AddrType, get_ipaddr, get_sockaddr
+from tests.support.tiers import full
 
 
 def resolver(*known: str) -> Any:
@@ -69,3 +73,31 @@ def test_the_debugger_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_DEBUG_SERVER_PORT", "70000")
     with pytest.raises(ValueError, match="is a port from 0 to 65535, got '70000'"):
         debug_env.get_debug_server_port()
+
+
+def test_servers_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    appdef = ServerSpec("s", "process", meshes=[MeshSpec("a", 2), MeshSpec("b", 1)])
+    assert commands.create(Config(appdef=appdef, dryrun=True), "s") == "process:///s"
+    assert commands.info("process:///s") is None and list(tmp_path.iterdir()) == []
+    commands.kill("process:///s")
+    with pytest.raises(ValueError, match="has no roles"):
+        commands.create(Config())
+    with pytest.raises(ValueError, match="'lsf' is not a scheduler that is known"):
+        commands.create(Config("lsf", appdef=appdef))
+    with pytest.raises(ValueError, match="SCHEDULER:///NAME, got 's'"):
+        commands.info("s")
+
+
+@full
+@pytest.mark.procs
+def test_a_server_of_an_older_launch_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = Config(appdef=ServerSpec("s", "process", meshes=[MeshSpec("a", 2), MeshSpec("b", 1)]))
+    try:
+        found = asyncio.run(commands.get_or_create("s", config, 0.05))
+        assert found.is_running and [(mesh.name, mesh.num_hosts) for mesh in found.meshes] == [("a", 2), ("b", 1)]
+        assert asyncio.run(commands.get_or_create("s", config)) == found
+    finally:
+        commands.kill("process:///s")
+    assert commands.info("process:///s") is None

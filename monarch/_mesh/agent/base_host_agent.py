@@ -27,7 +27,7 @@ from monarch._mesh.agent.effects import (
     Signal,
     Start,
 )
-from monarch._mesh.agent.roster import BEAT, Roster
+from monarch._mesh.agent.roster import BEAT, HEARD_PATIENCE, Roster
 from monarch._mesh.agent.routes import Link, Routes
 from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
@@ -38,8 +38,11 @@ from monarch._wire.address import AGENT, agent_at, agent_of, host_of, name_of
 from monarch._wire.frame import Buffer, Frame
 from monarch._wire.ids import new_id
 from monarch._wire.message import (
+    VALUE,
     VERSION,
+    Answer,
     Answers,
+    Attach,
     Bye,
     Call,
     CancelGather,
@@ -50,6 +53,8 @@ from monarch._wire.message import (
     Envelope,
     ForgetPlan,
     Hello,
+    HostHeard,
+    HostReplaced,
     HostUnreachable,
     IncarnationAck,
     LaunchSpec,
@@ -82,6 +87,15 @@ _TOGETHER = 32
 Receiver = Callable[[Connection, Any, Frame], None]
 
 
+class _Unheard:
+    """Processes that do not know yet that a host was replaced, and whom to tell when they do."""
+
+    def __init__(self, processes: set[str], timer: Timer) -> None:
+        self.processes = processes
+        self.timer = timer
+        self.tell: list[tuple[Connection, HostReplaced]] = []
+
+
 class BaseHostAgent:
     """`host` is the address prefix of the processes. `receivers` are for messages that concern one kind of agent only."""
 
@@ -95,6 +109,7 @@ class BaseHostAgent:
         self._broadcasts = 0
         self._sources: set[str] = set()  # processes of other hosts whose casts came here
         self._far: dict[tuple[str, str], Relay] = {}  # by who speaks to us from another host, and as whom
+        self._unheard: dict[tuple[str, int], _Unheard] = {}  # by host and generation: who does not know it yet
         self._timers: dict[tuple[Any, ...], Timer] = {}
         self._effects: deque[Effect] = deque()
         self._acting = False
@@ -121,6 +136,8 @@ class BaseHostAgent:
                 self.casts.plan_unknown(now(), host_of(c.remote), m, f.body, f.buffers)
             ),
             Envelope: lambda c, m, f: self.routes.pass_on(m, f, c),
+            HostReplaced: lambda c, m, f: self._on_host_replaced(c, m),
+            HostHeard: lambda c, m, f: self._on_host_heard(c, m.host, m.generation),
             ProcEnded: lambda c, m, f: self._on_far_ended(m),
             ProcReachable: lambda c, m, f: self._on_remote_proc_reachable(c, m),
         }
@@ -199,6 +216,8 @@ class BaseHostAgent:
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         self.routes.left(connection)
+        for host, generation in list(self._unheard):
+            self._on_host_heard(connection, host, generation)
         self._cast_on(self.casts.upstream_gone(self.loop.now(), connection))
         self.act(self.roster.connection_lost(self.loop.now(), connection))
 
@@ -228,6 +247,7 @@ class BaseHostAgent:
             for process in self.routes.processes():
                 self.send(process, ended)
         self.act(self.roster.owner_ended(self.loop.now(), ended.address))
+        self._forget_moves(lambda owner: owner == ended.address)
 
     def _on_remote_proc_reachable(self, connection: Connection, listening: ProcReachable) -> None:
         """We asked to hear of its end; who takes its place is not announced before all have heard."""
@@ -247,6 +267,60 @@ class BaseHostAgent:
         self._sources = {source for source in self._sources if host_of(source) != host}
         self._cast_on(self.casts.host_ended(self.loop.now(), host))
         self.act(self.roster.host_ended(self.loop.now(), host, why))
+        self._forget_moves(lambda owner: host_of(owner) == host)
+
+    # --- hosts that are replaced
+
+    def _on_host_replaced(self, connection: Connection, told: HostReplaced) -> None:
+        """Whoever owns hosts says so, and is answered when the processes here know it."""
+        self._host_replaced(connection, told)
+        unheard = self._unheard.get((told.host, told.generation))
+        if unheard is None or not told.port:
+            self.send(connection, Answer(told.port, told.rank, VALUE))
+        else:
+            unheard.tell.append((connection, told))
+
+    def _host_replaced(self, connection: Connection, told: HostReplaced) -> None:
+        """Processes here hear of it before anything that is sent to them from now on."""
+        news = self.routes.replaced(told, connection.remote)
+        self.host = self.routes.name
+        if not news:
+            return
+        self._cast_on(self.casts.host_replaced(self.loop.now(), told.host))
+        processes = self.routes.processes()
+        if processes:
+            key = told.host, told.generation
+            timer = self.loop.call_later(HEARD_PATIENCE, lambda: self._heard_all(key))
+            self._unheard[key] = _Unheard({process.remote for process in processes}, timer)
+        for process in processes:
+            self.send(process, HostReplaced(told.host, told.at, told.agent, told.generation))
+
+    def _on_host_heard(self, connection: Connection, host: str, generation: int) -> None:
+        unheard = self._unheard.get((host, generation))
+        if unheard is not None:
+            unheard.processes.discard(connection.remote)
+            if not unheard.processes:
+                self._heard_all((host, generation))
+
+    def _heard_all(self, key: tuple[str, int]) -> None:
+        """Or have had their time."""
+        unheard = self._unheard.pop(key, None)
+        if unheard is not None:
+            unheard.timer.cancel()
+            for connection, told in unheard.tell:
+                self.send(connection, Answer(told.port, told.rank, VALUE))
+
+    def take_moves(self, connection: Connection, attach: Attach) -> None:
+        """What a client says of replaced hosts when it attaches to this one, which may be such a replacement."""
+        for told in attach.moves:
+            self._host_replaced(connection, told)
+        if attach.replaces:
+            self.act(self.roster.give_up(self.loop.now(), attach.replaces))
+
+    def _forget_moves(self, of: Callable[[str], bool]) -> None:
+        """Those owners have ended."""
+        self.routes.forget_moves(of)
+        self.host = self.routes.name
 
     def host_suspected(self, host: str, why: str) -> None:
         """Whoever is here should know why answers from there do not come."""
@@ -360,6 +434,7 @@ class BaseHostAgent:
                 self.send_signal(pid, number)
             case Ended(ended):
                 self.release(ended)
+                self._forget_moves(lambda owner: owner == ended.address)
                 self.routes.gone(name_of(ended.address))
                 self._cast_on(self.casts.process_ended(self.loop.now(), ended.address))
             case MeshEnded(mesh):

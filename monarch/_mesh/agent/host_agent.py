@@ -96,7 +96,7 @@ class HostAgent(BaseHostAgent):
         self.transport.listen(unix.listen(os.path.join(directory, AGENT)))
         self.hostname = socket.gethostname()
         self.pushed: dict[str, str] = {}  # environment for processes that other hosts ask for
-        self.links = HostLinks(self.host, options, loop, self.routes, listening)
+        self.links = HostLinks(options, loop, self.routes, listening)
         self.routes.gateway = options.gateway
         self.lease = Lease(options.lease, self.loop.now())
         self._lease_timer: Timer | None = None
@@ -180,9 +180,10 @@ class HostAgent(BaseHostAgent):
     def _on_attach(self, connection: Connection, attach: Attach) -> None:
         """A client will use this host: processes that other hosts ask for get this environment."""
         self._client_came(connection.remote)
+        self.take_moves(connection, attach)
         self.pushed = os_text.decode(attach.env, dict[str, str])
         settings.restore(msgspec.msgpack.decode(attach.config))
-        facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0])
+        facts = AttachedHost(self.hostname, os.getpid(), sys.version.split()[0], self.routes.agent)
         self.send(connection, Answer(attach.port, attach.rank, VALUE), msgspec.msgpack.encode(facts))
 
     def _on_ask_direct(self, connection: Connection, ask: AskDirect) -> None:
@@ -276,6 +277,7 @@ class HostAgent(BaseHostAgent):
     def launch(self, starts: Sequence[Start]) -> None:
         """All of one mesh, with one spec."""
         spec, orders = starts[0].spec, []
+        spec.reached_at = self.routes.at(host_of(starts[0].address))
         for start in starts:
             prepared = self._prepared.pop(start.key)
             if prepared.command is not None:

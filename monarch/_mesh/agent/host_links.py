@@ -17,7 +17,7 @@ from monarch._wire.address import host_of, is_dialable, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
-from monarch._wire.link import REFUSALS, REFUSED_FOR
+from monarch._wire.link import REFUSALS, REFUSED_FOR, LinkTarget
 from monarch._wire.link_connection import LinkConnection, limits_from
 from monarch._wire.message import WHO, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
@@ -62,8 +62,7 @@ class HostListener:
 class HostLinks:
     """Makes links for `routes`, whose handler they have."""
 
-    def __init__(self, host: str, options: AgentOptions, loop: Loop, routes: Routes, listening: HostListener) -> None:
-        self._host = host
+    def __init__(self, options: AgentOptions, loop: Loop, routes: Routes, listening: HostListener) -> None:
         self._loop = loop
         self._routes = routes
         self._folder = options.directory
@@ -102,8 +101,9 @@ class HostLinks:
                 self._loop.call_soon(lambda: done(DialFailed(why, final=True)))
 
         link = LinkConnection(
-            self._loop, self._routes, uid=new_id(), host=self._host, agent=self._routes.agent, limits=limits,
+            self._loop, self._routes, uid=new_id(), host=self._routes.name, agent=self._routes.agent, limits=limits,
             rng=self._rng, reached=host, dial=begin, software=software.ours(),
+            target_incarnation=LinkTarget(target_incarnation=self._routes.generation(host)),
         )  # fmt: skip
         link.start()
         return link
@@ -159,11 +159,11 @@ class HostLinks:
         knock()
 
     def _who(self, host: str, link: LinkConnection) -> LinkHello:
-        return LinkHello(message.VERSION, self._host, self._routes.agent, link.uid, host, 0, False, purpose=WHO)
+        return LinkHello(message.VERSION, self._routes.name, self._routes.agent, link.uid, host, 0, False, purpose=WHO)
 
     def _address(self, host: str) -> host_address.HostAddress | None:
         """None: of another program of this machine, whose agent is dialled at its socket."""
-        return None if host.startswith(neighbours.SCHEME) else host_address.parse_dial(host)
+        return None if host.startswith(neighbours.SCHEME) else host_address.parse_dial(self._routes.at(host))
 
     def _dial(self, host: str, address: host_address.HostAddress | None, done: Callable[[Any], None]) -> Dial | None:
         """None: it connects at once or not at all."""
@@ -192,7 +192,7 @@ class HostLinks:
             why = "it is reached through a gateway"
         elif given.ca:
             why = "a connection with TLS cannot be handed from the agent to a process"
-        return MayDial(address, why=why) if why else MayDial(address, given.secret)
+        return MayDial(address, why=why) if why else MayDial(address, given.secret, at=self._routes.at(host))
 
     def _hand_over(self, connection: StreamConnection, hello: LinkHello) -> str:
         """Gives a connection to the process that it is for; returns why it cannot. That process may refuse it still."""

@@ -80,6 +80,7 @@ class _Mesh:
         self.owner = owner  # address of a process, of this host or another
         self.connection = connection
         self.stopping = ""  # why; its processes are not replaced any more
+        self.given_up = False  # by an owner that takes this host for lost, and may begin anew
         self.processes: dict[int, _Process] = {}
         self.stop_waiters: list[tuple[Connection, int]] = []
 
@@ -167,7 +168,7 @@ class Roster(Machine):
     def restart(self, connection: Connection, ask: RestartProcs, spec: LaunchSpec, limits: Limits) -> None:
         """Its owner asks for new processes in the place of some; those that live are being stopped for that."""
         mesh = self._meshes.get(ask.mesh)
-        if mesh is None:  # all of its processes have ended
+        if mesh is None or mesh.given_up:  # all of its processes have ended, or count as ended
             mesh = self._meshes[ask.mesh] = _Mesh(ask.mesh, ask.owner, connection)
             mesh.stopping = self._gone(ask.owner, connection)
         starts = []
@@ -175,6 +176,9 @@ class Roster(Machine):
             start = self._start(ask, rank, incarnation, spec, limits)
             process, known = self._processes.get(start.address), self._ended.get(start.address)
             if process is not None:
+                del process.mesh.processes[rank]
+                process.mesh = mesh
+                mesh.processes[rank] = process
                 self._watch(start.address, connection)
                 self._replace(process, start, connection, ask.grace)
             elif known is not None and known[0].incarnation >= incarnation:
@@ -394,7 +398,8 @@ class Roster(Machine):
         mesh.stopping = mesh.stopping or reason or "stopped"
         for process in list(mesh.processes.values()):
             self._stop(process, reason, grace, teller is not None and teller not in process.unheard)
-        self._forget_watchers(mesh.uid)
+        if not mesh.given_up:
+            self._forget_watchers(mesh.uid)
         self._end_if_empty(mesh)
 
     def _stop(self, process: _Process, reason: str, grace: float, told: bool) -> None:
@@ -463,7 +468,16 @@ class Roster(Machine):
     def host_ended(self, host: str, why: str) -> None:
         """Another host cannot be reached any more: what its processes spawned here ends, nobody would."""
         for owned in [other for other in self._meshes.values() if host_of(other.owner) == host]:
+            owned.given_up = True
             self._stop_mesh(owned, f"the host of the process that spawned it is gone: {why}", ABANDONED_GRACE)
+
+    @event
+    def give_up(self, host: str) -> None:
+        """Whoever uses this host by that name had taken it for lost, and with it what runs here by that name."""
+        for mesh in list(self._meshes.values()):
+            if any(host_of(process.start.address) == host for process in mesh.processes.values()):
+                mesh.given_up = True
+                self._stop_mesh(mesh, "its host was taken for lost", ABANDONED_GRACE)
 
     def awaited(self, address: str) -> bool:
         """Whether a process is to come to that address that has not said hello yet."""
@@ -477,7 +491,7 @@ class Roster(Machine):
         self._take_waiting(address)
         for watcher in self._watchers.get(address, ()):
             self._send(watcher, ended)
-        last = last and bool(mesh.stopping)
+        last = last and bool(mesh.stopping) and not mesh.given_up
         if last:
             self._watchers.pop(address, None)
         self._ended[address] = (ended, last)
@@ -509,12 +523,17 @@ class Roster(Machine):
         process, known = self._processes.get(address), self._ended.get(address)
         if known is not None and known[0].incarnation < watch.incarnation:
             known = None  # it knows that much
-        if process is not None and process.prepared:
+        old = process is not None and watch.lost and process.start.incarnation <= watch.incarnation
+        if process is not None and process.prepared and not old:
             self._watch_living(process, connection, watch.incarnation, known)
         elif known is not None:
             if not known[1]:
                 self._watch(address, connection)
             self._send(connection, known[0])
+        elif watch.lost and (process is None or old):
+            self._watch(address, connection)
+            detail = "was lost with its host, and was not restarted on the one that has taken its place"
+            self._send(connection, ProcEnded(address, 0, 1, False, [], detail, watch.incarnation))
         elif process is None and name_of(address) == CLIENT:
             self._send(connection, ProcReachable(address))
         else:

@@ -6,6 +6,10 @@ A host is known by the prefixes under which others have reached it (`names`). To
 link is dialled with the first frame; one that has none (a client behind a firewall) is reached over the link it has
 dialled itself, or over the gateway through which its frames came.
 
+A host of a mesh may be replaced: another goes by its name from then on, and is dialled elsewhere or at the same address
+(`at`). Who owns the mesh tells (`replaced`). Only the agent that was named then is believed what comes from a host of that
+name: the one that was lost may only have been cut off, and come back.
+
 What is to be handed to a process that has not said hello yet waits for it. Bounds: a link or a process that does not take its
 frames, and what waits for processes to come, hold up to `limit` bytes each; then those who send to it are not read from until
 half of that is gone.
@@ -15,13 +19,13 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, host_of, is_dialable, name_of
 from monarch._wire.frame import Buffer, Frame
-from monarch._wire.message import VERSION, WHO, Bye, Envelope, HostEnded, LinkHello
+from monarch._wire.message import VERSION, WHO, Bye, Envelope, HostEnded, HostReplaced, LinkHello
 from monarch._wire.transport.base import Connection, ConnectionLost, Reactor
 
 _GONE_KEPT = 1_000  # hosts; the end of one that is forgotten may be told to its processes twice
@@ -37,6 +41,8 @@ class Link(Protocol):
 
     remote: str
 
+    @property
+    def other_agent(self) -> str: ...
     @property
     def queued(self) -> int: ...
     @property
@@ -84,14 +90,28 @@ class Station(Protocol):
     def host_suspected(self, host: str, why: str) -> None: ...
 
 
+class Move(NamedTuple):
+    """A name that another host goes by now: where it is dialled, its agent's unique id ("" not known yet), how often the host
+    was replaced, and the process that owns it."""
+
+    at: str
+    agent: str
+    generation: int
+    owner: str
+
+
 class Routes:
     """See the module. `agent` is the unique id of this process, `limit` bytes; `gateway` the host that is asked to pass
     on what is for hosts there is no link to, or ""."""
 
     def __init__(self, station: Station, host: str, agent: str, limit: int) -> None:
         self.names = {host}
+        self.name = host  # the one that it says of itself
         self.agent = agent
         self.gateway = ""
+        self._home = host
+        self._moves: dict[str, Move] = {}  # by name
+        self._begun: set[str] = set()  # those whose new place is dialled, and not known to everybody
         self._station = station
         self._limit = limit
         self._links: dict[str, Link] = {}  # by host; those behind a gateway share its link
@@ -108,6 +128,74 @@ class Routes:
 
     def __repr__(self) -> str:
         return f"<Routes of {sorted(self.names)} ({len(self._links)} hosts, {len(self._local)} processes)>"
+
+    # --- hosts that are replaced
+
+    def at(self, host: str) -> str:
+        """Where the host of that name is dialled."""
+        move = self._moves.get(host)
+        return host if move is None else move.at
+
+    def generation(self, host: str) -> int:
+        move = self._moves.get(host)
+        return 0 if move is None else move.generation
+
+    def replaced(self, told: HostReplaced, owner: str) -> bool:
+        """Another host goes by that name. Whether that is news for the processes here. Old news change nothing.
+
+        A link to the one that was lost is given up, and with it, should that not be known here, the host.
+        """
+        host, generation = told.host, self.generation(told.host)
+        if told.generation < generation:
+            return False
+        news = told.generation > generation
+        begun = news and host in self._begun  # then there is a link to the new one, or to a gateway that has one
+        if (news and not begun) or not told.agent:
+            self._leave_behind(host, "another host has taken its place")
+        self._gone.pop(host, None)
+        if told.agent:
+            self._begun.discard(host)
+        else:
+            self._begun.add(host)
+        self._moves[host] = Move(told.at, told.agent, told.generation, owner)
+        if told.agent == self.agent:
+            self.names.add(host)
+        elif told.agent:
+            self.names.discard(host)
+        self._choose_name()
+        return news
+
+    def _leave_behind(self, host: str, why: str) -> None:
+        link = self._links.pop(host, None)
+        if link is None:
+            return
+        self._tell_lost(host, why)
+        if not any(other is link for other in self._links.values()):
+            link.close(why)
+
+    def forget_moves(self, of: Callable[[str], bool]) -> None:
+        """Those owners have ended, and nobody means these hosts any more."""
+        for host, move in [(host, move) for host, move in self._moves.items() if of(move.owner)]:
+            del self._moves[host]
+            self._begun.discard(host)
+            if host == self._home:
+                self.names.add(host)
+            elif move.agent == self.agent:
+                self.names.discard(host)
+            else:
+                self._leave_behind(host, "whoever had replaced that host has ended")
+            self._gone.pop(host, None)
+        self._choose_name()
+
+    def _choose_name(self) -> None:
+        """One that no other host goes by."""
+        if self.name not in self.names or self._home in self.names:
+            self.name = self._home if self._home in self.names else min(self.names, default=self._home)
+
+    def _is(self, host: str, agent: str) -> bool:
+        """Whether an agent may speak for that host."""
+        move = self._moves.get(host)
+        return move is None or not move.agent or agent in ("", move.agent)
 
     # --- processes of this host
 
@@ -173,7 +261,7 @@ class Routes:
             f"there is no way to the host {host}: it has no address of its own and no connection to this one. Give it one "
             f"with enable_transport('tcp') before its first use of monarch"
         )
-        _try_send(origin, HostEnded(host, why))
+        _try_send(origin, HostEnded(host, why, self.generation(host)))
 
     def _deliver(self, envelope: Envelope, frame: Frame, origin: Any) -> None:
         name = name_of(envelope.to)
@@ -289,10 +377,10 @@ class Routes:
             link = self._station.take_link(hello)
             self._accepted[hello.link] = link
         known = self._links.get(hello.host)
-        if known is None or known.lost:
+        if (known is None or known.lost) and self._is(hello.host, hello.agent):
             self._links[hello.host] = link
             self._gone.pop(hello.host, None)
-        if hello.reached:
+        if hello.reached and max(hello.target_incarnation, 0) >= self.generation(hello.reached):
             self.names.add(hello.reached)
         link.accept(connection, hello)
         return None if link.lost else link
@@ -320,17 +408,22 @@ class Routes:
         for frame in received:
             msg = message.decode(frame.head)
             if type(msg) is Envelope:
-                self._learn(host_of(msg.source), link)
-                self.pass_on(msg, frame, link)
+                if self._learn(host_of(msg.source), link):
+                    self.pass_on(msg, frame, link)
             elif type(msg) is HostEnded:
-                self._host_ended(msg.host, msg.why, link)
+                self._host_ended(msg.host, msg.why, msg.generation, link)
 
-    def _learn(self, host: str, link: Link) -> None:
-        """A host that cannot be dialled is reached the way its frames came."""
+    def _learn(self, host: str, link: Link) -> bool:
+        """A host that cannot be dialled is reached the way its frames came. False when they are of one that was replaced."""
         known = self._links.get(host)
-        if known is not link and (known is None or known.lost) and host not in self.names:
+        if known is link:
+            return True
+        if not self._is(host, link.other_agent) and link is not self._links.get(self.gateway):
+            return False
+        if (known is None or known.lost) and host not in self.names:
             self._links[host] = link
             self._gone.pop(host, None)
+        return True
 
     def connection_lost(self, link: Any, reason: str) -> None:
         """A link has ended: all hosts behind it are lost."""
@@ -342,8 +435,10 @@ class Routes:
             del self._links[host]
             self._tell_lost(host, reason)
 
-    def _host_ended(self, host: str, why: str, link: Link) -> None:
+    def _host_ended(self, host: str, why: str, generation: int, link: Link) -> None:
         """Another agent says so. Agents tell each other, so each passes it on once."""
+        if generation < self.generation(host):
+            return
         if self._links.get(host) in (link, None) and host not in self._gone:
             self._links.pop(host, None)
             self._tell_lost(host, why)
@@ -352,7 +447,7 @@ class Routes:
         self._gone[host] = None
         if len(self._gone) > _GONE_KEPT:
             self._gone.popitem(last=False)
-        ended = HostEnded(host, why)
+        ended = HostEnded(host, why, self.generation(host))
         for connection in self.processes():
             _try_send(connection, ended)
         if not is_dialable(host) or self._serves_as_gateway():

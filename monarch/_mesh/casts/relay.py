@@ -364,6 +364,13 @@ class Casts(Machine):
                 self._skip(*what, unacknowledged)
 
     @event
+    def host_replaced(self, host: str) -> None:
+        """Another host goes by the name of one that has ended: whoever could not reach that one may reach this."""
+        self._ended.pop(host, None)
+        for hosts in self._apart.values():
+            hosts.discard(host)
+
+    @event
     def unreached(self, host: str, unreached: HostUnreachable) -> None:
         """A child cannot reach a host below it: from now on we serve that ourselves, if we can."""
         child, lost = self._children.get(host), unreached.host

@@ -51,15 +51,11 @@ class RestartPolicy:
     ) -> None:
         if strategy not in _STRATEGIES:
             raise ValueError(f"unknown strategy {strategy!r} (known: {', '.join(_STRATEGIES)})")
-        if isinstance(max_restarts, bool) or not isinstance(max_restarts, int):
-            raise TypeError(f"max_restarts must be an integer, got {max_restarts!r}")
-        if max_restarts < 0:
-            raise ValueError(f"max_restarts must be 0 or more, got {max_restarts}")
         self.strategy = strategy
-        self.max_restarts = max_restarts
-        self.within = _seconds("within", within)
-        self.backoff = _seconds("backoff", backoff)
-        self.max_backoff = _seconds("max_backoff", max_backoff)
+        self.max_restarts = checked_count("max_restarts", max_restarts)
+        self.within = checked_seconds("within", within)
+        self.backoff = checked_seconds("backoff", backoff)
+        self.max_backoff = checked_seconds("max_backoff", max_backoff)
 
     def __enter__(self) -> RestartPolicy:
         _blocks.set((*_blocks.get(), Group(self)))
@@ -77,7 +73,15 @@ class RestartPolicy:
         )
 
 
-def _seconds(name: str, value: Any) -> float:
+def checked_count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an integer, got {value!r}")
+    if value < 0:
+        raise ValueError(f"{name} must be 0 or more, got {value}")
+    return value
+
+
+def checked_seconds(name: str, value: Any) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be a finite number of seconds, 0 or more, got {value!r}")
@@ -89,6 +93,29 @@ def _seconds(name: str, value: Any) -> float:
         return parse_duration(value)
     except ValueError as exc:
         raise ValueError(f"{wrong}: {exc}") from None
+
+
+class Intensity:
+    """How often something may be done within a time, and the pauses before it, each twice as long as the one before. Times
+    are seconds of any one clock."""
+
+    def __init__(self, most: int, within: float, backoff: float, max_backoff: float) -> None:
+        self._most = most
+        self._within = within
+        self._backoff = backoff
+        self._max_backoff = max_backoff
+        self._done: deque[float] = deque(maxlen=most + 1)
+
+    def next(self, now: float) -> float | None:
+        """It is to be done again: after how many seconds, or None when it was too often."""
+        done = self._done
+        while done and done[0] <= now - self._within:
+            done.popleft()
+        if len(done) >= self._most:
+            return None
+        delay = min(self._backoff * 2.0 ** min(len(done), 60), self._max_backoff)
+        done.append(now)
+        return delay
 
 
 Children = dict[str, list[int]]  # mesh key -> ranks
@@ -113,7 +140,7 @@ class Group:
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy
         self._meshes: dict[str, int] = {}  # key -> ranks, in the order of spawning
-        self._restarts: deque[float] = deque(maxlen=policy.max_restarts + 1)
+        self._intensity = Intensity(policy.max_restarts, policy.within, policy.backoff, policy.max_backoff)
 
     def __len__(self) -> int:
         return sum(self._meshes.values())
@@ -128,14 +155,8 @@ class Group:
 
     def failed(self, key: str, ranks: Iterable[int], now: float) -> Round | None:
         """Actors have failed: what to restart, or None when that happened too often."""
-        policy, restarts = self.policy, self._restarts
-        while restarts and restarts[0] <= now - policy.within:
-            restarts.popleft()
-        if len(restarts) >= policy.max_restarts:
-            return None
-        delay = min(policy.backoff * 2.0 ** min(len(restarts), 60), policy.max_backoff)
-        restarts.append(now)
-        return Round(self._affected(key, sorted(ranks)), delay)
+        delay = self._intensity.next(now)
+        return None if delay is None else Round(self._affected(key, sorted(ranks)), delay)
 
     def _affected(self, key: str, ranks: list[int]) -> Children:
         if self.policy.strategy == ONE_FOR_ONE or key not in self._meshes:

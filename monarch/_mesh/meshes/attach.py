@@ -11,8 +11,12 @@ from typing import Any
 import msgspec
 
 from monarch._mesh import plugins
+from monarch._mesh.failures.replace_policy import ReplacePolicy
+from monarch._mesh.meshes.attaching import PATIENCE, Attaching
 from monarch._mesh.meshes.host_mesh import HostMesh
+from monarch._mesh.meshes.host_slots import HostSlots
 from monarch._mesh.meshes.owned import HostAcks, OwnedProcs
+from monarch._mesh.meshes.replacer import AttachedMeshes, Find, HostReplacer
 from monarch._mesh.start import transports
 from monarch._mesh.start.agent_process import Credentials
 from monarch._mesh.start.credentials import Pem, credentials
@@ -20,21 +24,16 @@ from monarch._runtime.context import here
 from monarch._runtime.future import All, Future, Slot, Source, once
 from monarch._runtime.log_thread import log
 from monarch._runtime.loop import start_thread
-from monarch._runtime.proc import Proc
-from monarch._runtime.remote_errors import Raw
-from monarch._runtime.replies import Entry, Target
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
-from monarch._wire import host_address, os_text
-from monarch._wire.address import agent_at, agent_of, host_of
+from monarch._wire import host_address
+from monarch._wire.address import agent_at, agent_of
 from monarch._wire.auth import Secret
-from monarch._wire.message import Attach, AttachedHost, Failure, ProcEnded, SetCredentials, Shutdown
+from monarch._wire.message import HostReplaced, SetCredentials, Shutdown
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
 logger = logging.getLogger("monarch")
-_PATIENCE = 5.0  # seconds that a host which can be reached gets to answer, beyond the time for reaching it
-_FAILED = "attach failed: config push failed during attach to {}: {}"
 
 
 def attach_to_workers(
@@ -46,6 +45,8 @@ def attach_to_workers(
     secret: str | bytes | Secret | None = None,
     name: str | None = None,
     env: Mapping[str, str] | None = None,
+    spares: Sequence[str] = (),
+    replace: ReplacePolicy | None = None,
 ) -> HostMesh:
     """The hosts at these addresses, where worker loops wait, as a mesh `{"hosts": n}` that this program owns.
 
@@ -59,6 +60,10 @@ def attach_to_workers(
     a name and an @ before it (`name@tcp://host:port`) or without; or Futures of these. A mesh
     with Futures is complete when the last of them is; using it waits for that.
 
+    `spares`: further workers, that take the places of hosts that die: see `HostMesh.replace`. They are attached as well, and
+    wait; what ends the mesh's worker loops (`shutdown`) ends theirs. `replace`: hosts that die are replaced without the
+    program (ReplacePolicy).
+
     Who may speak: both sides show each other that they know `secret` (by default what MONARCH_SECRET_FILE or
     MONARCH_SECRET say). With `ca`, `certificate` and `private_key` (PEM files or bytes; MONARCH_TLS_CA,
     MONARCH_TLS_CERT, MONARCH_TLS_KEY) the connections are TLS and both sides show certificates of that authority.
@@ -70,13 +75,15 @@ def attach_to_workers(
         raise TypeError(f"workers is a sequence of addresses or Futures of them, got {workers!r}")
     if not workers:
         raise ValueError("workers is empty: a mesh has one host or more")
+    if isinstance(spares, str) or not isinstance(spares, Sequence):
+        raise TypeError(f"spares is a sequence of addresses, got {spares!r}")
 
     def credentials_for(addresses: Sequence[str]) -> Credentials:
         return credentials(ca, certificate, private_key, secret, addresses, dialled=True)
 
     hosts = Workers(workers, credentials_for)
-    given = credentials_for([worker for worker in workers if isinstance(worker, str)])
-    session = AttachedHosts(hosts, given, dict(env or {}))
+    given = credentials_for([*(worker for worker in workers if isinstance(worker, str)), *spares])
+    session = AttachedHosts(hosts, given, dict(env or {}), spares, replace)
     session.begin()
     return HostMesh(hosts, Shape(["hosts"], NDSlice.new_row_major([len(workers)])), session=session)
 
@@ -116,6 +123,12 @@ class Workers(Sequence[str]):
             self._check()
         return self._workers  # type: ignore[return-value]
 
+    def admit(self, worker: str) -> str:
+        """The prefix of one that may take a place here. Raises what is wrong with it."""
+        prefix = _prefix(worker)
+        self._check_given([worker])
+        return prefix
+
     def _check(self) -> None:
         known = list(map(str, self._workers))
         twice = sorted({worker for worker in known if known.count(worker) > 1})
@@ -142,13 +155,24 @@ def _prefix(worker: str) -> str:
 class AttachedHosts:
     """See `host_mesh.Session`."""
 
-    def __init__(self, hosts: Workers, given: Credentials, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        hosts: Workers,
+        given: Credentials,
+        env: dict[str, str],
+        spares: Sequence[str] = (),
+        policy: ReplacePolicy | None = None,
+    ) -> None:
+        # Where a job looks for workers that take the places of lost hosts: their ranks -> addresses. It may take its time.
+        self.find_replacements: Find | None = None
         self._attached = Slot()
         self._hosts = hosts
         self._credentials = given
         self._env = env
         self._spawned: list[OwnedProcs] = []
-        self._living: HostAcks | None = None  # those that have not ended; None until all addresses are known
+        self._spares = [hosts.admit(spare) for spare in spares]
+        self._policy = policy
+        self._replacer: HostReplacer | None = None  # None until all addresses are known
         self._ending: Source | None = None
         self._ended = ""
         self._lock = threading.Lock()
@@ -168,22 +192,66 @@ class AttachedHosts:
         try:
             hosts = self._hosts.resolve()
             proc = self._proc
-            self._living = HostAcks(hosts)
-            proc.ports.add(self._living)
-            trust = SetCredentials(hosts, msgspec.msgpack.encode(settings.snapshot()))
+            _check_names(hosts, proc.mesh.attached.moves())
+            self._replacer = HostReplacer(
+                proc, self._slots(hosts), self._env, self._policy, self._hosts.admit, lambda: self.find_replacements
+            )
+            known: AttachedMeshes = proc.mesh.attached
+            known.add(self._replacer)
+            moves = known.moves()
+            trust = SetCredentials([*hosts, *self._spares], msgspec.msgpack.encode(settings.snapshot()))
             proc.post(agent_of(proc.address), trust, msgspec.msgpack.encode(self._credentials))
             attaching = Attaching(proc, hosts)
-            attaching.ask(self._env)
+            attaching.ask(self._env, moves)
+            for spare in self._spares:
+                self._attach_spare(spare, moves)
         except BaseException as exc:
             self._attached.fail(exc)
             return
         attaching.on_ready(lambda: self._done(attaching))
+
+    def _slots(self, hosts: list[str]) -> HostSlots:
+        twice = [spare for spare in self._spares if spare in hosts or self._spares.count(spare) > 1]
+        if twice:
+            raise ValueError(f"a spare is not in the mesh and is given once, which {twice[0]} is not")
+        return HostSlots(hosts, self._spares)
+
+    def _attach_spare(self, spare: str, moves: Sequence[HostReplaced]) -> None:
+        attaching = Attaching(self._proc, [spare])
+        attaching.ask(self._env, moves)
+
+        def done() -> None:
+            try:
+                attaching.value()
+                if self._replacer is not None:
+                    self._replacer.spare_ready(spare)
+            except Exception as exc:
+                if not self._ended and self._proc.closed is None:
+                    log(logger, logging.WARNING, "the spare %s cannot be reached: %s", spare, exc)
+
+        attaching.on_ready(done)
 
     def _done(self, attaching: Attaching) -> None:
         try:
             self._attached.set(attaching.value())
         except BaseException as exc:
             self._attached.fail(exc)
+
+    # --- replacing
+
+    def lost(self) -> list[int]:
+        """The ranks of the hosts that have died."""
+        return [] if self._replacer is None else self._replacer.lost()
+
+    def replace(self, ranks: Sequence[int] | None, workers: Sequence[str] | Find | None) -> Source:
+        """See `HostMesh.replace`."""
+        self.check()
+        self._hosts.resolve()
+        if self._replacer is None:
+            self._attached.wait(None)
+            self._attached.value()
+        assert self._replacer is not None
+        return self._replacer.replace(ranks, workers)
 
     # --- the end
 
@@ -200,6 +268,8 @@ class AttachedHosts:
             self.check()
             self._ended = "stopped"
             spawned = list(self._spawned)
+        if self._replacer is not None:
+            self._replacer.close(self._ended)
         return All([owned.stop("its host mesh was stopped") for owned in spawned])
 
     def shutdown(self) -> Source:
@@ -213,19 +283,20 @@ class AttachedHosts:
         for owned in spawned:
             owned.stop("its host mesh was shut down")
         done = Slot()
-        if self._living is not None:
+        if self._replacer is not None:
             self._shut_down(done)
         else:
             self._attached.on_ready(lambda: self._shut_down(done))
         return done
 
     def _shut_down(self, done: Slot) -> None:
-        living = self._living
-        if living is None:  # no address was ever known
+        if self._replacer is None:  # no address was ever known
             done.set(None)
             return
+        hosts = self._replacer.close(self._ended)
+        living = HostAcks(hosts)
+        self._proc.ports.add(living)
         living.on_ready(lambda: done.set(None))
-        hosts = [host_of(address) for address in living.left()]
         passing = [host for host in hosts if host == transports.gateway()]
         others = HostAcks(host for host in hosts if host not in passing)
         self._proc.ports.add(others)
@@ -242,84 +313,27 @@ class AttachedHosts:
                 self._proc.ports.process_ended(exc.why)
 
 
-class Attaching(Entry):
-    """Waits until every host has answered Attach."""
-
-    __slots__ = ("_error", "_facts", "_proc")
-
-    def __init__(self, proc: Proc, hosts: Sequence[str]) -> None:
-        super().__init__(Target("attach_to_workers", [agent_at(host) for host in hosts], _failure_of))
-        self._proc = proc
-        self._facts: list[AttachedHost | None] = [None] * len(hosts)
-        self._error: BaseException | None = None
-
-    def ask(self, env: dict[str, str]) -> None:
-        proc, config = self._proc, msgspec.msgpack.encode(settings.snapshot())
-        number = proc.ports.add(self)
-        self.expire_after(proc, settings.get("mesh_attach_config_timeout") + _PATIENCE)
-        assert self.target is not None
-        for rank, address in enumerate(self.target.addresses):
-            if address in proc.suspected:
-                self.suspected(address, proc.suspected[address])
-            try:
-                proc.post(address, Attach(config, os_text.encode(env), number, rank))
-            except PeerEnded as exc:
-                self.fail(_failure_of(address, exc.why))
-
-    def receive(self, raw: Raw) -> None:
-        self._facts[raw[0]] = msgspec.msgpack.decode(raw[2], type=AttachedHost)
-        if all(facts is not None for facts in self._facts):
-            self.close()
-            self.set_ready()
-
-    def unanswered(self) -> list[int]:
-        return [rank for rank, facts in enumerate(self._facts) if facts is None]
-
-    def suspected(self, address: str, why: str) -> None:
-        assert self.target is not None
-        rank = self.target.addresses.index(address)
-        if why and self._facts[rank] is None:
-            count = len(self._facts)
-            log(logger, logging.WARNING, "host %s (rank %d of %d in the mesh of attach_to_workers) cannot be reached yet: %s",
-                host_of(address), rank, count, why)  # fmt: skip
-
-    def fail(self, failure: Failure) -> None:
-        self.give_up(RuntimeError(failure.report))
-
-    def give_up(self, error: BaseException) -> None:
-        if not self.ready:
-            self._error = self._late() if isinstance(error, TimeoutError) else error
-            self.close()
-            self.set_ready()
-
-    def _late(self) -> RuntimeError:
-        assert self.target is not None
-        silent = ", ".join(host_of(self.target.addresses[rank]) for rank in self.unanswered())
-        limit = settings.get("mesh_attach_config_timeout")
-        why = f"it did not answer within {limit:g} s (setting mesh_attach_config_timeout)"
-        return RuntimeError(_FAILED.format(silent, why))
-
-    def value(self) -> list[AttachedHost | None]:
-        if self._error is not None:
-            raise self._error
-        return self._facts
-
-
-def _failure_of(address: str, ended: ProcEnded) -> Failure:
-    return Failure(_FAILED.format(host_of(address), ended.detail))
+def _check_names(hosts: Sequence[str], moves: Sequence[HostReplaced]) -> None:
+    moved = {told.host: told.at for told in moves if told.at != told.host}
+    for host in hosts:
+        if host in moved:
+            raise ValueError(
+                f"{host} is the name under which this program reaches {moved[host]}, which has taken the place of that host "
+                f"in a mesh: attach it by another of its names, such as its IP address"
+            )
 
 
 # --- hosts for trying things out
 
 
-_started: list[Any] = []  # agents of `hosts_from_config`, and the sockets that keep them alive
+_started: list[Any] = []  # agents of `two_local_hosts`, and the sockets that keep them alive
 
 
 def _end_started() -> None:
     """At exit: after the client, whose processes would seem to be lost with them."""
     from monarch._mesh.start import leftovers
 
-    plugins.end_client(_PATIENCE)
+    plugins.end_client(PATIENCE)
     while _started:
         agent, sock, directory = _started.pop()
         sock.close()
@@ -328,8 +342,13 @@ def _end_started() -> None:
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Two hosts on this machine, as a mesh `{"hosts": 2}`: a stand-in for hosts that a configuration called `name`
-    would give. They end with this program."""
+    """The mesh `name` of the job that this project's file describes (`monarch.job.hosts_from_config`); without a file that
+    speaks of jobs, two hosts on this machine, `{"hosts": 2}`, which end with this program."""
+    return plugins.load("job.project_file").hosts_from_config(name)  # type: ignore[no-any-return]
+
+
+def two_local_hosts(name: str) -> HostMesh:
+    """Two hosts on this machine, as a mesh `{"hosts": 2}` called `name`. They end with this program."""
     from monarch._mesh.start import agent_process
     from monarch._mesh.start.run_directory import make_directory
 

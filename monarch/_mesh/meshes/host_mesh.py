@@ -225,6 +225,38 @@ class HostMesh(Handle):
             raise RuntimeError(f"cannot stop {_REFERENCE}")
         return make_future(self._session.stop())
 
+    def replace(
+        self,
+        *,
+        failed: bool = False,
+        workers: Sequence[str] | Callable[[list[int]], Sequence[str]] | None = None,
+        **selection: Any,
+    ) -> Future[list[int]]:
+        """Puts other hosts in the place of those that have died: with `failed` of all that have, else of those at `selection`
+        (as for `slice`). Begins at once; the Future gives the ranks that were replaced, once everybody knows of it.
+
+        Who takes a place: a worker of `workers` (addresses in the order of the ranks; further ones are tried when one cannot
+        be reached; or a function that is given the ranks and returns them); else who the job of the mesh finds; else a spare
+        (`attach_to_workers(spares=...)`); else a worker that listens at the same address again, for which it waits as long as
+        attaching may take.
+
+        Every handle and slice of the mesh reaches the new host by the old one's name. It runs nothing: `ProcMesh.restart(
+        failed=True)` starts the processes there again that were lost, and `ActorMesh.restart(failed=True)` the actors;
+        those under a RestartPolicy come back by themselves if that has not given up. Should the old host have been cut off
+        only, nobody listens to it any more.
+
+        RuntimeError on a reference, of a mesh that was stopped or shut down, for a host that is not dead, and for `workers`
+        while it is being replaced already (without, that is waited for). ValueError for fewer workers than hosts and for what
+        is no address. The Future raises RuntimeError, naming who was tried and why in vain, when a host was not replaced;
+        others may have been.
+        """
+        if self._session is None:
+            raise RuntimeError(f"cannot replace hosts of {_REFERENCE}")
+        ranks = None if failed and not selection else list(self.slice(**selection)._shape.ndslice)
+        if failed and ranks is not None:
+            ranks = [rank for rank in ranks if rank in self._session.lost()]
+        return make_future(self._session.replace(ranks, workers))
+
     async def __aenter__(self) -> HostMesh:
         if self._session is not None:
             self._session.check()
@@ -274,6 +306,10 @@ class Session(Protocol):
         ...
 
     def spawned(self, owned: OwnedProcs) -> None: ...
+    def lost(self) -> list[int]: ...
+    def replace(
+        self, ranks: Sequence[int] | None, workers: Sequence[str] | Callable[[list[int]], Sequence[str]] | None
+    ) -> Source: ...
     def stop(self) -> Source: ...
     def shutdown(self) -> Source: ...
 

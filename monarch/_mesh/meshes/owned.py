@@ -11,7 +11,8 @@ from monarch._mesh.failures import ledger
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.meshes.specs import ActorSpec, ProcSpec
 from monarch._mesh.start.preload import refreshed
-from monarch._runtime.future import All, Done, Slot, Source
+from monarch._runtime.future import All, Done, Slot, Source, once
+from monarch._runtime.incarnations import first_on
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
 from monarch._wire import message
@@ -301,9 +302,15 @@ class OwnedProcs:
         return self._stopping is not None
 
     def host_lost(self, host: str, why: str) -> None:
-        """None of its processes comes back: who answers at that address one day is another host."""
+        """None of its processes comes back, unless another takes its place: who answers at that address one day is another
+        host."""
         with self._lock:
             self.lost[host] = why
+
+    def host_replaced(self, host: str) -> None:
+        """Its processes can be started again."""
+        with self._lock:
+            self.lost.pop(host, None)
 
     def ended_ranks(self) -> list[int]:
         """Ranks whose process has ended and is not being restarted."""
@@ -349,9 +356,29 @@ class OwnedProcs:
     def restart(self, ranks: Sequence[int]) -> Source:
         """New processes for these ranks; those that run are stopped first. Ready when they run.
 
-        A rank that is being restarted already is waited for. RuntimeError from what it returns when the mesh was stopped, and
-        when the host of one of them is gone; then none is restarted.
+        A rank that is being restarted already is waited for, and so is a lost host that is being replaced. RuntimeError from
+        what it returns when the mesh was stopped, and when the host of one of them is gone; then none is restarted.
         """
+        coming = self._hosts_to_come(ranks)
+        if not coming:
+            return self._restart(ranks)
+        done = Slot()
+
+        def go_on() -> None:  # also when they were not replaced, which it finds out
+            restarted = self._restart(ranks)
+            restarted.on_ready(once(lambda: _forward(restarted, done)))
+
+        All(coming).on_ready(once(go_on))
+        return done
+
+    def _hosts_to_come(self, ranks: Sequence[int]) -> list[Source]:
+        """Of those that are gone, the ones that are being replaced."""
+        with self._lock:
+            hosts = {self.spec.hosts[rank // self._per_host] for rank in ranks}.intersection(self.lost)
+        sources = [self._proc.mesh.attached.coming(host) for host in sorted(hosts)]
+        return [source for source in sources if source is not None]
+
+    def _restart(self, ranks: Sequence[int]) -> Source:
         slots: list[Source] = []
         asked: dict[int, list[int]] = {}
         with self._lock:
@@ -365,7 +392,7 @@ class OwnedProcs:
                     return Done(
                         RuntimeError(
                             f"process {rank} of the mesh {self.spec.name!r} cannot be restarted, its host {there} is gone "
-                            f"({self.lost[there]}): attach a host that is alive, and spawn there"
+                            f"({self.lost[there]}): replace it first, with hosts.replace(failed=True)"
                         )
                     )
             for rank in ranks:
@@ -373,7 +400,8 @@ class OwnedProcs:
                 if slot is None:
                     slot = self._restarting[rank] = Slot()
                     self._unprepared.pop(rank, None)
-                    self._incarnations[rank] = self._incarnations.get(rank, 0) + 1
+                    generation = self._proc.host_generations.get(self.spec.hosts[rank // self._per_host], 0)
+                    self._incarnations[rank] = max(self._incarnations.get(rank, 0) + 1, first_on(generation))
                     asked.setdefault(rank // self._per_host, []).append(rank)
                 slots.append(slot)
             living = [rank for ranks in asked.values() for rank in ranks if rank not in self._ended]
@@ -449,3 +477,10 @@ class OwnedProcs:
             except PeerEnded:
                 gone.append(rank)
         return gone
+
+
+def _forward(source: Source, to: Slot) -> None:
+    try:
+        to.set(source.value())
+    except BaseException as exc:
+        to.fail(exc)

@@ -61,6 +61,7 @@ class Served:
         proc = self.proc = Proc(address, loop)
         proc.incarnation = incarnation
         proc.client = spec.client
+        proc.reached_at = spec.reached_at or proc.host
         transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
         proc.use_unix(transport)
         layer = MeshLayer(proc)

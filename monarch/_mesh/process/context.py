@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from monarch._runtime.context import Current, current, root
 from monarch._shape.extent import Extent, Point
-from monarch._wire.address import host_of, name_of, split_proc_name
+from monarch._wire.address import name_of, split_proc_name
 from monarch._wire.ids import ActorAddr, Uid, encode58
 from monarch._wire.message import decode_extent
 
@@ -97,7 +97,7 @@ class ActorInstance:
         uid = (
             Uid.singleton(instance.key) if singleton else Uid(instance.name, instance.key + encode58(instance.rank, 4))
         )
-        return ActorAddr(addr=host_of(instance.proc.address), proc_name=self.proc_id, actor_name=str(uid))
+        return ActorAddr(addr=instance.proc.reached_at, proc_name=self.proc_id, actor_name=str(uid))
 
     @property
     def creator(self) -> CreatorInstance | None:

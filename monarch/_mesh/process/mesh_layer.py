@@ -20,6 +20,7 @@ from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
+from monarch._mesh.meshes.replacer import AttachedMeshes
 from monarch._mesh.process.health import Health
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.owners import Owners
@@ -62,6 +63,7 @@ class MeshLayer(Hooks):
         self.restarter = Restarter(proc, self.owned, self.spawning, self.owners.tell, self._lost_process)
         self.health = Health(proc, self.owned)
         self.casting = Casting(proc)
+        self.attached = AttachedMeshes()
         self.name = ""  # of the proc mesh that this process belongs to
         self.executable = ""  # interpreter of the processes spawned from here; "" is this one's
         self.controllers: ActorMesh[Any] | None = None  # see `named_actors`
@@ -151,8 +153,10 @@ class MeshLayer(Hooks):
 
     def process_ended(self, ended: ProcEnded) -> None:
         if name_of(ended.address) == AGENT:
+            host = host_of(ended.address)
+            self.attached.host_lost(host, ended.detail)  # first: what is lost with it asks whether it will come back
             for mesh in list(self.owned.procs.values()):
-                mesh.host_lost(host_of(ended.address), ended.detail)
+                mesh.host_lost(host, ended.detail)
         procs, rank = self._procs_of(ended.address)
         if procs is not None:
             # Word of its end was lost with its host; or it has heard of the stop, and ended, before its agent did.
@@ -165,6 +169,11 @@ class MeshLayer(Hooks):
         for instance in list(self.proc.actors.values()):  # nobody is left whom their failures could be told
             if instance.owner_proc == ended.address:
                 self.residents.stop(instance, "the process of its owner has ended")
+
+    def host_replaced(self, host: str) -> None:
+        for mesh in list(self.owned.procs.values()):
+            mesh.host_replaced(host)
+        self.owned.changed()
 
     def _lost_process(self, key: str, ranks: Sequence[int], ended: ProcEnded) -> None:
         """The process of a rank that is being restarted has ended again, which word may not have come here."""

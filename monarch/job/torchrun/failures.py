@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import msgspec
 
 _TRACEBACK = b"Traceback (most recent call last):"
+_OF_RANK = re.compile(r"^\[rank\d+\]: ")  # what torch puts before each line of a traceback
 _KEPT = 32 * 1024  # bytes of a rank's stderr that are kept for the report
 _LINES = 60  # shown of it
 _OTHERS = 5  # ranks that failed later and are named
@@ -84,7 +86,7 @@ def why(failure: Failure) -> list[str]:
     if not text:
         start = failure.said.rfind(_TRACEBACK)
         text = (failure.said[start:] if start >= 0 else failure.said).decode(errors="replace")
-    lines = text.rstrip().splitlines()
+    lines = [_OF_RANK.sub("", line) for line in text.rstrip().splitlines()]
     if not lines:
         return [] if failure.lost or failure.file else ["it wrote nothing to stderr"]
     return lines if len(lines) <= _LINES else ["...", *lines[-_LINES:]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Mapping, Sequence
 
 from monarch.job.command_plan import Command, Sink
@@ -35,6 +36,7 @@ def commands(
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(options.max_restarts),
             "TORCHELASTIC_RUN_ID": run_id,
+            "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(signal.Signals(number).name for number in options.signals),
             "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 opens the store at which the ranks meet
             **env,
         }

@@ -27,9 +27,15 @@ class CurrentJob:
 
     def kill(self) -> None:
         """Gives its hosts back, and forgets it."""
-        from monarch.job import cache
+        from monarch.job import cache, job_load
 
-        self.job.kill()
+        job = self.job
+        if not job.active:  # it could not be reached, and may run all the same
+            try:
+                job = job_load(self.path)
+            except FileNotFoundError:
+                return
+        job.kill()
         cache.remove(self.path)
 
 

@@ -6,8 +6,9 @@ import argparse
 import secrets
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from monarch.job import command_plan
 from monarch.tools.verbs.current_job import (
     add_environment,
     add_kill,
@@ -19,7 +20,9 @@ from monarch.tools.verbs.current_job import (
 )
 
 if TYPE_CHECKING:
-    from monarch.actor import HostMesh
+    from collections.abc import Sequence
+
+    from monarch.actor import Future, HostMesh
     from monarch.job import JobState
 
 NAME = "exec"
@@ -29,8 +32,9 @@ Runs a command on hosts of the job and ends with its exit status: the largest, o
 does not run.
 
 By default it runs on the first host, and what it prints is printed here. With --all or --mesh it runs on every host, and each
-process writes stdout.txt and stderr.txt in a folder of its own there; --stream prints here instead, each line with its place.
-A command of one word is a line for bash. FILE.py, and -m MODULE, run in a process of the job; all else is started there.
+process writes stdout.txt and stderr.txt in a folder of its own there (in the job's gather mount, if it has one); --stream
+prints here instead, each line with its place. A command of one word is a line for bash. FILE.py, and -m MODULE, run in a
+process of the job; all else is started there.
 Every process finds its place in MONARCH_RANK_<dim> and MONARCH_SIZE_<dim>.
 
 examples:
@@ -74,9 +78,9 @@ def run(options: argparse.Namespace) -> int:
     def act() -> int:
         meshes = chosen(current.state(), options)
         several = options.all or options.mesh is not None
-        folder = options.output_dir
+        folder, told = options.output_dir, f"{options.output_dir}/ on each worker"
         if several and folder is None and not options.stream:
-            folder = f"/tmp/monarch_exec_{secrets.token_hex(4)}"
+            folder, told = output_place(gathered(current.job, list(meshes), per_host), secrets.token_hex(4))
         futures = []
         for name, mesh in meshes.items():
             python = options.python_executable
@@ -93,12 +97,49 @@ def run(options: argparse.Namespace) -> int:
                     per_host=per_host,
                 )
             )
-        status = max(future.get() for future in futures)
+        try:
+            status = max(future.get() for future in futures)
+        except KeyboardInterrupt:
+            end(futures)
+            raise
         if folder is not None:
-            print(f"Output → {folder}/ on each worker", flush=True)
+            print(f"Output → {told}", flush=True)
         return status
 
     return killing(current, options.kill, act)
+
+
+def gathered(job: Any, meshes: list[str], per_host: dict[str, int] | None) -> tuple[str, str] | None:
+    """A directory of the hosts that can be seen here, and where: of the first gather mount that all of these meshes have."""
+    for component in job._holder._components:
+        for mount in getattr(component, "gathered", ()):
+            there: str = mount.remote
+            if per_host and command_plan.SUBDIR in there:  # named by the host there, and by the process for a command
+                continue
+            if mount.meshes is None or set(meshes) <= set(mount.meshes):
+                return there, mount.local
+    return None
+
+
+def output_place(view: tuple[str, str] | None, name: str) -> tuple[str, str]:
+    """Where the files of a command go on the hosts, and how people are told."""
+    if view is None:
+        return f"/tmp/monarch_exec_{name}", f"/tmp/monarch_exec_{name}/ on each worker"
+    there, here = view
+    return f"{there}/exec_outputs/{name}", f"{here}/, in exec_outputs/{name}/ of each host"
+
+
+def end(futures: Sequence[Future[int]]) -> None:
+    """Ends what runs: a program would wait for it."""
+    from monarch.actor import get_active_proc_meshes
+
+    for mesh in get_active_proc_meshes():
+        mesh.stop("interrupted")
+    for future in futures:
+        try:
+            future.get()
+        except Exception:  # its processes were stopped
+            pass
 
 
 def chosen(state: JobState, options: argparse.Namespace) -> dict[str, HostMesh]:
@@ -114,10 +155,9 @@ def command_of(options: argparse.Namespace) -> list[str] | str:
         text = sys.stdin.read() if options.script == "-" else Path(options.script).read_text()
         return ["bash", "-c", text, options.script, *words]
     if options.module is not None:
-        module = [word for number, word in enumerate(options.module) if word != "--" or number > 1]
-        if not module:
+        if not options.module:
             raise ValueError("-m takes the name of a module")
-        return ["-m", *module]
+        return ["-m", *options.module, *words]
     if not words:
         raise ValueError("no command: say what to run, as in `monarch exec hostname`")
     return list(words)

@@ -34,12 +34,7 @@ def run(options: argparse.Namespace) -> int:
     if options.names:
         files = {key: path for key, path in files.items() if any(wanted in key for wanted in options.names)}
     if not files:
-        told = (
-            f"no log of {name} has {' or '.join(options.names)} in its name"
-            if options.names
-            else f"{name} has no logs here"
-        )
-        raise ValueError(told)
+        raise ValueError(f"{name} has no logs here{' of this name' if options.names else ''}")
     for key, path in files.items():
         print(f"==> {key}: {path} <==", flush=True)
         if not options.paths:

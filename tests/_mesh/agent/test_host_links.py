@@ -30,7 +30,7 @@ class Agent:
         options = AgentOptions("", address, worker=True, credentials=SECRET)
         self.listening = HostListener(options, loop)
         self.routes = Routes(self, self.listening.prefix, unique, 1 << 20)
-        self.links = HostLinks(self.listening.prefix, options, loop, self.routes, self.listening)
+        self.links = HostLinks(options, loop, self.routes, self.listening)
         self.taken: list[LinkConnection] = []
         self.ended: list[str] = []
 

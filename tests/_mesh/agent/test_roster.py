@@ -226,6 +226,12 @@ class Player:
     def watch(self, connection: str, name: str) -> None:
         self.do(self.roster.watch(self.now, connection, Watch(*address_of(name))))
 
+    def watch_lost(self, connection: str, name: str) -> None:
+        self.do(self.roster.watch(self.now, connection, Watch(*address_of(name), lost=True)))
+
+    def give_up(self) -> None:
+        self.do(self.roster.give_up(self.now, HOST))
+
     def heard(self, connection: str, name: str) -> None:
         self.do(self.roster.heard(self.now, connection, IncarnationAck(*address_of(name))))
 
@@ -614,6 +620,53 @@ has ended)
         m.0#0 <- ended k.0#1 code 1, stopped: could not be started: its mesh is being stopped (the process that asked for it \
 has ended)
         mesh k gone
+    """,
+    # --- hosts that are replaced
+    "what was lost with the host before is started here": """
+        > watch_lost W m.0#65535
+        W <- ended m.0#65535 code 1: was lost with its host, and was not restarted on the one that has taken its place
+        > restart m.0#65536
+        open m.0#65536
+        W <- listening m.0#65536
+        C <- listening m.0#65536
+        launch m.0#65536
+        > watch_lost V m.0#65535
+        V <- listening m.0#65536
+        > runs m.0#65536 100
+        > heard W m.0#65536
+        > heard C m.0#65536
+        > heard V m.0#65536
+        C <- started m.0#65536 pid 1000
+    """,
+    "the host was taken for lost and was not": """
+        > spawn m 2
+        open m.0#0 m.1#0
+        launch m.0#0 m.1#0
+        > runs m.0#0 100
+        C <- started m.0#0 pid 1000
+        > runs m.1#0 101
+        C <- started m.1#0 pid 1000
+        > give_up
+        m.0#0 <- stop: its host was taken for lost
+        m.1#0 <- stop: its host was taken for lost
+        > watch_lost W m.0#65535
+        W <- ended m.0#65535 code 1: was lost with its host, and was not restarted on the one that has taken its place
+        > restart m.0#65536
+        > exit 100 0
+        gone m.0#0
+        C <- ended m.0#0 code 0, stopped
+        W <- ended m.0#0 code 0, stopped
+        open m.0#65536
+        C <- listening m.0#65536
+        W <- listening m.0#65536
+        launch m.0#65536
+        > runs m.0#65536 102
+        > exit 101 0
+        gone m.1#0
+        C <- ended m.1#0 code 0, stopped
+        > heard W m.0#65536
+        > heard C m.0#65536
+        C <- started m.0#65536 pid 1000
     """,
     # --- shutting down
     "a shutdown": """

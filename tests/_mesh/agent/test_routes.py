@@ -12,7 +12,7 @@ from monarch._mesh.agent.routes import Entrance, Routes
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.frame import Frame
-from monarch._wire.message import VERSION, WHO, Beat, Bye, Envelope, HostEnded, LinkHello
+from monarch._wire.message import VERSION, WHO, Beat, Bye, Envelope, HostEnded, HostReplaced, LinkHello
 from monarch._wire.transport.base import ConnectionLost
 
 US = "tcp://us:1"
@@ -27,6 +27,7 @@ class End:
 
     def __init__(self, remote: str) -> None:
         self.remote = remote
+        self.other_agent = ""
         self.got: list[Any] = []
         self.queued = 0
         self.lost = False
@@ -97,7 +98,9 @@ class Agent:
         return False
 
     def take_link(self, hello: LinkHello) -> End:
-        return End(hello.host)
+        link = End(hello.host)
+        link.other_agent = hello.agent
+        return link
 
     def receive(self, envelope: Envelope, frame: Frame) -> None:
         self.received.append(envelope)
@@ -329,3 +332,108 @@ def test_who_asks_which_agent_is_here_is_told_and_gets_no_link() -> None:
     Entrance(agent.routes).connection_received(asking, [Frame(message.encode(hello), b"", ())])
     assert [type(msg) for msg in asking.got] == [LinkHello] and asking.got[0].agent == "agent-of-us"
     assert asking.closed and not agent.routes.links()
+
+
+# --- hosts that are replaced
+
+
+OWNER = f"{CLIENT}/client"
+
+
+def replaced(host: str, at: str, agent: str, generation: int) -> HostReplaced:
+    return HostReplaced(host, at, agent, generation)
+
+
+def arrive(agent: Agent, link: Any, to: str, source: str) -> Envelope:
+    envelope = Envelope(to, source, -1, message.encode(Beat(1)))
+    agent.routes.connection_received(link, [Frame(message.encode(envelope), b"", ())])
+    return envelope
+
+
+def test_a_host_that_is_replaced_is_dialled_elsewhere_under_its_name() -> None:
+    agent = Agent()
+    a = agent.process("m.0")
+    agent.give(f"{THEM}/m.1", f"{US}/m.0", a)
+    before = agent.dialled.pop(THEM)
+    assert agent.routes.at(THEM) == THEM
+    assert agent.routes.replaced(replaced(THEM, OTHERS, "new", 1), OWNER)
+    assert before.closed == "another host has taken its place"
+    assert a.got == [HostEnded(THEM, "another host has taken its place", 0)]
+    assert agent.lost == [(THEM, "another host has taken its place")]
+    assert (agent.routes.at(THEM), agent.routes.generation(THEM)) == (OTHERS, 1)
+    assert not agent.routes.has_ended(THEM)
+    sent = agent.give(f"{THEM}/m.1", f"{US}/m.0", a)
+    assert sent in agent.dialled[THEM].got
+    agent.lose(agent.dialled[THEM])
+    assert a.got[1:] == [HostEnded(THEM, "cut", 1)]
+
+
+def test_who_owns_it_dials_first_and_keeps_that_link() -> None:
+    agent = Agent()
+    a = agent.process("m.0")
+    assert not agent.routes.replaced(replaced(THEM, OTHERS, "", 0), OWNER)  # only where to dial
+    agent.give(f"{THEM}/agent", f"{US}/m.0", a)
+    link = agent.dialled[THEM]
+    assert agent.routes.replaced(replaced(THEM, OTHERS, "new", 1), OWNER)
+    assert not agent.routes.replaced(replaced(THEM, OTHERS, "new", 1), OWNER)  # told again
+    assert link.closed == "" and a.got == [] and agent.lost == []
+    assert agent.give(f"{THEM}/m.1", f"{US}/m.0", a) in link.got
+
+
+def test_old_news_change_nothing() -> None:
+    agent = Agent()
+    agent.routes.replaced(replaced(THEM, OTHERS, "second", 2), OWNER)
+    assert not agent.routes.replaced(replaced(THEM, "tcp://first:1", "first", 1), OWNER)
+    assert agent.routes.at(THEM) == OTHERS
+    agent.process("m.0")
+    link = agent.take("tcp://gateway:1")
+    agent.routes.connection_received(link, [Frame(message.encode(HostEnded(THEM, "late", 1)), b"", ())])
+    assert agent.lost == []
+
+
+def test_nobody_listens_to_one_that_was_replaced_and_comes_back() -> None:
+    agent = Agent()
+    a = agent.process("m.0")
+    zombie = agent.take(THEM, agent="old")
+    assert arrive(agent, zombie, f"{US}/m.0", f"{THEM}/m.1") in a.got
+    agent.routes.replaced(replaced(THEM, OTHERS, "new", 1), OWNER)
+    del a.got[:]
+    again = agent.take(THEM, link="again", agent="old")
+    for link in (zombie, again):
+        arrive(agent, link, f"{US}/m.0", f"{THEM}/m.1")
+        arrive(agent, link, f"{US}/agent", f"{THEM}/agent")
+    assert (a.got, agent.received) == ([], [])
+    rightful = agent.take(OTHERS, link="n", agent="new")
+    assert arrive(agent, rightful, f"{US}/m.0", f"{THEM}/m.1") in a.got
+    assert agent.give(f"{THEM}/m.1", f"{US}/m.0", a) in rightful.got  # and it is answered the way it came
+    assert agent.dialled == {}
+
+
+def test_the_new_one_goes_by_the_name_and_a_name_of_ours_may_be_anothers() -> None:
+    agent = Agent()
+    a = agent.process("m.0")
+    us = agent.routes
+    hello = LinkHello(VERSION, CLIENT, "clients", "l", THEM, 0, False)
+    link: Any = us.link_hello(End(""), hello)  # type: ignore[arg-type]
+    us.replaced(replaced(THEM, US, "agent-of-us", 1), OWNER)
+    assert arrive(agent, link, f"{THEM}/m.0", OWNER) in a.got
+    assert us.name == US
+    us.replaced(replaced(US, OTHERS, "other", 1), OWNER)  # our own address is the name of a host that lives elsewhere
+    assert us.name == THEM and us.names == {THEM}
+    assert agent.give(f"{US}/m.9", f"{THEM}/m.0", a) in agent.dialled[US].got
+    late = LinkHello(VERSION, CLIENT, "clients", "l2", US, 0, False)  # of somebody who has not heard
+    us.link_hello(End(""), late)  # type: ignore[arg-type]
+    assert us.names == {THEM}
+    us.replaced(replaced(US, US, "agent-of-us", 2), OWNER)
+    assert us.names == {US, THEM} and us.name == US
+
+
+def test_names_end_with_whoever_gave_them() -> None:
+    agent = Agent()
+    us = agent.routes
+    us.replaced(replaced(THEM, US, "agent-of-us", 1), OWNER)
+    us.replaced(replaced(US, OTHERS, "other", 1), OWNER)
+    us.replaced(replaced("tcp://third:1", OTHERS, "other", 1), "tcp://else:1/m.0")
+    us.forget_moves(lambda owner: owner == OWNER)
+    assert us.names == {US} and us.name == US
+    assert us.at(US) == US and us.at(THEM) == THEM and us.at("tcp://third:1") == OTHERS

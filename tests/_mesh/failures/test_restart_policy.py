@@ -247,7 +247,7 @@ def test_what_is_remembered_is_bounded(steps: list[float], most: int) -> None:
     for step in steps:
         now += step
         group.failed("m", [0], now)
-        assert len(group._restarts) <= most
+        assert len(group._intensity._done) <= most
 
 
 # --- how soon

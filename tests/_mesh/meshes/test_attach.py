@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from monarch._mesh.meshes import attach
+from monarch._mesh.meshes import attaching as waiting
 from monarch._mesh.meshes.attach import Attaching, Workers
 from monarch._mesh.start import agent_process, launch
 from monarch._runtime.future import Done, Future, Slot, make_future
@@ -155,7 +155,7 @@ def test_hosts_that_say_nothing_are_named() -> None:
 
 def test_a_host_that_cannot_be_reached_yet_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(attach, "log", lambda logger, level, text, *args: said.append(text % args))
+    monkeypatch.setattr(waiting, "log", lambda logger, level, text, *args: said.append(text % args))
     attaching, _ = asked()
     attaching.suspected(agent_at(B), "nobody knows its name")
     assert said == [

@@ -1,0 +1,308 @@
+"""Replaces hosts of attached meshes in place: asked for by the program, or by the mesh's ReplacePolicy.
+
+    lost ──► dialled under its name at another address ──► attached ──► everybody is told ──► replaced
+                        └── cannot be reached: the next candidate, or none is left
+
+Names, and with them the addresses of processes in every handle, stay; the generation of the host counts. The agents of all
+hosts that this process has attached are told who goes by the name from now on (`routes.Routes.replaced`), and tell their
+processes, before the replacement is over.
+
+A replacement runs on a thread of its own, because it waits. One at a time in a process: what one learns the next must know.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from monarch._mesh.failures.replace_policy import ReplacePolicy
+from monarch._mesh.meshes.attaching import PATIENCE, Attaching
+from monarch._mesh.meshes.host_slots import HostSlots, NoReplacement
+from monarch._mesh.meshes.owned import Acks, Timeout
+from monarch._mesh.start import transports
+from monarch._runtime.future import All, Slot, Source, Then
+from monarch._runtime.log_thread import log
+from monarch._runtime.loop import start_thread
+from monarch._runtime.proc import Proc
+from monarch._wire.address import agent_at, agent_of
+from monarch._wire.message import AttachedHost, HostReplaced
+
+logger = logging.getLogger("monarch")
+
+Find = Callable[[list[int]], Sequence[str]]  # ranks that were lost -> the workers that take their places
+
+
+class AttachedMeshes:
+    """What one process has attached, and which hosts of it were replaced."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()  # to be held while a host is replaced
+        self._lock = threading.Lock()
+        self._meshes: list[HostReplacer] = []
+        self._moves: dict[str, HostReplaced] = {}
+
+    def add(self, mesh: HostReplacer) -> None:
+        with self._lock:
+            self._meshes.append(mesh)
+
+    def remove(self, mesh: HostReplacer) -> None:
+        with self._lock:
+            self._meshes = [other for other in self._meshes if other is not mesh]
+
+    def moves(self) -> list[HostReplaced]:
+        """For whoever is attached next."""
+        with self._lock:
+            return list(self._moves.values())
+
+    def moved(self, told: HostReplaced) -> list[str]:
+        """Remembers it. Who is to be told: every host that lives, by name."""
+        with self._lock:
+            self._moves[told.host] = told
+            return list(dict.fromkeys(host for mesh in self._meshes for host in mesh.living()))
+
+    def host_lost(self, host: str, why: str) -> None:
+        """On the I/O thread."""
+        for mesh in list(self._meshes):
+            mesh.host_lost(host, why)
+
+    def coming(self, host: str) -> Source | None:
+        """Ready when that host, which was lost, was replaced or will not be. None when nobody is about to."""
+        for mesh in list(self._meshes):
+            source = mesh.coming(host)
+            if source is not None:
+                return source
+        return None
+
+
+class HostReplacer:
+    """The hosts of one attached mesh. `admit(worker)` makes the name of a host from what a program gives, or raises what is
+    wrong with it. `find()`: where a job looks for replacements, when the program names none; None: nowhere."""
+
+    def __init__(
+        self,
+        proc: Proc,
+        slots: HostSlots,
+        env: dict[str, str],
+        policy: ReplacePolicy | None,
+        admit: Callable[[str], str],
+        find: Callable[[], Find | None],
+    ) -> None:
+        self._find = find
+        self._proc = proc
+        self._slots = slots
+        self._env = env
+        self._intensity = None if policy is None else policy.begin()
+        self._policy = policy
+        self._admit = admit
+        self._attached: AttachedMeshes = proc.mesh.attached
+        self._under_way: dict[int, Slot] = {}  # by rank
+        self._ended = ""
+        self._lock = threading.Lock()
+
+    # --- what is known
+
+    def living(self) -> list[str]:
+        with self._lock:
+            return self._slots.living()
+
+    def lost(self) -> list[int]:
+        with self._lock:
+            return sorted(self._slots.lost)
+
+    def spare_ready(self, spare: str) -> None:
+        """It was attached."""
+        with self._lock:
+            self._slots.ready_spares.add(spare)
+
+    def host_lost(self, host: str, why: str) -> None:
+        """On the I/O thread. Under a policy, its replacement begins."""
+        with self._lock:
+            rank = self._slots.host_lost(host, why)
+            if rank is None or self._ended or self._intensity is None or rank in self._under_way:
+                return
+            shown = self._slots.shown(rank)
+            delay = self._intensity.next(self._proc.loop.now())
+            if delay is not None:
+                self._under_way[rank] = Slot()
+        if delay is None:
+            log(logger, logging.ERROR, "%s was lost (%s) and is not replaced any more: %r", shown, why, self._policy)
+            return
+        log(logger, logging.WARNING, "%s was lost and is being replaced%s: %s", shown,
+            f" in {delay:g} s" if delay else "", why)  # fmt: skip
+        self._proc.loop.call_later(delay, lambda: start_thread(self._by_policy, "monarch-replace", rank))
+
+    def coming(self, host: str) -> Source | None:
+        with self._lock:
+            if host not in self._slots.names:
+                return None
+            return self._under_way.get(self._slots.names.index(host))
+
+    # --- replacing
+
+    def replace(self, ranks: Sequence[int] | None, workers: Sequence[str] | Find | None) -> Source:
+        """Of `ranks` (None: of all) those that are lost; its value is which. Those that are being replaced already are waited
+        for, unless `workers` says by whom."""
+        if workers is not None and not callable(workers):
+            if isinstance(workers, str) or not isinstance(workers, Sequence):
+                raise TypeError(
+                    f"workers is a sequence of addresses, or a function of ranks that gives one, got {workers!r}"
+                )
+            workers = [self._admit(worker) for worker in workers]
+        with self._lock:
+            if self._ended:
+                raise RuntimeError(f"HostMesh has already been {self._ended}")
+            wanted = self._slots.choose(ranks)
+            fresh = [rank for rank in wanted if rank not in self._under_way]
+            if workers is not None and len(fresh) < len(wanted):
+                (rank, *_others) = [rank for rank in wanted if rank in self._under_way]
+                raise NoReplacement(
+                    f"{self._slots.shown(rank)} is being replaced already: wait for that, with "
+                    f"hosts.replace(failed=True).get()"
+                )
+            if workers is not None and not callable(workers) and len(workers) < len(fresh):
+                raise ValueError(f"{len(fresh)} hosts are lost (ranks {fresh}), and workers names {len(workers)}")
+            for rank in fresh:
+                self._under_way[rank] = Slot()
+            slots: list[Source] = [self._under_way[rank] for rank in wanted]
+        if fresh:
+            start_thread(self._by_hand, "monarch-replace", fresh, workers)
+        return Then(All(slots), lambda _values: wanted)
+
+    def _by_hand(self, ranks: list[int], workers: list[str] | Find | None) -> None:
+        with self._attached.turn:
+            errors = self._round(ranks, workers)
+        for rank in ranks:
+            self._over(rank, errors.get(rank))
+
+    def _by_policy(self, rank: int) -> None:
+        """Until it is replaced or the policy has enough."""
+        assert self._intensity is not None
+        while True:
+            with self._attached.turn:
+                error = self._round([rank], None).get(rank)
+            with self._lock:
+                again = error is not None and not self._ended and self._proc.closed is None
+                delay = self._intensity.next(self._proc.loop.now()) if again else None
+            if error is None or delay is None:
+                break
+            log(logger, logging.WARNING, "replacing a host did not succeed and is tried again: %s", error)
+            self._pause(delay)
+        if error is not None and not self._ended and self._proc.closed is None:
+            log(logger, logging.ERROR, "%s\n    %r does not try again", error, self._policy)
+        self._over(rank, error)
+
+    def _pause(self, seconds: float) -> None:
+        over = Timeout()
+        self._proc.ports.add(over)
+        self._proc.loop.call_later(seconds, over.end)
+        if self._proc.closed is not None:
+            over.end()
+        over.wait(None)
+
+    def _over(self, rank: int, error: BaseException | None) -> None:
+        with self._lock:
+            slot = self._under_way.pop(rank, None)
+            # Lost again before anybody could use it: nobody is told who had not asked.
+            shown = self._slots.shown(rank)
+        if slot is None:
+            return
+        if error is None:
+            log(logger, logging.WARNING, "%s was replaced", shown)
+            slot.set()
+        else:
+            slot.fail(error)
+
+    def _round(self, ranks: list[int], workers: list[str] | Find | None) -> dict[int, BaseException]:
+        """Replaces each, if it can be; the errors of the others."""
+        errors: dict[int, BaseException] = {}
+        find = workers if callable(workers) else self._find() if workers is None else None
+        pool = workers if isinstance(workers, list) else None
+        if find is not None:
+            try:
+                found = list(find(list(ranks)))
+                pool = [self._admit(worker) for worker in found]
+            except Exception as exc:
+                why = f"no worker was found to take the place of hosts {ranks}: {type(exc).__name__}: {exc}"
+                return {rank: NoReplacement(why) for rank in ranks}
+        for rank in ranks:
+            try:
+                self._replace(rank, pool)
+            except BaseException as exc:
+                errors[rank] = exc
+        return errors
+
+    def _replace(self, rank: int, pool: list[str] | None) -> None:
+        """`pool`: who may take its place, and is taken out of it; None: spares, or whoever is at its address."""
+        tried: dict[str, str] = {}
+        while True:
+            with self._lock:
+                candidates = self._slots.candidates(rank) if pool is None else list(pool)
+                left = [worker for worker in candidates if worker not in tried]
+                if self._ended or self._proc.closed is not None or not left:
+                    why = f"the mesh was {self._ended}" if self._ended else ""
+                    raise NoReplacement(why or self._slots.why_none(rank, tried, pool is not None))
+                worker, losses = left[0], self._slots.losses[rank]
+                wrong = self._slots.check(rank, worker)
+            if pool is not None:
+                pool.remove(worker)
+            try:
+                if wrong:
+                    raise NoReplacement(wrong)
+                facts = self._attach(rank, worker)
+            except Exception as exc:
+                tried[worker] = str(exc)
+                continue
+            self._tell(rank, worker, facts.agent)
+            with self._lock:
+                if self._slots.losses[rank] == losses:
+                    self._slots.taken(rank, worker)
+                    return
+            tried[worker] = "it was lost again at once"
+
+    def _attach(self, rank: int, worker: str) -> AttachedHost:
+        """That worker gets the name of the lost host. Nobody else is told yet."""
+        proc, host = self._proc, self._slots.names[rank]
+        told = HostReplaced(host, worker, "", proc.host_generations.get(host, 0))
+        for agent in self._way():
+            if agent != agent_at(host):
+                proc.post(agent, told)
+        attaching = Attaching(proc, [host])
+        attaching.ask(self._env, [told for told in self._attached.moves() if told.host != host], host)
+        attaching.wait(None)
+        (facts,) = attaching.value()
+        assert facts is not None
+        return facts
+
+    def _way(self) -> list[str]:
+        """The agents through which others are reached from here."""
+        gateway = transports.gateway()
+        return [agent_of(self._proc.address), *([agent_at(gateway)] if gateway else [])]
+
+    def _tell(self, rank: int, worker: str, agent: str) -> None:
+        """Everybody hears who goes by that name now; returns when they have, but waits for nobody for long: who hears it
+        later hears it before all else that is sent from here."""
+        proc, host = self._proc, self._slots.names[rank]
+        generation = proc.host_generations.get(host, 0) + 1
+        others = self._attached.moved(HostReplaced(host, worker, agent, generation))
+        addresses = list(dict.fromkeys([*self._way(), agent_at(host), *map(agent_at, others)]))
+
+        def ask(port: int, index: int) -> None:
+            proc.post(addresses[index], HostReplaced(host, worker, agent, generation, port, index))
+
+        acks = Acks(addresses, ask)
+        proc.ports.add(acks)
+        timer = proc.loop.call_later(PATIENCE, lambda: acks.give_up(TimeoutError()))
+        acks.ask(range(len(addresses)))
+        acks.wait(None)
+        timer.cancel()
+
+    # --- the end
+
+    def close(self, how: str) -> list[str]:
+        """The mesh was stopped or shut down: nothing is replaced any more. Its hosts and spares that live."""
+        with self._lock:
+            self._ended = how
+            hosts = self._slots.living()
+        self._attached.remove(self)
+        return hosts
