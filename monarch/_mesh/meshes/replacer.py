@@ -66,6 +66,12 @@ class AttachedMeshes:
         for mesh in list(self._meshes):
             mesh.host_lost(host, why)
 
+    def why_lost(self, host: str) -> str:
+        """Why nothing can be started on that host; "" when it lives, as far as is known here, or is being replaced. One that
+        was lost with one mesh may have been attached anew, with another."""
+        whys = [why for mesh in list(self._meshes) if (why := mesh.why_lost(host)) is not None]
+        return whys[0] if whys and all(whys) else ""
+
     def coming(self, host: str) -> Source | None:
         """Ready when that host, which was lost, was replaced or will not be. None when nobody is about to."""
         for mesh in list(self._meshes):
@@ -109,6 +115,14 @@ class HostReplacer:
     def lost(self) -> list[int]:
         with self._lock:
             return sorted(self._slots.lost)
+
+    def why_lost(self, host: str) -> str | None:
+        """"" for one that lives, and for one that is being replaced; None for one that is not in this mesh."""
+        with self._lock:
+            if host not in self._slots.names:
+                return None
+            rank = self._slots.names.index(host)
+            return "" if rank in self._under_way else self._slots.lost.get(rank, "")
 
     def spare_ready(self, spare: str) -> None:
         """It was attached."""
