@@ -267,8 +267,8 @@ class Spawning:
     # --- processes
 
     def spawn_procs(self, spec: ProcSpec, launches: Sequence[bytes], per_host: int) -> OwnedProcs:
-        """Asks the agent of each host to start its processes; `launches[i]` is host i's LaunchSpec. On a host that is known to
-        be lost they have ended at once: it would be dialled in vain, until the time for attaching is over."""
+        """Asks the agent of each host to start its processes; `launches[i]` is host i's LaunchSpec. On a host that is known
+        to be lost they have ended at once: it would be dialled in vain, until the time for attaching is over."""
         owner, procs = self._owner(), self._owned.procs
 
         def on_gone() -> None:
