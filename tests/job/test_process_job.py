@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, SupervisionError, endpoint
 from monarch.job import LocalJob, ProcessJob, SchedulerError, job_load
 from monarch.job import sessions as own
 from monarch.job.sessions import Session
@@ -114,6 +114,27 @@ def test_a_worker_that_died_is_told_and_the_next_program_gets_new_ones(jobs: Any
     assert again.apply_id != job.apply_id
     where = again.state().hosts.spawn_procs().spawn("where", Where)
     assert len(where.host.call().get(timeout=TIMEOUT)) == 2
+
+
+def test_a_worker_that_died_is_replaced_in_its_place(jobs: Any) -> None:
+    """And the next program finds the new one."""
+    job = jobs({"hosts": 2})
+    hosts = job.state().hosts
+    procs = hosts.spawn_procs()
+    where = procs.spawn("where", Where)
+    where.host.call().get(timeout=TIMEOUT)
+    kill(sessions(job)[1].pid)
+    with pytest.raises(SupervisionError):
+        while True:
+            where.slice(hosts=1).host.call_one().get(timeout=TIMEOUT)
+    assert hosts.replace(failed=True).get(timeout=TIMEOUT) == [1]
+    procs.restart(failed=True).get(timeout=TIMEOUT)
+    where.restart(failed=True).get(timeout=TIMEOUT)
+    assert list(where.host.call().get(timeout=TIMEOUT).values()) == ["hosts_0", "hosts_1"]
+    procs.stop().get(timeout=TIMEOUT)
+    again = jobs({"hosts": 2})
+    again.state()
+    assert again.apply_id == job.apply_id and sessions(again) == sessions(job)
 
 
 def test_a_worker_that_cannot_begin_says_why_and_nothing_is_left(jobs: Any) -> None:
