@@ -29,12 +29,11 @@ class RayJob(ScheduledJob):
 
         hosts = RayJob({"trainers": 4}, resources={"CPU": 8, "GPU": 8}).state().trainers
 
-    `resources`: what each host reserves on its node. `strategy`: how
-    the hosts are placed, all of them or none: STRICT_SPREAD, the default, puts each on a node of its own; SPREAD, PACK and
-    STRICT_PACK are Ray's. `address`, `runtime_env`: as for `ray.init`, which is called unless the program has done so:
-    without an address it finds the cluster that RAY_ADDRESS or this machine names, or starts one here that ends with the
-    program.
-    `namespace`: of the actors. `max_restarts`: how often Ray starts a host again that has failed.
+    `resources`: what each host reserves on its node. `strategy`: how the hosts are placed, all of them or none:
+    STRICT_SPREAD, the default, puts each on a node of its own; SPREAD, PACK and STRICT_PACK are Ray's. `address`,
+    `runtime_env`: as for `ray.init`, which is called unless the program has done so: without an address it finds the
+    cluster that RAY_ADDRESS or this machine names, or starts one here that ends with the program. `namespace`: of the
+    actors. `max_restarts`: how often Ray starts a host again that has failed. `start_timeout`: seconds that hosts may take.
 
     Nodes need this package and Python of the same minor version (`runtime_env={"pip": [...]}` can bring it). Job and hosts
     outlive the program. There is no batch mode: `ray job submit` runs programs in the cluster.
