@@ -223,16 +223,13 @@ class ScheduledJob(JobTrait):
             job_logger().info("interrupted: %s was cancelled", type(self).__name__)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether the scheduler still gives these hosts, all of them, and `spec` asks for the same."""
+        """Whether the scheduler still gives these hosts, all of them, and `spec` asks for the same. SchedulerError when it
+        cannot be asked just now: a job that may be running is not given up for that."""
         if type(spec) is not type(self) or not self.active or self._tls != spec._tls or not self._same(spec):
             return False
         if self._spares != spec._spares:
             return False
-        try:
-            return isinstance(self._poll(), Ready)
-        except SchedulerError as exc:
-            job_logger().warning("the cached job cannot be looked up: %s", exc)
-            return False
+        return isinstance(self._poll(), Ready)
 
     def _kill(self) -> None:
         """Hosts that this process has attached end in order, then the scheduler takes all of them back."""
