@@ -198,12 +198,14 @@ def test_kill_takes_away_the_files_that_a_sidecar_has_left(job: ProcessJob, sour
 @pytest.mark.procs
 @full
 def test_a_job_that_has_lost_a_host_can_be_killed(
-    job: ProcessJob, source: Path, tmp_path: Path, faults: Faults
+    job: ProcessJob, source: Path, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT", "10s")  # of the sidecar
     declare(job, source, tmp_path).state()
     kill(job._workers["trainers_1"].pid)
     job.kill()
     assert not job.active
+    assert [host.name for host in (tmp_path / "hosts").iterdir()] == ["hosts_1"]  # nobody is there to clear it
     faults.settle()
 
 

@@ -51,7 +51,9 @@ def test_what_stands_at_a_place(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
 
     def state(path: Path) -> str:
-        return state_of(str(path), str(source), token)
+        found = {state_of(str(path), str(source), *known) for known in ((token, False), (token, True))}
+        assert len(found) == 1
+        return found.pop()
 
     assert state(tmp_path / "missing") == FREE
     assert state(tmp_path / "empty") == FREE
@@ -62,7 +64,9 @@ def test_what_stands_at_a_place(tmp_path: Path) -> None:
     assert state(tmp_path / "link") == SOURCE
     assert state(source / "deep" / "new") == INSIDE
     assert state(tmp_path / "home") == AROUND
-    assert state_of(str(source), str(source), "") == TAKEN  # a source that nothing can be written to
+    # A source that nothing can be written to is known on the client's machine only.
+    assert state_of(str(source), str(source), "", True) == SOURCE
+    assert state_of(str(source), str(source), "", False) == TAKEN
 
 
 @pytest.mark.parametrize(
