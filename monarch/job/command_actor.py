@@ -21,7 +21,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint, start_thread
+from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint, importable, start_thread
 from monarch.job.command_plan import PYTHON, Command, Sink, shell_status
 from monarch.spmd.main_program import flush, main_status
 
@@ -133,6 +133,7 @@ class CommandActor(Actor):
         if folder is not None:
             os.chdir(folder)
         os.environ.update({**_path(command), **command.env})
+        importable(__name__)  # found out now, and kept: a program may change sys.path while answers are encoded
 
         def run() -> Ended:
             with _redirected(output.writing):

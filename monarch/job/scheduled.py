@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from abc import abstractmethod
@@ -53,6 +54,7 @@ class ScheduledJob(JobTrait):
     """
 
     poll_interval = 2.0  # seconds between two looks while hosts are awaited
+    hosts_come_back = False  # whether the scheduler itself starts a host again that was lost
     start_timeout: float | None = None  # seconds that hosts may take to come; None: as long as the scheduler says
 
     def __init__(self) -> None:
@@ -127,7 +129,16 @@ class ScheduledJob(JobTrait):
             raise
         self._met = True
         self._attached = meshes
+        if self.hosts_come_back:
+            for name, mesh in meshes.items():
+                session: Any = mesh._session
+                session.find_replacements = functools.partial(self._replacements, name)
         return JobState(meshes)
+
+    def _replacements(self, name: str, ranks: list[int]) -> list[str]:
+        """Where the scheduler has put these hosts of a mesh after they were lost: waits until all hosts are there again."""
+        workers = self._await_hosts().workers[name]
+        return [workers[rank] for rank in ranks]
 
     def _await_hosts(self) -> Ready:
         line = LiveLine(f"{type(self).__name__} waits for its hosts")

@@ -81,10 +81,10 @@ def _of_program(tb: TracebackType | None) -> TracebackType | None:
 
 @contextmanager
 def _argv_and_path(argv: list[str], first: str) -> Iterator[None]:
-    before, path = sys.argv, list(sys.path)
-    sys.argv = argv
-    sys.path.insert(0, first)
+    before = sys.argv, sys.path
+    # Another list, not a change of this one: other threads may be looking for a module in it, and would miss an entry.
+    sys.argv, sys.path = argv, [first, *sys.path]
     try:
         yield
     finally:
-        sys.argv, sys.path[:] = before, path
+        sys.argv, sys.path = before

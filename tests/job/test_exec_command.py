@@ -43,6 +43,7 @@ def test_every_host_runs_it_and_the_largest_status_counts(two: HostMesh, capfd: 
     assert capfd.readouterr().out == "1 2 0\n"
 
 
+@full
 def test_each_process_has_files_of_its_own(two: HostMesh, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     cmd = ["echo out $MONARCH_RANK_hosts $MONARCH_RANK_gpu; echo err $MONARCH_RANK_gpu >&2"]
     assert run(two, cmd, per_host={"gpu": 2}, output_dir=str(tmp_path / "o")) == 0
@@ -162,6 +163,7 @@ def test_the_future_may_be_asked_again_and_from_asyncio(capfd: pytest.CaptureFix
     assert capfd.readouterr().out == "once\n"
 
 
+@full
 def test_a_lost_process_is_an_error_and_the_others_are_stopped(two: HostMesh, tmp_path: Path, faults: object) -> None:
     program = python(
         tmp_path, "import os; os.kill(os.getpid(), 9) if os.environ['MONARCH_RANK_hosts'] == '1' else None"

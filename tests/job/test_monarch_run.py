@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from monarch.actor import attach_to_workers
+from monarch.job.torchrun import arguments, run
 from tests.support.command_line import TIMEOUT, CommandLine, command_line
+from tests.support.faults import Faults
+from tests.support.hosts import TRUST, Hosts
 from tests.support.processes import Watch
 from tests.support.tiers import full
 
@@ -155,6 +162,45 @@ def worker_session(monarch: CommandLine, key: str) -> int:
             if line.endswith(f"/{key}\0".encode()) and monarch.environment["TMPDIR"].encode() in line:
                 return int(entry.name)
     raise AssertionError("no worker program")
+
+
+@full
+def test_a_lost_host_is_replaced_when_too_few_are_left(hosts: Hosts, tmp_path: Path, faults: Faults) -> None:
+    """As many hosts as --nnodes says: a spare takes the place."""
+    workers = [hosts.start() for _ in range(3)]
+    mesh = attach_to_workers(workers=[w.address for w in workers[:2]], spares=[workers[2].address], ca=TRUST)
+    mesh.initialized.get(TIMEOUT)
+    os.mkfifo(tmp_path / "begun")
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import os, time
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+if attempt == "0":
+    if rank == "1":
+        open("{tmp_path}/begun", "w").close()
+    time.sleep(1000)
+open("{tmp_path}/done" + rank, "w").write(os.environ["WORLD_SIZE"])
+"""
+    )
+
+    def kill_when_begun() -> None:
+        (tmp_path / "begun").read_text()
+        os.kill(workers[1].agent, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_when_begun)
+    killer.start()
+    parser = argparse.ArgumentParser()
+    arguments.add_arguments(parser)
+    words = ["--nnodes", "2", "--max-restarts", "1", "--shutdown-timeout", "5", str(script)]
+    out = io.StringIO()
+    status = run.run(mesh, arguments.options(parser.parse_args(words), {}), "the test", out=out)
+    killer.join()
+    assert status == 0, out.getvalue()
+    assert [(tmp_path / f"done{rank}").read_text() for rank in range(2)] == ["2", "2"]
+    assert "too few hosts may be left: those that have died are replaced" in out.getvalue()
+    mesh.shutdown().get(TIMEOUT)
+    faults.rest()
 
 
 SAME = """

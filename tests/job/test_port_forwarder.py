@@ -16,6 +16,7 @@ import pytest
 from monarch.actor import ActorError, Point, this_host, this_proc
 from monarch.job.port_forwarder import PortForwarder
 from tests.support.hosts import Hosts
+from tests.support.tiers import full
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 60
@@ -133,6 +134,7 @@ def test_each_rank_has_its_port_and_may_share_an_address(forwarder: Any) -> None
     targets.stop().get(TIMEOUT)
 
 
+@full
 def test_a_slow_reader_holds_up_the_sender_and_loses_nothing(forwarder: Any) -> None:
     source = this_host().spawn_procs()
     big = bytes(range(256)) * 250_000  # 64 MB, more than sockets hold

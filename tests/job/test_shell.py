@@ -16,6 +16,7 @@ from monarch.job.interactive_shell import shell
 from tests.support.hosts import Hosts
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
+from tests.support.tiers import full
 
 pytestmark = [
     pytest.mark.procs,
@@ -80,12 +81,14 @@ def test_a_session(terminal: Terminal, tmp_path: Path) -> None:
     assert terminal.attributes() == before
 
 
+@full
 def test_a_shell_that_is_killed_says_its_signal(terminal: Terminal) -> None:
     terminal.until(PROMPT)
     terminal.type("kill -9 $$\n")
     terminal.until("^status 137$")
 
 
+@full
 def test_what_runs_in_it_ends_with_the_client(terminal: Terminal, watch: type[Watch]) -> None:
     terminal.until(PROMPT)
     terminal.type("bash -c 'echo pid $$; exec sleep 1000'\n")
@@ -94,6 +97,7 @@ def test_what_runs_in_it_ends_with_the_client(terminal: Terminal, watch: type[Wa
     assert left.survivors(TIMEOUT) == {}
 
 
+@full
 def test_without_a_terminal_the_end_of_stdin_ends_it(program: str, environment: dict[str, str], tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, program],
@@ -119,6 +123,7 @@ def test_without_a_terminal_the_end_of_stdin_ends_it(program: str, environment: 
     assert done.stdout.endswith("status 0\n"), done
 
 
+@full
 def test_one_host_only(hosts: Hosts) -> None:
     with pytest.raises(ValueError, match=r"singleton HostMesh, and this one has 2 hosts: slice it"):
         shell(hosts.attach(hosts.start(), hosts.start()))

@@ -50,6 +50,7 @@ class KubernetesJob(ScheduledJob):
     """
 
     poll_interval = 1.0
+    hosts_come_back = True
 
     def __init__(
         self,

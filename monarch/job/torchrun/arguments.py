@@ -60,8 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """torchrun's arguments; those of the script come behind its name."""
 
     def add(*names: str, **settings: Any) -> None:
-        both = [*names, *(f"--{name[2:].replace('-', '_')}" for name in names if "-" in name[2:])]
-        parser.add_argument(*both, **settings)
+        dest = parser.add_argument(*names, **settings).dest
+        for name in names:
+            if "-" in name[2:]:  # torchrun's other spelling, which help need not repeat
+                hidden = {**settings, "dest": dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+                parser.add_argument(f"--{name[2:].replace('-', '_')}", **hidden)
 
     add("--nnodes", metavar="N|MIN:MAX", help="how many hosts (default: one here, all hosts of a job)")
     add("--nproc-per-node", metavar="N|auto|gpu|cpu", help="how many ranks on each (default: 1)")

@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,6 +32,7 @@ from monarch.spmd.spmd_actor import host_and_port
 
 logger = logging.getLogger("monarch")
 _ASK = 60.0  # seconds for what waits for nobody
+_ALIVE = 15.0  # for a host that may be gone
 _LOOPBACK = "127.0.0.1"
 
 
@@ -75,12 +76,12 @@ class _Run:
         self._out = out
         self._run_id = options.run_id or uuid.uuid4().hex[:12]
         self._unique = uuid.uuid4().hex[:8]
-        self._notes: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._per_host = 1  # ranks, in the attempt that is the last
 
     def run(self) -> int:
         if self._options.unused:
             self._say(f"no meaning here, the job connects its hosts: {', '.join(self._options.unused)}")
-        hosts = _as_list(self._given)
+        hosts = one_by_one(self._given)
         attempts = self._options.max_restarts + 1
         for attempt in range(attempts):
             taking = hosts[: plan.chosen(self._options.nodes, len(hosts), self._where)]
@@ -91,8 +92,9 @@ class _Run:
             self._say(failures.told(self._options.name, failed, ended, attempt, attempts))
             if attempt + 1 == attempts:
                 return failures.first(failed).status or 1
-            if any(failure.lost for failure in failed):
-                hosts = self._living(hosts)
+            lost = {failure.rank // self._per_host for failure in failed if failure.lost}
+            if lost:
+                hosts = self._without(hosts, lost)
             self._say(f"all ranks begin anew: restart {attempt + 1} of {attempts - 1}")
         raise AssertionError("an attempt is the last")
 
@@ -103,6 +105,7 @@ class _Run:
         facts = [_look(host) for host in hosts]
         names = [fact[0] for fact in facts]
         count = plan.count_of(self._options.per_node, facts)
+        self._per_host = count
         sizes = len(hosts), count
         master, temporary = self._master(hosts)
         folder = plan.log_folder(self._options, self._run_id, self._unique, temporary)
@@ -127,12 +130,19 @@ class _Run:
                 port = first.free_port.call_one().get(_ASK)
             return (address, port), first.temporary.call_one().get(_ASK)
 
-    def _living(self, hosts: Sequence[HostMesh]) -> list[HostMesh]:
-        """Those that still start processes."""
+    def _without(self, hosts: Sequence[HostMesh], lost: Collection[int]) -> list[HostMesh]:
+        """The hosts to go on with, when ranks of those at `lost` were lost with their processes: without those that
+        do not start processes any more while there are enough others, else with new hosts in their place."""
+        sure = [host for number, host in enumerate(hosts) if number not in lost]
+        if len(sure) < (self._options.nodes or (1, 1))[0]:
+            self._say("too few hosts may be left: those that have died are replaced")
+            self._given.replace(failed=True).get()  # what it raises says who was tried
+            return one_by_one(self._given)
         found = []
-        for host in hosts:
+        for number, host in enumerate(hosts):
             try:
-                _look(host)
+                if number in lost:
+                    _look(host, _ALIVE)
             except Exception as exc:
                 self._say(f"a host is gone, and the run goes on without it: {_first_line(exc)}")
             else:
@@ -284,15 +294,10 @@ def _facts(host: HostMesh) -> Iterator[Any]:
         procs.stop()
 
 
-def _look(host: HostMesh) -> tuple[str, int, int]:
+def _look(host: HostMesh, patience: float = _ASK) -> tuple[str, int, int]:
     with _facts(host) as facts:
-        found: tuple[str, int, int] = facts.look.call_one().get(_ASK)
+        found: tuple[str, int, int] = facts.look.call_one().get(patience)
         return found
-
-
-def _as_list(hosts: HostMesh) -> list[HostMesh]:
-    """Each host as a mesh of its own."""
-    return one_by_one(hosts)
 
 
 def _first_line(exc: BaseException) -> str:
