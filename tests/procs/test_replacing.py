@@ -112,7 +112,9 @@ def test_what_is_spawned_on_a_lost_host_fails_at_once(hosts: Hosts) -> None:
     for _ in range(3):
         procs = mesh.spawn_procs()
         counters = procs.spawn("counters", Counter)
-        with pytest.raises(SupervisionError, match=r"replace host .*, with hosts\.replace\(failed=True\), or spawn on a"):
+        with pytest.raises(
+            SupervisionError, match=r"replace host .*, with hosts\.replace\(failed=True\), or spawn on a"
+        ):
             counters.add.call(1).get(TIMEOUT / 2)
         assert counters.slice(hosts=0).add.call_one(1).get(TIMEOUT) in (1, 2)
         with pytest.raises(RuntimeError, match=r"said goodbye|cannot be reached|refused|lost"):

@@ -117,7 +117,7 @@ class HostReplacer:
             return sorted(self._slots.lost)
 
     def why_lost(self, host: str) -> str | None:
-        """"" for one that lives, and for one that is being replaced; None for one that is not in this mesh."""
+        """ "" for one that lives, and for one that is being replaced; None for one that is not in this mesh."""
         with self._lock:
             if host not in self._slots.names:
                 return None

@@ -298,7 +298,9 @@ class Spawning:
         """Processes that were to run on a host which is gone have ended, for whoever waits for them. Done when this returns:
         nothing more is sent there, since that would dial the host, which may be about to be replaced."""
         generation = self._proc.host_generations.get(host, 0)
-        detail = f"{why}; replace host {host}, with hosts.replace(failed=True), or spawn on a slice of the mesh without it"
+        detail = (
+            f"{why}; replace host {host}, with hosts.replace(failed=True), or spawn on a slice of the mesh without it"
+        )
 
         def ended() -> None:
             for address in addresses:
