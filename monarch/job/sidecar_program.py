@@ -70,7 +70,10 @@ class SidecarProgram:
 
     def _accept(self, listening: socket.socket) -> None:
         while True:
-            connection, _ = listening.accept()
+            try:
+                connection, _ = listening.accept()
+            except OSError:  # it is closed: this process ends
+                return
             try:
                 peer(connection)
                 with self._counting:

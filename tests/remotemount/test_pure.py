@@ -139,6 +139,17 @@ def test_a_block_is_asked_for_once_and_kept() -> None:
         contents.get(1, 0)
 
 
+def test_blocks_asked_for_ahead_are_asked_for_once_and_awaited_by_nobody() -> None:
+    asked: list[tuple[int, int]] = []
+    contents = Contents(lambda *key: asked.append(key), 60)
+    contents.put(1, 0, b"here")
+    for _ in range(2):
+        contents.ask_ahead(1, range(3))
+    assert asked == [(1, 1), (1, 2)]
+    contents.put(1, 1, b"came")
+    assert contents.get(1, 1) == b"came"
+
+
 def test_a_block_that_could_not_be_read_is_an_error_until_its_file_has_a_new_content() -> None:
     contents = Contents(lambda *key: None, 60)
     contents.put(1, 0, b"", errno.EACCES)
