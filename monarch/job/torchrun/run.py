@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from monarch._devices import vendors
@@ -102,7 +102,7 @@ class _Run:
 
     def _attempt(self, hosts: Sequence[HostMesh], attempt: int) -> int | tuple[list[Failure], list[int]]:
         """The exit status of the run, or who failed and who was ended for it."""
-        facts = [_look(host) for host in hosts]
+        facts = _look(hosts, _ASK)
         names = [fact[0] for fact in facts]
         count = plan.count_of(self._options.per_node, facts)
         self._per_host = count
@@ -142,7 +142,7 @@ class _Run:
         for number, host in enumerate(hosts):
             try:
                 if number in lost:
-                    _look(host, _ALIVE)
+                    _look([host], _ALIVE)
             except Exception as exc:
                 self._say(f"a host is gone, and the run goes on without it: {_first_line(exc)}")
             else:
@@ -294,10 +294,11 @@ def _facts(host: HostMesh) -> Iterator[Any]:
         procs.stop()
 
 
-def _look(host: HostMesh, patience: float = _ASK) -> tuple[str, int, int]:
-    with _facts(host) as facts:
-        found: tuple[str, int, int] = facts.look.call_one().get(patience)
-        return found
+def _look(hosts: Sequence[HostMesh], patience: float) -> list[tuple[str, int, int]]:
+    """What is to be known of each; all are asked before the first has to answer."""
+    with ExitStack() as stack:
+        asked = [stack.enter_context(_facts(host)).look.call_one() for host in hosts]
+        return [answer.get(patience) for answer in asked]
 
 
 def _first_line(exc: BaseException) -> str:
