@@ -41,6 +41,7 @@ class AttachedMeshes:
         self._lock = threading.Lock()
         self._meshes: list[HostReplacer] = []
         self._moves: dict[str, HostReplaced] = {}
+        self._closing = False
 
     def add(self, mesh: HostReplacer) -> None:
         with self._lock:
@@ -63,8 +64,12 @@ class AttachedMeshes:
 
     def host_lost(self, host: str, why: str) -> None:
         """On the I/O thread."""
-        for mesh in list(self._meshes):
+        for mesh in list(self._meshes) if not self._closing else ():
             mesh.host_lost(host, why)
+
+    def closing(self) -> None:
+        """This process is about to end: what is lost from now on is not replaced."""
+        self._closing = True
 
     def coming(self, host: str) -> Source | None:
         """Ready when that host, which was lost, was replaced or will not be. None when nobody is about to."""
@@ -109,6 +114,11 @@ class HostReplacer:
     def lost(self) -> list[int]:
         with self._lock:
             return sorted(self._slots.lost)
+
+    def spares(self) -> list[str]:
+        """Those that are left, as far as known."""
+        with self._lock:
+            return list(self._slots.spares)
 
     def spare_ready(self, spare: str) -> None:
         """It was attached."""
