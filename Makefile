@@ -12,7 +12,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks)
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-slow test-device test-devices soak bench demo docs
+.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab soak bench demo docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -52,14 +52,18 @@ format: $(READY)  ## let ruff format everything
 WAITING := $(addprefix tests/procs/test_,waits.py restarts.py interrupts.py exit.py threads.py other_loops.py chaos.py)
 
 test: $(READY)  ## every promise once, in a few minutes
-	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device'
+	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab and not ray'
 
 test-all: $(READY)  ## all tests, but for those marked slow or device
-	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device'
+	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not ray'
 	@for who in always never; do \
 		echo "test-all: who waits reads: $$who"; \
-		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device' $(WAITING) || exit 1; \
+		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not ray' $(WAITING) || exit 1; \
 	done
+
+test-ray: $(READY)  ## the tests that need Ray, which is installed for them
+	@$(BIN)/python -c 'import ray' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev-ray]'
+	@$(BIN)/python -m pytest -q -m ray
 
 test-slow: $(READY)  ## the tests marked slow
 	@$(BIN)/python -m pytest -q -m 'slow and not device'
@@ -69,6 +73,21 @@ test-device: $(READY)  ## the tests that need a GPU or an RDMA device
 
 test-devices: $(READY)  ## of those the GPU tests alone, with the reason of each that is skipped
 	@$(BIN)/python -m pytest tests/devices -q -rs
+
+LABS := slurm-wlm munge openssh-server openssh-client util-linux fuse3
+
+lab:  ## install what the labs need: Slurm, munge, sshd, FUSE (as root, on Debian)
+	@missing=$$(for package in $(LABS); do \
+		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; done); \
+	if [ -z "$$missing" ]; then echo 'lab: everything is installed'; exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then \
+		echo "lab: no apt-get here; install what Debian calls $(LABS) with this system's own tools" >&2; exit 1; fi; \
+	if [ "$$(id -u)" -ne 0 ]; then echo "lab: not installed:" $$missing'; run this as root: sudo make lab' >&2; exit 1; fi; \
+	echo "lab: installing" $$missing; \
+	apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $$missing >/dev/null
+
+test-lab: $(READY)  ## tests on a real Slurm and real sshds, each as a lab of its own on this machine
+	@$(BIN)/python -m pytest -q -rs tests/lab -m 'not slow'
 
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000
 	@$(BIN)/python -m tests.soak --seeds $(or $(SEEDS),2000)

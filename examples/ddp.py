@@ -3,6 +3,7 @@
     python examples/ddp.py                                    # four processes, under a minute on two cores
     python examples/ddp.py --procs 8 --device cuda --batch 64  # one process a device
     python examples/ddp.py --workers tcp://node1:26600 tcp://node2:26600  # two hosts, four processes each: docs/hosts.md
+    python examples/ddp.py --mesh trainers  # the hosts that this project's file describes, Slurm's say: docs/jobs.md
 
 The text is the standard library's own source, which every machine that has Python has. There is no launcher:
 `main` below spawns one `Trainer` actor a process and tells them what to do next. Needs torch >= 2.6.
@@ -32,6 +33,7 @@ from monarch.actor import (
     attach_to_workers,
     current_rank,
     endpoint,
+    hosts_from_config,
     setup_torch_distributed,
     this_host,
 )
@@ -209,6 +211,7 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small GPT with DDP, one process a rank.")
     parser.add_argument("--procs", type=int, default=4, help="processes a host (default %(default)s)")
     parser.add_argument("--workers", nargs="+", metavar="ADDRESS", help="hosts, where `monarch worker` runs")
+    parser.add_argument("--mesh", metavar="NAME", help="hosts of a job, described in monarch.toml or pyproject.toml")
     parser.add_argument("--steps", type=int, default=Settings.steps, help="steps (default %(default)s)")
     parser.add_argument("--batch", type=int, default=Settings.batch, help="sequences a rank a step")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, xpu, ... (default %(default)s)")
@@ -216,7 +219,10 @@ async def main() -> None:
     settings = Settings(choose_device(args.device, args.procs), args.steps, args.batch)
     tokens = settings.batch * settings.context
 
-    hosts = attach_to_workers(workers=args.workers) if args.workers else this_host()
+    if args.mesh:
+        hosts = hosts_from_config(args.mesh)
+    else:
+        hosts = attach_to_workers(workers=args.workers) if args.workers else this_host()
     procs = hosts.spawn_procs({"gpus": args.procs})
     await setup_torch_distributed(procs, dist.get_default_backend_for_device(settings.device))
     trainers = procs.spawn("trainers", Trainer, settings)

@@ -5,7 +5,8 @@
 The trunk, from _text to actor, imports only from its left. An optional package uses the public API, as a user's program
 does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the optional
 packages, tools also job, `__main__` also tools. FACES are public paths of what monarch.tensor has, and import it and other
-faces, nothing else. monarch.testing is the trunk's own test-kit and imports the trunk.
+faces, nothing else; monarch.gather_mount is one of monarch.remotemount. monarch.testing is the trunk's own test-kit and
+imports the trunk.
 `monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
 
 Inside a part of ROOMS the folders have an order as well, and no files import each other in a ring, within a folder neither.
@@ -92,6 +93,8 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
         return target in TRUNK
     if part in FACES:
         return target == "tensor" or target in FACES
+    if part == "gather_mount":
+        return target == "remotemount"
     if part in LATE:
         packages = parts - set(TRUNK) - set(LATE)
         return target in PUBLIC or target in packages or target in LATE[: LATE.index(part)]

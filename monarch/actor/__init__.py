@@ -72,7 +72,7 @@ from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
     from monarch._mesh.failures.wait_graph import WaitGraph, wait_graph
-    from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config
+    from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config, two_local_hosts
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
     from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
     from monarch._mesh.process.client import shutdown_context
@@ -181,6 +181,7 @@ __all__ = [
     "this_host",
     "this_proc",
     "traced",
+    "two_local_hosts",
     "unhandled_fault_hook",
     "unregister_proc_mesh_spawn_callback",
     "wait_graph",
@@ -211,6 +212,7 @@ _LATER = {
     "stream_obstacle": "monarch._runtime.open_stream",
     "attach_to_workers": "monarch._mesh.meshes.attach",
     "hosts_from_config": "monarch._mesh.meshes.attach",
+    "two_local_hosts": "monarch._mesh.meshes.attach",
     "run_worker_loop_forever": "monarch._mesh.start.worker",
     "run_worker_loop_until_shutdown": "monarch._mesh.start.worker",
     "start_worker_loop_forever": "monarch._mesh.start.worker",

@@ -23,6 +23,7 @@ SecondsName = Literal[
     "mesh_orphan_timeout",
     "worker_lease",
     "mesh_attach_config_timeout",
+    "job_lease",
     "switch_interval",
     "slow_handler_after",
     "suspect_after",

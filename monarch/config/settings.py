@@ -117,6 +117,8 @@ TABLE: tuple[Setting, ...] = (
            "How long a worker told to stop may take; see mesh_terminate_timeout."),
     Setting("mesh_orphan_timeout", DURATION, "1m", "HYPERACTOR_MESH_ORPHAN_TIMEOUT",
             "How long processes on other hosts outlive a client that has fallen silent."),
+    Setting("job_lease", DURATION, "4h", "MONARCH_JOB_LEASE",
+            "How long the hosts of a job outlive the last program that used them; 0 for as long as they may."),
     Setting("worker_lease", DURATION, "0s", "MONARCH_WORKER_LEASE",
             "How long a worker waits for a client, from its start or since the last one left, before it ends; 0s is for "
             "ever."),

@@ -8,11 +8,14 @@ General layout, from the inside out:
     layout  who is which rank of what (pure)
     ranks   the actor that does it in each process
     setup   the program's side
+    main_program, spmd_actor
+            a program as `__main__` of a process; a rank that a program steers by hand
 """
 
 from __future__ import annotations
 
 from monarch.actor import setup_torch_distributed
 from monarch.spmd.setup import setup_torch_elastic_env, setup_torch_elastic_env_async
+from monarch.spmd.spmd_actor import SPMDActor
 
-__all__ = ["setup_torch_distributed", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+__all__ = ["SPMDActor", "setup_torch_distributed", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]

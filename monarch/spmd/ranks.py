@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from monarch._devices import vendors
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads, start_thread
 from monarch.spmd.layout import Devices
+from monarch.spmd.spmd_actor import host_and_port
 
 _REACH = 15.0  # seconds that a rank tries to connect to the first one
 _END = 10.0  # seconds that ending the group before may take
@@ -88,12 +89,7 @@ class TorchSetup(Actor):
     @endpoint
     async def host_port(self, family: int) -> tuple[str, int]:
         """As `free_port`, by this machine's own name, or with a family its address."""
-        host = socket.gethostname()
-        if family:
-            host = str(socket.getaddrinfo(host, None, family if family > 0 else 0)[0][4][0])
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-            sock.bind(("", 0))
-            return host, sock.getsockname()[1]
+        return host_and_port(family)
 
     @endpoint
     async def open(self, loopback: bool, seconds: float) -> tuple[str, int]:

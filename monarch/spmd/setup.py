@@ -18,6 +18,7 @@ from monarch.actor import (
 from monarch.spmd import layout
 from monarch.spmd.layout import Devices, Place
 from monarch.spmd.ranks import Group, TorchSetup
+from monarch.spmd.spmd_actor import family_of
 
 _MARGIN = 10.0  # seconds that a rank gets to say that it was not done in time
 _PREPARE = 60.0  # seconds for what waits for nobody, importing torch among it
@@ -59,7 +60,7 @@ async def setup_torch_elastic_env_async(
 
 def _elastic(procs: ProcMesh, address: str | None, port: int | None, use_ipaddr: Any) -> Future[None]:
     assert (address is None) == (port is None), "give both master_addr and master_port, or neither"
-    family = 0 if use_ipaddr is None else int(getattr(use_ipaddr, "value", use_ipaddr) or -1)
+    family = 0 if use_ipaddr is None else family_of(use_ipaddr)
 
     def task() -> None:
         actors: Any = procs.spawn("_SPMDActor", TorchSetup)

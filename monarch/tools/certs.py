@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from monarch.tools import private_file
+from monarch.job import private_file
 
 if TYPE_CHECKING:
     from cryptography import x509

@@ -3,8 +3,11 @@
     monarch worker   serves this machine as a host until a client shuts it down
     monarch secret   makes a job's secret
     monarch certs    makes a job's certificates
+    monarch apply, run, exec, shell, status, logs, kill, context
+                     what is done with jobs: see monarch.tools.verbs
 
-Exit codes: 0 done; 1 an error, told in one line on stderr; 2 wrong usage; 130 interrupted (Ctrl-C).
+Exit codes: 0 done; 1 an error, told in one line on stderr; 2 wrong usage; 130 interrupted (Ctrl-C); those of run, exec and
+shell are the exit status of what ran.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from monarch.tools import certs, secret
+from monarch.tools import certs, secret, verbs, worker_stdin
 
 TRUST_ALL = "trust_all_connections"
 SECRET_FILE = "MONARCH_SECRET_FILE"
@@ -31,6 +34,11 @@ _TOP = """\
 One Python script drives a cluster of processes. This command does what belongs in a shell.
 
 examples:
+  monarch run --nproc-per-node 8 train.py           run a program on every rank, as torchrun does
+  monarch apply cluster.job                         start a job, an object in cluster.py, and keep its hosts
+  monarch exec --all --stream nvidia-smi            a command on all of them
+  monarch status                                    what they are doing, and who waits for whom
+  monarch kill                                      give them back
   monarch secret ~/.job-secret                      make the secret that all hosts of a job share
   monarch worker --address 'tcp://*:26600'          serve this machine as a host
   monarch certs ./job-certs --host node1 --host node2
@@ -87,10 +95,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Wrong usage, --help and --version raise SystemExit, as argparse does. Never raises Exception.
     """
-    options = _parser().parse_args(arguments)
-    command: Callable[[argparse.Namespace], None] = options.command
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # jobs are named as MODULE.ATTRIBUTE, and modules lie here
+    parser = _parser()
+    _complete(parser)
+    options = parser.parse_args(arguments)
+    if options.name is None:
+        parser.print_help(sys.stderr)
+        return 1
+    command: Callable[[argparse.Namespace], int | None] = options.command
     try:
-        command(options)
+        return command(options) or 0
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # whoever read our output has gone: nobody is left to tell
@@ -101,15 +116,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         shown = text if isinstance(error, _SELF_EXPLAINING) else f"{type(error).__name__}: {text}"
         print(f"monarch {options.name}: {shown}", file=sys.stderr)
         return 1
-    return 0
+
+
+def _complete(parser: argparse.ArgumentParser) -> None:
+    """Answers a shell that asks for words, and ends; see `monarch completion`."""
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _new("monarch", _TOP)
     parser.add_argument("--version", action="version", version=f"pymonarch {_version()}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name")
 
-    def command(name: str, line: str, text: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+    def command(
+        name: str, line: str, text: str, run: Callable[[argparse.Namespace], int | None]
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=line, **_texts(text))
         added.set_defaults(command=run, parser=added)
         return added
@@ -143,6 +167,12 @@ def _parser() -> argparse.ArgumentParser:
         "the loop returns and the command ends after it",
     )
 
+    worker.add_argument(
+        "--stdin",
+        action="store_true",
+        help="read the job's secret and the like from stdin, as one line of JSON, and end when stdin does",
+    )
+
     secret_command = command("secret", "make a job's secret", _SECRET, _secret)
     secret_command.add_argument("file", nargs="?", metavar="FILE", help="file to write to, with mode 0600; else stdout")
     secret_command.add_argument("--force", action="store_true", help="replace a file that is there")
@@ -163,6 +193,8 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--force", action="store_true", help="replace what is there; the old certificates are then useless"
     )
+    for verb in verbs.all_verbs():
+        verb.arguments(command(verb.NAME, verb.LINE, verb.TEXT, verb.run))
     return parser
 
 
@@ -256,6 +288,9 @@ def _secret(options: argparse.Namespace) -> None:
 
 
 def _worker(options: argparse.Namespace) -> None:
+    if options.stdin:
+        _worker_by_stdin(options)
+        return
     settings: dict[str, Any] = {"address": options.address, **_tls(options)}
     if options.lease is not None:
         settings["lease"] = options.lease
@@ -267,6 +302,17 @@ def _worker(options: argparse.Namespace) -> None:
     logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
     name = "run_worker_loop_until_shutdown" if options.once else "run_worker_loop_forever"
     getattr(monarch.actor, name)(**settings)
+
+
+def _worker_by_stdin(options: argparse.Namespace) -> None:
+    if given := [
+        name for name in ("secret_file", *TLS, "trust_all_connections", "once", "lease") if getattr(options, name)
+    ]:
+        options.parser.error(f"--stdin says what {_option(given[0])} would say; give one of them")
+    with open(0, "rb", buffering=0, closefd=False) as stdin:  # unbuffered: its end is for the watcher
+        orders = worker_stdin.read_orders(stdin)
+    logging.basicConfig(format="monarch worker: %(message)s", level=logging.INFO)
+    worker_stdin.serve(options.address, orders)
 
 
 def _tls(options: argparse.Namespace) -> dict[str, str]:

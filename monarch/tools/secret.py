@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from pathlib import Path
 
-from monarch.tools import private_file
-
-_BYTES = 32  # random ones; a proof made with fewer could be guessed at
-
-
-def new_secret() -> str:
-    """256 random bits, as hexadecimal text."""
-    return secrets.token_hex(_BYTES)
+from monarch.job import private_file
+from monarch.job.worker_launch import new_secret
 
 
 def write_secret(path: str | os.PathLike[str], *, force: bool = False) -> Path:

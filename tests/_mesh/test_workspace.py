@@ -19,12 +19,12 @@ from monarch._mesh.workspace.manifest import (
     FOLDER,
     LARGE,
     LINK,
+    WORKSPACE,
     Entry,
     Manifest,
     RefusedPath,
     compare,
     digest,
-    excluded,
     parts,
 )
 from monarch._mesh.workspace.reload import imported_by, in_order
@@ -148,7 +148,7 @@ def test_paths_that_could_lead_elsewhere_are_refused(path: str) -> None:
 
 def test_what_is_never_sent() -> None:
     names = [".git", "__pycache__", ".venv", "x.pyc", ".monarch-sync.1234", ".gitignore", "x.py", "git", "venv"]
-    assert [name for name in names if excluded(name)] == names[:5]
+    assert [name for name in names if WORKSPACE.exclude(name)] == names[:5]
 
 
 # --- blocks

@@ -115,6 +115,25 @@ class Side(Actor):
         return [self.bytes_of(one) for one in into]
 
     @endpoint
+    def read_in_turn(self, buffers: list[RDMABuffer]) -> list[bytes]:
+        """All reads have begun, and found no open storage, before the first goes on."""
+        from monarch.rdma import manager
+
+        into = [self.tensor("cuda", b"." * buffer.size()) for buffer in buffers]
+        begun: list[Any] = []
+        start = manager.start
+        manager.start = begun.append
+        try:
+            reads = [buffer.read_into(one) for buffer, one in zip(buffers, into, strict=True)]
+        finally:
+            manager.start = start
+        assert len(begun) == len(buffers)
+        for work, read in zip(begun, reads, strict=True):
+            start(work)
+            read.get(TIMEOUT)
+        return [self.bytes_of(one) for one in into]
+
+    @endpoint
     def drop(self, buffer: RDMABuffer) -> None:
         buffer.drop().get(TIMEOUT)
 
@@ -301,6 +320,15 @@ def test_a_storage_is_opened_once_whatever_lies_in_it(owner: Any, reader: Any) -
     data = pattern(20 * 100)
     buffers = call(owner.make_slices, data, 20)
     assert b"".join(call(reader.read_many, buffers, "cuda")) == data
+    assert call(owner.card_says, "shares") == 1
+    for buffer in buffers:
+        call(owner.drop, buffer)
+
+
+def test_a_storage_is_opened_once_though_others_began_when_it_was_not_open(owner: Any, reader: Any) -> None:
+    data = pattern(3 * 100)
+    buffers = call(owner.make_slices, data, 3)
+    assert b"".join(call(reader.read_in_turn, buffers)) == data
     assert call(owner.card_says, "shares") == 1
     for buffer in buffers:
         call(owner.drop, buffer)

@@ -108,7 +108,6 @@ def test_trusting_everybody_is_said_in_full(loops: Loops, capsys: pytest.Capture
         (["worker"], "--address"),
         (["worker", "--address"], "expected one argument"),
         (["worker", "--address", "tcp://h:1", "--nonsense"], "unrecognized arguments: --nonsense"),
-        ([], "COMMAND"),
         (["serve"], "invalid choice: 'serve'"),
         (["certs"], "DIRECTORY"),
         (["certs", "d", "--days", "0"], "'0' is not a number of days from 1 to 3650"),
@@ -119,6 +118,12 @@ def test_trusting_everybody_is_said_in_full(loops: Loops, capsys: pytest.Capture
 def test_wrong_usage(loops: Loops, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert said in usage_error(capsys, *arguments)
     assert loops.calls == []
+
+
+def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and "usage: monarch" in err and "monarch apply" in err
 
 
 # Secrets.

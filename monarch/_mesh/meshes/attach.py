@@ -328,7 +328,7 @@ def _check_names(hosts: Sequence[str], moves: Sequence[HostReplaced]) -> None:
 # --- hosts for trying things out
 
 
-_started: list[Any] = []  # agents of `hosts_from_config`, and the sockets that keep them alive
+_started: list[Any] = []  # agents of `two_local_hosts`, and the sockets that keep them alive
 
 
 def _end_started() -> None:
@@ -344,8 +344,13 @@ def _end_started() -> None:
 
 
 def hosts_from_config(name: str) -> HostMesh:
-    """Two hosts on this machine, as a mesh `{"hosts": 2}`: a stand-in for hosts that a configuration called `name`
-    would give. They end with this program."""
+    """The mesh `name` of the job that this project's file describes (`monarch.job.hosts_from_config`); without a file that
+    speaks of jobs, two hosts on this machine, `{"hosts": 2}`, which end with this program."""
+    return plugins.load("job.project_file").hosts_from_config(name)  # type: ignore[no-any-return]
+
+
+def two_local_hosts(name: str) -> HostMesh:
+    """Two hosts on this machine, as a mesh `{"hosts": 2}` called `name`. They end with this program."""
     from monarch._mesh.start import agent_process
     from monarch._mesh.start.run_directory import make_directory
 

@@ -71,6 +71,12 @@ class AttachedMeshes:
         """This process is about to end: what is lost from now on is not replaced."""
         self._closing = True
 
+    def why_lost(self, host: str) -> str:
+        """Why nothing can be started on that host; "" when it lives, as far as is known here, or is being replaced. One that
+        was lost with one mesh may have been attached anew, with another."""
+        whys = [why for mesh in list(self._meshes) if (why := mesh.why_lost(host)) is not None]
+        return whys[0] if whys and all(whys) else ""
+
     def coming(self, host: str) -> Source | None:
         """Ready when that host, which was lost, was replaced or will not be. None when nobody is about to."""
         for mesh in list(self._meshes):
@@ -119,6 +125,14 @@ class HostReplacer:
         """Those that are left, as far as known."""
         with self._lock:
             return list(self._slots.spares)
+
+    def why_lost(self, host: str) -> str | None:
+        """ "" for one that lives, and for one that is being replaced; None for one that is not in this mesh."""
+        with self._lock:
+            if host not in self._slots.names:
+                return None
+            rank = self._slots.names.index(host)
+            return "" if rank in self._under_way else self._slots.lost.get(rank, "")
 
     def spare_ready(self, spare: str) -> None:
         """It was attached."""
@@ -273,10 +287,12 @@ class HostReplacer:
     def _attach(self, rank: int, worker: str) -> AttachedHost:
         """That worker gets the name of the lost host. Nobody else is told yet."""
         proc, host = self._proc, self._slots.names[rank]
-        told = HostReplaced(host, worker, "", proc.host_generations.get(host, 0))
-        for agent in self._way():
-            if agent != agent_at(host):
-                proc.post(agent, told)
+        generation = proc.host_generations.get(host, 0)
+        # Answered, so that what they have to say of the lost host by that name has come before the new one is asked.
+        self._ask(
+            [agent for agent in self._way() if agent != agent_at(host)],
+            lambda port, index: HostReplaced(host, worker, "", generation, port, index),
+        )
         attaching = Attaching(proc, [host])
         attaching.ask(self._env, [told for told in self._attached.moves() if told.host != host], host)
         attaching.wait(None)
@@ -297,8 +313,14 @@ class HostReplacer:
         others = self._attached.moved(HostReplaced(host, worker, agent, generation))
         addresses = list(dict.fromkeys([*self._way(), agent_at(host), *map(agent_at, others)]))
 
+        self._ask(addresses, lambda port, index: HostReplaced(host, worker, agent, generation, port, index))
+
+    def _ask(self, addresses: list[str], told: Callable[[int, int], HostReplaced]) -> None:
+        """Tells these agents what `told(port, rank)` gives, and waits for their answers, not for long."""
+        proc = self._proc
+
         def ask(port: int, index: int) -> None:
-            proc.post(addresses[index], HostReplaced(host, worker, agent, generation, port, index))
+            proc.post(addresses[index], told(port, index))
 
         acks = Acks(addresses, ask)
         proc.ports.add(acks)

@@ -124,7 +124,7 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     listening = _take_descriptors(child.fds, child.address)
     _take_over(spec, child.bind)
     served = Served(child.address, child.incarnation, spec, listening)
-    wait_orphaned(gate, agent)
+    wait_orphaned(gate, child.intermediate)
     if settings.get("mesh_bootstrap_enable_pdeathsig"):
         die_with(agent)
     served.serve()

@@ -40,7 +40,10 @@ def start_agent() -> ClientAgent:
 def _options(directory: str) -> AgentOptions:
     """What the agent of this machine is to do, after `enable_transport` and `attach`."""
     options = AgentOptions(directory, transports.listens_at(), gateway=transports.gateway())
-    if options.listen:
+    given = transports.gateway_credentials()
+    if given is not None:
+        options.credentials = given
+    elif options.listen:
         from monarch._mesh.start.credentials import own_credentials  # for the few programs that need it
 
         options.credentials = own_credentials()

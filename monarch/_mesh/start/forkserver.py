@@ -110,6 +110,7 @@ def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
             os.waitpid(pid, 0)
             continue
         # The intermediate. Its children learn that it has gone from the end of the gate pipe.
+        intermediate = os.getpid()
         if packet[0] == "batch":
             child = _fork_batch(sock, packet[1], fds[0], (gate_read, gate_write))
         else:
@@ -122,7 +123,7 @@ def _serve(sock: socket.socket, agent: int) -> ForkedProc | None:
             if pid == 0:
                 sock.close()
                 os.close(gate_write)
-                wait_orphaned(gate_read, agent)
+                wait_orphaned(gate_read, intermediate)
                 os.environ.clear()
                 os.environ.update(packet[2])
                 _become(socket.socket(fileno=fds[0]), packet[1], agent, packet[3])
@@ -159,6 +160,7 @@ def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, 
     spec = os.pread(spec_fd, os.fstat(spec_fd).st_size, 0)
     os.close(spec_fd)
     failed = ""
+    intermediate = os.getpid()
     for _ in range(count):
         received = receive_packet(sock)
         if received is None:
@@ -175,7 +177,7 @@ def _fork_batch(sock: socket.socket, count: int, spec_fd: int, gate: tuple[int, 
                     os.close(gate[1])
                     named = dict(zip(names, fds, strict=True))
                     named["gate"] = gate[0]
-                    return ForkedProc(address, incarnation, spec, named, bind)
+                    return ForkedProc(address, incarnation, spec, named, bind, intermediate)
         for fd in fds:
             os.close(fd)
         what, said = ("failed", failed) if failed else ("forked", pid)

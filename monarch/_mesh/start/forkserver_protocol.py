@@ -22,8 +22,7 @@ from monarch._wire import os_text
 
 _PACKET = 64 * 1024
 _FDS = 8
-_LOOKS = 5_000  # how often a process looks whether it has been orphaned
-_BETWEEN = 0.0005  # seconds between two looks
+_BETWEEN = 0.0005  # seconds between two looks whether a process has been orphaned
 
 # A library reads these when it is loaded: a fork server that loaded it under other values cannot serve.
 _READ_AT_LOAD = (
@@ -33,14 +32,17 @@ _READ_AT_LOAD = (
 
 
 class ForkedProc:
-    """In a new proc: what it was forked for, and its descriptors by name."""
+    """In a new proc: what it was forked for, its descriptors by name, and the intermediate that forked it."""
 
-    def __init__(self, address: str, incarnation: int, spec: bytes, fds: dict[str, int], bind: dict[str, str]):
+    def __init__(
+        self, address: str, incarnation: int, spec: bytes, fds: dict[str, int], bind: dict[str, str], intermediate: int
+    ):
         self.address = address
         self.incarnation = incarnation
         self.spec = spec
         self.fds = fds
         self.bind = bind
+        self.intermediate = intermediate
 
 
 def load_time_env(env: dict[str, str]) -> dict[str, str]:
@@ -58,13 +60,11 @@ def receive_packet(sock: socket.socket) -> tuple[Any, list[int]] | None:
     return (os_text.decode(data, Any), fds) if data else None
 
 
-def wait_orphaned(gate: int, agent: int) -> None:
-    """Waits until the intermediate is gone and the agent is the parent."""
+def wait_orphaned(gate: int, intermediate: int) -> None:
+    """Waits until the intermediate is gone, so that the agent is the parent."""
     os.read(gate, 1)
     os.close(gate)
-    for _ in range(_LOOKS):  # it closes its files a moment before it is gone, and may need a processor for that
-        if os.getppid() == agent:
-            break
+    while os.getppid() == intermediate:  # it closes its files before it is gone, and may need a processor for that
         time.sleep(_BETWEEN)
 
 

@@ -76,6 +76,11 @@ def base_directory() -> str:
     return str(settings.get("runtime_dir")) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
 
 
+def user_folder() -> str:
+    """The folder in which this user's runs are, 0700; made when it is missing. OSError when there can be none."""
+    return _own_parent(base_directory())
+
+
 def _own_parent(base: str) -> str:
     """This user's folder in `base`. Where somebody else has taken its name, one whose name nobody could know before."""
     import tempfile

@@ -4,9 +4,16 @@ sockets whatever they say.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from monarch._runtime.context import home
 from monarch.config import configure, settings
 from monarch.config.transport import BindSpec, ChannelTransport
+
+if TYPE_CHECKING:
+    from monarch._mesh.start.agent_process import Credentials
+    from monarch._mesh.start.credentials import Pem
+    from monarch._wire.auth import Secret
 
 _SHORT = {
     "tcp": ChannelTransport.TcpWithHostname,
@@ -17,6 +24,7 @@ _SHORT = {
 }
 _enabled: BindSpec | None = None
 _gateway = ""
+_proof: Credentials | None = None  # what shows the gateway who we are
 
 
 def enable_transport(transport: ChannelTransport | BindSpec | str) -> None:
@@ -44,20 +52,31 @@ def enable_transport(transport: ChannelTransport | BindSpec | str) -> None:
     _enabled = spec
 
 
-def attach(address: str) -> None:
+def attach(
+    address: str,
+    *,
+    ca: Pem | None = None,
+    private_key: Pem | None = None,
+    certificate: Pem | None = None,
+    secret: str | bytes | Secret | None = None,
+) -> None:
     """Sends everything to other hosts through the worker that listens at `address` (`ipc://path`, `tcp://host:port`), as is
     needed where only that one can be reached. `this_host()` still is this machine.
+
+    Who may speak: as for `attach_to_workers`, from the arguments or the environment. A worker that is also one of the hosts
+    of a mesh is spoken to as the rest of the mesh.
 
     To be called before this program first uses the runtime: RuntimeError afterwards. The same address again is a no-op;
     another one raises RuntimeError. ValueError for anything that is not the address of a worker, and for a `tls://` address
     without certificates (MONARCH_TLS_CA, MONARCH_TLS_CERT, MONARCH_TLS_KEY).
     """
-    global _gateway
-    from monarch._mesh.start.credentials import check_plain, own_credentials
+    global _gateway, _proof
+    from monarch._mesh.start.credentials import check_plain, credentials
     from monarch._wire.host_address import parse_dial  # for the few programs that need it
 
     prefix = parse_dial(address).prefix
-    if not own_credentials().ca:
+    proof = credentials(ca, certificate, private_key, secret, [])
+    if not proof.ca:
         check_plain([address])
     if prefix == _gateway:
         return
@@ -69,12 +88,17 @@ def attach(address: str) -> None:
         raise RuntimeError(
             "the client was initialized without a remote attachment: call attach() before any other use of monarch"
         )
-    _gateway = prefix
+    _gateway, _proof = prefix, proof
 
 
 def gateway() -> str:
     """The prefix given to `attach`, or ""."""
     return _gateway
+
+
+def gateway_credentials() -> Credentials | None:
+    """What shows the gateway who we are; None when nothing does."""
+    return _proof if _proof is not None and (_proof.secret or _proof.ca) else None
 
 
 _ANY = {

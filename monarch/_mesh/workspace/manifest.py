@@ -16,7 +16,6 @@ FILE, FOLDER, LINK, OTHER = "file", "folder", "link", "other"
 LARGE = 1 << 20
 
 OURS = ".monarch-sync."  # begins the names of our temporary files and locks
-_EXCLUDED = frozenset({".git", "__pycache__", ".venv"})
 _DEPTH = 256  # each level costs the host a descriptor
 
 
@@ -31,6 +30,20 @@ class Entry(NamedTuple):
 
 
 Manifest = dict[str, Entry]
+
+
+class Rules(NamedTuple):
+    """What is left out of a directory by its name: neither sent nor removed. Our temporary files always are."""
+
+    names: frozenset[str]
+    suffix: str | None = None
+    one_file_system: bool = False  # what is mounted below the directory counts as an empty folder
+
+    def exclude(self, name: str) -> bool:
+        return name in self.names or name.startswith(OURS) or (self.suffix is not None and name.endswith(self.suffix))
+
+
+WORKSPACE = Rules(frozenset({".git", "__pycache__", ".venv"}), ".pyc")
 
 
 class RefusedPath(ValueError):
@@ -56,11 +69,6 @@ class Plan(NamedTuple):
     @property
     def empty(self) -> bool:
         return not any(self)
-
-
-def excluded(name: str) -> bool:
-    """Whether things of this name are left out: neither sent nor removed."""
-    return name in _EXCLUDED or name.endswith(".pyc") or name.startswith(OURS)
 
 
 def parts(path: str) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import endpoint
 from monarch._mesh.workspace.delta import BLOCK, Piece, block_digest, signature
-from monarch._mesh.workspace.manifest import Manifest, RefusedPath, digest
+from monarch._mesh.workspace.manifest import WORKSPACE, Manifest, RefusedPath, digest
 from monarch._mesh.workspace.scan import scan
 from monarch._mesh.workspace.tree import LOCK, NewFile, Tree
 from monarch._runtime.context import here
@@ -54,9 +54,11 @@ class NewPath(NamedTuple):
     data: bytes
 
 
-def _answers(
+def answers(
     method: Callable[Concatenate[Any, P], R],
 ) -> Callable[Concatenate[Any, P], R | Problem]:
+    """For endpoints: a `Problem` in place of an error of the file system."""
+
     @functools.wraps(method)
     def guarded(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R | Problem:
         try:
@@ -92,12 +94,13 @@ class Receiver(Actor):
     all hosts of a sync."""
 
     _is_system_actor = True
+    rules = WORKSPACE
 
     def __init__(self, variable: str, run: str) -> None:
         self.host = f"{socket.gethostname()} ({here().address})"
         self.path = os.environ.get(variable, "")
         self._variable = variable
-        self._run = run
+        self.run = run
         self._lock: int | None = None
         self._tree: Tree | None = None
         self._file: NewFile | None = None
@@ -105,8 +108,99 @@ class Receiver(Actor):
         self.at = ""  # what is being written, for the text of a problem
 
     @endpoint
-    @_answers
+    @answers
     def lock(self) -> Root | Taken | Problem:
+        return self.take_lock()
+
+    @endpoint
+    @answers
+    def begin(self, path: str) -> bytes:
+        """What follows is about `path` below the directory. Answers with the digest of what is there."""
+        self._close_tree()
+        self.at = os.path.join(self.path, path)
+        self._tree = Tree(self.path, path)
+        self._tree.clear_leftovers()
+        self._manifest = self.found(self._tree.root)
+        return digest(self._manifest)
+
+    @endpoint
+    @answers
+    def listing(self) -> Manifest:
+        """What was there when it began."""
+        return self._manifest
+
+    @endpoint
+    @answers
+    def digests(self, paths: Sequence[str]) -> list[bytes]:
+        """Of the content of small files."""
+        return [block_digest(b"".join(self._read(path))) for path in paths]
+
+    @endpoint
+    @answers
+    def blocks(self, path: str) -> bytes:
+        """The signatures of the blocks of a file, one behind the other."""
+        return b"".join(signature(block) for block in self._read(path))
+
+    @endpoint
+    @answers
+    def make(self, clear: Sequence[str], folders: Sequence[str], links: Sequence[tuple[str, str]]) -> None:
+        for path in clear:
+            self._here(path).remove(path)
+        for path in folders:
+            self._here(path).make_folder(path)
+        for path, target in links:
+            self._here(path).make_link(path, target)
+
+    @endpoint
+    @answers
+    def write(self, files: Sequence[NewPath]) -> None:
+        for file in files:
+            tree = self._here(file.path)
+            tree.write(file.path, file.data, file.mode, file.mtime_ns)
+            if file.path.endswith(".py"):
+                tree.forget_compiled(file.path)
+
+    @endpoint
+    @answers
+    def new_file(self, path: str, older: tuple[int, int] | None) -> None:
+        """A large file begins. `older`: size and mtime_ns of the one whose ranges may be named."""
+        self._close_file()
+        self._file = self._here(path).new_file(path, older)
+
+    @endpoint
+    @answers
+    def append(self, pieces: Sequence[Piece]) -> None:
+        self._open_file().append(pieces)
+
+    @endpoint
+    @answers
+    def finish(self, mode: int, mtime_ns: int) -> None:
+        self._open_file().finish(mode, mtime_ns)
+        self._close_file()
+
+    @endpoint
+    @answers
+    def touch(self, files: Sequence[tuple[str, int, int]]) -> None:
+        """Files whose content is right: path, mode, mtime_ns."""
+        for path, mode, mtime_ns in files:
+            self._here(path).set_times(path, mode, mtime_ns)
+
+    @endpoint
+    @answers
+    def end(self, remove: Sequence[str], modes: Sequence[tuple[str, int]]) -> None:
+        """Removes what is not wanted (a folder that holds what is never sent stays) and sets modes."""
+        for path in remove:
+            try:
+                self._here(path).remove(path)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+        for path, mode in modes:
+            self._here(path).set_mode(path, mode)
+        self._here("").restore_modes()
+        self._close_tree()
+
+    def take_lock(self) -> Root | Taken | Problem:
         """Makes the directory where it is missing and takes its lock, which goes with this actor."""
         if not os.path.isabs(self.path):
             has = f"is {self.path!r}, which is not an absolute path" if self.path else "is not set"
@@ -128,96 +222,12 @@ class Receiver(Actor):
             raise
         self._lock = fd
         os.ftruncate(fd, 0)
-        os.pwrite(fd, self._run.encode("ascii"), 0)
+        os.pwrite(fd, self.run.encode("ascii"), 0)
         return Root(self.host, self.path, here().host)
 
-    @endpoint
-    @_answers
-    def begin(self, path: str) -> bytes:
-        """What follows is about `path` below the directory. Answers with the digest of what is there."""
-        self._close_tree()
-        self.at = os.path.join(self.path, path)
-        self._tree = Tree(self.path, path)
-        self._tree.clear_leftovers()
-        self._manifest = scan(self._tree.root)
-        return digest(self._manifest)
-
-    @endpoint
-    @_answers
-    def listing(self) -> Manifest:
-        """What was there when it began."""
-        return self._manifest
-
-    @endpoint
-    @_answers
-    def digests(self, paths: Sequence[str]) -> list[bytes]:
-        """Of the content of small files."""
-        return [block_digest(b"".join(self._read(path))) for path in paths]
-
-    @endpoint
-    @_answers
-    def blocks(self, path: str) -> bytes:
-        """The signatures of the blocks of a file, one behind the other."""
-        return b"".join(signature(block) for block in self._read(path))
-
-    @endpoint
-    @_answers
-    def make(self, clear: Sequence[str], folders: Sequence[str], links: Sequence[tuple[str, str]]) -> None:
-        for path in clear:
-            self._here(path).remove(path)
-        for path in folders:
-            self._here(path).make_folder(path)
-        for path, target in links:
-            self._here(path).make_link(path, target)
-
-    @endpoint
-    @_answers
-    def write(self, files: Sequence[NewPath]) -> None:
-        for file in files:
-            tree = self._here(file.path)
-            tree.write(file.path, file.data, file.mode, file.mtime_ns)
-            if file.path.endswith(".py"):
-                tree.forget_compiled(file.path)
-
-    @endpoint
-    @_answers
-    def new_file(self, path: str, older: tuple[int, int] | None) -> None:
-        """A large file begins. `older`: size and mtime_ns of the one whose ranges may be named."""
-        self._close_file()
-        self._file = self._here(path).new_file(path, older)
-
-    @endpoint
-    @_answers
-    def append(self, pieces: Sequence[Piece]) -> None:
-        self._open_file().append(pieces)
-
-    @endpoint
-    @_answers
-    def finish(self, mode: int, mtime_ns: int) -> None:
-        self._open_file().finish(mode, mtime_ns)
-        self._close_file()
-
-    @endpoint
-    @_answers
-    def touch(self, files: Sequence[tuple[str, int, int]]) -> None:
-        """Files whose content is right: path, mode, mtime_ns."""
-        for path, mode, mtime_ns in files:
-            self._here(path).set_times(path, mode, mtime_ns)
-
-    @endpoint
-    @_answers
-    def end(self, remove: Sequence[str], modes: Sequence[tuple[str, int]]) -> None:
-        """Removes what is not wanted (a folder that holds what is never sent stays) and sets modes."""
-        for path in remove:
-            try:
-                self._here(path).remove(path)
-            except OSError as error:
-                if error.errno != errno.ENOTEMPTY:
-                    raise
-        for path, mode in modes:
-            self._here(path).set_mode(path, mode)
-        self._here("").restore_modes()
-        self._close_tree()
+    def found(self, root: str) -> Manifest:
+        """What counts of the directory that is written to."""
+        return scan(root, self.rules)
 
     def __cleanup__(self, exc: Exception | None) -> None:
         self._close_tree()

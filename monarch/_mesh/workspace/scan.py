@@ -6,24 +6,32 @@ import errno
 import os
 import stat
 
-from monarch._mesh.workspace.manifest import FILE, FOLDER, LINK, OTHER, Entry, Manifest, excluded
+from monarch._mesh.workspace.manifest import FILE, FOLDER, LINK, OTHER, WORKSPACE, Entry, Manifest, Rules
 
 LIMIT = 1_000_000  # entries of a manifest; some hundred bytes each
 
 
-def scan(root: str) -> Manifest:
-    """Everything below `root` but what is excluded. Links are told of, never followed. A file that is removed meanwhile is
-    left out.
+def scan(root: str, rules: Rules = WORKSPACE, crossings: list[str] | None = None) -> Manifest:
+    """Everything below `root` but what `rules` exclude. Links are told of, never followed. A file that is removed meanwhile
+    is left out. `crossings` takes the folders that are not looked into, being of another file system.
 
     OSError where a folder cannot be read, and E2BIG for more than a million entries.
     """
     found: Manifest = {}
+    device = os.stat(root).st_dev if rules.one_file_system else 0
     waiting = [""]
     while waiting:
         folder = waiting.pop()
-        with os.scandir(os.path.join(root, folder)) as entries:
+        try:
+            entries = os.scandir(os.path.join(root, folder))
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+            if not folder:
+                raise
+            del found[folder]
+            continue
+        with entries:
             for entry in entries:
-                if excluded(entry.name):
+                if rules.exclude(entry.name):
                     continue
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 try:
@@ -32,8 +40,13 @@ def scan(root: str) -> Manifest:
                     continue
                 if len(found) > LIMIT:
                     raise OSError(errno.E2BIG, f"more than {LIMIT:,} files and folders: sync a part of it", root)
-                if found[path].kind == FOLDER:
-                    waiting.append(path)
+                if found[path].kind != FOLDER:
+                    continue
+                if rules.one_file_system and entry.stat(follow_symlinks=False).st_dev != device:
+                    if crossings is not None:
+                        crossings.append(path)
+                    continue
+                waiting.append(path)
     return found
 
 

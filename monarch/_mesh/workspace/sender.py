@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
@@ -17,41 +18,62 @@ IN_FLIGHT = 32 << 20  # bytes sent and not yet written by every host, over all g
 _BATCH_BYTES = 1 << 20
 _BATCH_FILES = 512
 _PIECE = 8 * BLOCK  # memory of this size is used again and again; larger pieces cost fresh pages each, twice the time
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _CALLS = 256  # under way at a time, however few bytes they carry
 
 # (endpoint's name, arguments) -> the answer of each host of the group. Sends at once, before it is awaited.
 Ask = Callable[..., Awaitable[list[Any]]]
 
 
-class Source:
-    """A local directory, read as it will be on the hosts."""
+class FileChanged(WorkspaceError):
+    """A local file is not what its manifest says any more."""
 
-    def __init__(self, root: str, manifest: Manifest) -> None:
+
+class Source:
+    """A local directory, read as it will be on the hosts.
+
+    With `skipping`, a file that changes while it is sent stays on the hosts as it was, and is noted in `changed`; without,
+    it ends the sync.
+    """
+
+    def __init__(self, root: str, manifest: Manifest, skipping: bool = False) -> None:
         self.root = root
         self.manifest = manifest
+        self.skipping = skipping
+        self.changed: set[str] = set()
 
     def read(self, path: str) -> bytes:
-        """A small file. WorkspaceError when it is not what the manifest says."""
+        """A small file. FileChanged when it is not what the manifest says."""
         with self.open(path) as file:
             data: bytes = file.read(self.manifest[path].size + 1)
-        self.check_size(path, len(data))
+            self.check(path, file, len(data))
         return data
 
     def open(self, path: str) -> Any:
         try:
             return open(os.path.join(self.root, path), "rb", buffering=0)
         except OSError as error:
+            if self.skipping and error.errno in _GONE:
+                raise self._changed(path, "was removed") from None
             raise WorkspaceError(
                 f"cannot read {os.path.join(self.root, path)} on this machine: {error.strerror}; let this user read it, or "
                 "move it out of the workspace"
             ) from error
 
-    def check_size(self, path: str, size: int) -> None:
-        if size != self.manifest[path].size:
-            raise WorkspaceError(
-                f"{os.path.join(self.root, path)} changed while it was sent ({self.manifest[path].size} bytes became {size}"
-                "): run sync_workspace again when nothing writes to it"
-            )
+    def check(self, path: str, file: Any, size: int) -> None:
+        """After `size` bytes of it were read, which is all: FileChanged unless they are the file of the manifest."""
+        expected = self.manifest[path]
+        if size != expected.size:
+            raise self._changed(path, f"{expected.size} bytes became {size}")
+        if self.skipping and os.fstat(file.fileno()).st_mtime_ns != expected.mtime_ns:
+            raise self._changed(path, "it was written to")
+
+    def _changed(self, path: str, how: str) -> FileChanged:
+        self.changed.add(path)
+        return FileChanged(
+            f"{os.path.join(self.root, path)} changed while it was sent ({how}): run sync_workspace again when nothing "
+            "writes to it"
+        )
 
 
 class Window:
@@ -132,12 +154,15 @@ class Sender:
         await self._ask("make", plan.clear, plan.folders, plan.links)
         sizes = self._source.manifest
         changed = [*plan.send, *await self._differing(plan.doubtful)]
+        changed.sort(key=lambda path: path.endswith(".pyc"))  # a new module removes what was compiled of the old one
         await self._send_small([path for path in changed if sizes[path].size <= LARGE])
-        for path in changed:
-            if sizes[path].size > LARGE:
-                await self._send_large(path, None)
-        for path in plan.patch:
-            await self._patch(path)
+        large = [(path, False) for path in changed if sizes[path].size > LARGE]
+        for path, older in [*large, *((path, True) for path in plan.patch)]:
+            try:
+                await (self._patch(path) if older else self._send_large(path, None))
+            except FileChanged:  # what was sent of it is dropped by the host
+                if not self._source.skipping:
+                    raise
         await self._window.drain()
         await self._ask("end", plan.remove, plan.modes)
 
@@ -157,14 +182,23 @@ class Sender:
         return differing
 
     def _digests(self, paths: Sequence[str]) -> list[bytes]:
-        return [block_digest(self._source.read(path)) for path in paths]
+        return [b"" if data is None else block_digest(data) for data in map(self._content, paths)]
+
+    def _content(self, path: str) -> bytes | None:
+        """Of a small file. None for one that changed and is skipped."""
+        try:
+            return self._source.read(path)
+        except FileChanged:
+            if not self._source.skipping:
+                raise
+            return None
 
     async def _send_small(self, paths: Sequence[str]) -> None:
         for batch in self._batches(paths):
             files = await asyncio.to_thread(self._read, batch)
             size = sum(len(file.data) for file in files)
             await self._window.send(size, "write", files)
-        self.written += paths
+            self.written += [file.path for file in files]
 
     def _batches(self, paths: Sequence[str]) -> Iterator[list[str]]:
         batch: list[str] = []
@@ -179,7 +213,8 @@ class Sender:
             yield batch
 
     def _read(self, paths: Iterable[str]) -> list[NewPath]:
-        return [NewPath(*self._times(path), self._source.read(path)) for path in paths]
+        contents = [(path, self._content(path)) for path in paths]
+        return [NewPath(*self._times(path), data) for path, data in contents if data is not None]
 
     def _times(self, path: str) -> tuple[str, int, int]:
         entry = self._source.manifest[path]
@@ -201,9 +236,9 @@ class Sender:
             while data := await asyncio.to_thread(_read_piece, file):
                 await outgoing.append([data] if older is None else await asyncio.to_thread(older.feed, data))
                 offset += len(data)
+            self._source.check(path, file, offset)
         if older is not None:
             await outgoing.append(await asyncio.to_thread(older.flush))
-        self._source.check_size(path, offset)
         if await outgoing.finish(mine.mode, mine.mtime_ns):
             self.written.append(path)
 
@@ -229,5 +264,5 @@ def check(answers: Sequence[Any]) -> list[Any]:
     if problems:
         more = f"\n  and {len(problems) - 3} more hosts" if len(problems) > 3 else ""
         lines = "".join(f"\n  on {problem.host}: {problem.what}" for problem in problems[:3])
-        raise WorkspaceError(f"the workspace was not synced:{lines}{more}")
+        raise WorkspaceError(f"the files were not synced:{lines}{more}")
     return list(answers)

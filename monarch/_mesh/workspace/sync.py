@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from monarch._errors import WorkspaceError
 from monarch._mesh.meshes.proc_mesh import ProcMesh, get_active_proc_meshes
 from monarch._mesh.workspace.conda import Relocated, active_prefix
-from monarch._mesh.workspace.manifest import OTHER, Manifest, RefusedPath, compare, digest, parts
+from monarch._mesh.workspace.manifest import OTHER, WORKSPACE, Manifest, RefusedPath, Rules, compare, digest, parts
 from monarch._mesh.workspace.receiver import Receiver, Root, Taken
 from monarch._mesh.workspace.reload import reload_modules
 from monarch._mesh.workspace.scan import scan
@@ -114,20 +114,27 @@ async def _sync_folders(
     run = secrets.token_hex(8)
     receivers: Any = procs.spawn("workspace", Receiver, variable, run)
     try:
-        roots = await _lock(receivers, run)
+        roots = await lock_hosts(receivers, run)
         for dst, local in folders.items():
-            await _Folder(receivers, roots, dst, changed).sync(local, relocated)
+            await _sync_folder(FolderSync(receivers, roots, dst, changed), local, relocated)
     finally:
         await receivers.stop()
 
 
-async def _lock(receivers: Any, run: str) -> dict[int, Root]:
+async def _sync_folder(folder: FolderSync, local: str, relocated: bool) -> None:
+    manifest = await asyncio.to_thread(local_manifest, local)
+    places = {rank: root.path if relocated else "" for rank, root in folder.roots.items()}
+    sources = {place: await asyncio.to_thread(_source, local, manifest, place) for place in sorted({*places.values()})}
+    await folder.sync({rank: sources[place] for rank, place in places.items()})
+
+
+async def lock_hosts(receivers: Any, run: str) -> dict[int, Root]:
     """rank -> the directory it writes. Of ranks that share one, one."""
     answers = check((await receivers.lock.call()).values())
     # Whoever holds it for this run has written so by now, but perhaps not before others looked.
     waiting = [rank for rank, answer in enumerate(answers) if isinstance(answer, Taken) and answer.run != run]
     if waiting:
-        again = await _Answers([_one(receivers, rank).lock.call() for rank in waiting])
+        again = await HostAnswers([_one(receivers, rank).lock.call() for rank in waiting])
         for rank, answer in zip(waiting, again, strict=True):
             answers[rank] = answer
     for answer in answers:
@@ -143,7 +150,7 @@ def _one(receivers: Any, rank: int) -> Any:
     return receivers.slice(**Point(rank, receivers.extent))
 
 
-class _Answers:
+class HostAnswers:
     """Answers of several calls that are under way, in order. Awaiting it raises WorkspaceError for the first problems."""
 
     def __init__(self, futures: Sequence[Future[Any]]) -> None:
@@ -156,39 +163,38 @@ class _Answers:
         return check(values)
 
 
-class _Folder:
-    """One local directory on its way to the hosts."""
+class FolderSync:
+    """One folder of the hosts on its way to what local directories hold. `changed` takes the paths that were written."""
 
     def __init__(self, receivers: Any, roots: Mapping[int, Root], dst: str, changed: dict[str, set[str]]) -> None:
+        self.roots = roots
         self._receivers = receivers
-        self._roots = roots
         self._dst = dst
         self._changed = changed
 
-    async def sync(self, local: str, relocated: bool) -> None:
-        manifest = await asyncio.to_thread(_local, local)
-        ranks = sorted(self._roots)
-        places = [self._roots[rank].path if relocated else "" for rank in ranks]
-        sources = {place: await asyncio.to_thread(_source, local, manifest, place) for place in sorted({*places})}
-        wanted = {place: digest(source.manifest) for place, source in sources.items()}
-        begun = await _Answers([view.begin.call(self._dst) for view in _views(self._receivers, ranks)])
-        groups: dict[tuple[str, bytes], list[int]] = {}
-        for rank, place, found in zip(ranks, places, begun, strict=True):
-            if found != wanted[place]:
-                groups.setdefault((place, found), []).append(rank)
+    async def sync(self, sources: Mapping[int, Source]) -> None:
+        """rank -> what is to be there. Hosts that hold the same and get the same are served together."""
+        ranks = sorted(sources)
+        wanted = {id(source): digest(source.manifest) for source in sources.values()}
+        begun = await HostAnswers([view.begin.call(self._dst) for view in _views(self._receivers, ranks)])
+        groups: dict[tuple[int, bytes], list[int]] = {}
+        for rank, found in zip(ranks, begun, strict=True):
+            source = id(sources[rank])
+            if found != wanted[source]:
+                groups.setdefault((source, found), []).append(rank)
         turns = asyncio.Semaphore(_GROUPS_AT_ONCE)
         limit = IN_FLIGHT // min(len(groups) or 1, _GROUPS_AT_ONCE)
-        await _all([self._serve(turns, sources[place], members, limit) for (place, _), members in groups.items()])
+        await _all([self._serve(turns, sources[members[0]], members, limit) for members in groups.values()])
 
     async def _serve(self, turns: asyncio.Semaphore, source: Source, members: list[int], limit: int) -> None:
         """Hosts that hold the same and are to hold the same."""
         async with turns:
             views = _views(self._receivers, members)
-            (found,) = await _Answers([_one(self._receivers, members[0]).listing.call()])
+            (found,) = await HostAnswers([_one(self._receivers, members[0]).listing.call()])
             sender = Sender(source, found, lambda name, *args: _ask(views, name, args), limit // len(views))
             await sender.run(compare(source.manifest, found))
         for rank in members:
-            root = self._roots[rank]
+            root = self.roots[rank]
             paths = self._changed.setdefault(root.prefix, set())
             paths.update(os.path.join(root.path, self._dst, path) for path in sender.written)
 
@@ -197,9 +203,10 @@ def _source(local: str, manifest: Manifest, place: str) -> Source:
     return Relocated(local, manifest, place) if place else Source(local, manifest)
 
 
-def _local(path: str) -> Manifest:
+def local_manifest(path: str, rules: Rules = WORKSPACE, crossings: list[str] | None = None) -> Manifest:
+    """What is to be sent of a local directory. WorkspaceError when it cannot be read."""
     try:
-        manifest = scan(path)
+        manifest = scan(path, rules, crossings)
     except OSError as error:
         raise WorkspaceError(f"cannot read {error.filename or path} on this machine: {error.strerror}") from error
     special = [name for name, entry in manifest.items() if entry.kind == OTHER]
@@ -217,8 +224,8 @@ def _views(receivers: Any, ranks: Collection[int]) -> list[Any]:
     return [_one(receivers, rank) for rank in ranks]
 
 
-def _ask(views: Sequence[Any], name: str, args: Sequence[Any]) -> _Answers:
-    return _Answers([getattr(view, name).call(*args) for view in views])
+def _ask(views: Sequence[Any], name: str, args: Sequence[Any]) -> HostAnswers:
+    return HostAnswers([getattr(view, name).call(*args) for view in views])
 
 
 async def _all(coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:

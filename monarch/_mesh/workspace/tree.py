@@ -15,7 +15,7 @@ import stat
 from collections.abc import Sequence
 
 from monarch._mesh.workspace.delta import Piece
-from monarch._mesh.workspace.manifest import OURS, RefusedPath, excluded, parts
+from monarch._mesh.workspace.manifest import OURS, RefusedPath, parts
 
 LOCK = OURS + "lock"
 
@@ -344,5 +344,5 @@ def _clear_compiled(folder: int) -> None:
     for name, is_folder in names:
         if name == "__pycache__" and is_folder:
             shutil.rmtree(name, dir_fd=folder)
-        elif name.endswith(".pyc") and excluded(name) and not is_folder:
+        elif name.endswith(".pyc") and not is_folder:
             os.unlink(name, dir_fd=folder)

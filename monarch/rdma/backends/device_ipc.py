@@ -74,9 +74,12 @@ class DeviceIpc:
         import asyncio
 
         handle = transfer.handle
+        assert handle.device is not None
         try:
-            async with asyncio.timeout(max(0.0, transfer.left())):
-                borrowed = await asyncio.shield(self._ask_once(handle))
+            borrowed = borrowing.find(handle.owner, handle.device.storage)  # another transfer may have opened it since
+            if borrowed is None:
+                async with asyncio.timeout(max(0.0, transfer.left())):
+                    borrowed = await asyncio.shield(self._ask_once(handle))
         except TimeoutError:
             transfer.finish(transfer.timed_out())
         except RDMAError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monarch.tools.config.config import Config
 from monarch.tools.config.workspace import Workspace
 
-__all__ = ["Workspace"]
+__all__ = ["Config", "Workspace"]

@@ -1,0 +1,7 @@
+"""Where programs of one user keep what is theirs alone while they run, for packages that have sockets of their own."""
+
+from __future__ import annotations
+
+from monarch._mesh.start.run_directory import user_folder
+
+__all__ = ["user_folder"]

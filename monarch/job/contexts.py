@@ -1,0 +1,134 @@
+"""Several jobs of one project, one of them active: what lies in the folder `.monarch`.
+
+.monarch/default/spec              which job: MODULE.ATTRIBUTE
+.monarch/default/state.pkl         the job that runs, when one does
+.monarch/job_state.pkl             a link to the active context's state.pkl
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from monarch.job import private_file
+from monarch.job.cache import make_folder
+from monarch.job.job_trait import JobTrait, job_load
+from monarch.job.names import DEFAULT_JOB_PATH, FOLDER
+from monarch.job.progress import job_logger
+
+DEFAULT = "default"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+
+
+def names() -> list[str]:
+    """All contexts of this folder, sorted."""
+    folder = Path(FOLDER)
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) if folder.is_dir() else []
+
+
+def active() -> str:
+    """The context that the link names; without one it is `default`."""
+    try:
+        return Path(os.readlink(DEFAULT_JOB_PATH)).parent.name or DEFAULT
+    except OSError:
+        return DEFAULT
+
+
+def state_path(name: str) -> Path:
+    """Where the job of this context is kept."""
+    return Path(FOLDER, _checked(name), "state.pkl")
+
+
+def create(name: str) -> None:
+    """A new context, which becomes the active one. FileExistsError when there is one of that name."""
+    if Path(FOLDER, _checked(name)).exists():
+        raise FileExistsError(f"there is a context {name!r} already: monarch context use {name}")
+    use(name)
+
+
+def use(name: str) -> None:
+    """Makes it the active context, and makes it when it is not there."""
+    make_folder(Path(FOLDER, _checked(name)))
+    _keep_plain_file()
+    link = Path(DEFAULT_JOB_PATH)
+    new = link.with_name(f".{link.name}.{os.getpid()}")
+    new.symlink_to(Path(name, "state.pkl"))
+    os.replace(new, link)
+
+
+def remove(name: str) -> None:
+    """Ends its job, as far as that can be, and removes it; when it was the active one, `default` is. FileNotFoundError when
+    there is none."""
+    folder = Path(FOLDER, _checked(name))
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no context {name!r}; there are: {', '.join(names()) or 'none'}")
+    try:
+        job_load(state_path(name)).kill()
+    except FileNotFoundError:
+        pass
+    except Exception as exc:
+        job_logger().warning("the job of context %s could not be ended: %s", name, exc)
+    was_active = active() == name
+    shutil.rmtree(folder)
+    if was_active:
+        use(DEFAULT)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.match(name):
+        raise ValueError(f"{name!r} is not a name of a context: letters, digits, _, . and - are")
+    return name
+
+
+def _keep_plain_file() -> None:
+    """A job's file from before there were contexts is that of `default`."""
+    plain = Path(DEFAULT_JOB_PATH)
+    if plain.is_file() and not plain.is_symlink():
+        make_folder(Path(FOLDER, DEFAULT))
+        os.replace(plain, state_path(DEFAULT))
+
+
+# --- which job
+
+
+def set_current_job(spec: str) -> None:
+    """Remembers `MODULE.ATTRIBUTE`, which names a job in a module, as the job of the active context."""
+    load(spec)
+    name = active()
+    use(name)
+    private_file.write(Path(FOLDER, name, "spec"), f"{spec}\n".encode(), replace=True)
+
+
+def load_current_job() -> JobTrait:
+    """The job that `set_current_job` remembered, imported anew. FileNotFoundError when none was; as `load` otherwise."""
+    path = Path(FOLDER, active(), "spec")
+    try:
+        spec = path.read_text().strip()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"no job is set in context {active()!r} ({path} is missing): run monarch apply MODULE.ATTRIBUTE, or call "
+            f"monarch.job.set_current_job('module.attribute')"
+        ) from None
+    return load(spec)
+
+
+def load(spec: str) -> JobTrait:
+    """The job that `MODULE.ATTRIBUTE` names. ValueError without a dot, ImportError and AttributeError when it is not there,
+    TypeError when it is no job."""
+    module_name, dot, attribute = spec.rpartition(".")
+    if not dot or not module_name or not attribute:
+        raise ValueError(f"a job is named as MODULE.ATTRIBUTE, got {spec!r}")
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    module = importlib.import_module(module_name)
+    try:
+        found = getattr(module, attribute)
+    except AttributeError:
+        raise AttributeError(f"module {module_name} ({module.__file__}) has no {attribute!r}") from None
+    if not isinstance(found, JobTrait):
+        raise TypeError(f"{spec} is {type(found).__name__}, and a job is wanted")
+    return found

@@ -1,0 +1,164 @@
+"""How the API server is reached and who asks: a kubeconfig, a configuration of this process, or the pod this runs in."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monarch.job.kubernetes import credential_plugin
+from monarch.job.progress import job_logger
+from monarch.job.scheduled import SchedulerError
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
+
+_REBIND = (
+    "this job was pickled, and its KubeConfig.from_config(...) was of the process that made it: credentials in memory are "
+    "not stored. Call state() of a job that you make anew, which takes the stored one over, or use KubeConfig.from_path"
+)
+
+
+class KubeConfigError(SchedulerError):
+    """No API server can be asked: what is wrong with the configuration."""
+
+
+class NeedsRebind:
+    """Stands in a pickled job where credentials of the process were that made it."""
+
+    def __repr__(self) -> str:
+        return "<needs rebind>"
+
+
+@dataclass(frozen=True)
+class KubeConfig:
+    """Which cluster, and as whom. Without one, a job uses what Kubernetes gives to the pod it runs in."""
+
+    local: Path | None = None
+    remote: Configuration | NeedsRebind | None = None
+
+    @classmethod
+    def from_path(cls, path: str | Path) -> KubeConfig:
+        """A kubeconfig file, its current context. Read again whenever a client connects, so that it may be renewed."""
+        return cls(local=Path(path).expanduser())
+
+    @classmethod
+    def from_config(cls, configuration: Configuration) -> KubeConfig:
+        """A `kubernetes.client.Configuration` of this process. It is not stored with the job: later programs give theirs."""
+        return cls(remote=configuration)
+
+    @property
+    def out_of_cluster(self) -> bool:
+        """Whether this runs outside the cluster: pods are then reached through the API server."""
+        return self.local is not None or self.remote is not None
+
+    @property
+    def needs_rebind(self) -> bool:
+        return isinstance(self.remote, NeedsRebind)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.remote is not None and not self.needs_rebind:
+            job_logger().warning(
+                "a KubernetesJob with KubeConfig.from_config is stored without its credentials: a later program that finds "
+                "the job has to give its own"
+            )
+        return KubeConfig, (self.local, None if self.remote is None else NeedsRebind())
+
+
+@dataclass(frozen=True)
+class Access:
+    """A configuration for the official client, and what to call the server in sentences."""
+
+    configuration: Configuration
+    where: str
+
+
+def access(kubeconfig: KubeConfig | None) -> Access:
+    """KubeConfigError with the reason when there is none."""
+    if kubeconfig is None:
+        return _in_cluster()
+    if isinstance(kubeconfig.remote, NeedsRebind):
+        raise KubeConfigError(_REBIND)
+    if kubeconfig.local is not None:
+        return _from_file(kubeconfig.local)
+    found = copy.deepcopy(kubeconfig.remote)
+    if found is None:
+        return _in_cluster()
+    return _access(found, "KubeConfig.from_config")
+
+
+def _in_cluster() -> Access:
+    from kubernetes import client, config
+
+    found = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=found)
+    except config.ConfigException as error:
+        raise KubeConfigError(
+            f"Failed to load in-cluster Kubernetes config. {error} This does not seem to run in a pod: outside the cluster "
+            'give kubeconfig=KubeConfig.from_path("~/.kube/config")'
+        ) from error
+    return _access(found, "the service account of this pod")
+
+
+def _from_file(path: Path) -> Access:
+    import yaml
+    from kubernetes import client, config
+    from kubernetes.config.kube_config import KubeConfigLoader
+
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise KubeConfigError(f"cannot read the kubeconfig {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise KubeConfigError(f"the kubeconfig {path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(loaded, dict):
+        raise KubeConfigError(f"the kubeconfig {path} is empty")
+    found = client.Configuration()
+    user, cluster = _current(loaded)
+    plugin = user.pop("exec", None) if "token" not in user and "tokenFile" not in user else None
+    try:
+        credential = None if plugin is None else credential_plugin.run(plugin, cluster, path.parent)
+        user.update({} if credential is None else credential.as_user())
+        KubeConfigLoader(config_dict=loaded, config_base_path=str(path.parent)).load_and_set(found)
+    except (config.ConfigException, credential_plugin.PluginError, KeyError) as error:
+        raise KubeConfigError(f"the kubeconfig {path} cannot be used: {error}") from error
+    if cluster.get("proxy-url"):  # which older versions of the client pass over
+        found.proxy = cluster["proxy-url"]
+    if credential is not None and credential.token:
+        found.refresh_api_key_hook = _renewing(credential, plugin, cluster, path.parent)
+    return _access(found, f"context {loaded.get('current-context')!r} of {path}")
+
+
+def _current(loaded: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(user, cluster) of the current context; empty where there is none, which the official client explains."""
+
+    def named(kind: str, key: str, name: Any) -> dict[str, Any]:
+        entries = loaded.get(kind) or []
+        found = next(
+            (entry.get(key) for entry in entries if isinstance(entry, dict) and entry.get("name") == name), None
+        )
+        return found if isinstance(found, dict) else {}
+
+    context = named("contexts", "context", loaded.get("current-context"))
+    return named("users", "user", context.get("user")), named("clusters", "cluster", context.get("cluster"))
+
+
+def _renewing(credential: credential_plugin.Credential, plugin: Any, cluster: dict[str, Any], folder: Path) -> Any:
+    """What the official client calls before each request."""
+    held = credential
+
+    def renew(configuration: Configuration) -> None:
+        nonlocal held
+        if held.expired(datetime.now(UTC)):
+            held = credential_plugin.run(plugin, cluster, folder)
+        configuration.api_key["BearerToken"] = f"Bearer {held.token}"
+
+    return renew
+
+
+def _access(configuration: Configuration, whose: str) -> Access:
+    configuration.retries = False  # requests are repeated by who waits, and each has a limit
+    return Access(configuration, f"the Kubernetes API server {configuration.host} ({whose})")

@@ -1,0 +1,221 @@
+"""A job whose hosts a scheduler gives: what is the same for all schedulers."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from abc import abstractmethod
+from typing import Any
+
+import msgspec
+
+from monarch.actor import HostMesh, attach_to_workers
+from monarch.config import settings
+from monarch.job import uninterrupted
+from monarch.job.blocking import result_of
+from monarch.job.job_state import JobState
+from monarch.job.job_trait import JobTrait
+from monarch.job.progress import LiveLine, job_logger
+from monarch.job.worker_launch import WorkerLaunch, new_secret
+
+_GOODBYE = 10.0  # seconds that hosts get to end in order before the scheduler takes them back
+
+
+class SchedulerError(RuntimeError):
+    """A scheduler refused or could not be asked. The text has its own words."""
+
+
+class Waiting(msgspec.Struct, frozen=True):
+    """Not all hosts are there. `why`: what the scheduler says about it, for people."""
+
+    why: str
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """All hosts are there. `workers`: of each mesh the addresses of its workers, by rank."""
+
+    workers: dict[str, list[str]]
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """The hosts will not come, or are no longer the job's. `why`: in the scheduler's words."""
+
+    why: str
+
+
+Poll = Waiting | Ready | Ended
+
+
+class ScheduledJob(JobTrait):
+    """Hosts that a scheduler gives. A kind of scheduler says four things, `_submit`, `_poll`, `_cancel` and `_same`;
+    everything else is done here: waiting with a line that says why, giving back on failure and on Ctrl-C, attaching with
+    the job's own secret, keeping the job, and ending it.
+    """
+
+    poll_interval = 2.0  # seconds between two looks while hosts are awaited
+    hosts_come_back = False  # whether the scheduler itself starts a host again that was lost
+    start_timeout: float | None = None  # seconds that hosts may take to come; None: as long as the scheduler says
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._launch: WorkerLaunch | None = None
+        self._met = False  # whether a program has been connected to these hosts
+        self._attached: dict[str, HostMesh] = {}  # by this process
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_attached": {}}
+
+    # --- what a scheduler says
+
+    @abstractmethod
+    def _submit(self, launch: WorkerLaunch, client_script: str | None) -> None:
+        """Asks for the hosts, on each of which what `launch` says is to run; keeps in `self` what `_poll` and `_cancel` need.
+        Bounded in time; raises SchedulerError in the scheduler's words, and then nothing is left of the order. Ctrl-C
+        takes effect at its end, so what it runs has a session of its own."""
+
+    @abstractmethod
+    def _poll(self) -> Poll:
+        """One look, bounded in time. SchedulerError when the scheduler cannot be asked just now."""
+
+    @abstractmethod
+    def _cancel(self) -> None:
+        """Gives everything back; returns when nothing is left that the job started. Nothing when nothing is left."""
+
+    @abstractmethod
+    def _same(self, spec: Any) -> bool:
+        """Whether this job's hosts serve `spec`, a job of the same class."""
+
+    def _attach(self, workers: dict[str, list[str]]) -> dict[str, HostMesh]:
+        """Meshes of these workers."""
+        launch = self._launch
+        assert launch is not None
+        ca, certificate, private_key = (launch.tls.get(name) for name in ("ca", "certificate", "private_key"))
+        return {
+            name: attach_to_workers(
+                workers=addresses,
+                ca=ca,
+                certificate=certificate,
+                private_key=private_key,
+                secret=launch.secret,
+                name=name,
+            )
+            for name, addresses in workers.items()
+        }
+
+    # --- its life
+
+    def _create(self, client_script: str | None) -> None:
+        lease = settings.get("job_lease")
+        launch = self._launch = WorkerLaunch(new_secret(), lease or None, self._tls)
+        self._met = False
+        try:
+            uninterrupted.run(lambda: self._submit(launch, client_script))
+        except uninterrupted.InterruptedAfterwardsError:
+            interrupt = KeyboardInterrupt()
+            self._give_back(interrupt)
+            raise interrupt from None
+
+    def _state(self) -> JobState:
+        """Waits for the hosts. What goes wrong before they have ever answered gives them back; hosts that were in use are
+        kept, since they may only be out of reach."""
+        try:
+            meshes = self._attach(self._await_hosts().workers)
+            for mesh in meshes.values():
+                self._await_answers(mesh)
+        except BaseException as exc:
+            if not self._met:
+                self._give_back(exc)
+            raise
+        self._met = True
+        self._attached = meshes
+        if self.hosts_come_back:
+            for name, mesh in meshes.items():
+                session: Any = mesh._session
+                session.find_replacements = functools.partial(self._replacements, name)
+        return JobState(meshes)
+
+    def _replacements(self, name: str, ranks: list[int]) -> list[str]:
+        """Where the scheduler has put these hosts of a mesh after they were lost: waits until all hosts are there again."""
+        workers = self._await_hosts().workers[name]
+        return [workers[rank] for rank in ranks]
+
+    def _await_hosts(self) -> Ready:
+        line = LiveLine(f"{type(self).__name__} waits for its hosts")
+        pause = threading.Event()
+        last = ""
+        try:
+            while True:
+                try:
+                    poll = self._poll()
+                except SchedulerError as exc:
+                    if self.start_timeout is None:
+                        raise
+                    poll = Waiting(str(exc))
+                if isinstance(poll, Ready):
+                    line.end()
+                    if last:
+                        job_logger().info("%s has its hosts (after %.0f s)", type(self).__name__, line.waited)
+                    return poll
+                if isinstance(poll, Ended):
+                    raise SchedulerError(poll.why)
+                last = poll.why
+                if self.start_timeout is not None and line.waited >= self.start_timeout:
+                    raise SchedulerError(self._too_late(last))
+                line.show(last)
+                pause.wait(self.poll_interval)
+        finally:
+            line.end()
+
+    def _await_answers(self, mesh: HostMesh) -> None:
+        """Until all hosts of the mesh have answered, or the scheduler says that they will not."""
+        while True:
+            asked = time.monotonic()
+            try:
+                result_of(mesh.initialized, self.poll_interval)
+                return
+            except TimeoutError:
+                if time.monotonic() - asked < self.poll_interval:  # it is the mesh's own: attaching took too long
+                    raise
+            try:
+                poll = self._poll()
+            except SchedulerError:
+                continue  # attaching has an end of its own
+            if isinstance(poll, Ended):
+                raise SchedulerError(poll.why)
+
+    def _too_late(self, why: str) -> str:
+        return f"{type(self).__name__} has no hosts after {self.start_timeout:g} s; last it was said: {why}"
+
+    def _give_back(self, cause: BaseException) -> None:
+        """What was asked for is not left behind, whatever went wrong."""
+        try:
+            self._cancel()
+        except Exception as exc:
+            told = {"job_type": type(self).__name__, **self._cleanup_log_context()}
+            job_logger().warning("%s could not be cancelled (%s); look for what is left: %s",
+                type(self).__name__, exc, told)  # fmt: skip
+        self._status = "not_running"
+        self._apply_id = None
+        if isinstance(cause, KeyboardInterrupt):
+            job_logger().info("interrupted: %s was cancelled", type(self).__name__)
+
+    def can_run(self, spec: JobTrait) -> bool:
+        """Whether the scheduler still gives these hosts, all of them, and `spec` asks for the same."""
+        if type(spec) is not type(self) or not self.active or self._tls != spec._tls or not self._same(spec):
+            return False
+        try:
+            return isinstance(self._poll(), Ready)
+        except SchedulerError as exc:
+            job_logger().warning("the cached job cannot be looked up: %s", exc)
+            return False
+
+    def _kill(self) -> None:
+        """Hosts that this process has attached end in order, then the scheduler takes all of them back."""
+        attached, self._attached = self._attached, {}
+        for name, mesh in attached.items():
+            try:
+                result_of(mesh.shutdown(), _GOODBYE)
+            except Exception as exc:  # the scheduler ends them
+                job_logger().info("hosts of mesh %s did not end in order: %s", name, exc)
+        self._cancel()

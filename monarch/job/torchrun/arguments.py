@@ -1,0 +1,211 @@
+"""The arguments of torchrun, with torchrun's names, short forms, variables (PET_NNODES, ...) and defaults. Pure; torch is not
+needed."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch.job.command_plan import PYTHON
+
+# How agents of torchrun find each other and watch their workers. Here one program has started all of them.
+WITHOUT_MEANING = (
+    "rdzv_backend", "rdzv_endpoint", "rdzv_conf", "monitor_interval", "start_method", "local_addr", "node_rank",
+)  # fmt: skip
+NOT_THERE = ("event_log_handler", "logs_specs", "numa_binding", "duplicate_stdout_filters", "duplicate_stderr_filters")
+_RUN_PATH = "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+
+
+class Streams(msgspec.Struct, frozen=True):
+    """Of each local rank, which of its streams are meant: 0 none, 1 stdout, 2 stderr, 3 both."""
+
+    default: int
+    ranks: dict[int, int]
+
+    def of(self, local_rank: int, stream: int) -> bool:
+        return bool(self.ranks.get(local_rank, self.default) & stream)
+
+    @property
+    def any(self) -> bool:
+        return bool(self.default) or any(self.ranks.values())
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What was asked for. `nodes`: least and most hosts, None for as many as there are; `per_node`: a number, or auto, cpu,
+    gpu; `command`: what each rank executes, PYTHON for the interpreter; `unused`: given and without meaning here."""
+
+    nodes: tuple[int, int] | None
+    per_node: str
+    command: list[str]
+    name: str
+    run_id: str | None
+    role: str
+    max_restarts: int
+    log_dir: str | None
+    redirects: Streams
+    tee: Streams
+    shown: frozenset[int] | None
+    master_addr: str | None
+    master_port: int | None
+    signals: list[int]
+    grace: float
+    unused: list[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """torchrun's arguments; those of the script come behind its name."""
+
+    def add(*names: str, **settings: Any) -> None:
+        dest = parser.add_argument(*names, **settings).dest
+        for name in names:
+            if "-" in name[2:]:  # torchrun's other spelling, which help need not repeat
+                hidden = {**settings, "dest": dest, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+                parser.add_argument(f"--{name[2:].replace('-', '_')}", **hidden)
+
+    add("--nnodes", metavar="N|MIN:MAX", help="how many hosts (default: one here, all hosts of a job)")
+    add("--nproc-per-node", metavar="N|auto|gpu|cpu", help="how many ranks on each (default: 1)")
+    add("--max-restarts", type=int, metavar="N", help="how often all ranks begin anew when one failed (default: 0)")
+    add("--role", help="what the ranks are called in prefixes and ROLE_NAME (default: default)")
+    add("-m", "--module", action="store_true", help="the script is a module, as in python -m")
+    add("--no-python", action="store_true", help="the script is a program of its own")
+    add("--run-path", action="store_true", help="run the script with runpy.run_path")
+    add("--log-dir", metavar="DIR", help="where --redirects and --tee write, on each host (default: a new folder)")
+    add(
+        "-r",
+        "--redirects",
+        metavar="WHICH",
+        help="into files only: 0 none, 1 stdout, 2 stderr, 3 both; or 0:1,1:3 by local rank",
+    )
+    add("-t", "--tee", metavar="WHICH", help="into files and, with a prefix, here; as --redirects")
+    add("--local-ranks-filter", metavar="0,1", help="show only what these local ranks print")
+    add("--master-addr", metavar="HOST", help="MASTER_ADDR (default: the address of the first host)")
+    add("--master-port", type=int, metavar="PORT", help="MASTER_PORT (default: a free one; with --master-addr 29500)")
+    add("--rdzv-id", metavar="ID", help="the name of this run (default: a new one)")
+    add(
+        "--signals-to-handle",
+        metavar="NAMES",
+        help="signals that are passed on (default: SIGTERM,SIGINT,SIGHUP,SIGQUIT)",
+    )
+    add("--shutdown-timeout", type=float, metavar="SECONDS", help="between SIGTERM and SIGKILL (default: 30)")
+    add("--standalone", action="store_true", help="one host")
+    for name in (*WITHOUT_MEANING, *NOT_THERE):
+        parser.add_argument(f"--{name.replace('_', '-')}", f"--{name}", help=argparse.SUPPRESS)
+    parser.add_argument("--virtual-local-rank", "--virtual_local_rank", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("training_script", metavar="SCRIPT", help="what every rank runs")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, metavar="ARG", help="its arguments")
+
+
+def options(given: argparse.Namespace, environment: Mapping[str, str]) -> Options:
+    """ValueError, in words for the command line, for what does not fit."""
+
+    def value(name: str, default: Any, kind: Any = str) -> Any:
+        found = getattr(given, name)
+        if found is None or found is False:
+            text = environment.get(f"PET_{name.upper()}")
+            if text is None:
+                return default
+            found = text in ("1", "true", "True") if kind is bool else _number(name, text, kind)
+        return found
+
+    for name in (*NOT_THERE, "virtual_local_rank"):
+        if value(name, None):
+            raise ValueError(f"{_option(name)} is not there in monarch run: leave it out")
+    if str(value("node_rank", "0")) != "0":
+        raise ValueError("--node-rank: monarch run is started once, not once on every node; it starts the ranks of all")
+    restarts = value("max_restarts", 0, int)
+    if restarts < 0:
+        raise ValueError(f"--max-restarts is 0 or more, got {restarts}")
+    grace = value("shutdown_timeout", float(environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30)), float)
+    shown = value("local_ranks_filter", "")
+    address = value("master_addr", None)
+    nnodes = value("nnodes", None)
+    script, arguments = given.training_script, list(given.training_script_args)
+    module, no_python = value("module", False, bool), value("no_python", False, bool)
+    if module and no_python:
+        raise ValueError("--module and --no-python exclude each other: a module is run by Python")
+    return Options(
+        nodes=(1, 1) if value("standalone", False, bool) else None if nnodes is None else nodes(nnodes),
+        per_node=per_node(value("nproc_per_node", "1")),
+        command=command(script, arguments, module, no_python, value("run_path", False, bool)),
+        name=script,
+        run_id=value("rdzv_id", None),
+        role=value("role", "default"),
+        max_restarts=restarts,
+        log_dir=value("log_dir", None),
+        redirects=streams(value("redirects", "0")),
+        tee=streams(value("tee", "0")),
+        shown=frozenset(_number("local_ranks_filter", part, int) for part in shown.split(",")) if shown else None,
+        master_addr=address,
+        master_port=value("master_port", 29500 if address else None, int),
+        signals=signals(value("signals_to_handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")),
+        grace=grace,
+        unused=[_option(name) for name in WITHOUT_MEANING if getattr(given, name) is not None],
+    )
+
+
+def nodes(text: str) -> tuple[int, int]:
+    """`2` or `1:4`, as least and most."""
+    parts = text.split(":")
+    if not all(part.isdecimal() for part in parts) or len(parts) > 2:
+        raise ValueError(f"--nnodes is a number or MIN:MAX, got {text!r}")
+    least, most = int(parts[0]), int(parts[-1])
+    if not 1 <= least <= most:
+        raise ValueError(f"--nnodes: 1 <= MIN <= MAX, got {text!r}")
+    return least, most
+
+
+def per_node(text: str) -> str:
+    """A number, or what is counted on the hosts."""
+    if text in ("auto", "cpu", "gpu") or (text.isdecimal() and int(text) > 0):
+        return text
+    raise ValueError(f"--nproc-per-node is a number, auto, cpu or gpu; got {text!r}")
+
+
+def streams(text: str) -> Streams:
+    """`3`, or `0:1,1:3`: of each local rank."""
+    if text.isdecimal() and int(text) <= 3:
+        return Streams(int(text), {})
+    found = {}
+    for part in text.split(","):
+        rank, colon, which = part.partition(":")
+        if not (colon and rank.isdecimal() and which.isdecimal() and int(which) <= 3):
+            raise ValueError(
+                f"{text!r} says no streams: 0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:WHICH,..., as in 0:1,1:3"
+            )
+        found[int(rank)] = int(which)
+    return Streams(0, found)
+
+
+def signals(text: str) -> list[int]:
+    """Signals by name, `SIGTERM,SIGUSR1`."""
+    found = []
+    for name in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            found.append(int(signal.Signals[name]))
+        except KeyError:
+            raise ValueError(f"--signals-to-handle: {name!r} is not the name of a signal") from None
+    return found
+
+
+def command(script: str, arguments: Sequence[str], module: bool, no_python: bool, run_path: bool) -> list[str]:
+    """What each rank executes."""
+    if run_path:
+        return [PYTHON, "-u", "-c", _RUN_PATH, script, *arguments]
+    if no_python:
+        return [script, *arguments]
+    return [PYTHON, "-u", *(["-m"] if module else []), script, *arguments]
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _number(name: str, text: str, kind: Any) -> Any:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(f"{_option(name)} is a number, got {text!r}") from None

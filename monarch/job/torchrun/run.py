@@ -1,0 +1,304 @@
+"""The ranks of a program on hosts: started, followed, ended, and started again.
+
+Each rank is a program of its own below a process of a mesh, one mesh an attempt. So the host agents end what is left
+of a rank, whatever becomes of it or of this program.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from monarch._devices import vendors
+from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint, when_ready
+from monarch.job.command_actor import CommandActor, Ended
+from monarch.job.command_plan import Command
+from monarch.job.command_printer import CommandPrinter
+from monarch.job.run_command import one_by_one, own_folder
+from monarch.job.torchrun import failures, plan
+from monarch.job.torchrun.arguments import Options
+from monarch.job.torchrun.failures import Failure, Tail
+from monarch.spmd.spmd_actor import host_and_port
+
+logger = logging.getLogger("monarch")
+_ASK = 60.0  # seconds for what waits for nobody
+_ALIVE = 15.0  # for a host that may be gone
+_LOOPBACK = "127.0.0.1"
+
+
+class HostFacts(Actor):
+    """What has to be known of a host before ranks start there."""
+
+    @endpoint
+    def look(self) -> tuple[str, int, int]:
+        """Its name, and how many devices and processors a program sees there."""
+        return os.uname().nodename, vendors.count(), len(os.sched_getaffinity(0))
+
+    @endpoint
+    def free_port(self) -> int:
+        return host_and_port(0)[1]
+
+    @endpoint
+    def temporary(self) -> str:
+        return tempfile.gettempdir()
+
+    @endpoint
+    def address(self) -> str:
+        """At which other hosts reach this one, as far as its own address says."""
+        from urllib.parse import urlsplit
+
+        return urlsplit(context().actor_instance.actor_id.addr).hostname or ""
+
+
+def run(hosts: HostMesh, options: Options, where: str, env: Mapping[str, str] | None = None, out: Any = None) -> int:
+    """Runs `options.command` on every rank and returns the exit status of the run: 0 when all ranks ended with 0,
+    else that of the rank that failed first, or 128 + n when signal n ended the run. `where` names the job in errors.
+    What is told goes to `out`, by default stderr. ValueError for what the hosts do not have."""
+    return _Run(hosts, options, where, dict(env or {}), sys.stderr if out is None else out).run()
+
+
+class _Run:
+    def __init__(self, hosts: HostMesh, options: Options, where: str, env: dict[str, str], out: Any) -> None:
+        self._given = hosts
+        self._options = options
+        self._where = where
+        self._env = env
+        self._out = out
+        self._run_id = options.run_id or uuid.uuid4().hex[:12]
+        self._unique = uuid.uuid4().hex[:8]
+        self._per_host = 1  # ranks, in the attempt that is the last
+
+    def run(self) -> int:
+        if self._options.unused:
+            self._say(f"no meaning here, the job connects its hosts: {', '.join(self._options.unused)}")
+        hosts = one_by_one(self._given)
+        attempts = self._options.max_restarts + 1
+        for attempt in range(attempts):
+            taking = hosts[: plan.chosen(self._options.nodes, len(hosts), self._where)]
+            outcome = self._attempt(taking, attempt)
+            if isinstance(outcome, int):
+                return outcome
+            failed, ended = outcome
+            self._say(failures.told(self._options.name, failed, ended, attempt, attempts))
+            if attempt + 1 == attempts:
+                return failures.first(failed).status or 1
+            lost = {failure.rank // self._per_host for failure in failed if failure.lost}
+            if lost:
+                hosts = self._without(hosts, lost)
+            self._say(f"all ranks begin anew: restart {attempt + 1} of {attempts - 1}")
+        raise AssertionError("an attempt is the last")
+
+    # --- one attempt
+
+    def _attempt(self, hosts: Sequence[HostMesh], attempt: int) -> int | tuple[list[Failure], list[int]]:
+        """The exit status of the run, or who failed and who was ended for it."""
+        facts = [_look(host) for host in hosts]
+        names = [fact[0] for fact in facts]
+        count = plan.count_of(self._options.per_node, facts)
+        self._per_host = count
+        sizes = len(hosts), count
+        master, temporary = self._master(hosts)
+        folder = plan.log_folder(self._options, self._run_id, self._unique, temporary)
+        if attempt == 0 and plan.writes_files(self._options):
+            self._say(f"output of the ranks is in {folder}/attempt_N/RANK on each host")
+        commands = plan.commands(self._options, sizes, self._run_id, attempt, master, folder, own_folder(), self._env)
+        meshes = [host.spawn_procs({"local_rank": count}, name=self._options.role) for host in hosts]
+        try:
+            return _Attempt(self, meshes, commands, names).follow()
+        finally:
+            stopping = [mesh.stop() for mesh in meshes]
+            for one in stopping:
+                one.get()
+
+    def _master(self, hosts: Sequence[HostMesh]) -> tuple[tuple[str, int], str]:
+        """Where rank 0 opens the store at which all meet; and the first host's folder for temporary files."""
+        with _facts(hosts[0]) as first:
+            address, port = self._options.master_addr, self._options.master_port
+            if address is None:
+                address = (first.address.call_one().get(_ASK) if len(hosts) > 1 else "") or _LOOPBACK
+            if port is None:
+                port = first.free_port.call_one().get(_ASK)
+            return (address, port), first.temporary.call_one().get(_ASK)
+
+    def _without(self, hosts: Sequence[HostMesh], lost: Collection[int]) -> list[HostMesh]:
+        """The hosts to go on with, when ranks of those at `lost` were lost with their processes: without those that
+        do not start processes any more while there are enough others, else with new hosts in their place."""
+        sure = [host for number, host in enumerate(hosts) if number not in lost]
+        if len(sure) < (self._options.nodes or (1, 1))[0]:
+            self._say("too few hosts may be left: those that have died are replaced")
+            self._given.replace(failed=True).get()  # what it raises says who was tried
+            return one_by_one(self._given)
+        found = []
+        for number, host in enumerate(hosts):
+            try:
+                if number in lost:
+                    _look(host, _ALIVE)
+            except Exception as exc:
+                self._say(f"a host is gone, and the run goes on without it: {_first_line(exc)}")
+            else:
+                found.append(host)
+        return found
+
+    def _say(self, text: str) -> None:
+        print(f"monarch run: {text}", file=self._out, flush=True)
+
+
+class _Attempt:
+    def __init__(
+        self, run: _Run, meshes: Sequence[ProcMesh], commands: Sequence[Command], names: Sequence[str]
+    ) -> None:
+        self._options = run._options
+        self._say = run._say
+        self._names = names
+        self._count = len(commands) // len(meshes)
+        self._commands = commands
+        self._ranks: list[Any] = []
+        for mesh in meshes:
+            self._ranks += one_by_one(mesh.spawn("rank", CommandActor))
+        sizes = len(meshes), self._count
+        self._printer = CommandPrinter(plan.prefixes(self._options, sizes))
+        self._tails = [Tail() for _ in commands]
+        self._pids = [0] * len(commands)
+        self._ready: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        self._reads: dict[int, Future[Any]] = {}
+        self._failures: list[Failure] = []
+        self._ended: list[int] = []  # because another one failed
+        self._ending = 0  # the signal that was sent to all
+        self._deadline: float | None = None
+        self._asked = 0  # the signal that asked for the end of the run
+
+    def follow(self) -> int | tuple[list[Failure], list[int]]:
+        with _signals(self._options.signals, self._ready):
+            starting = [one.start.call_one(command) for one, command in zip(self._ranks, self._commands, strict=True)]
+            for rank, started in enumerate(starting):
+                try:
+                    self._pids[rank] = started.get()
+                except Exception as exc:
+                    self._lost(rank, exc)
+                else:
+                    self._read(rank)
+            while self._reads:
+                self._next()
+        if self._asked:
+            return 128 + self._asked
+        if self._failures:
+            return self._failures, self._ended
+        return 0
+
+    def _read(self, rank: int) -> None:
+        self._reads[rank] = future = self._ranks[rank].read.call_one()
+        when_ready(future, lambda: self._ready.put(("read", rank)))
+
+    def _next(self) -> None:
+        try:
+            patience = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            what, number = self._ready.get(timeout=patience)
+        except queue.Empty:
+            self._say(f"not ended within {self._options.grace:g} s, killed: ranks {failures.ranges(list(self._reads))}")
+            self._deadline = None
+            self._signal(signal.SIGKILL)
+            return
+        if what == "signal":
+            self._say(f"{signal.Signals(number).name}: all ranks are ended")
+            if self._asked:
+                self._signal(signal.SIGKILL)
+            self._asked = number
+            self._end(number)
+            return
+        future = self._reads.pop(number, None)
+        if future is None:  # told of twice
+            return
+        try:
+            pieces = future.get()
+        except Exception as exc:
+            self._lost(number, exc)
+            return
+        for piece in pieces:
+            if isinstance(piece, Ended):
+                self._on_end(number, piece)
+                return
+            if piece.stream == plan.STDERR:
+                self._tails[number].add(piece.data)
+            self._printer.write(number, piece.stream, piece.data)
+        self._read(number)
+
+    def _on_end(self, rank: int, ended: Ended) -> None:
+        self._printer.end(rank)
+        if self._ending and (not ended.status or ended.signal in (self._ending, signal.SIGKILL)):
+            self._ended.append(rank)
+        elif ended.status:
+            stderr = self._commands[rank].stderr
+            self._failures.append(
+                Failure(
+                    rank, rank % self._count, self._names[rank // self._count], ended.pid, ended.status, ended.signal,
+                    ended.at, self._tails[rank].value(), ended.report, file=stderr.file,
+                )
+            )  # fmt: skip
+            self._end(signal.SIGTERM)
+
+    def _lost(self, rank: int, exc: Exception) -> None:
+        """Its process, or its host. A status of its own it has none."""
+        if self._ending:
+            self._ended.append(rank)
+            return
+        self._failures.append(
+            Failure(
+                rank, rank % self._count, self._names[rank // self._count], self._pids[rank], 1, 0, time.time(),
+                self._tails[rank].value(), lost=_first_line(exc),
+            )
+        )  # fmt: skip
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> None:
+        """All ranks are told to end, and killed when they have not after --shutdown-timeout."""
+        if not self._ending:
+            self._ending = number
+            self._deadline = time.monotonic() + self._options.grace
+            self._signal(number)
+
+    def _signal(self, number: int) -> None:
+        for rank in list(self._reads):
+            self._ranks[rank].send_signal.broadcast(number)
+
+
+@contextmanager
+def _signals(numbers: Sequence[int], notes: queue.SimpleQueue[tuple[str, int]]) -> Iterator[None]:
+    """Inside, these signals are notes. Elsewhere than on the main thread nothing can be done, and nothing is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda got, _frame: notes.put(("signal", got))) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _facts(host: HostMesh) -> Iterator[Any]:
+    procs = host.spawn_procs(name="run")
+    try:
+        yield procs.spawn("facts", HostFacts)
+    finally:
+        procs.stop()
+
+
+def _look(host: HostMesh, patience: float = _ASK) -> tuple[str, int, int]:
+    with _facts(host) as facts:
+        found: tuple[str, int, int] = facts.look.call_one().get(patience)
+        return found
+
+
+def _first_line(exc: BaseException) -> str:
+    return (str(exc).strip().splitlines() or [type(exc).__name__])[0]

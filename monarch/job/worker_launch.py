@@ -1,0 +1,52 @@
+"""What a host of a job has to run, and what it has to be told in secret."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+import msgspec
+
+SECRET = "MONARCH_SECRET"
+LEASE = "MONARCH_WORKER_LEASE"
+TLS = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "private_key": "MONARCH_TLS_KEY"}
+
+
+class WorkerLaunch(msgspec.Struct, frozen=True):
+    """How the workers of one allocation are started.
+
+    `secret`: the allocation's own; whoever has it may run code on its hosts. `lease`: seconds after which a worker without a
+    client ends, None for never. `tls`: paths of PEM files on every host, by `ca`, `certificate` and `private_key`; empty for
+    plain TCP.
+    """
+
+    secret: str
+    lease: float | None = None
+    tls: Mapping[str, str] = {}
+
+    @property
+    def scheme(self) -> str:
+        """What the workers' addresses begin with: `tls` or `tcp`."""
+        return "tls" if self.tls else "tcp"
+
+    def environment(self) -> dict[str, str]:
+        """Variables that tell a worker all of this. For environments that nobody else can read."""
+        told = {SECRET: self.secret, **{TLS[name]: path for name, path in self.tls.items()}}
+        if self.lease is not None:
+            told[LEASE] = f"{self.lease:.3f}s"
+        return told
+
+    def stdin(self, outlive: bool = False) -> bytes:
+        """The same as the line that `monarch worker --stdin` reads. Unless it is to `outlive` its stdin, the worker ends
+        at the end of that."""
+        told = {"secret": self.secret, "lease": self.lease, "tls": dict(self.tls), "outlive": outlive}
+        return msgspec.json.encode(told) + b"\n"
+
+    def command(self, python: str, address: str) -> list[str]:
+        """The words that start a worker; no secret is among them."""
+        return [python, "-u", "-m", "monarch", "worker", "--address", address]
+
+
+def new_secret() -> str:
+    """256 random bits as text."""
+    return secrets.token_hex(32)

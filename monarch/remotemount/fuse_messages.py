@@ -1,0 +1,152 @@
+"""What a process that serves a FUSE mount and its owner say to each other, over a socket that only they have."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from typing import Any
+
+import msgspec
+
+_LENGTH = struct.Struct("!I")
+_LARGEST = 64 << 20  # of one message: a tree of a million files, or some blocks
+
+# path, kind, size, mode, mtime_ns, target, content. Names are bytes: not all of them are text.
+TreeEntry = tuple[bytes, str, int, int, int, bytes, int]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    pass
+
+
+class Begin(Message, frozen=True):
+    """To the process: mount at `point`. Its other words depend on `kind`: "tree" or "gather"."""
+
+    point: bytes
+    kind: str
+    name: str  # of the mount, as /proc/mounts shows it
+
+
+class SetTree(Message, frozen=True):
+    """To the process: the tree is this from now on. In parts; the last one makes it so. `number` is of the tree."""
+
+    entries: list[TreeEntry]
+    last: bool
+    number: int
+
+
+class Content(Message, frozen=True):
+    """To the process: block number `block` of a content, or the errno that reading it gives."""
+
+    content: int
+    block: int
+    data: bytes
+    error: int = 0
+
+
+class Answer(Message, frozen=True):
+    """To the process: of the request `number`."""
+
+    number: int
+    error: int
+    value: Any
+
+
+class Unmount(Message, frozen=True):
+    """To the process: end, unless the mount is in use."""
+
+
+class Mounted(Message, frozen=True):
+    pass
+
+
+class Settled(Message, frozen=True):
+    """From the process: nobody is shown a tree before this one any more."""
+
+    number: int
+
+
+class NotMounted(Message, frozen=True):
+    why: str
+
+
+class Want(Message, frozen=True):
+    """From the process: somebody reads this block, which has not come yet."""
+
+    content: int
+    block: int
+
+
+class Ask(Message, frozen=True):
+    """From the process: `what` of the path; answered by `Answer`."""
+
+    number: int
+    what: str
+    path: bytes
+    offset: int = 0
+    size: int = 0
+
+
+class Busy(Message, frozen=True):
+    """From the process: it could not be unmounted, and goes on."""
+
+    why: str
+
+
+class Unmounted(Message, frozen=True):
+    pass
+
+
+_ANY = Begin | SetTree | Content | Answer | Unmount | Mounted | Settled | NotMounted | Want | Ask | Busy | Unmounted
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_ANY)
+
+
+class Wire:
+    """One end of the socket. Any thread may send; one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._sending = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        """OSError when the other end is gone."""
+        data = _encoder.encode(message)
+        if len(data) > _LARGEST:
+            raise ValueError(f"a message of {len(data):,} bytes is over the limit of {_LARGEST:,}")
+        with self._sending:
+            self._end.sendall(_LENGTH.pack(len(data)))
+            self._end.sendall(data)
+
+    def receive(self) -> Message | None:
+        """None when the other end is gone."""
+        head = self._read(_LENGTH.size)
+        if head is None:
+            return None
+        (length,) = _LENGTH.unpack(head)
+        data = self._read(length) if length <= _LARGEST else None
+        return None if data is None else _decoder.decode(data)
+
+    def _read(self, length: int) -> bytearray | None:
+        data = bytearray(length)
+        view = memoryview(data)
+        try:
+            while view:
+                count = self._end.recv_into(view)
+                if not count:
+                    return None
+                view = view[count:]
+        except OSError:
+            return None
+        return data
+
+    def shut(self) -> None:
+        """The other end reads that we are gone, and so does whoever receives here."""
+        try:
+            self._end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        self._end.close()

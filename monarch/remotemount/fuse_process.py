@@ -1,0 +1,230 @@
+"""The process that serves a FUSE mount, as its owner sees it; and whether this machine can have one."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from ctypes.util import find_library
+
+from monarch.actor import bind_context, start_thread
+from monarch.remotemount.fuse_messages import (
+    Begin,
+    Busy,
+    Message,
+    Mounted,
+    NotMounted,
+    Settled,
+    Unmount,
+    Unmounted,
+    Wire,
+)
+
+START = 60.0  # seconds until a mount that does not come about is given up
+UNMOUNT = 30.0  # and an unmount
+_END = 10.0  # until a process that was told to end is killed
+
+
+def obstacle() -> str:
+    """Why this machine cannot mount with FUSE, and what to install; "" when nothing is known that speaks against it."""
+    try:
+        os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
+    except OSError as exc:
+        return f"/dev/fuse cannot be opened ({exc.strerror}): containers have to be given that device"
+    if shutil.which("fusermount3") is None:
+        return "there is no fusermount3: install the system's package fuse3"
+    if find_library("fuse3") is None:
+        return "there is no libfuse3: install the system's package fuse3"
+    if importlib.util.find_spec("mfusepy") is None:
+        return "the package mfusepy is missing: pip install 'pymonarch[fuse]'"
+    return ""
+
+
+def machine() -> str:
+    """Equal for processes that see the same mounts."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip() + os.readlink("/proc/self/ns/mnt")
+
+
+def mounted_at(point: str) -> str | None:
+    """The name of a mount of ours at `point`; "" for one of others; None when nothing is mounted there."""
+    found = None
+    real = os.path.join(os.path.realpath(os.path.dirname(point)), os.path.basename(point))
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            front, _, back = line.partition(" - ")
+            kind, name, *_ = back.split()
+            if _plain(front.split()[4]) == real:
+                found = _plain(name) if kind == "fuse.monarch" else ""
+    return found
+
+
+def _plain(text: str) -> str:
+    """Octal escapes of the kernel undone."""
+    for code in ("040", "011", "012", "134"):
+        text = text.replace(f"\\{code}", chr(int(code, 8)))
+    return text
+
+
+def clear_stale(point: str) -> None:
+    """Takes away a mount at `point` whose process is dead."""
+    try:
+        os.stat(point)
+    except OSError as exc:
+        if exc.errno != errno.ENOTCONN:
+            return
+        for command in (["fusermount3", "-u", "-z", "--", point], ["umount", "-l", "--", point]):
+            try:
+                if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+                    return
+            except OSError:
+                continue
+
+
+class MountFailed(RuntimeError):
+    """Nothing was mounted; the text says why."""
+
+
+class MountBusy(RuntimeError):
+    """A mount is in use and stays; the text names it."""
+
+
+class FuseProcess:
+    """A mount at `point`, which is made where it is missing. `received` gets what it asks for, on a thread of its own."""
+
+    def __init__(self, point: str, kind: str, name: str, received: Callable[[Message], None]) -> None:
+        self.point = point
+        self._received = received
+        self._changed = threading.Condition()
+        self._last: Message | None = None
+        self._settled = 0
+        self._gone = False
+        self._made = _make_folder(point)
+        ours, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the process
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "monarch.remotemount.fuse_program", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._errors,
+                    stderr=self._errors,
+                    cwd="/",
+                    env=_environment(),
+                    start_new_session=True,  # so that it sees its owner's end, and is not killed with it
+                )
+        except BaseException:
+            ours.close()
+            self._errors.close()
+            raise
+        self._wire = Wire(ours)
+        self._wire.send(Begin(os.fsencode(point), kind, name))
+        self._listener = start_thread(bind_context(self._listen), "monarch-mount")
+
+    def send(self, message: Message) -> None:
+        """OSError when the process is gone."""
+        self._wire.send(message)
+
+    def mounted(self) -> None:
+        """Waits until it is mounted. MountFailed; nothing is left then."""
+        last = self._wait((Mounted, NotMounted), START)
+        if not isinstance(last, Mounted):
+            why = last.why if isinstance(last, NotMounted) else "it did not answer"
+            self.abandon()
+            raise MountFailed(f"{self.point}: {self._said or why}")
+
+    def settle(self, number: int) -> None:
+        """Waits until the tree `number` is what everybody sees."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._settled >= number or self._gone, START)
+
+    def unmount(self) -> str:
+        """Why it is in use; "" when it is gone."""
+        with self._changed:
+            self._last = None  # what it says from now on is the answer
+        try:
+            self._wire.send(Unmount())
+        except OSError:
+            pass
+        last = self._wait((Unmounted, Busy), UNMOUNT)
+        if isinstance(last, Busy):
+            return last.why
+        self.abandon()
+        return ""
+
+    def abandon(self) -> None:
+        """The process ends, and its mount with it, in use or not."""
+        self._wire.shut()
+        try:
+            self._process.wait(_END)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._listener.join()
+        self._wire.close()
+        clear_stale(self.point)
+        if self._made:
+            try:
+                os.rmdir(self.point)
+            except OSError:
+                pass
+        if not self._errors.closed:
+            self._errors.seek(0)
+            self._text = self._errors.read()[-2000:].decode(errors="replace").strip()
+            self._errors.close()
+
+    _text = ""
+
+    @property
+    def _said(self) -> str:
+        """What it and libfuse wrote, its last line: known when it has ended."""
+        return self._text.splitlines()[-1] if self._text else ""
+
+    def _listen(self) -> None:
+        while (message := self._wire.receive()) is not None:
+            if isinstance(message, Settled):
+                with self._changed:
+                    self._settled = message.number
+                    self._changed.notify_all()
+            elif isinstance(message, Mounted | NotMounted | Busy | Unmounted):
+                with self._changed:
+                    self._last = message
+                    self._changed.notify_all()
+            else:
+                self._received(message)
+        with self._changed:
+            self._gone = True
+            self._changed.notify_all()
+
+    def _wait(self, kinds: tuple[type[Message], ...], limit: float) -> Message | None:
+        with self._changed:
+            self._changed.wait_for(lambda: isinstance(self._last, kinds) or self._gone, limit)
+            return self._last if isinstance(self._last, kinds) else None
+
+
+def _environment() -> dict[str, str]:
+    """The search path of this interpreter as it is, and nothing from below the mount by a relative one.
+
+    MONARCH_RUN is the sign by which what is left of a run is killed: this process is not, for it ends by itself, and only
+    then takes the mount away."""
+    paths = [path for path in sys.path if os.path.isabs(path)]
+    kept = {name: value for name, value in os.environ.items() if name != "MONARCH_RUN"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", "FUSE_LIBRARY_NAME": "fuse3"}
+
+
+def _make_folder(point: str) -> bool:
+    """Whether it was missing."""
+    try:
+        os.makedirs(os.path.dirname(point), exist_ok=True)
+        os.mkdir(point, 0o700)
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,261 @@
+"""Serves one FUSE mount: `python -m monarch.remotemount.fuse_program FD`, started by `fuse_process`.
+
+A process of its own: libfuse has threads and signal handlers, and whoever reads the mount must never wait for a thread that
+waits for the mount. It ends with its owner: when the socket closes, it takes the mount away, in use or not.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from monarch.remotemount import gather_view
+from monarch.remotemount.fuse_messages import (
+    Answer,
+    Ask,
+    Begin,
+    Busy,
+    Content,
+    Message,
+    Mounted,
+    NotMounted,
+    Settled,
+    SetTree,
+    Unmount,
+    Unmounted,
+    Want,
+    Wire,
+)
+from monarch.remotemount.tree import BLOCK, FILE, LINK, Contents, FileTree, Node, blocks_of
+
+AHEAD = 3  # blocks that are on their way while one is read, this one among them
+CACHED = 0.2  # seconds that the kernel keeps names and attributes
+_LATE = 0.05  # until an answer of before has reached the kernel, and its clock has ticked
+PATIENCE = 120.0  # seconds that a read waits for its owner
+
+
+class TreeView:
+    """What the kernel asks of a remote mount: names from the tree, bytes from the blocks that have come."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self.tree = FileTree([])
+        self._last_read = (0, 0)
+        self._coming: list[tuple[str, Node]] = []
+        self.contents = Contents(lambda content, block: wire.send(Want(content, block)), PATIENCE)
+
+    def take(self, message: Message) -> None:
+        match message:
+            case SetTree(entries, last, number):
+                for path, kind, size, mode, mtime_ns, target, content in entries:
+                    self._coming.append(
+                        (os.fsdecode(path), Node(kind, size, mode, mtime_ns, os.fsdecode(target), content))
+                    )
+                if last:
+                    self.tree, self._coming = FileTree(self._coming), []
+                    self.contents.keep(self.tree.contents())
+                    # The kernel may know names and attributes of before for so long.
+                    timer = threading.Timer(CACHED + _LATE, self._wire.send, [Settled(number)])
+                    timer.daemon = True
+                    timer.start()
+            case Content(content, block, data, error):
+                self.contents.put(content, block, data, error)
+
+    def close(self) -> None:
+        self.contents.close()
+
+    def attributes(self, path: str) -> dict[str, int]:
+        return self.tree.node(path).attributes()
+
+    def names(self, path: str) -> dict[str, int]:
+        return self.tree.children(path)
+
+    def target(self, path: str) -> str:
+        node = self.tree.node(path)
+        if node.kind != LINK:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        return node.target
+
+    def open(self, path: str) -> Node:
+        node = self.tree.node(path)
+        if node.kind != FILE:
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return node
+
+    def read(self, path: str, opened: Node, size: int, offset: int) -> bytes:
+        """Of what stands there now; after a removal, of what was opened."""
+        try:
+            node = self.open(path)
+        except OSError:
+            node = opened
+        if node.size > BLOCK:
+            block = offset // BLOCK
+            if (opened.content, block) != self._last_read:  # the first read in a block
+                self._last_read = opened.content, block
+                self.contents.ask_ahead(node.content, range(block, min(block + AHEAD, -(-node.size // BLOCK))))
+        pieces = [
+            memoryview(self.contents.get(node.content, block))[start:stop]
+            for block, start, stop in blocks_of(node.size, offset, size)
+        ]
+        return b"".join(pieces)
+
+    def release(self, opened: Node) -> None:
+        return
+
+
+class Requests:
+    """Questions to the owner, each answered once."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._numbers = itertools.count()
+        self._answers: dict[int, Answer] = {}
+        self._came = threading.Condition()
+        self._closed = False
+
+    def ask(self, what: str, path: str, offset: int = 0, size: int = 0) -> Any:
+        """OSError as the owner met it; EIO when it does not answer."""
+        number = next(self._numbers)
+        self._wire.send(Ask(number, what, os.fsencode(path), offset, size))
+        with self._came:
+            self._came.wait_for(lambda: number in self._answers or self._closed, PATIENCE)
+            answer = self._answers.pop(number, None)
+        if answer is None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if answer.error:
+            raise OSError(answer.error, os.strerror(answer.error))
+        return answer.value
+
+    def take(self, answer: Answer) -> None:
+        with self._came:
+            self._answers[answer.number] = answer
+            self._came.notify_all()
+
+    def close(self) -> None:
+        with self._came:
+            self._closed = True
+            self._came.notify_all()
+
+
+def operations(view: Any, mounted: Callable[[], None]) -> Any:
+    """`view` as mfusepy wants it. Whatever the file system is not for is refused by the kernel: it is mounted read-only."""
+    import mfusepy
+
+    handles: dict[int, Any] = {}
+    numbers = itertools.count(1)
+    uid, gid = os.getuid(), os.getgid()
+
+    class Operations(mfusepy.Operations):  # type: ignore[misc]
+        use_ns = True
+
+        def init_with_config(self, conn_info: Any, config: Any) -> None:
+            if config is not None:
+                config.attr_timeout = config.entry_timeout = config.negative_timeout = CACHED
+                config.auto_cache = 1  # what the kernel has of a file goes when its size or time changes
+            mounted()
+
+        def getattr(self, path: str, fh: int | None = None) -> dict[str, int]:
+            return {**view.attributes(path), "st_uid": uid, "st_gid": gid}
+
+        def readdir(self, path: str, fh: int) -> Iterator[tuple[str, dict[str, int], int]]:
+            names = view.names(path)
+            yield from ((name, {}, 0) for name in (".", ".."))
+            yield from ((name, {"st_mode": kind}, 0) for name, kind in names.items())
+
+        def readlink(self, path: str) -> str:
+            target: str = view.target(path)
+            return target
+
+        def open(self, path: str, flags: int) -> int:
+            if flags & (os.O_WRONLY | os.O_RDWR):
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            number = next(numbers)
+            handles[number] = view.open(path)
+            return number
+
+        def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
+            data: bytes = view.read(path, handles[fh], size, offset)
+            return data
+
+        def release(self, path: str, fh: int) -> int:
+            view.release(handles.pop(fh))
+            return 0
+
+        def statfs(self, path: str) -> dict[str, int]:
+            return {"f_bsize": 4096, "f_frsize": 4096, "f_namemax": 255}
+
+    return Operations()
+
+
+class Program:
+    """One mount, from the first word of the owner to the last."""
+
+    def __init__(self, wire: Wire, begin: Begin) -> None:
+        self._wire = wire
+        self._point = os.fsdecode(begin.point)
+        self._name = begin.name
+        self._requests = Requests(wire)
+        self._view: Any = TreeView(wire) if begin.kind == "tree" else gather_view.GatherView(self._requests.ask)
+        self._fusermount = shutil.which("fusermount3") or "fusermount3"
+
+    def run(self) -> None:
+        import mfusepy
+
+        threading.Thread(target=self._listen, name="owner", daemon=True).start()
+        try:
+            mfusepy.FUSE(
+                operations(self._view, lambda: self._wire.send(Mounted())),
+                self._point,
+                foreground=True,
+                ro=True,
+                auto_unmount=True,  # a helper of libfuse's takes the mount away should we be killed
+                fsname=self._name,
+                subtype="monarch",
+            )
+        except RuntimeError as exc:
+            self._wire.send(NotMounted(f"libfuse ended with {exc}"))
+            return
+        self._wire.send(Unmounted())
+
+    def _listen(self) -> None:
+        while (message := self._wire.receive()) is not None:
+            match message:
+                case Unmount():
+                    why = self._unmount()
+                    if why:
+                        self._wire.send(Busy(why))
+                case Answer():
+                    self._requests.take(message)
+                case _:
+                    self._view.take(message)
+        self._requests.close()
+        self._view.close()
+        self._unmount("-z")
+        os._exit(0)  # with files open the kernel keeps the session, and libfuse would wait for it
+
+    def _unmount(self, *options: str) -> str:
+        """Why it could not; "" when it is done."""
+        done = subprocess.run(
+            [self._fusermount, "-u", *options, "--", self._point], capture_output=True, text=True, check=False
+        )
+        return done.stderr.strip() or f"fusermount3 ended with {done.returncode}" if done.returncode else ""
+
+
+def main() -> None:
+    os.chdir("/")
+    wire = Wire(socket.socket(fileno=int(sys.argv[1])))
+    begin = wire.receive()
+    if isinstance(begin, Begin):
+        Program(wire, begin).run()
+
+
+if __name__ == "__main__":
+    main()

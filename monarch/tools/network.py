@@ -1,0 +1,29 @@
+"""At which address a host is dialled."""
+
+from __future__ import annotations
+
+import enum
+import socket
+
+from monarch.spmd.addresses import ip_address
+
+__all__ = ["AddrType", "get_ipaddr", "get_sockaddr"]
+
+
+class AddrType(enum.Enum):
+    """Which kind of address is wanted: Default takes IPv6 where the host has it."""
+
+    Default = socket.AF_UNSPEC
+    IPv4 = socket.AF_INET
+    IPv6 = socket.AF_INET6
+
+
+def get_ipaddr(hostname: str, port: int | None = None, addr_type: AddrType = AddrType.Default) -> str:
+    """An address of the host as text, without brackets. Link-local ones are skipped. OSError when there is none."""
+    return ip_address(hostname, port, addr_type.value)
+
+
+def get_sockaddr(hostname: str, port: int, addr_type: AddrType = AddrType.Default) -> str:
+    """`address:port`, an IPv6 address in brackets. OSError when the host has none of this kind."""
+    address = get_ipaddr(hostname, port, addr_type)
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -1,0 +1,21 @@
+"""What `monarch` does with jobs, one verb a file. Each file has
+
+    NAME, LINE, TEXT       the verb, one line about it, its help: what is before `examples:` and from there on
+    arguments(parser)      what it takes
+    run(options)           does it; returns the exit status
+
+and imports what it needs when it runs: --help and tab completion load no runtime. What is raised is told in one line
+on stderr.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+NAMES = ("apply", "run", "exec", "shell", "status", "logs", "kill", "context", "completion")
+
+
+def all_verbs() -> list[ModuleType]:
+    """In the order in which help shows them."""
+    return [importlib.import_module(f"monarch.tools.verbs.{name}_verb") for name in NAMES]

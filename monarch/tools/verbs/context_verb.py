@@ -1,0 +1,54 @@
+"""monarch context: several jobs of one project."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+NAME = "context"
+LINE = "keep several jobs in one folder, and say which one is meant"
+TEXT = """\
+A context is a name for a job of this folder; one of them is active, and what the other commands are about. It lies in
+.monarch/NAME.
+
+  create NAME   a new one, which becomes the active one
+  use NAME      makes it the active one, and makes it when it is not there
+  rm NAME       kills its job and removes it
+  ls            all of them, the active one with a *
+
+examples:
+  monarch context create debug && monarch apply cluster.small_job
+  monarch context use default
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    from monarch.tools.verbs.kill_verb import _contexts
+
+    actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
+    for action, line in (
+        ("create", "make a new context, and use it"),
+        ("use", "make a context the active one"),
+        ("rm", "kill the context's job and remove it"),
+    ):
+        named: Any = actions.add_parser(action, help=line).add_argument("context", metavar="NAME")
+        named.completer = _contexts
+    actions.add_parser("ls", help="list contexts")
+
+
+def run(options: argparse.Namespace) -> int:
+    from monarch.job import contexts
+
+    if options.action == "ls":
+        active = contexts.active()
+        lines = [f"{'* ' if name == active else '  '}{name}" for name in contexts.names()]
+        print("\n".join(lines) or "No contexts.", flush=True)
+        return 0
+    act, done = {
+        "create": (contexts.create, "Created"),
+        "use": (contexts.use, "Switched to"),
+        "rm": (contexts.remove, "Removed"),
+    }[options.action]
+    act(options.context)
+    print(f"{done} context {options.context!r}", flush=True)
+    return 0

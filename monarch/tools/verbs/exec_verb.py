@@ -1,0 +1,163 @@
+"""monarch exec: a command on the job's hosts."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from monarch.job import command_plan
+from monarch.tools.verbs.current_job import (
+    add_environment,
+    add_kill,
+    current_job,
+    environment,
+    killing,
+    mesh_of,
+    point,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from monarch.actor import Future, HostMesh
+    from monarch.job import JobState
+
+NAME = "exec"
+LINE = "run a command on the job's hosts"
+TEXT = """\
+Runs a command on hosts of the job and ends with its exit status: the largest, of several. The job is started when it
+does not run.
+
+By default it runs on the first host, and what it prints is printed here. With --all or --mesh it runs on every host, and each
+process writes stdout.txt and stderr.txt in a folder of its own there (in the job's gather mount, if it has one); --stream
+prints here instead, each line with its place. A command of one word is a line for bash. FILE.py, and -m MODULE, run in a
+process of the job; all else is started there.
+Every process finds its place in MONARCH_RANK_<dim> and MONARCH_SIZE_<dim>.
+
+examples:
+  monarch exec nvidia-smi
+  monarch exec --all --stream 'df -h /data | tail -1'
+  monarch exec --mesh trainers --per-host gpu=8 -e EPOCHS=3 train.py --lr 0.1
+  monarch exec --point hosts=3 -- ls -l /tmp
+  monarch exec --script setup.sh --all
+  monarch exec -m pytest -x            # everything behind -m is the module's
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--one", action="store_true", help="the first host of the first mesh (default)")
+    which.add_argument("--all", action="store_true", help="every host of every mesh")
+    which.add_argument("--mesh", metavar="NAME", help="every host of this mesh")
+    which.add_argument("--point", metavar="DIM=N,...", help="one host of the first mesh")
+    parser.add_argument("--per-host", metavar="DIM=N,...", help="so many processes on each host")
+    parser.add_argument("--stream", action="store_true", help="print what several hosts write, in place of files there")
+    parser.add_argument("--output-dir", metavar="DIR", help="where the files are (default: a new folder in /tmp there)")
+    parser.add_argument(
+        "--python-executable", metavar="PATH", help="the interpreter there, whose folder goes first on PATH"
+    )
+    add_environment(parser)
+    add_kill(parser)
+    parser.add_argument("--script", metavar="FILE", help="a script for bash, from here; - reads it from stdin")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE ...", help="a Python module")
+    parser.add_argument("cmd", nargs=argparse.REMAINDER, metavar="CMD", help="the command, and its arguments")
+
+
+def run(options: argparse.Namespace) -> int:
+    from monarch.job import exec_command
+
+    command = command_of(options)
+    env = environment(options.env)
+    per_host = point(options.per_host) if options.per_host else None
+    place = point(options.point) if options.point else None
+    current = current_job()
+
+    def act() -> int:
+        meshes = chosen(current.state(), options)
+        several = options.all or options.mesh is not None
+        folder, told = options.output_dir, f"{options.output_dir}/ on each worker"
+        if several and folder is None and not options.stream:
+            folder, told = output_place(gathered(current.job, list(meshes), per_host), secrets.token_hex(4))
+        futures = []
+        for name, mesh in meshes.items():
+            python = options.python_executable
+            hosts = mesh if python is None else mesh.with_python_executable(python)
+            futures.append(
+                exec_command(
+                    hosts,
+                    command,
+                    env=env,
+                    workdir=options.workdir,
+                    output_dir=folder if folder is None or len(meshes) == 1 else f"{folder}/{name}",
+                    rank=None if several or place else 0,
+                    point=place,
+                    per_host=per_host,
+                )
+            )
+        try:
+            status = max(future.get() for future in futures)
+        except KeyboardInterrupt:
+            end(futures)
+            raise
+        if folder is not None:
+            print(f"Output → {told}", flush=True)
+        return status
+
+    return killing(current, options.kill, act)
+
+
+def gathered(job: Any, meshes: list[str], per_host: dict[str, int] | None) -> tuple[str, str] | None:
+    """A directory of the hosts that can be seen here, and where: of the first gather mount that all of these meshes have."""
+    for component in job._holder._components:
+        for mount in getattr(component, "gathered", ()):
+            there: str = mount.remote
+            if per_host and command_plan.SUBDIR in there:  # named by the host there, and by the process for a command
+                continue
+            if mount.meshes is None or set(meshes) <= set(mount.meshes):
+                return there, mount.local
+    return None
+
+
+def output_place(view: tuple[str, str] | None, name: str) -> tuple[str, str]:
+    """Where the files of a command go on the hosts, and how people are told."""
+    if view is None:
+        return f"/tmp/monarch_exec_{name}", f"/tmp/monarch_exec_{name}/ on each worker"
+    there, here = view
+    return f"{there}/exec_outputs/{name}", f"{here}/, in exec_outputs/{name}/ of each host"
+
+
+def end(futures: Sequence[Future[int]]) -> None:
+    """Ends what runs: a program would wait for it."""
+    from monarch.actor import get_active_proc_meshes
+
+    for mesh in get_active_proc_meshes():
+        mesh.stop("interrupted")
+    for future in futures:
+        try:
+            future.get()
+        except Exception:  # its processes were stopped
+            pass
+
+
+def chosen(state: JobState, options: argparse.Namespace) -> dict[str, HostMesh]:
+    if options.all:
+        return dict(state._hosts)
+    return {options.mesh or "": mesh_of(state, options.mesh)}
+
+
+def command_of(options: argparse.Namespace) -> list[str] | str:
+    """What is to run. ValueError when nothing is, or two things are."""
+    words = options.cmd[1:] if options.cmd[:1] == ["--"] else options.cmd
+    if options.script is not None:
+        text = sys.stdin.read() if options.script == "-" else Path(options.script).read_text()
+        return ["bash", "-c", text, options.script, *words]
+    if options.module is not None:
+        if not options.module:
+            raise ValueError("-m takes the name of a module")
+        return ["-m", *options.module, *words]
+    if not words:
+        raise ValueError("no command: say what to run, as in `monarch exec hostname`")
+    return list(words)

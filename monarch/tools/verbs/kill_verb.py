@@ -1,0 +1,48 @@
+"""monarch kill: gives the hosts of a job back."""
+
+from __future__ import annotations
+
+import argparse
+
+NAME = "kill"
+LINE = "end a job and give its hosts back"
+TEXT = """\
+Ends the job of a context, of the active one by default: what runs on its hosts ends, mounts are taken away, the
+scheduler gets its hosts back, and the job is forgotten. When something cannot be ended that is told, and the command
+can be given again.
+
+examples:
+  monarch kill
+  monarch kill experiment-2
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "context", nargs="?", metavar="CONTEXT", help="whose job (default: the active context)"
+    ).completer = (  # type: ignore[attr-defined]
+        _contexts
+    )
+
+
+def _contexts(**_given: object) -> list[str]:
+    from monarch.job import contexts
+
+    return contexts.names()
+
+
+def run(options: argparse.Namespace) -> int:
+    from monarch.job import DEFAULT_JOB_PATH, cache, contexts, job_load
+
+    path = DEFAULT_JOB_PATH if options.context is None else str(contexts.state_path(options.context))
+    try:
+        job = job_load(path)
+    except FileNotFoundError:
+        where = contexts.active() if options.context is None else options.context
+        raise ValueError(
+            f"no job runs in context {where!r} of this folder; `monarch context ls` lists contexts"
+        ) from None
+    job.kill()
+    cache.remove(path)
+    print("Killed job" if options.context is None else f"Killed context {options.context!r}", flush=True)
+    return 0

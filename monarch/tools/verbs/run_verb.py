@@ -1,0 +1,84 @@
+"""monarch run: torchrun's arguments, on the hosts of any job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from monarch.job.torchrun import arguments as torchrun
+from monarch.tools.verbs.current_job import CurrentJob, add_kill, environment, mesh_of, named_job
+
+if TYPE_CHECKING:
+    from monarch.actor import HostMesh
+
+NAME = "run"
+LINE = "run a program on every rank, as torchrun does, on this machine or a job"
+TEXT = """\
+Runs a program on every rank, with torchrun's arguments and environment variables, from one place: without --job on
+this machine, with it on the job's hosts. A job is started when it does not run, and goes on afterwards unless --kill
+says otherwise.
+
+Ends with 0 when all ranks did. When a rank fails the others are ended, the first one to fail is told with its traceback, and
+its exit status is that of the command; with --max-restarts all ranks begin anew before that.
+
+examples:
+  monarch run --nproc-per-node 8 train.py --epochs 3
+  monarch run --job cluster.job --nnodes 4 --nproc-per-node gpu -m package.train
+  monarch run --nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 train.py
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--job", metavar="JOB", help="MODULE.ATTRIBUTE, or a job of monarch.toml or pyproject.toml")
+    parser.add_argument("--mesh", metavar="NAME", help="of the job (default: the first)")
+    parser.add_argument("-e", "--env", action="append", default=[], metavar="KEY=VALUE", help="a variable of the ranks")
+    add_kill(parser)
+    torchrun.add_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from monarch.job.torchrun import run as runner
+
+    wanted = torchrun.options(options, os.environ)
+    env = environment(options.env)
+    current = the_job(options.job)
+    if current is not None:
+        try:
+            hosts = mesh_of(current.state(), options.mesh)
+            return runner.run(hosts, wanted, current.name, env)
+        finally:
+            if options.kill:
+                current.kill()
+    if options.mesh is not None or options.kill:
+        options.parser.error("--mesh and --kill are for jobs: name one with --job")
+    least = 1 if wanted.nodes is None else wanted.nodes[0]
+    if least == 1:
+        from monarch.actor import this_host
+
+        return runner.run(this_host(), wanted, "this machine", env)
+    return on_this_machine(least, lambda hosts: runner.run(hosts, wanted, "this machine", env))
+
+
+def the_job(spec: str | None) -> CurrentJob | None:
+    """The job that --job names, or MONARCH_JOB; None for this machine."""
+    from monarch.job import project_file
+    from monarch.tools.verbs.current_job import of_project
+
+    if spec is not None:
+        return named_job(spec)
+    project = project_file.find(Path.cwd()) if os.environ.get(project_file.PICK) else None
+    return None if project is None else of_project(project, os.environ)
+
+
+def on_this_machine(count: int, act: object) -> int:
+    """Several hosts, simulated by processes of this machine, which end with the run."""
+    from monarch.job import ProcessJob
+
+    job = ProcessJob({"hosts": count})
+    try:
+        hosts: HostMesh = job.state(cached_path=None).hosts
+        return act(hosts)  # type: ignore[operator, no-any-return]
+    finally:
+        job.kill()

@@ -1,0 +1,261 @@
+"""`monarch run`: programs on every rank, as torchrun runs them."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monarch.actor import attach_to_workers
+from monarch.job.torchrun import arguments, run
+from tests.support.command_line import TIMEOUT, CommandLine, command_line
+from tests.support.faults import Faults
+from tests.support.hosts import TRUST, Hosts
+from tests.support.processes import Watch
+from tests.support.tiers import full
+
+pytestmark = pytest.mark.procs
+
+
+@pytest.fixture
+def monarch(tmp_path: Path) -> Iterator[CommandLine]:
+    with command_line(tmp_path) as line:
+        yield line
+
+
+def program(monarch: CommandLine, text: str) -> str:
+    (monarch.folder / "train.py").write_text(f"import os, sys, time\nrank = int(os.environ['RANK'])\n{text}")
+    return "train.py"
+
+
+def test_every_rank_runs_and_the_first_to_fail_is_told(monarch: CommandLine) -> None:
+    script = program(
+        monarch,
+        """
+print("rank", rank, "of", os.environ["WORLD_SIZE"], sys.argv[1:], flush=True)
+if "fail" in sys.argv:
+    if rank == 1:
+        raise ValueError("bad luck")
+    time.sleep(1000)
+""",
+    )
+    done = monarch("run", "--nproc-per-node", "3", script, "--x", "1")
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of 3 ['--x', '1']" for rank in range(3)]
+    done = monarch("run", "--nproc-per-node", "3", script, "fail", status=1)
+    told = done.stderr[done.stderr.index("monarch run: train.py") :]
+    assert re.match(r"monarch run: train.py: rank 1 ended with status 1 \(local rank 1 on \S+, pid \d+\)\n", told)
+    assert "    ValueError: bad luck\n  ended because of it: ranks 0, 2\n" in told
+
+
+@full
+def test_restarts_and_files(monarch: CommandLine) -> None:
+    script = program(
+        monarch,
+        """
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("attempt", attempt, flush=True)
+if attempt < 2 and rank == 0:
+    sys.exit(40 + attempt)
+if attempt < 2:
+    time.sleep(1000)
+""",
+    )
+    words = ["--nproc-per-node", "2", "--tee", "1", "--redirects", "2", "--log-dir", "logs", "--rdzv-id", "my"]
+    done = monarch("run", "--max-restarts", "2", *words, script)
+    assert "rank 0 ended with status 40" in done.stderr and "rank 0 ended with status 41" in done.stderr
+    assert "all ranks begin anew: restart 2 of 2" in done.stderr
+    assert {"[default0]:attempt 2", "[default1]:attempt 2"} <= set(done.stdout.splitlines())
+    [folder] = (monarch.folder / "logs").iterdir()
+    assert folder.name.startswith("my_")
+    assert (folder / "attempt_2" / "1" / "stdout.log").read_text() == "attempt 2\n"
+    assert len(list(folder.glob("*/*/stderr.log"))) == 6
+    done = monarch("run", "--max-restarts", "1", *words, script, status=41)
+    assert "attempt 2 of 2 (--max-restarts 1)" in done.stderr
+
+
+@full
+def test_signals_and_statuses(monarch: CommandLine, watch: type[Watch]) -> None:
+    script = program(monarch, "print(os.getpid(), flush=True)\ntime.sleep(1000)")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        running = monarch.start("run", "--nproc-per-node", "2", script)
+        assert running.stdout is not None
+        left = watch([int(running.stdout.readline()) for _ in range(2)])
+        running.send_signal(number)
+        _, err = running.communicate(timeout=TIMEOUT)
+        assert running.returncode == 128 + number and f"{number.name}: all ranks are ended" in err
+        assert left.survivors(TIMEOUT) == {}
+    script = program(monarch, "os.kill(os.getpid(), 11)")
+    assert "rank 0 was killed by SIGSEGV (11)" in monarch("run", script, status=139).stderr
+    # Who does not go is killed.
+    script = program(
+        monarch,
+        "import signal; signal.signal(15, signal.SIG_IGN)\nopen(f'ready{rank}', 'w')\n"
+        "while not os.path.exists('ready0'): time.sleep(0.01)\nsys.exit(9) if rank else time.sleep(1000)",
+    )
+    done = monarch("run", "--nproc-per-node", "2", "--shutdown-timeout", "0.5", script, status=9)
+    assert "not ended within 0.5 s, killed: ranks 0" in done.stderr
+    # And a client that is killed takes all with it.
+    script = program(monarch, "print(os.getpid(), flush=True)\ntime.sleep(1000)")
+    running = monarch.start("run", script)
+    assert running.stdout is not None
+    left = watch([int(running.stdout.readline())])
+    running.kill()
+    assert left.survivors(TIMEOUT) == {}
+    running.communicate(timeout=TIMEOUT)
+
+
+@full
+def test_on_a_job(monarch: CommandLine) -> None:
+    script = program(monarch, "print('rank', rank, os.environ['GROUP_RANK'], os.environ['LOCAL_RANK'], flush=True)")
+    done = monarch("run", "--job", "jobs.job", "--nproc-per-node", "2", script)
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} {rank // 2} {rank % 2}" for rank in range(4)]
+    done = monarch("run", "--job", "jobs.job", "--nnodes", "1", "-m", "train")
+    assert done.stdout == "rank 0 0 0\n" and "Connecting to cached job" in done.stderr
+    said = monarch("run", "--job", "jobs.job", "--nnodes", "3", script, status=1).stderr
+    assert "--nnodes asks for 3 host(s) or more, and job jobs.job has 2" in said
+    assert monarch("kill", "job_jobs.job").stdout == "Killed context 'job_jobs.job'\n"
+    said = monarch("run", "--job", "nope", script, status=1).stderr
+    assert "'nope' is neither MODULE.ATTRIBUTE nor a job of this project" in said
+
+
+@full
+def test_a_lost_host_is_done_without(monarch: CommandLine) -> None:
+    script = program(
+        monarch,
+        """
+print("begun", rank, os.environ["WORLD_SIZE"], os.getpid(), flush=True)
+if os.environ["WORLD_SIZE"] == "2":
+    time.sleep(1000)
+""",
+    )
+    running = monarch.start("run", "--job", "jobs.job", "--nnodes", "1:2", "--max-restarts", "1", script)
+    try:
+        assert running.stdout is not None and running.stderr is not None
+        begun = [running.stdout.readline().split() for _ in range(2)]
+        assert sorted(line[:3] for line in begun) == [["begun", "0", "2"], ["begun", "1", "2"]]
+        os.killpg(worker_session(monarch, "trainers_1"), signal.SIGKILL)
+        out, err = running.communicate(timeout=TIMEOUT)
+        assert running.returncode == 0, err
+        assert out.split()[:3] == ["begun", "0", "1"]
+        assert "rank 1 was lost" in err and "a host is gone, and the run goes on without it" in err
+    finally:
+        running.kill()
+        running.communicate(timeout=TIMEOUT)
+
+
+def worker_session(monarch: CommandLine, key: str) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if line.endswith(f"/{key}\0".encode()) and monarch.environment["TMPDIR"].encode() in line:
+                return int(entry.name)
+    raise AssertionError("no worker program")
+
+
+@full
+def test_a_lost_host_is_replaced_when_too_few_are_left(hosts: Hosts, tmp_path: Path, faults: Faults) -> None:
+    """As many hosts as --nnodes says: a spare takes the place."""
+    workers = [hosts.start() for _ in range(3)]
+    mesh = attach_to_workers(workers=[w.address for w in workers[:2]], spares=[workers[2].address], ca=TRUST)
+    mesh.initialized.get(TIMEOUT)
+    os.mkfifo(tmp_path / "begun")
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"""
+import os, time
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+if attempt == "0":
+    if rank == "1":
+        open("{tmp_path}/begun", "w").close()
+    time.sleep(1000)
+open("{tmp_path}/done" + rank, "w").write(os.environ["WORLD_SIZE"])
+"""
+    )
+
+    def kill_when_begun() -> None:
+        (tmp_path / "begun").read_text()
+        os.kill(workers[1].agent, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_when_begun)
+    killer.start()
+    parser = argparse.ArgumentParser()
+    arguments.add_arguments(parser)
+    words = ["--nnodes", "2", "--max-restarts", "1", "--shutdown-timeout", "5", str(script)]
+    out = io.StringIO()
+    status = run.run(mesh, arguments.options(parser.parse_args(words), {}), "the test", out=out)
+    killer.join()
+    assert status == 0, out.getvalue()
+    assert [(tmp_path / f"done{rank}").read_text() for rank in range(2)] == ["2", "2"]
+    assert "too few hosts may be left: those that have died are replaced" in out.getvalue()
+    mesh.shutdown().get(TIMEOUT)
+    faults.rest()
+
+
+SAME = """
+import json, os, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main() -> None:
+    dist.init_process_group("gloo")
+    total = torch.tensor([float(dist.get_rank() + 1)])
+    dist.all_reduce(total)
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+             "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+             "TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    found = {name: os.environ.get(name) for name in names}
+    found |= {"sum": total.item(), "argv": sys.argv, "path": sys.path[0], "name": __name__, "executable": sys.executable}
+    found |= {"set": sorted(name for name in os.environ if name.startswith(("TORCHELASTIC", "MASTER")))}
+    print(json.dumps(found), flush=True)
+    dist.barrier()
+    if "fail" in sys.argv and dist.get_rank() == 1:
+        raise ValueError("bad luck")
+    dist.destroy_process_group()
+
+main()
+"""
+
+
+@full
+@pytest.mark.skipif(sys.platform != "linux", reason="torchrun is compared here")
+def test_the_same_as_torchrun(monarch: CommandLine) -> None:
+    """What ranks see, what is shown, and how it ends; the script is the same, and so are the arguments."""
+    pytest.importorskip("torch", reason="compares with torchrun")
+    (monarch.folder / "same.py").write_text(SAME)
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    ours = [*monarch.command, "run"]
+    env = monarch.environment | {"OMP_NUM_THREADS": "1"}
+
+    def run(launcher: list[str], *words: str) -> tuple[int, list[str], str]:
+        done = subprocess.run(
+            [*launcher, *words],
+            cwd=monarch.folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
+        )
+        return done.returncode, sorted(done.stdout.splitlines()), done.stderr
+
+    words = ["--nproc-per-node", "2", "--tee", "3", "--max-restarts", "0", "--role", "r", "same.py", "--a", "-m", "b"]
+    theirs, here = run(torchrun, *words), run(ours, *words)
+    assert here[:2] == theirs[:2] and here[0] == 0 and len(here[1]) == 2, (here, theirs)
+    words = ["--nproc_per_node=2", "same.py", "fail"]
+    theirs, here = run(torchrun, *words), run(ours, *words)
+    assert here[:2] == theirs[:2] and here[0] == 1, (here, theirs)
+    assert "ValueError: bad luck" in here[2] and "rank 1 ended with status 1" in here[2]

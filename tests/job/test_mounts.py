@@ -1,0 +1,293 @@
+"""Mounts of jobs, and the sidecar that holds them. Hosts are real processes; mirrors need nothing of the system."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import sys
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, endpoint
+from monarch.job import LocalJob, ProcessJob, job_load
+from monarch.job.mount_orders import Order, executables, gathered_mount, orders, remote_mount
+from monarch.job.sidecar import Sidecar, folder_of
+from monarch.job.sidecar_messages import CloseMounts, Done, OpenMounts, Request, peer, receive, send
+from tests.support.faults import Faults
+from tests.support.hosts import ROOT
+from tests.support.mounts import contents, make_source
+from tests.support.processes import Watch, kill
+from tests.support.scripts import Scripts
+from tests.support.tiers import full
+
+TIMEOUT = 60
+
+# --- what is to be mounted
+
+
+def test_each_mount_is_ordered_for_each_of_its_meshes(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").touch()
+    source = str(tmp_path)
+    brought = remote_mount(source, "/there", ["a"], "bin/python", "mirror")
+    shared = remote_mount(source, None, None, None, "auto")
+    logs = gathered_mount("/logs", f"{source}/logs", None, "fuse")
+    found = orders([brought, shared], [logs], ["a", "b"])
+    assert found == [
+        Order("remote", "a", source, "/there", "mirror"),
+        Order("remote", "a", source, source, "auto"),
+        Order("remote", "b", source, source, "auto"),
+        Order("gather", "a", f"{source}/logs/a", "/logs", "fuse"),
+        Order("gather", "b", f"{source}/logs/b", "/logs", "fuse"),
+    ]
+    assert orders([], [logs], ["a"]) == [Order("gather", "a", f"{source}/logs", "/logs", "fuse")]
+    assert executables([brought, shared], ["a", "b"]) == {"a": "/there/bin/python"}
+    with pytest.raises(ValueError, match="a mount is for mesh 'a', and the job's meshes are b"):
+        orders([brought], [], ["b"])
+    with pytest.raises(ValueError, match=r"two mounts of mesh 'a' would be at /there: give each a place of its own"):
+        orders([brought, brought], [], ["a"])
+
+
+def test_what_cannot_be_mounted_is_told_when_it_is_declared(tmp_path: Path) -> None:
+    (tmp_path / "python").touch()
+    job = LocalJob()
+    with pytest.raises(ValueError, match=r"python_exe '.venv/bin/python' does not exist in .*or None"):
+        job.remote_mount(str(tmp_path))
+    with pytest.raises(ValueError, match="does not lie in"):
+        job.remote_mount(str(tmp_path), python_exe=sys.executable)
+    with pytest.raises(ValueError, match=r"\$SUBDIR in mntpoint gives each its own"):
+        job.remote_mount(str(tmp_path), "/mnt/$SUBDIR", python_exe="python")
+    with pytest.raises(ValueError, match="mntpoint 'relative' is not absolute"):
+        job.remote_mount(str(tmp_path), "relative", python_exe=None)
+    with pytest.raises(ValueError, match="mode 'nfs' is none of"):
+        job.gather_mount("/logs", str(tmp_path), mode="nfs")
+    with pytest.raises(TypeError, match="a sequence of names"):
+        job.gather_mount("/logs", str(tmp_path), "hosts")
+
+
+# --- what a program and a sidecar say
+
+
+def test_messages_cross_and_the_kernel_says_who_speaks() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        order = Order("gather", "a", "/here", "/there", "auto")
+        send(ours, OpenMounts([order]))
+        assert receive(theirs, Request) == OpenMounts([order])
+        send(theirs, Done(["careful"]))
+        send(theirs, Done([]))
+        assert receive(ours, Done) == Done(["careful"])
+        with pytest.raises(ValueError):
+            receive(ours, CloseMounts)
+        assert peer(ours) == os.getpid()
+        ours.sendall(b"\xff\xff\xff\xff")
+        with pytest.raises(ValueError, match="over the limit"):
+            receive(theirs, Request)
+        ours.close()
+        with pytest.raises(EOFError):
+            receive(theirs, Request)
+
+
+def test_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        credentials = monarch_credentials(os.getpid(), os.geteuid() + 4321)
+        monkeypatch.setattr(socket.socket, "getsockopt", lambda *_args: credentials)
+        with pytest.raises(PermissionError, match=f"process {os.getpid()} of user {os.geteuid() + 4321}"):
+            peer(ours)
+
+
+def monarch_credentials(pid: int, uid: int) -> bytes:
+    return b"".join(number.to_bytes(4, sys.byteorder) for number in (pid, uid, uid))
+
+
+# --- jobs
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return make_source(tmp_path / "source")
+
+
+@pytest.fixture
+def job() -> Iterator[ProcessJob]:
+    job = ProcessJob({"trainers": 2})
+    yield job
+    job.kill()
+
+
+def declare(job: Any, source: Path, tmp_path: Path) -> Any:
+    """What hosts get of the source, and its way back."""
+    job.remote_mount(str(source), str(tmp_path / "hosts" / "$SUBDIR"), python_exe=None, mode="mirror")
+    job.gather_mount(str(tmp_path / "hosts" / "$SUBDIR" / "pkg"), str(tmp_path / "back"), mode="mirror")
+    return job
+
+
+def sidecar_pid(job: Any) -> int:
+    """Of the one that runs."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(f"{folder_of(job)}/socket")
+        return peer(connection)
+
+
+@pytest.mark.procs
+def test_a_job_has_its_mounts_from_state_to_kill(job: ProcessJob, source: Path, tmp_path: Path) -> None:
+    declare(job, source, tmp_path).state()
+    hosts, back = tmp_path / "hosts", tmp_path / "back"
+    for rank in range(2):
+        assert contents(hosts / f"hosts_{rank}") == contents(source)
+        assert (back / f"hosts_{rank}" / "module.py").read_text() == "x = 1\n"
+    home = Path(folder_of(job))
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert stat.S_IMODE((home / "log").stat().st_mode) == 0o600
+    first = sidecar_pid(job)
+
+    (source / "pkg" / "module.py").write_text("x = 22\n")
+    job.state()
+    job_load().state()  # as the next program does
+    assert (hosts / "hosts_1" / "pkg" / "module.py").read_text() == "x = 22\n"
+    assert (back / "hosts_1" / "module.py").read_text() == "x = 22\n"
+    assert sidecar_pid(job) == first
+
+    watch = Watch([first])
+    job.kill()
+    assert watch.survivors(TIMEOUT) == {}
+    assert list(hosts.iterdir()) == []
+    assert (back / "hosts_1" / "module.py").read_text() == "x = 22\n"
+    assert not home.exists()
+
+
+@pytest.mark.procs
+@full
+def test_a_sidecar_that_was_killed_is_started_again(job: ProcessJob, source: Path, tmp_path: Path) -> None:
+    declare(job, source, tmp_path).state()
+    first = sidecar_pid(job)
+    watch = Watch([first])
+    os.kill(first, signal.SIGKILL)
+    assert watch.survivors(TIMEOUT) == {}
+    (source / "run").unlink()
+    job.state()
+    assert sidecar_pid(job) != first
+    assert contents(tmp_path / "hosts" / "hosts_1") == contents(source)
+
+
+@pytest.mark.procs
+@full
+def test_kill_takes_away_the_files_that_a_sidecar_has_left(job: ProcessJob, source: Path, tmp_path: Path) -> None:
+    declare(job, source, tmp_path).state()
+    watch = Watch([sidecar_pid(job)])
+    os.kill(sidecar_pid(job), signal.SIGKILL)
+    assert watch.survivors(TIMEOUT) == {}
+    assert (tmp_path / "hosts" / "hosts_0" / "run").exists()
+    job.kill()
+    assert list((tmp_path / "hosts").iterdir()) == []
+
+
+@pytest.mark.procs
+@full
+def test_a_job_that_has_lost_a_host_can_be_killed(
+    job: ProcessJob, source: Path, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT", "10s")  # of the sidecar
+    declare(job, source, tmp_path).state()
+    kill(job._workers["trainers_1"].pid)
+    job.kill()
+    assert not job.active
+    assert [host.name for host in (tmp_path / "hosts").iterdir()] == ["hosts_1"]  # nobody is there to clear it
+    faults.settle()
+
+
+@pytest.mark.procs
+@full
+def test_a_mount_that_cannot_be_is_told_in_the_sidecars_words(job: ProcessJob, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    job.remote_mount(str(source), str(tmp_path / "taken"), python_exe=None, mode="mirror")
+    with pytest.raises(
+        RuntimeError, match=r"job sidecar failed to open the mounts:\nValueError: cannot mirror .*/taken"
+    ):
+        job.state()
+    assert job.active
+
+
+@pytest.mark.procs
+@full
+def test_a_job_without_mounts_has_no_sidecar(job: ProcessJob) -> None:
+    job.state()
+    assert not os.path.exists(folder_of(job))
+    Sidecar(job).end(job)
+
+
+PROGRAM = """
+    import sys
+    from monarch.job import ProcessJob
+
+    source, there, back = sys.argv[1:]
+    job = ProcessJob({"trainers": 1})
+    job.remote_mount(source, there, python_exe=None, mode="mirror").gather_mount(there, back, mode="mirror")
+    job.state()
+    print(job.apply_id)
+"""
+
+
+@pytest.mark.procs
+@full
+def test_the_sidecar_outlives_the_program_and_the_next_one_finds_it(
+    source: Path, tmp_path: Path, scripts: Scripts
+) -> None:
+    there, back = tmp_path / "there", tmp_path / "back"
+    runs = [scripts.run(PROGRAM, str(source), str(there), str(back)) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
+    job = job_load()
+    try:
+        assert contents(there) == contents(source)
+        watch = Watch([sidecar_pid(job)])
+    finally:
+        job.kill()
+    assert watch.survivors(TIMEOUT) == {}
+    assert not there.exists()
+
+
+class Interpreter(Actor):
+    @endpoint
+    def path(self) -> str:
+        return sys.executable
+
+
+@pytest.mark.procs
+@full
+def test_processes_of_a_mesh_run_the_interpreter_that_its_mount_brings(job: ProcessJob, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    venv.create(source / ".venv", symlinks=True)
+    (packages,) = (source / ".venv" / "lib").glob("python*/site-packages")
+    (packages / "ours.pth").write_text("\n".join(path for path in [str(ROOT), *sys.path] if path))
+    job.remote_mount(source, str(tmp_path / "there"), mode="mirror")
+    procs = job.state().trainers.slice(hosts=0).spawn_procs()
+    actor: Any = procs.spawn("interpreter", Interpreter)
+    assert actor.path.call_one().get(TIMEOUT) == str(tmp_path / "there" / ".venv" / "bin" / "python")
+    procs.stop().get(TIMEOUT)
+
+
+@pytest.mark.procs
+def test_the_program_holds_the_mounts_of_a_job_that_ends_with_it(source: Path, tmp_path: Path) -> None:
+    job = LocalJob().remote_mount(str(source), str(tmp_path / "there"), python_exe=None, mode="mirror")
+    job.state(cached_path=None)
+    assert contents(tmp_path / "there") == contents(source)
+    (source / "run").unlink()
+    job.state(cached_path=None)
+    assert contents(tmp_path / "there") == contents(source)
+    assert not os.path.exists(folder_of(job))
+    job.kill()
+    assert not (tmp_path / "there").exists()

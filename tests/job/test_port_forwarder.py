@@ -1,0 +1,202 @@
+"""PortForwarder: real servers reached through real ports."""
+
+from __future__ import annotations
+
+import http.server
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import ActorError, Point, this_host, this_proc
+from monarch.job.port_forwarder import PortForwarder
+from tests.support.hosts import Hosts
+from tests.support.tiers import full
+
+pytestmark = pytest.mark.procs
+TIMEOUT = 60
+
+
+@contextmanager
+def web(folder: Path) -> Iterator[str]:
+    """A real HTTP server: its address."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args, directory=str(folder))
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def echo() -> Iterator[str]:
+    """Answers each connection with all it got, once that has said it sends no more."""
+
+    def serve(one: socket.socket) -> None:
+        with one:
+            parts = []
+            try:
+                while data := one.recv(65536):
+                    parts.append(data)
+                one.sendall(b"".join(parts))
+            except OSError:
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def accept() -> None:
+            while True:
+                try:
+                    one, _ = listening.accept()
+                except OSError:
+                    return
+                threading.Thread(target=serve, args=(one,), daemon=True).start()
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.fixture
+def forwarder() -> Iterator[Any]:
+    actor: Any = this_proc().spawn("forwarder", PortForwarder)
+    yield actor
+    actor.stop().get(TIMEOUT)
+
+
+def fetch(port: int, name: str) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/{name}", timeout=TIMEOUT) as answer:
+        found: bytes = answer.read()
+        return found
+
+
+def exchange(port: int, data: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT) as one:
+        sending = threading.Thread(target=lambda: (one.sendall(data), one.shutdown(socket.SHUT_WR)))
+        sending.start()
+        parts = []
+        while piece := one.recv(65536):
+            parts.append(piece)
+        sending.join()
+        return b"".join(parts)
+
+
+def test_http_from_another_host(hosts: Hosts, forwarder: Any, tmp_path: Path) -> None:
+    (tmp_path / "page").write_bytes(b"x" * 3_000_000)
+    procs = hosts.attach(hosts.start()).spawn_procs().slice(hosts=0)
+    with web(tmp_path) as address, echo() as second:
+        [port] = forwarder.forward.call_one(this_proc(), 0, procs, address).get(TIMEOUT)
+        assert fetch(port, "page") == b"x" * 3_000_000
+        # The same once more, side by side, and another service through the same actor.
+        [other] = forwarder.forward.call_one(this_proc(), 0, procs, second).get(TIMEOUT)
+        found: list[bytes] = []
+        threads = [threading.Thread(target=lambda: found.append(fetch(port, "page")[:1])) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        assert exchange(other, b"half closed") == b"half closed"
+        for thread in threads:
+            thread.join()
+        assert found == [b"x"] * 4
+
+
+def test_each_rank_has_its_port_and_may_share_an_address(forwarder: Any) -> None:
+    sources = this_host().spawn_procs({"gpus": 2})
+    targets = this_host().spawn_procs({"gpus": 2})
+    with echo() as address:
+
+        def address_of(point: Point) -> str:
+            assert list(point) == ["gpus"]
+            return address
+
+        ports = forwarder.forward.call_one(targets, lambda point: 0, sources, address_of).get(TIMEOUT)
+        assert len(set(ports)) == 2
+        assert [exchange(port, b"data %d" % port) for port in ports] == [b"data %d" % port for port in ports]
+    sources.stop().get(TIMEOUT)
+    targets.stop().get(TIMEOUT)
+
+
+@full
+def test_a_slow_reader_holds_up_the_sender_and_loses_nothing(forwarder: Any) -> None:
+    source = this_host().spawn_procs()
+    big = bytes(range(256)) * 250_000  # 64 MB, more than sockets hold
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        [port] = forwarder.forward.call_one(this_proc(), 0, source, f"127.0.0.1:{service.getsockname()[1]}").get(
+            TIMEOUT
+        )
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT) as client:
+            sending = threading.Thread(target=client.sendall, args=(big,))
+            sending.start()
+            one, _ = service.accept()
+            with one:
+                assert sending.is_alive()  # nobody reads
+                got = bytearray()
+                while len(got) < len(big):
+                    got += one.recv(1 << 20)
+                assert got == big
+                sending.join()
+                # One end breaks off: so does the other.
+                client.close()
+                assert one.recv(1) == b""
+    source.stop().get(TIMEOUT)
+
+
+def test_nobody_listens_there(forwarder: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    source = this_host().spawn_procs()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        closed = free.getsockname()[1]
+    [port] = forwarder.forward.call_one(this_proc(), 0, source, f"127.0.0.1:{closed}").get(TIMEOUT)
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT) as client:
+        try:
+            assert client.recv(1) == b""
+        except ConnectionResetError:
+            pass
+    source.stop().get(TIMEOUT)
+
+
+def test_what_is_wrong_is_told(forwarder: Any) -> None:
+    procs = this_host().spawn_procs({"gpus": 2})
+    with pytest.raises(ActorError, match="must have the same shape"):
+        forwarder.forward.call_one(this_proc(), 0, procs, "localhost:1").get(TIMEOUT)
+    with pytest.raises(ActorError, match='src_address is "host:port"'):
+        forwarder.forward.call_one(procs, 0, procs, "localhost").get(TIMEOUT)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ActorError, match="ddress already in use"):
+        forwarder.forward.call_one(this_proc(), taken.getsockname()[1], this_host().spawn_procs(), "localhost:1").get(
+            TIMEOUT
+        )
+    procs.stop().get(TIMEOUT)
+
+
+def test_stopping_closes_the_ports() -> None:
+    actor: Any = this_proc().spawn("forwarder", PortForwarder)
+    source = this_host().spawn_procs()
+    with echo() as address:
+        [port] = actor.forward.call_one(this_proc(), 0, source, address).get(TIMEOUT)
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT) as client:
+            client.sendall(b"still open")
+            actor.stop().get(TIMEOUT)
+            try:
+                assert client.recv(1) == b""
+            except ConnectionResetError:
+                pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), TIMEOUT)
+    source.stop().get(TIMEOUT)
