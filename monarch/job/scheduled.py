@@ -6,11 +6,11 @@ import functools
 import threading
 import time
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from monarch.actor import HostMesh, attach_to_workers
+from monarch.actor import HostMesh, ReplacePolicy, attach_to_workers
 from monarch.config import settings
 from monarch.job import uninterrupted
 from monarch.job.blocking import result_of
@@ -62,9 +62,21 @@ class ScheduledJob(JobTrait):
         self._launch: WorkerLaunch | None = None
         self._met = False  # whether a program has been connected to these hosts
         self._attached: dict[str, HostMesh] = {}  # by this process
+        self._spares: dict[str, int] = {}
+        self._replace: ReplacePolicy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_attached": {}}
+
+    def use_spares(self, policy: ReplacePolicy | None = None, **spares: int) -> Self:
+        """Of each of these meshes so many hosts, the last ones, are not in the mesh: they wait, and take the places of hosts
+        that die, when `hosts.replace(failed=True)` is called, or with a `policy` without that. With one spare, a mesh asked
+        for with 4 hosts has 3. `state` raises ValueError for a mesh that is not the job's, or has nothing but spares."""
+        for name, count in spares.items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(f"mesh {name!r} has one spare or more, or is not named here, got {count!r}")
+        self._spares, self._replace = dict(spares), policy
+        return self
 
     # --- what a scheduler says
 
@@ -90,10 +102,13 @@ class ScheduledJob(JobTrait):
         """Meshes of these workers."""
         launch = self._launch
         assert launch is not None
+        self._check_spares(workers)
         ca, certificate, private_key = (launch.tls.get(name) for name in ("ca", "certificate", "private_key"))
         return {
             name: attach_to_workers(
-                workers=addresses,
+                workers=addresses[: len(addresses) - self._spares.get(name, 0)],
+                spares=addresses[len(addresses) - self._spares.get(name, 0) :],
+                replace=self._replace,
                 ca=ca,
                 certificate=certificate,
                 private_key=private_key,
@@ -102,6 +117,13 @@ class ScheduledJob(JobTrait):
             )
             for name, addresses in workers.items()
         }
+
+    def _check_spares(self, workers: dict[str, list[str]]) -> None:
+        for name, count in self._spares.items():
+            if name not in workers:
+                raise ValueError(f"use_spares names mesh {name!r}, and the meshes are {', '.join(workers)}")
+            if count >= len(workers[name]):
+                raise ValueError(f"mesh {name!r} has {len(workers[name])} hosts, and {count} of them would be spares")
 
     # --- its life
 
@@ -203,6 +225,8 @@ class ScheduledJob(JobTrait):
     def can_run(self, spec: JobTrait) -> bool:
         """Whether the scheduler still gives these hosts, all of them, and `spec` asks for the same."""
         if type(spec) is not type(self) or not self.active or self._tls != spec._tls or not self._same(spec):
+            return False
+        if self._spares != spec._spares:
             return False
         try:
             return isinstance(self._poll(), Ready)

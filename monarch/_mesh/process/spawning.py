@@ -19,7 +19,7 @@ from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.spawn_sites import SpawnSites
 from monarch._runtime.context import current, root
-from monarch._runtime.future import Source, once
+from monarch._runtime.future import Slot, Source, once
 from monarch._runtime.incarnations import last_on
 from monarch._runtime.instance import Instance
 from monarch._runtime.log_thread import log
@@ -33,6 +33,7 @@ from monarch._wire.message import Failure, ProcEnded, Spawn, SpawnProcs, StopAct
 from monarch._wire.peer import PeerEnded
 
 logger = logging.getLogger("monarch")
+_SOON = 5.0  # seconds for a turn of the loop, which takes microseconds unless it has ended
 
 
 class Spawning:
@@ -294,7 +295,8 @@ class Spawning:
         return owned
 
     def _never_run(self, addresses: Sequence[str], host: str, why: str) -> None:
-        """Processes that were to run on a host which is gone have ended, for whoever waits for them."""
+        """Processes that were to run on a host which is gone have ended, for whoever waits for them. Done when this returns:
+        nothing more is sent there, since that would dial the host, which may be about to be replaced."""
         generation = self._proc.host_generations.get(host, 0)
         detail = (
             f"{why}; replace host {host}, with hosts.replace(failed=True), or spawn on a slice of the mesh without it"
@@ -303,5 +305,11 @@ class Spawning:
         def ended() -> None:
             for address in addresses:
                 self._proc.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, last_on(generation)))
+            done.set(None)
 
-        self._proc.loop.call_soon(ended)
+        done = Slot()
+        if self._proc.loop.in_loop():
+            ended()
+        else:
+            self._proc.loop.call_soon(ended)
+            done.wait(_SOON)
