@@ -3,6 +3,7 @@
     python examples/elastic_ddp.py                    # three hosts and a spare, simulated on this machine
     MONARCH_SECRET_FILE=~/.job-secret python examples/elastic_ddp.py --procs 4 \\
         --workers tcp://node1:26600 tcp://node2:26600 --spares tcp://node3:26600
+    python examples/elastic_ddp.py --mesh trainers    # hosts and spares of a job that a project file describes: docs/jobs.md
 
 No checkpoint touches a disk: data-parallel ranks hold the same state, so the survivors are the checkpoint. The spare takes
 the place of the dead host, its processes are started and its actors constructed there, they fetch the state from a survivor,
@@ -38,6 +39,7 @@ from monarch.actor import (
     attach_to_workers,
     current_rank,
     endpoint,
+    hosts_from_config,
     setup_torch_distributed,
 )
 
@@ -163,6 +165,10 @@ async def train(team: Team, steps: int, kill_at: int) -> list[float]:
     return losses
 
 
+def show(losses: list[float]) -> None:
+    print(f"trained: {len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+
+
 @contextmanager
 def local_workers(count: int) -> Iterator[tuple[list[str], str]]:
     """Hosts simulated on this machine, as separate programs: their addresses, and the secret of their job."""
@@ -181,6 +187,7 @@ def local_workers(count: int) -> Iterator[tuple[list[str], str]]:
 async def main() -> None:
     parser = argparse.ArgumentParser(description="DDP over hosts, one of which is killed and replaced.")
     parser.add_argument("--workers", nargs="+", metavar="URL", help="hosts; by default three are simulated here")
+    parser.add_argument("--mesh", metavar="NAME", help="hosts of a job, described in monarch.toml or pyproject.toml")
     parser.add_argument("--spares", nargs="+", metavar="URL", default=[], help="hosts that take the place of dead ones")
     parser.add_argument("--procs", type=int, default=1, help="trainers on each host (default %(default)s)")
     parser.add_argument("--steps", type=int, default=200, help="steps (default %(default)s)")
@@ -188,6 +195,11 @@ async def main() -> None:
     # `train` sees every failure as an exception and acts on it.
     monarch.actor.unhandled_fault_hook = lambda failure: None
 
+    if args.mesh:
+        hosts = hosts_from_config(args.mesh)
+        print(f"{len(hosts)} hosts of a job, {args.procs} trainer(s) on each host, {args.steps} steps")
+        show(await train(Team(hosts, args.procs), args.steps, args.steps // 2))
+        return
     with ExitStack() as stack:
         workers, spares, secret = args.workers, args.spares, None
         if workers is None:
@@ -197,8 +209,7 @@ async def main() -> None:
             print(
                 f"{len(workers)} hosts, {len(spares)} spare(s), {args.procs} trainer(s) on each host, {args.steps} steps"
             )
-            losses = await train(Team(hosts, args.procs), args.steps, args.steps // 2)
-    print(f"trained: {len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+            show(await train(Team(hosts, args.procs), args.steps, args.steps // 2))
 
 
 if __name__ == "__main__":

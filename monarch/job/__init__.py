@@ -12,6 +12,7 @@ General layout, from the inside out:
     job_trait             the life of a job
     scheduled             what all schedulers have in common; a new one says four things
     local, process, ...   one kind of job a file
+    mounts, sidecar       directories that a job brings to its hosts and back, and the process that holds them
     project_file          jobs that pyproject.toml or monarch.toml describe
     run_command, interactive_shell, port_forwarder
                           what is done on hosts: exec_command, shell, PortForwarder

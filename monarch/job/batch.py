@@ -37,6 +37,9 @@ class BatchJob(JobTrait):
     def _kill(self) -> None:
         self._wrapped._kill()
 
+    def _hosts_outlive_program(self) -> bool:
+        return False
+
     def _rebind_connection_inputs(self, spec: JobTrait) -> None:
         self._wrapped._rebind_connection_inputs(spec)
 

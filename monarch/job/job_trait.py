@@ -38,6 +38,7 @@ class JobTrait(ABC):
         super().__init__()
         self._status: Any = _NOT_RUNNING  # or _RUNNING, or the job that holds the hosts
         self._apply_id: str | None = None
+        self._kept_at: str | None = None  # the file that keeps it between runs
         self._components: list[Component] = []
         self._tls: dict[str, str] = {}
 
@@ -144,8 +145,14 @@ class JobTrait(ABC):
             job_logger().info("Applying job")
             self.apply()
             state = self._connect()
-            self.dump(cached_path)
+            self._kept_at = os.path.realpath(cached_path)
+            self._keep()
             return state
+
+    def _keep(self) -> None:
+        """Writes the job into its file, if it is kept: after it was applied, and when what it holds has changed."""
+        if self._kept_at is not None:
+            self.dump(self._kept_at)
 
     def _adopt(self, path: str) -> None:
         """Takes the job in the file as this one, or ends it when it is another."""

@@ -32,6 +32,7 @@ class ProcessJob(ScheduledJob):
     """
 
     poll_interval = 0.02
+    hosts_come_back = True
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -89,6 +90,17 @@ class ProcessJob(ScheduledJob):
         return Ready(
             {name: [self._address(f"{name}_{rank}") for rank in range(count)] for name, count in self._meshes.items()}
         )
+
+    def _replacements(self, name: str, ranks: list[int]) -> list[str]:
+        """Starts new workers in the place of those that have died, at their addresses."""
+        assert self._launch is not None
+        for key in [f"{name}_{rank}" for rank in ranks]:
+            if not self._workers[key].alive():
+                sessions.end([self._workers[key]])
+                Path(self._address(key).removeprefix("ipc://")).unlink(missing_ok=True)
+                self._start(key, self._launch)
+        self._keep()
+        return super()._replacements(name, ranks)
 
     def _cancel(self) -> None:
         sessions.end(list(self._workers.values()))

@@ -44,12 +44,13 @@ CLASSES = {
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A job as the file has it: its name, its class, the arguments of that, and calls of `add_mesh`."""
+    """A job as the file has it: its name, its class, the arguments of that, calls of `add_mesh`, and spares by mesh."""
 
     name: str
     kind: str
     arguments: dict[str, Any]
     add_mesh: list[dict[str, Any]]
+    spares: dict[str, int]
 
 
 class ProjectFile(msgspec.Struct, frozen=True):
@@ -93,8 +94,11 @@ def _described(name: str, job: dict[str, Any], path: str) -> Described:
     added = arguments.pop("add-mesh", [])
     if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
         raise ValueError(f"{path}: add-mesh of job {name} is an array of tables, the arguments of add_mesh")
+    spares = arguments.pop("spares", {})
+    if not isinstance(spares, dict):
+        raise ValueError(f"{path}: spares of job {name} is a table, of numbers of hosts by mesh")
     return Described(name, kind, {key.replace("-", "_"): value for key, value in arguments.items()},
-                     [{key.replace("-", "_"): value for key, value in one.items()} for one in added])  # fmt: skip
+                     [{key.replace("-", "_"): value for key, value in one.items()} for one in added], spares)  # fmt: skip
 
 
 def pick(project: ProjectFile, environment: Mapping[str, str]) -> Described:
@@ -138,6 +142,8 @@ def build(described: Described, path: str) -> JobTrait:
         job = kind(**described.arguments)
         for arguments in described.add_mesh:
             job.add_mesh(**arguments)
+        if described.spares:
+            job.use_spares(**described.spares)
     except (TypeError, ValueError) as exc:
         raise ValueError(f"{path}: job {described.name}: {exc}") from exc
     if not isinstance(job, JobTrait):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Mapping
@@ -15,6 +17,7 @@ from monarch.job.worker_launch import WorkerLaunch
 
 STRATEGIES = ("STRICT_SPREAD", "SPREAD", "PACK", "STRICT_PACK")
 _ANSWER = 1.0  # seconds that actors get to answer in one look
+_KNOCK = 10.0  # seconds in which the head of a cluster answers
 _GOODBYE = 10.0  # seconds that workers get to end
 _ENDING = 30.0  # seconds that actors get to end
 _STEP = 0.1
@@ -26,18 +29,18 @@ class RayJob(ScheduledJob):
 
         hosts = RayJob({"trainers": 4}, resources={"CPU": 8, "GPU": 8}).state().trainers
 
-    `resources`: what each host reserves on its node. `strategy`: how
-    the hosts are placed, all of them or none: STRICT_SPREAD, the default, puts each on a node of its own; SPREAD, PACK and
-    STRICT_PACK are Ray's. `address`, `runtime_env`: as for `ray.init`, which is called unless the program has done so:
-    without an address it finds the cluster that RAY_ADDRESS or this machine names, or starts one here that ends with the
-    program.
-    `namespace`: of the actors. `max_restarts`: how often Ray starts a host again that has failed.
+    `resources`: what each host reserves on its node. `strategy`: how the hosts are placed, all of them or none:
+    STRICT_SPREAD, the default, puts each on a node of its own; SPREAD, PACK and STRICT_PACK are Ray's. `address`,
+    `runtime_env`: as for `ray.init`, which is called unless the program has done so: without an address it finds the
+    cluster that RAY_ADDRESS or this machine names, or starts one here that ends with the program. `namespace`: of the
+    actors. `max_restarts`: how often Ray starts a host again that has failed. `start_timeout`: seconds that hosts may take.
 
     Nodes need this package and Python of the same minor version (`runtime_env={"pip": [...]}` can bring it). Job and hosts
     outlive the program. There is no batch mode: `ray job submit` runs programs in the cluster.
     """
 
     poll_interval = 1.0
+    hosts_come_back = True
 
     def __init__(
         self,
@@ -222,12 +225,23 @@ class RayJob(ScheduledJob):
         except ModuleNotFoundError:
             raise RuntimeError(_NEEDS_RAY) from None
         if not ray.is_initialized():
+            self._knock(self._address or os.environ.get("RAY_ADDRESS") or "")
             try:
                 ray.init(address=self._address, namespace=self._namespace, log_to_driver=False, logging_level="warning")
             except (ConnectionError, ValueError, RuntimeError) as error:
                 where = self._address or "that RAY_ADDRESS names"
                 raise SchedulerError(f"the Ray cluster {where} cannot be reached: {_last_line(error)}") from error
         return ray
+
+    def _knock(self, address: str) -> None:
+        """Ray itself would try for minutes to reach a cluster that is not there."""
+        host, _, port = address.rpartition(":")
+        if not host or "/" in host or not port.isdigit():
+            return  # one that Ray finds by itself, or a Ray Client's
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _KNOCK).close()
+        except OSError as error:
+            raise SchedulerError(f"the Ray cluster {address} cannot be reached: {error}") from error
 
 
 def _options(resources: Mapping[str, float]) -> dict[str, Any]:

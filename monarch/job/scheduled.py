@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
-from monarch.actor import HostMesh, attach_to_workers
+from monarch.actor import HostMesh, ReplacePolicy, attach_to_workers
 from monarch.config import settings
 from monarch.job import uninterrupted
 from monarch.job.blocking import result_of
@@ -53,6 +54,7 @@ class ScheduledJob(JobTrait):
     """
 
     poll_interval = 2.0  # seconds between two looks while hosts are awaited
+    hosts_come_back = False  # whether the scheduler itself starts a host again that was lost
     start_timeout: float | None = None  # seconds that hosts may take to come; None: as long as the scheduler says
 
     def __init__(self) -> None:
@@ -60,9 +62,21 @@ class ScheduledJob(JobTrait):
         self._launch: WorkerLaunch | None = None
         self._met = False  # whether a program has been connected to these hosts
         self._attached: dict[str, HostMesh] = {}  # by this process
+        self._spares: dict[str, int] = {}
+        self._replace: ReplacePolicy | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_attached": {}}
+
+    def use_spares(self, policy: ReplacePolicy | None = None, **spares: int) -> Self:
+        """Of each of these meshes so many hosts, the last ones, are not in the mesh: they wait, and take the places of hosts
+        that die, when `hosts.replace(failed=True)` is called, or with a `policy` without that. With one spare, a mesh asked
+        for with 4 hosts has 3. `state` raises ValueError for a mesh that is not the job's, or has nothing but spares."""
+        for name, count in spares.items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+                raise ValueError(f"mesh {name!r} has one spare or more, or is not named here, got {count!r}")
+        self._spares, self._replace = dict(spares), policy
+        return self
 
     # --- what a scheduler says
 
@@ -88,10 +102,13 @@ class ScheduledJob(JobTrait):
         """Meshes of these workers."""
         launch = self._launch
         assert launch is not None
+        self._check_spares(workers)
         ca, certificate, private_key = (launch.tls.get(name) for name in ("ca", "certificate", "private_key"))
         return {
             name: attach_to_workers(
-                workers=addresses,
+                workers=addresses[: len(addresses) - self._spares.get(name, 0)],
+                spares=addresses[len(addresses) - self._spares.get(name, 0) :],
+                replace=self._replace,
                 ca=ca,
                 certificate=certificate,
                 private_key=private_key,
@@ -100,6 +117,13 @@ class ScheduledJob(JobTrait):
             )
             for name, addresses in workers.items()
         }
+
+    def _check_spares(self, workers: dict[str, list[str]]) -> None:
+        for name, count in self._spares.items():
+            if name not in workers:
+                raise ValueError(f"use_spares names mesh {name!r}, and the meshes are {', '.join(workers)}")
+            if count >= len(workers[name]):
+                raise ValueError(f"mesh {name!r} has {len(workers[name])} hosts, and {count} of them would be spares")
 
     # --- its life
 
@@ -127,7 +151,16 @@ class ScheduledJob(JobTrait):
             raise
         self._met = True
         self._attached = meshes
+        if self.hosts_come_back:
+            for name, mesh in meshes.items():
+                session: Any = mesh._session
+                session.find_replacements = functools.partial(self._replacements, name)
         return JobState(meshes)
+
+    def _replacements(self, name: str, ranks: list[int]) -> list[str]:
+        """Where the scheduler has put these hosts of a mesh after they were lost: waits until all hosts are there again."""
+        workers = self._await_hosts().workers[name]
+        return [workers[rank] for rank in ranks]
 
     def _await_hosts(self) -> Ready:
         line = LiveLine(f"{type(self).__name__} waits for its hosts")
@@ -190,14 +223,13 @@ class ScheduledJob(JobTrait):
             job_logger().info("interrupted: %s was cancelled", type(self).__name__)
 
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether the scheduler still gives these hosts, all of them, and `spec` asks for the same."""
+        """Whether the scheduler still gives these hosts, all of them, and `spec` asks for the same. SchedulerError when it
+        cannot be asked just now: a job that may be running is not given up for that."""
         if type(spec) is not type(self) or not self.active or self._tls != spec._tls or not self._same(spec):
             return False
-        try:
-            return isinstance(self._poll(), Ready)
-        except SchedulerError as exc:
-            job_logger().warning("the cached job cannot be looked up: %s", exc)
+        if self._spares != spec._spares:
             return False
+        return isinstance(self._poll(), Ready)
 
     def _kill(self) -> None:
         """Hosts that this process has attached end in order, then the scheduler takes all of them back."""

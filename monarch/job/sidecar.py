@@ -36,7 +36,7 @@ from monarch.job.sidecar_messages import (
 
 _READY = 60.0  # seconds for a sidecar to start
 _MOUNTS = 900.0  # to mount and bring files
-_CLEAR = 90.0  # to unmount
+_CLEAR = 180.0  # to unmount, which takes longer when hosts are lost
 _END = 10.0  # to end, before it is killed
 _BETWEEN = 0.05
 
@@ -193,6 +193,7 @@ def _environment() -> dict[str, str]:
     paths = [path for path in sys.path if os.path.isabs(path)]
     kept = {name: value for name, value in os.environ.items() if name != "MONARCH_RUN"}  # of the program's own run
     return {
+        "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "20s",  # its hosts were there a moment ago: one that is not is lost
         **kept,
         "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONSAFEPATH": "1",

@@ -18,7 +18,6 @@ import traceback
 from typing import Any
 
 import monarch.actor
-from monarch.actor import attach
 from monarch.config import settings
 from monarch.job.held_mounts import HeldMounts
 from monarch.job.job_trait import job_loads
@@ -71,7 +70,10 @@ class SidecarProgram:
 
     def _accept(self, listening: socket.socket) -> None:
         while True:
-            connection, _ = listening.accept()
+            try:
+                connection, _ = listening.accept()
+            except OSError:  # it is closed: this process ends
+                return
             try:
                 peer(connection)
                 with self._counting:
@@ -117,9 +119,8 @@ class SidecarProgram:
 
     def _hosts(self) -> Any:
         if self._meshes is None:
-            gateway = self._job._sidecar_attach_to()
-            if gateway is not None:
-                attach(gateway)
+            if self._job._requires_sidecar_gateway():
+                self._job._prepare_client_gateway()
             self._meshes = self._job._state()._hosts
         return self._meshes
 

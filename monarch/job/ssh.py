@@ -165,11 +165,11 @@ class LoginJob(ScheduledJob):
         try:
             process.stdin.write(launch.stdin(outlive=self._outlive))
             process.stdin.flush()
-            if self._outlive:
-                process.stdin.close()
         except BrokenPipeError:  # it has ended; `_poll` says why
             pass
-        threading.Thread(target=_read_line, args=(process, worker), name=f"monarch-{worker.host}", daemon=True).start()
+        threading.Thread(
+            target=_read_line, args=(process, worker, self._outlive), name=f"monarch-{worker.host}", daemon=True
+        ).start()
 
     # --- looking
 
@@ -270,6 +270,9 @@ class LoginJob(ScheduledJob):
                 except subprocess.TimeoutExpired:
                     pass
 
+    def _hosts_outlive_program(self) -> bool:
+        return self._outlive
+
     def _same(self, spec: LoginJob) -> bool:
         return self._asked() == spec._asked()
 
@@ -359,19 +362,28 @@ def _popen(words: list[str], stderr: Any) -> subprocess.Popen[bytes]:
         ) from None
 
 
-def _read_line(process: subprocess.Popen[bytes], worker: Worker) -> None:
-    """Reads what the login prints, up to the worker's line; a login may greet first."""
-    assert process.stdout is not None
+def _read_line(process: subprocess.Popen[bytes], worker: Worker, outlive: bool) -> None:
+    """Reads what the login prints, up to the worker's line; a login may greet first. A worker that is to outlive this program
+    is then let go; before, nobody would know of it."""
+    assert process.stdout is not None and process.stdin is not None
     read = 0
     with process.stdout as lines:
         for line in lines:
             read += len(line)
             try:
-                worker.pid = msgspec.json.decode(line, type=_Line).pid
-                return
+                pid = msgspec.json.decode(line, type=_Line).pid
             except msgspec.DecodeError:
                 if read > _MOST_READ:
                     return
+                continue
+            try:
+                if outlive:
+                    process.stdin.write(b"\n")
+                    process.stdin.close()
+            except (OSError, ValueError):  # it has ended, or was given up
+                return
+            worker.pid = pid
+            return
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

@@ -15,18 +15,13 @@ from typing import Any
 
 from monarch.actor import HostMesh, Point
 from monarch.actor.file_sync import FolderSync, HostAnswers, Manifest, Source, local_manifest, lock_hosts
+from monarch.remotemount import fuse_process
 from monarch.remotemount.mirror_host import MirrorHost
-from monarch.remotemount.place import MOUNTED, TOKEN, Look, refusal
+from monarch.remotemount.place import MOUNTED, TOKEN, Look, point_of, refusal
 
 logger = logging.getLogger("monarch")
 
 _ATTEMPTS = 3  # at a tree that is being written to
-
-
-async def look(hosts: HostMesh, source: str, point: str) -> list[Look]:
-    """What each host has at `point`, by rank."""
-    async with _mirrors(hosts, point) as mirrors:
-        return await _look(mirrors, source)
 
 
 async def sync(hosts: HostMesh, source: str, point: str) -> None:
@@ -64,10 +59,30 @@ async def sync(hosts: HostMesh, source: str, point: str) -> None:
 
 
 async def remove(hosts: HostMesh, source: str, point: str) -> None:
-    """Removes what `sync` brought, and the directory itself if it made it and nobody else has files there."""
+    """Removes what `sync` brought, and the directory itself if it made it and nobody else has files there. RuntimeError when
+    a host is lost; then it is done on the others."""
+    try:
+        await _remove(hosts, source, point)
+        return
+    except RuntimeError as exc:
+        if len(hosts) == 1:
+            raise
+        logger.info("remote mount of %s: a host is lost, and the others are cleared one by one: %s", source, exc)
+    points = [Point(rank, hosts.extent) for rank in range(len(hosts))]
+    done = await asyncio.gather(
+        *[_remove(hosts.slice(**here), source, point_of(point, here)) for here in points], return_exceptions=True
+    )
+    failed = [f"{dict(here)}: {found}" for here, found in zip(points, done, strict=True) if found is not None]
+    if failed:
+        raise RuntimeError(f"{len(failed)} host(s) of {len(hosts)} could not be cleared: {failed[0]}")
+
+
+async def _remove(hosts: HostMesh, source: str, point: str) -> None:
     async with _mirrors(hosts, point) as mirrors:
-        await _look(mirrors, source)
+        await _look(mirrors, source, clearing=True)
         roots = await lock_hosts(mirrors.actors, mirrors.run)
+        if not roots:
+            return
         cleared = await mirrors.ask("clear", ranks=roots)
         for root, whole in zip(roots.values(), cleared, strict=True):
             if not whole:
@@ -119,7 +134,7 @@ async def _mirrors(hosts: HostMesh, point: str) -> AsyncIterator[_Mirrors]:
             await actors.stop()
 
 
-async def _look(mirrors: _Mirrors, source: str) -> list[Look]:
+async def _look(mirrors: _Mirrors, source: str, clearing: bool = False) -> list[Look]:
     """A file appears in the source for a moment: hosts that see it as well share the source with us."""
     token = TOKEN + secrets.token_hex(8)
     path = os.path.join(source, token)
@@ -128,7 +143,7 @@ async def _look(mirrors: _Mirrors, source: str) -> list[Look]:
     except OSError:  # a source that this user may only read
         token = ""
     try:
-        return await mirrors.ask("look", source, token)
+        return await mirrors.ask("look", source, token, fuse_process.machine(), clearing)
     finally:
         if token:
             os.unlink(path)

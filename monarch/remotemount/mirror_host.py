@@ -20,7 +20,7 @@ from monarch.actor.file_sync import (
     scan,
 )
 from monarch.remotemount import fuse_process
-from monarch.remotemount.place import MARKER, MOUNTED, SOURCE, Look, point_of, state_of
+from monarch.remotemount.place import MARKER, MOUNTED, OURS_ALREADY, SOURCE, Look, point_of, state_of
 
 _MADE, _FOUND = b"made", b"found"  # the directory: by us, or it was there, empty
 
@@ -34,20 +34,22 @@ class MirrorHost(Receiver):
     def __init__(self, template: str, run: str) -> None:
         super().__init__("", run)
         self.path = point_of(template, current_rank())
-        self._source_itself = False
+        self._idle = False
 
     @endpoint
     @answers
-    def look(self, source: str, token: str) -> Look | Problem:
-        state = state_of(self.path, source, token)
-        self._source_itself = state == SOURCE
-        return Look(self.host, self.path, state, "", fuse_process.machine())
+    def look(self, source: str, token: str, machine: str, clearing: bool) -> Look | Problem:
+        """What stands there; `machine` is the client's. It decides whether there is something to write, or to clear."""
+        mine = fuse_process.machine()
+        state = state_of(self.path, source, token, mine == machine)
+        self._idle = state != OURS_ALREADY if clearing else state == SOURCE
+        return Look(self.host, self.path, state, "", mine)
 
     @endpoint
     @answers
     def lock(self) -> Root | Taken | Problem:
         """A host that sees the client's own directory has nothing to write."""
-        if self._source_itself:
+        if self._idle:
             return Taken(self.host, self.path, self.run)
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         try:

@@ -31,16 +31,17 @@ class MountHost(Actor):
         self._trees = 0
 
     @endpoint
-    def look(self, source: str, token: str) -> Look:
-        """What stands at the mount point, a dead mount aside, which is taken away."""
+    def look(self, source: str, token: str, machine: str) -> Look:
+        """What stands at the mount point, a dead mount aside, which is taken away. `machine` is the client's."""
+        mine = fuse_process.machine()
         fuse_process.clear_stale(self._point)
         mounted = fuse_process.mounted_at(self._point)
         if mounted is not None and mounted.startswith("monarch:"):
             state = MOUNTED_ALREADY if mounted == self._name else OTHER_MOUNT
         else:
-            state = state_of(self._point, source, token)
+            state = state_of(self._point, source, token, mine == machine)
         host = f"{socket.gethostname()} (rank {current_rank().rank})"
-        return Look(host, self._point, state, fuse_process.obstacle(), fuse_process.machine())
+        return Look(host, self._point, state, fuse_process.obstacle(), mine)
 
     @endpoint
     def leave_out(self, ranks: Sequence[int]) -> None:

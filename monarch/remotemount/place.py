@@ -44,9 +44,18 @@ def point_of(template: str, coordinates: Mapping[str, int]) -> str:
     return os.path.normpath(template.replace("$SUBDIR", subdirectory(coordinates)))
 
 
-def state_of(path: str, source: str, token: str) -> str:
-    """What stands at `path` on this machine. `token`: of a file in the client's `source`, "" when it could not be made."""
+def state_of(path: str, source: str, token: str, here: bool) -> str:
+    """What stands at `path` on this machine. `here`: the client's `source` is on it as well, at that path. `token`: of a file
+    in the source, which shows it elsewhere too; "" when it could not be made."""
     real = os.path.realpath(path)
+    if here:
+        ours = os.path.realpath(source)
+        if real == ours:
+            return SOURCE
+        if _below(real, ours):
+            return INSIDE
+        if _below(ours, real):
+            return AROUND
     if token:
         if os.path.exists(os.path.join(real, token)):
             return SOURCE

@@ -16,6 +16,7 @@ from typing import Any
 
 from monarch.actor import Actor, HostMesh, Point, SupervisionError, endpoint
 from monarch.actor.file_sync import Entry
+from monarch.remotemount.fuse_process import machine
 from monarch.remotemount.mirror import manifest_of
 from monarch.remotemount.mount_host import Delivery, MountHost, name_of
 from monarch.remotemount.place import MOUNTED_ALREADY, SOURCE, TOKEN, Look, refusal
@@ -107,7 +108,7 @@ class MountSource(Actor):
         except OSError:
             token = ""
         try:
-            return list(actors.look.call(self._source, token).get(_ANSWER).values())
+            return list(actors.look.call(self._source, token, machine()).get(_ANSWER).values())
         finally:
             if token:
                 os.unlink(path)

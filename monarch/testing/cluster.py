@@ -110,9 +110,9 @@ class InProcessCluster:
         spares: int = 0,
         replace: ReplacePolicy | None = None,
     ) -> None:
-        if hosts < 0 or spares < 0 or (spares and not hosts):
-            raise ValueError(f"hosts and spares must be 0 or more, and spares need hosts, got {hosts!r} and {spares!r}")
-        if gateway is not None and not 0 <= gateway < hosts:
+        if spares < 0 or (spares and not hosts):
+            raise ValueError(f"spares must be 0 or more, and need hosts whose places they take, got {spares!r}")
+        if hosts < 0 or (gateway is not None and not 0 <= gateway < hosts):
             raise ValueError(f"hosts must be 0 or more, gateway the index of one, got {hosts!r} and {gateway!r}")
         self.clock = clock
         self.network = Network(seed)

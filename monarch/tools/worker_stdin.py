@@ -5,7 +5,8 @@ This is how a worker is started over ssh and the like. One line of JSON comes fi
     {"secret": "...", "lease": 14400.0, "tls": {"ca": "...", ...}, "outlive": false}
 
 Once the worker listens it prints one line, `{"listening": "tcp://node1:22222", "pid": 4711}`, and nothing more on stdout.
-When stdin ends, whoever started it has gone, and the host ends with everything on it; not so with `"outlive": true`.
+When stdin ends, whoever started it has gone, and the host ends with everything on it. A worker that is to outlive it goes
+on once it has read a second line: whoever started it knows then that it is there, and can end it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -69,22 +70,34 @@ def serve(address: str, orders: Orders) -> None:
     sys.stdout.flush()
     # From here on there is one output: what processes of this host print would be noise to whoever reads that line.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    changed = threading.Event()
     gone = threading.Event()
-    if not orders.outlive:
-        threading.Thread(target=_watch, args=(gone,), name="monarch-stdin", daemon=True).start()
+    for name, wait, arguments in (
+        ("monarch-host", _await_end, (ended, changed)),
+        ("monarch-stdin", _await_end_of_stdin, (orders.outlive, gone, changed)),
+    ):
+        threading.Thread(target=wait, args=arguments, name=name, daemon=True).start()
+    changed.wait()
+    if not gone.is_set():
+        ended.get()
+        return
+    print("monarch worker: whoever started it has gone: this host ends", file=sys.stderr, flush=True)
+
+
+def _await_end(ended: Any, changed: threading.Event) -> None:
     try:
         ended.get()
-    except KeyboardInterrupt:
-        if not gone.is_set():
-            raise
-        print("monarch worker: whoever started it has gone: this host ends", file=sys.stderr, flush=True)
+    except Exception:  # the main thread asks again, and raises it
+        pass
+    changed.set()
 
 
-def _watch(gone: threading.Event) -> None:
+def _await_end_of_stdin(outlive: bool, gone: threading.Event, changed: threading.Event) -> None:
     try:
         while os.read(0, 4096):
-            pass
+            if outlive:
+                return
     except OSError:
         pass
     gone.set()
-    os.kill(os.getpid(), signal.SIGINT)  # wakes the main thread, which waits
+    changed.set()

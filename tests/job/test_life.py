@@ -82,13 +82,24 @@ def test_another_job_takes_its_place(told: Any) -> None:
     assert isinstance(loaded, FakeJob) and loaded.size == 3
 
 
-@pytest.mark.parametrize("polled", [Ended("CANCELLED by 0"), SchedulerError("squeue: no answer")], ids=["gone", "mute"])
-def test_a_job_that_has_ended_is_replaced(scheduler: Scheduler, polled: Any) -> None:
+def test_a_job_that_has_ended_is_replaced(scheduler: Scheduler) -> None:
     FakeJob("one").state()
-    scheduler.polls = [polled, Ready(HERE)]
+    scheduler.polls = [Ended("CANCELLED by 0"), Ready(HERE)]
     job = FakeJob("one")
     job.state()
     assert steps(job)[2:] == ["cancel", "submit", "attach"]
+
+
+def test_a_job_is_not_given_up_because_its_scheduler_does_not_answer(scheduler: Scheduler) -> None:
+    FakeJob("one").state()
+    scheduler.polls = [SchedulerError("squeue: no answer"), Ready(HERE)]
+    job = FakeJob("one")
+    job.asked.clear()
+    with pytest.raises(SchedulerError, match="squeue: no answer"):
+        job.state()
+    assert steps(job) == [] and not job.active
+    job.state()
+    assert steps(job) == ["attach"]
 
 
 def test_one_that_cannot_be_ended_is_told_with_what_to_look_for(scheduler: Scheduler, told: Any) -> None:

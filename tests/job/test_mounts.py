@@ -7,6 +7,7 @@ import signal
 import socket
 import stat
 import sys
+import threading
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,12 @@ from typing import Any
 import pytest
 
 from monarch.actor import Actor, endpoint
-from monarch.job import LocalJob, ProcessJob, job_load
+from monarch.config import configured
+from monarch.job import LocalJob, ProcessJob, job_load, sidecar_program
 from monarch.job.mount_orders import Order, executables, gathered_mount, orders, remote_mount
 from monarch.job.sidecar import Sidecar, folder_of
-from monarch.job.sidecar_messages import CloseMounts, Done, OpenMounts, Request, peer, receive, send
+from monarch.job.sidecar_messages import CloseMounts, Done, End, OpenMounts, Reply, Request, peer, receive, send
+from monarch.job.sidecar_program import SidecarProgram
 from tests.support.faults import Faults
 from tests.support.hosts import ROOT
 from tests.support.mounts import contents, make_source
@@ -105,6 +108,65 @@ def test_another_users_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 def monarch_credentials(pid: int, uid: int) -> bytes:
     return b"".join(number.to_bytes(4, sys.byteorder) for number in (pid, uid, uid))
+
+
+# --- when a sidecar ends
+
+
+class Allocation:
+    """As a job looks to its sidecar."""
+
+    def __init__(self, running: bool) -> None:
+        self._running = running
+
+    def _is_running(self) -> bool:
+        return self._running
+
+
+@pytest.mark.parametrize(("running", "lease"), [(False, "4h"), (True, "1ms")])
+def test_a_sidecar_ends_with_the_allocation_and_when_nobody_has_used_it_for_the_lease(
+    running: bool, lease: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar_program, "_LOOK", 0.01)
+    with socket.socket(socket.AF_UNIX) as listening, configured(job_lease=lease):
+        listening.bind("")  # a name that the kernel chooses
+        listening.listen()
+        server = threading.Thread(target=SidecarProgram("", Allocation(running)).serve, args=(listening,), daemon=True)
+        server.start()
+        server.join(TIMEOUT)
+        assert not server.is_alive()
+        listening.shutdown(socket.SHUT_RDWR)  # whoever accepts ends as well
+
+
+def test_a_sidecar_stays_while_a_program_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = threading.Event()
+    allocation = Allocation(True)
+
+    def look() -> bool:
+        looked.set()
+        return True
+
+    monkeypatch.setattr(allocation, "_is_running", look)
+    monkeypatch.setattr(sidecar_program, "_LOOK", 0.01)
+    with socket.socket(socket.AF_UNIX) as listening, configured(job_lease="1ms"):
+        listening.bind("")
+        listening.listen()
+        program = SidecarProgram("", allocation)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(listening.getsockname())
+            threading.Thread(target=program._accept, args=(listening,), daemon=True).start()
+            send(connection, CloseMounts())
+            assert receive(connection, Reply) == Done([])  # it is counted from now on
+            server = threading.Thread(target=program.serve, args=(listening,), daemon=True)
+            server.start()
+            assert looked.wait(TIMEOUT)
+            send(connection, CloseMounts())
+            assert receive(connection, Reply) == Done([])
+            assert server.is_alive()
+            send(connection, End())
+        server.join(TIMEOUT)
+        assert not server.is_alive()
+        listening.shutdown(socket.SHUT_RDWR)
 
 
 # --- jobs
@@ -198,12 +260,14 @@ def test_kill_takes_away_the_files_that_a_sidecar_has_left(job: ProcessJob, sour
 @pytest.mark.procs
 @full
 def test_a_job_that_has_lost_a_host_can_be_killed(
-    job: ProcessJob, source: Path, tmp_path: Path, faults: Faults
+    job: ProcessJob, source: Path, tmp_path: Path, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT", "10s")  # of the sidecar
     declare(job, source, tmp_path).state()
     kill(job._workers["trainers_1"].pid)
     job.kill()
     assert not job.active
+    assert [host.name for host in (tmp_path / "hosts").iterdir()] == ["hosts_1"]  # nobody is there to clear it
     faults.settle()
 
 

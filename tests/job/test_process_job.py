@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError, endpoint
 from monarch.job import LocalJob, ProcessJob, SchedulerError, job_load
 from monarch.job import sessions as own
 from monarch.job.sessions import Session
@@ -114,6 +114,52 @@ def test_a_worker_that_died_is_told_and_the_next_program_gets_new_ones(jobs: Any
     assert again.apply_id != job.apply_id
     where = again.state().hosts.spawn_procs().spawn("where", Where)
     assert len(where.host.call().get(timeout=TIMEOUT)) == 2
+
+
+def test_a_worker_that_died_is_replaced_in_its_place(jobs: Any) -> None:
+    """And the next program finds the new one."""
+    job = jobs({"hosts": 2})
+    hosts = job.state().hosts
+    procs = hosts.spawn_procs()
+    where = procs.spawn("where", Where)
+    where.host.call().get(timeout=TIMEOUT)
+    kill(sessions(job)[1].pid)
+    with pytest.raises(SupervisionError):
+        while True:
+            where.slice(hosts=1).host.call_one().get(timeout=TIMEOUT)
+    assert hosts.replace(failed=True).get(timeout=TIMEOUT) == [1]
+    procs.restart(failed=True).get(timeout=TIMEOUT)
+    where.restart(failed=True).get(timeout=TIMEOUT)
+    assert list(where.host.call().get(timeout=TIMEOUT).values()) == ["hosts_0", "hosts_1"]
+    procs.stop().get(timeout=TIMEOUT)
+    again = jobs({"hosts": 2})
+    again.state()
+    assert again.apply_id == job.apply_id and sessions(again) == sessions(job)
+
+
+@full
+def test_a_spare_of_the_job_takes_a_place(jobs: Any) -> None:
+    job = jobs({"hosts": 3}).use_spares(ReplacePolicy(), hosts=1)
+    hosts = job.state().hosts
+    assert hosts.sizes == {"hosts": 2}
+    with RestartPolicy():
+        where = hosts.spawn_procs().spawn("where", Where)
+    assert list(where.host.call().get(timeout=TIMEOUT).values()) == ["hosts_0", "hosts_1"]
+    kill(sessions(job)[1].pid)
+    with pytest.raises(SupervisionError):
+        while True:
+            where.slice(hosts=1).host.call_one().get(timeout=TIMEOUT)
+    where.healthy(timeout=TIMEOUT).get()
+    assert list(where.host.call().get(timeout=TIMEOUT).values())[1] in ("hosts_1", "hosts_2")  # a new one, or the spare
+
+
+def test_spares_that_cannot_be(jobs: Any) -> None:
+    with pytest.raises(ValueError, match="one spare or more"):
+        jobs({"hosts": 2}).use_spares(hosts=0)
+    with pytest.raises(ValueError, match="use_spares names mesh 'others', and the meshes are hosts"):
+        jobs({"hosts": 1}).use_spares(others=1).state()
+    with pytest.raises(ValueError, match="mesh 'hosts' has 1 hosts, and 1 of them would be spares"):
+        jobs({"hosts": 1}).use_spares(hosts=1).state()
 
 
 def test_a_worker_that_cannot_begin_says_why_and_nothing_is_left(jobs: Any) -> None:

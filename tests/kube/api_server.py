@@ -152,6 +152,9 @@ class ApiServer:
         context.load_cert_chain(self._certs / "host.pem", self._certs / "host-key.pem")
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self.server.daemon_threads = True
+        self.server.handle_error = lambda *connection: (
+            None
+        )  # a client that went away, or does not trust our certificate
         self.server.socket = context.wrap_socket(self.server.socket, server_side=True, do_handshake_on_connect=False)
         self.url = f"https://127.0.0.1:{self.server.server_port}"
         self._thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)

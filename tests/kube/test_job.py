@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from monarch.job import Ended, Ready, SchedulerError, Waiting
+from monarch.job import Ended, Ready, SchedulerError, Waiting, project_file
 from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch.job.kubernetes import job as job_module
 from monarch.job.kubernetes.pods import FIXABLE
 from tests.kube.api_server import APPS, Refused
 from tests.kube.lab import IMAGE, NAMESPACE, Lab
+from tests.support.hosts import ROOT
 
 JOB = "monarch.pytorch.org/job"
 
@@ -265,3 +266,14 @@ def test_and_can_be_left_aside(operated: Lab) -> None:
     assert isinstance(job._poll(), Ready)
     job.kill()
     assert operated.store.everything() == []
+
+
+def test_a_project_file_can_describe_one() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    project = project_file.parse(page.partition("```toml\n")[2].partition("```")[0], "/x/monarch.toml")
+    assert project is not None
+    job = project_file.build(project.jobs["cluster"], project.path)
+    wanted = KubernetesJob("research", kubeconfig=KubeConfig.from_path("~/.kube/config"))
+    wanted.add_mesh("trainers", 4, image_spec=ImageSpec("registry.local/train:1", {"nvidia.com/gpu": 8}))
+    assert isinstance(job, KubernetesJob) and job._same(wanted)
+    assert job._kubeconfig == wanted._kubeconfig

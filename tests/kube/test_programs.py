@@ -15,13 +15,15 @@ from tests.kube.lab import IMAGE, NAMESPACE, Lab, lab
 from tests.support.tiers import first_of, full
 
 PROGRAM = f"""
-    import os, sys
-    from monarch.actor import Actor, endpoint
+    import os, sys, threading
+    from monarch.actor import Actor, SupervisionError, endpoint
     from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 
     class Teller(Actor):
         @endpoint
         def host(self): return os.environ["MONARCH_RUNTIME_DIR"].rpartition("run-")[2]
+        @endpoint
+        def wait(self): threading.Event().wait()
         @endpoint
         def ask(self, other): return other.host.call_one().get(60)
 
@@ -176,3 +178,38 @@ def test_ctrl_c_while_waiting_leaves_nothing(cluster: Lab, scripts: Any) -> None
     assert "KeyboardInterrupt" in err and "was cancelled" in err
     assert cluster.store.everything() == []
     assert json.dumps(lines).count("missing ranks") >= 1
+
+
+REPLACED = (
+    PROGRAM
+    + f"""
+    job = {MADE}
+    hosts = job.state(cached_path=None).trainers
+    tellers = hosts.slice(hosts=1).spawn_procs({{"gpus": 1}}).spawn("tellers", Teller)
+    print(tellers.host.call_one().get(60), flush=True)
+    waits = tellers.wait.call_one()
+    print("waits", flush=True)
+    try:
+        waits.get(60)
+    except SupervisionError:
+        pass
+    print(hosts.replace(failed=True).get(60))
+    print(*ask(hosts))
+    job.kill()
+"""
+)
+
+
+@full
+def test_an_evicted_pod_takes_its_old_place_in_the_mesh(cluster: Lab, scripts: Any) -> None:
+    program = scripts.start(REPLACED, str(cluster.kubeconfig()))
+    before = program.stdout.readline().strip()
+    assert program.stdout.readline() == "waits\n", program.stderr.read()
+    assert before == cluster.addresses()["trainers-1"], program.stderr.read()
+    cluster.evict("trainers-1")
+    now = cluster.addresses()
+    out, err = program.communicate(timeout=60)
+    assert program.returncode == 0, err
+    assert now["trainers-1"] != before
+    assert out.splitlines() == ["[1]", " ".join(now.values())]
+    assert cluster.store.everything() == []

@@ -12,7 +12,7 @@ from tests.lab.site import LabError, until
 from tests.lab.slurm import SlurmLab
 from tests.lab.ssh import SshLab
 
-LEAVING = 20.0  # seconds for what was told to end to be gone, on a busy machine
+LEAVING = 60.0  # seconds for what was told to end to be gone, on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -56,8 +56,14 @@ def ssh_lab(_ssh_lab: SshLab, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshLa
 
 def _left(look: Callable[[], list[Any]]) -> list[Any]:
     """What a test has left. What has been told to end gets the time for it."""
+    left: list[Any] = []
+
+    def gone() -> bool:
+        left[:] = look()
+        return not any(left)
+
     try:
-        until(lambda: not any(look()), "the end of everything", LEAVING)
+        until(gone, "the end of everything", LEAVING)
     except LabError:
         pass
-    return look()
+    return left

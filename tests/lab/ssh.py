@@ -47,6 +47,7 @@ PermitRootLogin yes
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 MaxStartups 100
+LoginGraceTime 5
 Subsystem sftp internal-sftp
 """
 

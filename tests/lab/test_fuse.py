@@ -20,6 +20,7 @@ from monarch.job import ProcessJob, job_load
 from monarch.job.sidecar import folder_of
 from monarch.job.sidecar_messages import peer
 from monarch.remotemount import fuse_process
+from monarch.remotemount.fuse_program import AHEAD
 from monarch.remotemount.remotemount import MountHandler, remotemount
 from monarch.remotemount.tree import BLOCK
 from tests.support.faults import Faults
@@ -122,15 +123,20 @@ def test_a_file_that_changed_is_an_error_until_the_next_refresh_and_never_mixed(
     mesh: HostMesh, source: Path, tmp_path: Path, points: list[Path]
 ) -> None:
     large = source / "large"
+    os.truncate(large, (AHEAD + 2) * BLOCK)
     with handler(mesh, source, tmp_path) as mount:
         with (points[0] / "large").open("rb", buffering=0) as file:
             first = file.read(10)
             assert first == large.read_bytes()[:10]
-            large.write_bytes(os.urandom(large.stat().st_size))
-            with pytest.raises(OSError, match="Input/output error"):
-                os.pread(file.fileno(), 10, BLOCK + 1)
-        with pytest.raises(OSError, match="Input/output error"):
-            (points[1] / "large").read_bytes()
+            with large.open("r+b") as changing:
+                changing.write(os.urandom(10))
+            far = (AHEAD + 1) * BLOCK  # not on its way
+            for point in points:
+                with (
+                    (point / "large").open("rb", buffering=0) as again,
+                    pytest.raises(OSError, match="Input/output error"),
+                ):
+                    os.pread(again.fileno(), 10, far)
         assert (points[1] / "pkg" / "module.py").read_text() == "x = 1\n"
         mount.refresh()
         assert (points[0] / "large").read_bytes() == (points[1] / "large").read_bytes() == large.read_bytes()

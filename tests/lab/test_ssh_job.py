@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import SupervisionError
-from monarch.job import SchedulerError, SSHJob
+from monarch.job import SchedulerError, SSHJob, job_load
 from tests.lab.actors import TIMEOUT, names, spawn
 from tests.lab.site import until
 from tests.lab.ssh import SshLab
@@ -76,6 +76,11 @@ def test_workers_end_with_the_program(ssh_lab: SshLab, folder: Path, then: str) 
     ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert "names ['s1', 's2']" in ran.stdout, ran.stderr
     until(lambda: ssh_lab.processes() == {}, "the end of the workers")
+    kept = job_load()
+    logs = Path(kept._folder)  # type: ignore[attr-defined]
+    assert logs.exists() == bool(then)
+    kept.kill()
+    assert not logs.exists()
 
 
 @pytest.mark.parametrize("then", ["", "import os; os.kill(os.getpid(), 9)"], ids=["ends", "is-killed"])
@@ -175,3 +180,4 @@ def test_a_host_that_never_answers_is_given_up(jobs: Any, ssh_lab: SshLab) -> No
             jobs({"nodes": ["s1", "s2"]}, start_timeout=3).state()
     finally:
         subprocess.run(["kill", "-CONT", *map(str, stopped)], check=True)
+        subprocess.run(["ssh", "s2", "true"], check=True, timeout=TIMEOUT)  # it has taken the calls that waited

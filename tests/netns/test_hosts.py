@@ -335,6 +335,35 @@ def test_a_link_that_is_cut_for_too_long_is_the_end_of_that_host(lab: Lab, trio:
     assert workers[1].poll() is None
 
 
+@full
+def test_a_host_that_only_the_client_has_lost_is_replaced_and_not_believed_any_more() -> None:
+    with Lab(hosts=4) as lab:
+        env = SOON_DEAD | {"HYPERACTOR_MESH_ORPHAN_TIMEOUT": "1h"}
+        workers = [serve(host, env) for host in lab.hosts[1:]]
+        client = Client(lab.hosts[0], env)
+        client.ask("attach", url(lab.hosts[1].address), url(lab.hosts[2].address))
+        lost = [pid for net, pid, _ in client.ask("spawn", 1) if net == network(lab.hosts[1])]
+        client.ask("haunt")
+        until(
+            lambda: client.ask("heard_of_ghosts")[0] > 500, "what is said often goes over a link of the two processes"
+        )
+        lab.separate(0, 1)
+        client.ask("fault")
+        before = client.ask("heard_of_ghosts")
+        until(lambda: client.ask("heard_of_ghosts") > before, "the other host hears them still")
+        assert client.ask("replace", url(lab.hosts[3].address)) == [0]
+        silent = client.ask("heard_of_ghosts")
+        assert all(Path(f"/proc/{pid}").exists() for pid in lost)  # for another hour
+        assert [net for net, _, _ in client.ask("restart")] == [network(lab.hosts[3]), network(lab.hosts[2])]
+        assert [net for _, net in client.ask("ask_neighbours")] == [network(lab.hosts[2]), network(lab.hosts[3])]
+        lab.rejoin(0, 1)
+        assert client.ask("stream", 100) == [100] * 2
+        assert client.ask("heard_of_ghosts") == silent
+        assert all(Path(f"/proc/{pid}").exists() for pid in lost)
+        client.ask("shutdown")
+        assert workers[1].wait(SECONDS) == workers[2].wait(SECONDS) == 0
+
+
 # --- hosts die under load
 
 

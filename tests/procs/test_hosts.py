@@ -972,6 +972,29 @@ def test_everything_goes_through_the_worker_that_was_attached(hosts: Hosts, scri
     assert [worker.status() for worker in workers] == [0, 0]
 
 
+OTHER_GATEWAY = """
+    import sys
+    from monarch.actor import Actor, attach, attach_to_workers, endpoint
+
+    class Teller(Actor):
+        @endpoint
+        def pid(self): return 1
+
+    attach(sys.argv[1], secret="known to both, and long enough")
+    mesh = attach_to_workers(workers=sys.argv[2:], secret="known to both, and long enough")
+    print(mesh.spawn_procs().spawn("tellers", Teller).pid.call_one().get(30))
+    mesh.shutdown().get(30)
+"""
+
+
+@full
+def test_a_worker_that_is_no_host_of_the_mesh_is_shown_the_secret_too(hosts: Hosts, scripts: Any) -> None:
+    env = {"MONARCH_SECRET": "known to both, and long enough"}
+    gateway, other = hosts.start_tcp(env=env), hosts.start_tcp(env=env)
+    assert scripts.run(OTHER_GATEWAY, gateway.address, other.address).stdout == "1\n"
+    assert other.status() == 0
+
+
 def sockets_of(pid: int) -> set[int]:
     links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()]
     return {int(link[8:-1]) for link in links if link.startswith("socket:[")}

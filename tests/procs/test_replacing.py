@@ -104,6 +104,28 @@ def test_a_spare_takes_the_place_of_a_killed_host(hosts: Hosts, kind: str) -> No
     assert first.status() == spare.status() == 0
 
 
+def test_what_is_spawned_on_a_lost_host_fails_at_once(hosts: Hosts) -> None:
+    """Again and again: nobody dials it until the time for attaching is over, which is TIMEOUT here."""
+    first, second = hosts.start(), hosts.start()
+    mesh = attach(first, second)
+    lose(second, mesh.spawn_procs().spawn("counters", Counter), 1)
+    for _ in range(3):
+        procs = mesh.spawn_procs()
+        counters = procs.spawn("counters", Counter)
+        with pytest.raises(
+            SupervisionError, match=r"replace host .*, with hosts\.replace\(failed=True\), or spawn on a"
+        ):
+            counters.add.call(1).get(TIMEOUT / 2)
+        assert counters.slice(hosts=0).add.call_one(1).get(TIMEOUT) in (1, 2)
+        with pytest.raises(RuntimeError, match=r"said goodbye|cannot be reached|refused|lost"):
+            procs.initialized.get(TIMEOUT / 2)
+    alive = mesh.slice(hosts=0).spawn_procs().spawn("counters", Counter)
+    assert alive.add.call_one(1).get(TIMEOUT) == 1
+    assert mesh.replace(failed=True, workers=[hosts.start().address]).get(TIMEOUT) == [1]
+    assert len(mesh.spawn_procs().spawn("counters", Counter).add.call(1).get(TIMEOUT)) == 2
+    mesh.shutdown().get(TIMEOUT)
+
+
 @full
 def test_a_worker_that_is_started_again_at_the_same_address(hosts: Hosts) -> None:
     first, second = hosts.start("a"), hosts.start("b")

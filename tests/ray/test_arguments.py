@@ -60,9 +60,11 @@ def test_jobs_are_the_same_when_all_that_was_asked_is() -> None:
 
 def test_a_cluster_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**options: Any) -> None:
-        assert options["address"] == "head:6379"
-        raise ConnectionError("Could not connect\nto Ray at head:6379")
+        assert options["address"] == "auto"
+        raise ConnectionError("Could not find\nany running Ray instance")
 
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False, init=init))
-    with pytest.raises(SchedulerError, match="the Ray cluster head:6379 cannot be reached: to Ray at head:6379"):
-        RayJob({"trainers": 1}, address="head:6379").apply()
+    with pytest.raises(SchedulerError, match="the Ray cluster auto cannot be reached: any running Ray instance"):
+        RayJob({"trainers": 1}, address="auto").apply()
+    with pytest.raises(SchedulerError, match=r"the Ray cluster 127.0.0.1:1 cannot be reached: .*Connection refused"):
+        RayJob({"trainers": 1}, address="127.0.0.1:1").apply()

@@ -21,15 +21,17 @@ pytestmark = pytest.mark.ray
 TIMEOUT = 60
 
 PROGRAM = """
-    import json, os, sys
+    import json, os, sys, threading
     import ray
-    from monarch.actor import Actor, endpoint
+    from monarch.actor import Actor, SupervisionError, endpoint
     from monarch.job import Ended, Ready, SchedulerError, Waiting
     from monarch.job.ray import RayJob
 
     class Teller(Actor):
         @endpoint
         def host(self): return os.getppid()
+        @endpoint
+        def wait(self): threading.Event().wait()
 
     def ask(mesh):
         return list(mesh.spawn_procs({"gpus": 1}).spawn("tellers", Teller).host.call().get(60).values())
@@ -158,6 +160,34 @@ def test_a_host_that_fails_is_started_again(scripts: Any, environment: dict[str,
     last, _ = heard(program)
     assert last[0] not in (before[0], after[0]) and last[1] == before[1]
     _, err = program.communicate("on\n", timeout=TIMEOUT)
+    assert program.returncode == 0, err
+
+
+REPLACED = (
+    PROGRAM
+    + """
+    job = RayJob({"trainers": 2})
+    hosts = job.state(cached_path=None).trainers
+    tellers = hosts.slice(hosts=0).spawn_procs({"gpus": 1}).spawn("tellers", Teller)
+    tellers.host.call_one().get(60)
+    waits = tellers.wait.call_one()
+    say(pids(job))
+    try:
+        waits.get(60)
+    except SupervisionError:
+        pass
+    say(hosts.replace(failed=True).get(60), len(ask(hosts)))
+    job.kill()
+"""
+)
+
+
+def test_a_host_that_ray_starts_again_takes_its_old_place(scripts: Any, environment: dict[str, str]) -> None:
+    program = scripts.start(REPLACED, env=environment)
+    ((actor, _), _) = heard(program)[0]
+    kill(actor)
+    assert heard(program) == [[0], 2]
+    _, err = program.communicate(timeout=TIMEOUT)
     assert program.returncode == 0, err
 
 

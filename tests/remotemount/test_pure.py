@@ -51,7 +51,9 @@ def test_what_stands_at_a_place(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
 
     def state(path: Path) -> str:
-        return state_of(str(path), str(source), token)
+        found = {state_of(str(path), str(source), *known) for known in ((token, False), (token, True))}
+        assert len(found) == 1
+        return found.pop()
 
     assert state(tmp_path / "missing") == FREE
     assert state(tmp_path / "empty") == FREE
@@ -62,7 +64,9 @@ def test_what_stands_at_a_place(tmp_path: Path) -> None:
     assert state(tmp_path / "link") == SOURCE
     assert state(source / "deep" / "new") == INSIDE
     assert state(tmp_path / "home") == AROUND
-    assert state_of(str(source), str(source), "") == TAKEN  # a source that nothing can be written to
+    # A source that nothing can be written to is known on the client's machine only.
+    assert state_of(str(source), str(source), "", True) == SOURCE
+    assert state_of(str(source), str(source), "", False) == TAKEN
 
 
 @pytest.mark.parametrize(
@@ -133,6 +137,17 @@ def test_a_block_is_asked_for_once_and_kept() -> None:
     contents.close()
     with pytest.raises(OSError, match="Input/output error"):
         contents.get(1, 0)
+
+
+def test_blocks_asked_for_ahead_are_asked_for_once_and_awaited_by_nobody() -> None:
+    asked: list[tuple[int, int]] = []
+    contents = Contents(lambda *key: asked.append(key), 60)
+    contents.put(1, 0, b"here")
+    for _ in range(2):
+        contents.ask_ahead(1, range(3))
+    assert asked == [(1, 1), (1, 2)]
+    contents.put(1, 1, b"came")
+    assert contents.get(1, 1) == b"came"
 
 
 def test_a_block_that_could_not_be_read_is_an_error_until_its_file_has_a_new_content() -> None:

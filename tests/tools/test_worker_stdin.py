@@ -95,10 +95,17 @@ def test_it_listens_and_ends_with_its_stdin(start: Any) -> None:
 
 def test_it_outlives_its_stdin_when_told_to(start: Any) -> None:
     worker = start(outlive=True)
+    worker.stdin.write(b"\n")
     worker.stdin.close()
     hosts = attach_to_workers(workers=[worker.address], secret=SECRET)
     assert hosts.initialized.get(TIMEOUT) is True
     hosts.shutdown().get(TIMEOUT)
+    assert worker.process.wait(TIMEOUT) == 0
+
+
+def test_it_ends_with_its_stdin_before_it_was_let_go(start: Any) -> None:
+    worker = start(outlive=True)
+    worker.stdin.close()
     assert worker.process.wait(TIMEOUT) == 0
 
 

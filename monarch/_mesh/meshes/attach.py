@@ -262,6 +262,8 @@ class AttachedHosts:
     def spawned(self, owned: OwnedProcs) -> None:
         with self._lock:
             self._spawned.append(owned)
+        if self._replacer is not None:
+            owned.preload_on(self._replacer.spares())
 
     def stop(self) -> Source:
         with self._lock:

@@ -15,9 +15,9 @@ from monarch._runtime.future import All, Done, Slot, Source, once
 from monarch._runtime.incarnations import first_on
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
-from monarch._wire import message
+from monarch._wire import message, os_text
 from monarch._wire.address import agent_at
-from monarch._wire.message import Failure, ProcEnded, ProcStarted, StopProc, StopProcs, encode_extent
+from monarch._wire.message import Failure, LaunchSpec, ProcEnded, ProcStarted, StopProc, StopProcs, encode_extent
 from monarch._wire.peer import PeerEnded
 from monarch.config import settings
 
@@ -350,6 +350,15 @@ class OwnedProcs:
         for host, launch in zip(self.spec.hosts, self._launches, strict=True):
             try:
                 self._proc.post(agent_at(host), message.Preload(), refreshed(launch, True))
+            except PeerEnded:
+                continue
+
+    def preload_on(self, hosts: Sequence[str]) -> None:
+        """Processes of the mesh may be started again on these hosts: fork servers there import what they will need."""
+        launch = refreshed(self._launches[0], self._training)
+        for host in hosts if os_text.decode(launch, LaunchSpec).preload else ():
+            try:
+                self._proc.post(agent_at(host), message.Preload(), launch)
             except PeerEnded:
                 continue
 

@@ -41,6 +41,7 @@ class AttachedMeshes:
         self._lock = threading.Lock()
         self._meshes: list[HostReplacer] = []
         self._moves: dict[str, HostReplaced] = {}
+        self._closing = False
 
     def add(self, mesh: HostReplacer) -> None:
         with self._lock:
@@ -63,8 +64,18 @@ class AttachedMeshes:
 
     def host_lost(self, host: str, why: str) -> None:
         """On the I/O thread."""
-        for mesh in list(self._meshes):
+        for mesh in list(self._meshes) if not self._closing else ():
             mesh.host_lost(host, why)
+
+    def closing(self) -> None:
+        """This process is about to end: what is lost from now on is not replaced."""
+        self._closing = True
+
+    def why_lost(self, host: str) -> str:
+        """Why nothing can be started on that host; "" when it lives, as far as is known here, or is being replaced. One that
+        was lost with one mesh may have been attached anew, with another."""
+        whys = [why for mesh in list(self._meshes) if (why := mesh.why_lost(host)) is not None]
+        return whys[0] if whys and all(whys) else ""
 
     def coming(self, host: str) -> Source | None:
         """Ready when that host, which was lost, was replaced or will not be. None when nobody is about to."""
@@ -109,6 +120,19 @@ class HostReplacer:
     def lost(self) -> list[int]:
         with self._lock:
             return sorted(self._slots.lost)
+
+    def spares(self) -> list[str]:
+        """Those that are left, as far as known."""
+        with self._lock:
+            return list(self._slots.spares)
+
+    def why_lost(self, host: str) -> str | None:
+        """ "" for one that lives, and for one that is being replaced; None for one that is not in this mesh."""
+        with self._lock:
+            if host not in self._slots.names:
+                return None
+            rank = self._slots.names.index(host)
+            return "" if rank in self._under_way else self._slots.lost.get(rank, "")
 
     def spare_ready(self, spare: str) -> None:
         """It was attached."""
@@ -242,14 +266,17 @@ class HostReplacer:
                 if self._ended or self._proc.closed is not None or not left:
                     why = f"the mesh was {self._ended}" if self._ended else ""
                     raise NoReplacement(why or self._slots.why_none(rank, tried, pool is not None))
-                worker, losses = left[0], self._slots.losses[rank]
+                worker = left[0]
                 wrong = self._slots.check(rank, worker)
             if pool is not None:
                 pool.remove(worker)
             try:
                 if wrong:
                     raise NoReplacement(wrong)
-                facts = self._attach(rank, worker)
+                self._dial(rank, worker)
+                with self._lock:
+                    losses = self._slots.losses[rank]
+                facts = self._attach(rank)
             except Exception as exc:
                 tried[worker] = str(exc)
                 continue
@@ -260,14 +287,20 @@ class HostReplacer:
                     return
             tried[worker] = "it was lost again at once"
 
-    def _attach(self, rank: int, worker: str) -> AttachedHost:
-        """That worker gets the name of the lost host. Nobody else is told yet."""
+    def _dial(self, rank: int, worker: str) -> None:
+        """That worker is dialled by the name of the lost host from now on. What is said of that one has come before: to dial
+        it anew, as when something was sent there, has been given up."""
         proc, host = self._proc, self._slots.names[rank]
-        told = HostReplaced(host, worker, "", proc.host_generations.get(host, 0))
-        for agent in self._way():
-            if agent != agent_at(host):
-                proc.post(agent, told)
-        attaching = Attaching(proc, [host])
+        generation = proc.host_generations.get(host, 0)
+        self._ask(
+            [agent for agent in self._way() if agent != agent_at(host)],
+            lambda port, index: HostReplaced(host, worker, "", generation, port, index),
+        )
+
+    def _attach(self, rank: int) -> AttachedHost:
+        """It gets the name. Nobody else is told yet."""
+        host = self._slots.names[rank]
+        attaching = Attaching(self._proc, [host])
         attaching.ask(self._env, [told for told in self._attached.moves() if told.host != host], host)
         attaching.wait(None)
         (facts,) = attaching.value()
@@ -287,8 +320,14 @@ class HostReplacer:
         others = self._attached.moved(HostReplaced(host, worker, agent, generation))
         addresses = list(dict.fromkeys([*self._way(), agent_at(host), *map(agent_at, others)]))
 
+        self._ask(addresses, lambda port, index: HostReplaced(host, worker, agent, generation, port, index))
+
+    def _ask(self, addresses: list[str], told: Callable[[int, int], HostReplaced]) -> None:
+        """Tells these agents what `told(port, rank)` gives, and waits for their answers, not for long."""
+        proc = self._proc
+
         def ask(port: int, index: int) -> None:
-            proc.post(addresses[index], HostReplaced(host, worker, agent, generation, port, index))
+            proc.post(addresses[index], told(port, index))
 
         acks = Acks(addresses, ask)
         proc.ports.add(acks)

@@ -104,6 +104,7 @@ class MeshLayer(Hooks):
 
     def closing(self, reason: str) -> None:
         """Everything that actors of this process own is about to be stopped; nobody is told of failures any more."""
+        self.attached.closing()
         with self.owned.lock:
             self.owned.ledger.all_stopped(reason)
 

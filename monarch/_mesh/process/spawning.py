@@ -19,7 +19,8 @@ from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.spawn_sites import SpawnSites
 from monarch._runtime.context import current, root
-from monarch._runtime.future import Source, once
+from monarch._runtime.future import Slot, Source, once
+from monarch._runtime.incarnations import last_on
 from monarch._runtime.instance import Instance
 from monarch._runtime.log_thread import log
 from monarch._runtime.proc import Proc
@@ -28,10 +29,11 @@ from monarch._shape.slice import NDSlice
 from monarch._wire import codec
 from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
-from monarch._wire.message import Failure, Spawn, SpawnProcs, StopActor
+from monarch._wire.message import Failure, ProcEnded, Spawn, SpawnProcs, StopActor
 from monarch._wire.peer import PeerEnded
 
 logger = logging.getLogger("monarch")
+_SOON = 5.0  # seconds for a turn of the loop, which takes microseconds unless it has ended
 
 
 class Spawning:
@@ -265,7 +267,8 @@ class Spawning:
     # --- processes
 
     def spawn_procs(self, spec: ProcSpec, launches: Sequence[bytes], per_host: int) -> OwnedProcs:
-        """Asks the agent of each host to start its processes; `launches[i]` is host i's LaunchSpec."""
+        """Asks the agent of each host to start its processes; `launches[i]` is host i's LaunchSpec. On a host that is known
+        to be lost they have ended at once: it would be dialled in vain, until the time for attaching is over."""
         owner, procs = self._owner(), self._owned.procs
 
         def on_gone() -> None:
@@ -277,8 +280,36 @@ class Spawning:
         self._proc_sites.spawned(spec.uid)
         owner.owned[spec.uid] = owned
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
-            ask = SpawnProcs(spec.uid, spec.name, index * per_host, per_host, self._proc.address, host)
-            self._proc.post(agent_at(host), ask, launch)
+            why = self._proc.mesh.attached.why_lost(host)
+            if not why:
+                ask = SpawnProcs(spec.uid, spec.name, index * per_host, per_host, self._proc.address, host)
+                try:
+                    self._proc.post(agent_at(host), ask, launch)
+                except PeerEnded as exc:
+                    why = str(exc)
+            if why:
+                owned.host_lost(host, why)
+                self._never_run(spec.addresses[index * per_host : (index + 1) * per_host], host, why)
         if owner.end is not None:  # meanwhile, in another thread
             owned.stop("its owner ended")
         return owned
+
+    def _never_run(self, addresses: Sequence[str], host: str, why: str) -> None:
+        """Processes that were to run on a host which is gone have ended, for whoever waits for them. Done when this returns:
+        nothing more is sent there, since that would dial the host, which may be about to be replaced."""
+        generation = self._proc.host_generations.get(host, 0)
+        detail = (
+            f"{why}; replace host {host}, with hosts.replace(failed=True), or spawn on a slice of the mesh without it"
+        )
+
+        def ended() -> None:
+            for address in addresses:
+                self._proc.on_process_ended(ProcEnded(address, 0, 1, False, [], detail, last_on(generation)))
+            done.set(None)
+
+        done = Slot()
+        if self._proc.loop.in_loop():
+            ended()
+        else:
+            self._proc.loop.call_soon(ended)
+            done.wait(_SOON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -41,21 +42,23 @@ class KubernetesJob(ScheduledJob):
         hosts = job.state().trainers
 
     `timeout`: seconds that the pods may take to be ready; None: as long as it takes. `kubeconfig`: which cluster and who
-    asks; None: this program runs in a pod and is who its service account is. A client outside the cluster reaches all
-    pods through one of them, by a port forward that the API server makes and that lasts as long as the program; or
-    through `attach_to`, the address of a worker that can be reached otherwise (`tcp://127.0.0.1:26600`). `operator`: whether
-    meshes are MonarchMesh objects, of which an operator makes pods; None: where the cluster knows that kind.
+    asks, also the path of a file; None: this program runs in a pod and is who its service account is. A client outside the
+    cluster reaches all pods through one of them, by a port forward that the API server makes and that lasts as long as the
+    program; or through `attach_to`, the address of a worker that can be reached otherwise (`tcp://127.0.0.1:26600`).
+    `operator`: whether meshes are MonarchMesh objects, of which an operator makes pods; None: where the cluster knows that
+    kind.
 
     Pods whose image cannot be had or whose worker crashes fail the job after two minutes. There is no batch mode.
     """
 
     poll_interval = 1.0
+    hosts_come_back = True
 
     def __init__(
         self,
         namespace: str,
         timeout: float | None = None,
-        kubeconfig: KubeConfig | None = None,
+        kubeconfig: KubeConfig | str | os.PathLike[str] | None = None,
         attach_to: str | None = None,
         *,
         operator: bool | None = None,
@@ -65,6 +68,8 @@ class KubernetesJob(ScheduledJob):
             raise ValueError("namespace is empty: pods are in one, such as 'default'")
         self.start_timeout = timeout
         self._namespace = namespace
+        if isinstance(kubeconfig, str | os.PathLike):
+            kubeconfig = KubeConfig.from_path(kubeconfig)
         self._kubeconfig = kubeconfig
         self._attach_to = attach_to
         self._operator = operator
@@ -97,7 +102,7 @@ class KubernetesJob(ScheduledJob):
         num_replicas: int,
         label_selector: str | None = None,
         pod_rank_label: str = POD_INDEX,
-        image_spec: ImageSpec | None = None,
+        image_spec: ImageSpec | Mapping[str, Any] | None = None,
         port: int = manifests.DEFAULT_PORT,
         pod_template: V1PodTemplateSpec | Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
@@ -113,6 +118,8 @@ class KubernetesJob(ScheduledJob):
         job has made for a mesh of this name. Each has its rank in the label `pod_rank_label`. Their secret is read from
         where their own MONARCH_SECRET comes from. ValueError for what contradicts itself.
         """
+        if isinstance(image_spec, Mapping):
+            image_spec = ImageSpec(**image_spec)
         self._meshes[name] = pod_mesh(
             name, num_replicas, label_selector, pod_rank_label, image_spec, port, pod_template, labels, annotations
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -40,7 +41,7 @@ class KubeConfig:
     remote: Configuration | NeedsRebind | None = None
 
     @classmethod
-    def from_path(cls, path: str | Path) -> KubeConfig:
+    def from_path(cls, path: str | os.PathLike[str]) -> KubeConfig:
         """A kubeconfig file, its current context. Read again whenever a client connects, so that it may be renewed."""
         return cls(local=Path(path).expanduser())
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, SupervisionError, context, current_rank, endpoint
+from monarch._runtime import log_thread
+from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError, context, current_rank, endpoint
 from monarch.testing import InProcessCluster
 
 TIMEOUT = 60
@@ -38,6 +39,25 @@ class Counter(Actor):
     @endpoint
     def rank(self) -> int:
         return current_rank().rank
+
+
+class Owner(Actor):
+    """Spawns on hosts that belong to another."""
+
+    @endpoint
+    def spawn(self, hosts: Any) -> None:
+        self.procs = hosts.spawn_procs()
+        self.counters = self.procs.spawn("its", Counter)
+        self.counters.add.call(0).get(TIMEOUT)
+
+    def __supervise__(self, failure: Any) -> bool:
+        return True
+
+    @endpoint
+    def restart(self) -> list[int]:
+        self.procs.restart(failed=True).get(TIMEOUT)
+        self.counters.restart(failed=True).get(TIMEOUT)
+        return list(self.counters.add.call(1).get(TIMEOUT).values())
 
 
 @pytest.fixture
@@ -121,3 +141,49 @@ def test_hosts_are_replaced_again_and_again(cluster: InProcessCluster) -> None:
         counted = [values[lost] for values in askers.ask.call(counters).get(TIMEOUT).values()]
         assert sorted(counted) == [1, 2, 3]
         assert counters.slice(hosts=lost).address.call_one().get(TIMEOUT) == cluster.worker(at[lost])
+
+
+def test_by_policy_with_every_actor_back_under_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    with InProcessCluster(hosts=3, spares=2, replace=ReplacePolicy(max_replacements=2)) as cluster:
+        cluster.hosts.initialized.get(TIMEOUT)
+        procs = cluster.hosts.spawn_procs()
+        with RestartPolicy(max_restarts=3, within="1h"):
+            counters = procs.spawn("counters", Counter)
+        for lost in (1, 2):
+            lose(cluster, counters, lost)
+            counters.healthy(timeout=TIMEOUT).get()
+            assert list(counters.add.call(0).get(TIMEOUT).values()) == [0, 0, 0]
+        assert counters.slice(hosts=2).address.call_one().get(TIMEOUT) == cluster.worker(4)
+        counters.stop().get(TIMEOUT)
+        counters = procs.spawn("others", Counter)  # without a policy of their own
+        lose(cluster, counters, 0)  # the third within an hour
+        cluster.start_host(0)
+        assert cluster.hosts.replace(failed=True).get(TIMEOUT) == [0]
+        procs.restart(failed=True).get(TIMEOUT)
+        counters.restart(failed=True).get(TIMEOUT)
+        assert list(counters.add.call(0).get(TIMEOUT).values()) == [0, 0, 0]
+    log_thread.flush(TIMEOUT)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("is not replaced any more: ReplacePolicy(max_replacements=2" in line for line in said)
+
+
+def test_owners_of_processes_elsewhere_start_them_again(cluster: InProcessCluster) -> None:
+    """An actor of another host owns processes on the one that is lost, under a name that only handles carry."""
+    owner = cluster.hosts.slice(hosts=0).spawn_procs().spawn("owner", Owner)
+    owner.spawn.call_one(cluster.hosts).get(TIMEOUT)
+    counters = cluster.hosts.spawn_procs().spawn("counters", Counter)
+    lose(cluster, counters, 2)
+    cluster.hosts.replace(failed=True).get(TIMEOUT)
+    assert owner.restart.call_one().get(TIMEOUT) == [1, 1, 1]
+
+
+def test_a_host_that_is_not_dead_and_a_mesh_that_is_not_ours(cluster: InProcessCluster) -> None:
+    with pytest.raises(RuntimeError, match="is not dead"):
+        cluster.hosts.replace(hosts=1)
+    with pytest.raises(RuntimeError, match="is a reference"):
+        cluster.hosts.slice(hosts=1).replace(failed=True)
+    counters = cluster.hosts.spawn_procs().spawn("counters", Counter)
+    lose(cluster, counters, 2)
+    cluster.hosts.stop().get(TIMEOUT)
+    with pytest.raises(RuntimeError, match="already been stopped"):
+        cluster.hosts.replace(failed=True)

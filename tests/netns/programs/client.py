@@ -7,6 +7,7 @@ The names are the methods of `Client` below. What it is said to start goes on wh
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import queue
@@ -51,6 +52,17 @@ class Resident(Actor):
     @endpoint
     def cast(self, number: int) -> None:
         self.log.append(f"cast {number}")
+
+    @endpoint
+    async def haunt(self, others: ActorMesh) -> None:
+        """Tells them -1, again and again, for as long as it lives."""
+        while True:
+            others.cast.broadcast(-1)
+            await asyncio.sleep(0.002)
+
+    @endpoint
+    def heard_of_ghosts(self) -> int:
+        return self.log.count("cast -1")
 
     @endpoint
     def heard_count(self) -> int:
@@ -197,6 +209,25 @@ class Client:
     def pick(self, start: int, stop: int) -> list[Any]:
         """From now on the residents are those of these hosts alone."""
         self.residents = self.residents.slice(hosts=slice(start, stop))
+        return self.where()
+
+    def haunt(self) -> None:
+        """Actors on the first host do not cease to tell the residents of the second."""
+        ghosts = self.procs.slice(hosts=0).spawn("ghosts", Resident)
+        ghosts.haunt.broadcast(self.residents.slice(hosts=1))
+
+    def heard_of_ghosts(self) -> list[int]:
+        """What the residents of the second host have heard so far."""
+        return list(self.residents.slice(hosts=1).heard_of_ghosts.call().get(SECONDS).values())
+
+    def replace(self, *workers: str) -> list[int]:
+        """By these, what has died."""
+        return self.hosts.replace(failed=True, workers=workers).get(SECONDS)
+
+    def restart(self) -> list[Any]:
+        """What is gone; where all are then."""
+        self.procs.restart(failed=True).get(SECONDS)
+        self.residents.restart(failed=True).get(SECONDS)
         return self.where()
 
     def ask_neighbours(self) -> list[Any]:

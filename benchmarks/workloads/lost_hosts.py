@@ -1,0 +1,76 @@
+"""Workload of replace.py: hosts, as workers on this machine, that are killed and replaced by spares."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from _workload import Params, Samples, main
+
+from monarch.actor import Actor, SupervisionError, attach_to_workers, endpoint, shutdown_context
+
+
+class Resident(Actor):
+    @endpoint
+    def agent(self) -> int:
+        """The host agent leads the session of its processes."""
+        return os.getsid(0)
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[tuple[list[str], str]]:
+    secret = secrets.token_hex(32)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        addresses = [f"ipc://{folder}/{number}" for number in range(count)]
+        for address in addresses:
+            command = [sys.executable, "-m", "monarch", "worker", "--address", address]
+            worker = subprocess.Popen(command, env={**os.environ, "MONARCH_SECRET": secret}, stderr=subprocess.DEVNULL)
+            stack.callback(worker.wait)
+            stack.callback(worker.terminate)
+        yield addresses, secret
+
+
+def replace(params: Params) -> Samples:
+    """The program replaces the host, then its process, then its actor."""
+    if params.get("torch"):
+        importlib.import_module("torch")  # so do the processes, when they start
+    times = params["warmup"] + params["count"]
+    samples: Samples = {"known": [], "replaced": [], "answered": []}
+    with workers(2 + times) as (addresses, secret):
+        hosts = attach_to_workers(workers=addresses[:2], spares=addresses[2:], secret=secret)
+        procs = hosts.spawn_procs()
+        residents = procs.spawn("residents", Resident)
+        lost = residents.slice(hosts=1)
+        agent = residents.agent.call().get().values()[1]
+        time.sleep(1)  # the spares start as well
+        for _ in range(times):
+            start = time.perf_counter()
+            os.kill(agent, signal.SIGKILL)
+            try:
+                while True:
+                    lost.agent.call_one().get()
+            except SupervisionError:
+                samples["known"].append(time.perf_counter() - start)
+            hosts.replace(failed=True).get()
+            samples["replaced"].append(time.perf_counter() - start)
+            procs.restart(failed=True).get()
+            residents.restart(failed=True).get()
+            agent = lost.agent.call_one().get()
+            samples["answered"].append(time.perf_counter() - start)
+        hosts.shutdown().get()
+    return {name: values[params["warmup"] :] for name, values in samples.items()}
+
+
+if __name__ == "__main__":
+    try:
+        main({"replace": replace})
+    finally:
+        shutdown_context().get()
