@@ -220,7 +220,7 @@ def main() -> None:
     found = {name: os.environ.get(name) for name in names}
     found |= {"sum": total.item(), "argv": sys.argv, "path": sys.path[0], "name": __name__, "executable": sys.executable}
     found |= {"set": sorted(name for name in os.environ if name.startswith(("TORCHELASTIC", "MASTER")))}
-    print(json.dumps(found), flush=True)
+    sys.stdout.write(json.dumps(found) + "\\n")  # at once: under torchrun lines of ranks may mix
     dist.barrier()
     if "fail" in sys.argv and dist.get_rank() == 1:
         raise ValueError("bad luck")
