@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from monarch._mesh.start import transports
 from monarch._runtime import log_thread
 from monarch.actor import Actor, ReplacePolicy, RestartPolicy, SupervisionError, context, current_rank, endpoint
 from monarch.testing import InProcessCluster
@@ -187,3 +188,21 @@ def test_a_host_that_is_not_dead_and_a_mesh_that_is_not_ours(cluster: InProcessC
     cluster.hosts.stop().get(TIMEOUT)
     with pytest.raises(RuntimeError, match="already been stopped"):
         cluster.hosts.replace(failed=True)
+
+
+def test_through_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's agent has a link to the first host alone, which dials the others, and is told where."""
+    with InProcessCluster(hosts=3, spares=1, gateway=0) as cluster:
+        monkeypatch.setattr(transports, "_gateway", cluster.worker(0))  # as after `attach`
+        cluster.hosts.initialized.get(TIMEOUT)
+        procs = cluster.hosts.spawn_procs()
+        counters = procs.spawn("counters", Counter)
+        askers = procs.spawn("askers", Counter)
+        askers.ask.call(counters).get(TIMEOUT)
+        lose(cluster, counters, 1)
+        assert cluster.hosts.replace(failed=True).get(TIMEOUT) == [1]
+        procs.restart(failed=True).get(TIMEOUT)
+        counters.restart(failed=True).get(TIMEOUT)
+        askers.restart(failed=True).get(TIMEOUT)
+        assert len(askers.ask.call(counters).get(TIMEOUT).values()) == 3
+        assert counters.slice(hosts=1).address.call_one().get(TIMEOUT) == cluster.worker(3)
