@@ -268,7 +268,7 @@ def _by_value(name: str) -> bool:
 def _find(name: str) -> bool:
     if name in sys.builtin_module_names or name.partition(".")[0] in sys.stdlib_module_names:
         return True
-    path: Any = None
+    path: Any = list(sys.path)  # a copy: another thread that takes an entry out would make the search skip one
     spec: importlib.machinery.ModuleSpec | None = None
     parts = name.split(".")
     for index in range(len(parts)):
