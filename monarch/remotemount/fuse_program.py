@@ -49,6 +49,7 @@ class TreeView:
         self._wire = wire
         self.tree = FileTree([])
         self._last_read = (0, 0)
+        self.ready = threading.Event()  # there is a tree
         self._coming: list[tuple[str, Node]] = []
         self.contents = Contents(lambda content, block: wire.send(Want(content, block)), PATIENCE)
 
@@ -62,12 +63,19 @@ class TreeView:
                 if last:
                     self.tree, self._coming = FileTree(self._coming), []
                     self.contents.keep(self.tree.contents())
+                    self.ready.set()
                     # The kernel may know names and attributes of before for so long.
-                    timer = threading.Timer(CACHED + _LATE, self._wire.send, [Settled(number)])
+                    timer = threading.Timer(CACHED + _LATE, self._tell, [Settled(number)])
                     timer.daemon = True
                     timer.start()
             case Content(content, block, data, error):
                 self.contents.put(content, block, data, error)
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._wire.send(message)
+        except OSError:  # the owner has gone
+            pass
 
     def close(self) -> None:
         self.contents.close()
@@ -210,6 +218,7 @@ class Program:
         import mfusepy
 
         threading.Thread(target=self._listen, name="owner", daemon=True).start()
+        self._view.ready.wait()  # nobody sees a mount without its tree; without an owner this process ends there
         try:
             mfusepy.FUSE(
                 operations(self._view, lambda: self._wire.send(Mounted())),
