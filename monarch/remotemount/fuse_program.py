@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -232,6 +233,7 @@ class Program:
         except RuntimeError as exc:
             self._wire.send(NotMounted(f"libfuse ended with {exc}"))
             return
+        end_helper()
         self._wire.send(Unmounted())
 
     def _listen(self) -> None:
@@ -247,7 +249,8 @@ class Program:
                     self._view.take(message)
         self._requests.close()
         self._view.close()
-        self._unmount("-z")
+        if not self._unmount("-z"):
+            end_helper()
         os._exit(0)  # with files open the kernel keeps the session, and libfuse would wait for it
 
     def _unmount(self, *options: str) -> str:
@@ -256,6 +259,18 @@ class Program:
             [self._fusermount, "-u", *options, "--", self._point], capture_output=True, text=True, check=False
         )
         return done.stderr.strip() or f"fusermount3 ended with {done.returncode}" if done.returncode else ""
+
+
+def end_helper() -> None:
+    """libfuse's helper unmounts when this process has ended, whatever is mounted there by then. It is to do so only if this
+    process could not."""
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                for child in file.read().split():
+                    os.kill(int(child), signal.SIGKILL)
+        except OSError:  # it has ended
+            continue
 
 
 def main() -> None:

@@ -225,6 +225,7 @@ def test_a_mount_comes_with_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mfusepy", SimpleNamespace(Operations=object, FUSE=fuse))
     monkeypatch.setattr(fuse_program.Program, "_unmount", lambda *_args: "")
     monkeypatch.setattr(fuse_program.os, "_exit", lambda _status: None)
+    monkeypatch.setattr(fuse_program, "end_helper", lambda: None)
     ours, theirs = socket.socketpair()
     owner, program = Wire(ours), Wire(theirs)
     thread = threading.Thread(target=fuse_program.Program(program, Begin(b"/nowhere", "tree", "x")).run, daemon=True)
