@@ -10,6 +10,7 @@ import errno
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -49,6 +50,7 @@ class TreeView:
         self._wire = wire
         self.tree = FileTree([])
         self._last_read = (0, 0)
+        self.ready = threading.Event()  # there is a tree
         self._coming: list[tuple[str, Node]] = []
         self.contents = Contents(lambda content, block: wire.send(Want(content, block)), PATIENCE)
 
@@ -62,12 +64,19 @@ class TreeView:
                 if last:
                     self.tree, self._coming = FileTree(self._coming), []
                     self.contents.keep(self.tree.contents())
+                    self.ready.set()
                     # The kernel may know names and attributes of before for so long.
-                    timer = threading.Timer(CACHED + _LATE, self._wire.send, [Settled(number)])
+                    timer = threading.Timer(CACHED + _LATE, self._tell, [Settled(number)])
                     timer.daemon = True
                     timer.start()
             case Content(content, block, data, error):
                 self.contents.put(content, block, data, error)
+
+    def _tell(self, message: Message) -> None:
+        try:
+            self._wire.send(message)
+        except OSError:  # the owner has gone
+            pass
 
     def close(self) -> None:
         self.contents.close()
@@ -210,6 +219,7 @@ class Program:
         import mfusepy
 
         threading.Thread(target=self._listen, name="owner", daemon=True).start()
+        self._view.ready.wait()  # nobody sees a mount without its tree; without an owner this process ends there
         try:
             mfusepy.FUSE(
                 operations(self._view, lambda: self._wire.send(Mounted())),
@@ -223,6 +233,7 @@ class Program:
         except RuntimeError as exc:
             self._wire.send(NotMounted(f"libfuse ended with {exc}"))
             return
+        end_helper()
         self._wire.send(Unmounted())
 
     def _listen(self) -> None:
@@ -238,7 +249,8 @@ class Program:
                     self._view.take(message)
         self._requests.close()
         self._view.close()
-        self._unmount("-z")
+        if not self._unmount("-z"):
+            end_helper()
         os._exit(0)  # with files open the kernel keeps the session, and libfuse would wait for it
 
     def _unmount(self, *options: str) -> str:
@@ -247,6 +259,18 @@ class Program:
             [self._fusermount, "-u", *options, "--", self._point], capture_output=True, text=True, check=False
         )
         return done.stderr.strip() or f"fusermount3 ended with {done.returncode}" if done.returncode else ""
+
+
+def end_helper() -> None:
+    """libfuse's helper unmounts when this process has ended, whatever is mounted there by then. It is to do so only if this
+    process could not."""
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/children") as file:
+                for child in file.read().split():
+                    os.kill(int(child), signal.SIGKILL)
+        except OSError:  # it has ended
+            continue
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ class GatherView:
 
     def __init__(self, ask: Callable[..., Any]) -> None:
         self._ask = ask
+        self.ready = threading.Event()
+        self.ready.set()
         self._kept: dict[str, tuple[float, dict[str, int]]] = {}
 
     def take(self, message: Any) -> None:

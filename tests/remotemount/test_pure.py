@@ -6,13 +6,17 @@ import errno
 import os
 import socket
 import stat
+import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from monarch.actor.file_sync import FILE, FOLDER, LINK, Entry
-from monarch.remotemount.fuse_messages import Answer, SetTree, Wire
+from monarch.remotemount import fuse_program
+from monarch.remotemount.fuse_messages import Answer, Begin, Settled, SetTree, Unmounted, Wire
 from monarch.remotemount.gather_view import GatherView, ReadAhead
 from monarch.remotemount.place import (
     AROUND,
@@ -207,6 +211,36 @@ def test_names_that_are_no_text_and_large_contents_cross_the_socket() -> None:
     assert other.receive() is None
     one.close()
     other.close()
+
+
+def test_a_mount_comes_with_its_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks as soon as it is mounted sees all of it."""
+    seen: list[list[str]] = []
+    mounted = threading.Event()
+
+    def fuse(operations: Any, _point: str, **_options: object) -> None:
+        seen.append([name for name, _, _ in operations.readdir("/", 0)])
+        mounted.set()
+
+    monkeypatch.setitem(sys.modules, "mfusepy", SimpleNamespace(Operations=object, FUSE=fuse))
+    monkeypatch.setattr(fuse_program.Program, "_unmount", lambda *_args: "")
+    monkeypatch.setattr(fuse_program.os, "_exit", lambda _status: None)
+    monkeypatch.setattr(fuse_program, "end_helper", lambda: None)
+    ours, theirs = socket.socketpair()
+    owner, program = Wire(ours), Wire(theirs)
+    thread = threading.Thread(target=fuse_program.Program(program, Begin(b"/nowhere", "tree", "x")).run, daemon=True)
+    thread.start()
+    owner.send(SetTree([(b"a", FILE, 1, 0o644, 2, b"", 3)], False, 1))
+    owner.send(SetTree([(b"b", FILE, 1, 0o644, 2, b"", 4)], True, 1))
+    assert mounted.wait(60)
+    assert seen == [[".", "..", "a", "b"]]
+    assert isinstance(owner.receive(), Unmounted | Settled)
+    thread.join(60)
+    listener = next(thread for thread in threading.enumerate() if thread.name == "owner")
+    owner.shut()
+    listener.join(60)
+    owner.close()
+    program.close()
 
 
 # --- reading ahead
