@@ -75,8 +75,8 @@ def test_a_traceback_is_bounded_and_fit_to_send() -> None:
 # Fields that hold no text of a program: addresses, keys and names of processes that the runtime makes itself, and names of
 # methods, which endpoints check (`Endpoint`).
 OURS = {
-    "address", "adverb", "again", "agent", "back", "client", "folder", "host", "key", "link", "mesh", "method",
-    "origin", "owner", "owner_proc", "purpose", "reached", "sender", "source", "to", "up",
+    "address", "adverb", "again", "agent", "at", "back", "client", "folder", "host", "key", "link", "mesh", "method",
+    "origin", "owner", "owner_proc", "purpose", "reached", "replaces", "sender", "source", "to", "up",
 }  # fmt: skip
 # What is text and cleaned elsewhere: output is decoded with replacements, environments travel as they are or not at all.
 ELSEWHERE = {("Output", "text"), ("Attach", "env"), ("SetCredentials", "hosts"), ("PlanHost", "names")}

@@ -61,7 +61,7 @@ def test_the_current_job_is_a_name_in_a_module(folder: Path) -> None:
         ("my_jobs", ValueError, r"MODULE\.ATTRIBUTE"),
         ("my_jobs.missing", AttributeError, "has no 'missing'"),
         ("my_jobs.other", TypeError, "is int, and a job is wanted"),
-        ("nowhere.job", ImportError, "nowhere"),
+        ("no_module_of_that_name.job", ImportError, "no_module_of_that_name"),
     ]:
         with pytest.raises(error, match=text):
             set_current_job(spec)
