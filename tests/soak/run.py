@@ -52,7 +52,7 @@ from tests.soak.program import (
 from tests.soak.sockets import SocketCluster
 from tests.support.syscalls import Faults
 
-PATIENCE = 20.0  # real seconds for a whole program; what is not there by then never comes
+PATIENCE = 60.0  # real seconds for a whole program; what is not there by then never comes
 _QUIET = 0.1  # real seconds
 _LIMIT = 1.0  # virtual seconds of the runtime's own limits that programs run into
 _LIMIT_SPREAD = 8.0  # with several hosts, or faults: what waits for a link, or for room to accept, has to come in time
