@@ -120,6 +120,8 @@ def test_on_a_job(monarch: CommandLine) -> None:
     assert sorted(done.stdout.splitlines()) == [f"rank {rank} {rank // 2} {rank % 2}" for rank in range(4)]
     done = monarch("run", "--job", "jobs.job", "--nnodes", "1", "-m", "train")
     assert done.stdout == "rank 0 0 0\n" and "Connecting to cached job" in done.stderr
+    assert done.stderr.endswith("the hosts of job jobs.job stay; monarch kill job_jobs.job ends them\n")
+    assert "in others: `monarch kill job_jobs.job`" in monarch("kill", status=1).stderr
     said = monarch("run", "--job", "jobs.job", "--nnodes", "3", script, status=1).stderr
     assert "--nnodes asks for 3 host(s) or more, and job jobs.job has 2" in said
     assert monarch("kill", "job_jobs.job").stdout == "Killed context 'job_jobs.job'\n"

@@ -39,8 +39,10 @@ def run(options: argparse.Namespace) -> int:
         job = job_load(path)
     except FileNotFoundError:
         where = contexts.active() if options.context is None else options.context
+        others = [name for name in contexts.names() if contexts.state_path(name).exists()]
+        ways = ", ".join(f"`monarch kill {name}`" for name in others)
         raise ValueError(
-            f"no job runs in context {where!r} of this folder; `monarch context ls` lists contexts"
+            f"no job runs in context {where!r} of this folder" + (f"; in others: {ways}" if ways else "")
         ) from None
     job.kill()
     cache.remove(path)

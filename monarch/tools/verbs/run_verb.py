@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,11 @@ def run(options: argparse.Namespace) -> int:
         finally:
             if options.kill:
                 current.kill()
+            elif current.job.active:
+                context = Path(current.path).parent.name
+                print(
+                    f"monarch run: the hosts of {current.name} stay; monarch kill {context} ends them", file=sys.stderr
+                )
     if options.mesh is not None or options.kill:
         options.parser.error("--mesh and --kill are for jobs: name one with --job")
     least = 1 if wanted.nodes is None else wanted.nodes[0]
