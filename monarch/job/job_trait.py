@@ -11,7 +11,7 @@ import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from monarch.job import cache
 from monarch.job.components import Component, MeshAdminConfig, Observed, TelemetryConfig
@@ -21,6 +21,8 @@ from monarch.job.progress import LiveLine, job_logger
 
 if TYPE_CHECKING:
     from monarch.job.mounts import Mounts
+
+C = TypeVar("C", bound=Component)
 
 _NOT_RUNNING = "not_running"
 _RUNNING = "running"
@@ -206,8 +208,12 @@ class JobTrait(ABC):
         for component in holder._components:
             component.forget()
         for job in (holder, self):
-            job._status = _NOT_RUNNING
-            job._apply_id = None
+            job._over()
+
+    def _over(self) -> None:
+        """Its hosts were given back."""
+        self._status = _NOT_RUNNING
+        self._apply_id = None
 
     # --- files
 
@@ -283,18 +289,19 @@ class JobTrait(ABC):
     def _mounts(self) -> Mounts:
         from monarch.job.mounts import Mounts
 
-        for component in self._components:
-            if isinstance(component, Mounts):
-                return component
-        self._components.append(Mounts())
-        return self._mounts()
+        return self._component(Mounts)
 
     def _observed(self) -> Observed:
+        return self._component(Observed)
+
+    def _component(self, kind: type[C]) -> C:
+        """The job's component of that kind; made when it has none."""
         for component in self._components:
-            if isinstance(component, Observed):
+            if isinstance(component, kind):
                 return component
-        self._components.append(Observed())
-        return self._observed()
+        made = kind()
+        self._components.append(made)
+        return made
 
 
 def job_loads(content: bytes) -> JobTrait:

@@ -100,23 +100,23 @@ class ScheduledJob(JobTrait):
 
     def _attach(self, workers: dict[str, list[str]]) -> dict[str, HostMesh]:
         """Meshes of these workers."""
-        launch = self._launch
-        assert launch is not None
         self._check_spares(workers)
-        ca, certificate, private_key = (launch.tls.get(name) for name in ("ca", "certificate", "private_key"))
         return {
             name: attach_to_workers(
                 workers=addresses[: len(addresses) - self._spares.get(name, 0)],
                 spares=addresses[len(addresses) - self._spares.get(name, 0) :],
                 replace=self._replace,
-                ca=ca,
-                certificate=certificate,
-                private_key=private_key,
-                secret=launch.secret,
                 name=name,
+                **self._proof(name),
             )
             for name, addresses in workers.items()
         }
+
+    def _proof(self, name: str) -> dict[str, Any]:
+        """What workers of that mesh are shown: the secret and the certificates that `attach_to_workers` takes."""
+        launch = self._launch
+        assert launch is not None
+        return {"secret": launch.secret, **launch.tls}
 
     def _check_spares(self, workers: dict[str, list[str]]) -> None:
         for name, count in self._spares.items():
@@ -217,8 +217,7 @@ class ScheduledJob(JobTrait):
             told = {"job_type": type(self).__name__, **self._cleanup_log_context()}
             job_logger().warning("%s could not be cancelled (%s); look for what is left: %s",
                 type(self).__name__, exc, told)  # fmt: skip
-        self._status = "not_running"
-        self._apply_id = None
+        self._over()
         if isinstance(cause, KeyboardInterrupt):
             job_logger().info("interrupted: %s was cancelled", type(self).__name__)
 

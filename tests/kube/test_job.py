@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monarch.job import Ended, Ready, SchedulerError, Waiting, project_file
+from monarch.job import Ended, Ready, SchedulerError, Waiting, WorkerLaunch, project_file
 from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch.job.kubernetes import job as job_module
 from monarch.job.kubernetes.pods import FIXABLE
@@ -277,3 +277,15 @@ def test_a_project_file_can_describe_one() -> None:
     wanted.add_mesh("trainers", 4, image_spec=ImageSpec("registry.local/train:1", {"nvidia.com/gpu": 8}))
     assert isinstance(job, KubernetesJob) and job._same(wanted)
     assert job._kubeconfig == wanted._kubeconfig
+
+
+def test_spares_of_a_mesh_of_pods_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("monarch.job.scheduled.attach_to_workers", lambda **how: given.update(how))
+    job = KubernetesJob("research")
+    job.add_mesh("trainers", 3, image_spec=ImageSpec("an-image"))
+    job.use_spares(trainers=1)
+    job._launch = WorkerLaunch("a secret", tls={"ca": "ca.pem"})
+    job._attach({"trainers": ["tcp://a:1", "tcp://b:1", "tcp://c:1"]})
+    assert (given["workers"], given["spares"]) == (["tcp://a:1", "tcp://b:1"], ["tcp://c:1"])
+    assert (given["name"], given["secret"], given["ca"]) == ("trainers", "a secret", "ca.pem")

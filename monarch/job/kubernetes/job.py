@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch.actor import HostMesh, attach, attach_to_workers
+from monarch.actor import HostMesh, attach
 from monarch.job.kubernetes import manifests
 from monarch.job.kubernetes.api import Cluster, ClusterError
 from monarch.job.kubernetes.gateway import Target, enter, held_secret, leave
@@ -327,16 +327,11 @@ class KubernetesJob(ScheduledJob):
 
     def _attach(self, workers: dict[str, list[str]]) -> dict[str, HostMesh]:
         self._prepare_client_gateway()
-        return {
-            name: attach_to_workers(workers=addresses, name=name, **self._proof(self._meshes[name]))
-            for name, addresses in workers.items()
-        }
+        return super()._attach(workers)
 
-    def _proof(self, mesh: PodMesh) -> dict[str, Any]:
-        """What shows the workers of a mesh that we may speak to them."""
-        assert self._launch is not None
-        tls = {name: self._launch.tls.get(name) for name in ("ca", "certificate", "private_key")}
-        return {"secret": self._launch.secret if mesh.provisioned else self._their_secret(mesh), **tls}
+    def _proof(self, name: str) -> dict[str, Any]:
+        mesh = self._meshes[name]
+        return super()._proof(name) | ({} if mesh.provisioned else {"secret": self._their_secret(mesh)})
 
     def _their_secret(self, mesh: PodMesh) -> str | None:
         """That of pods which others have made; None when they do not say, and then this program's environment does."""
@@ -353,14 +348,14 @@ class KubernetesJob(ScheduledJob):
         if self._requires_sidecar_gateway():
             address = self._sidecar_attach_to()
             assert address is not None
-            attach(address, **self._proof(next(iter(self._meshes.values()))))
+            attach(address, **self._proof(next(iter(self._meshes))))
 
     def _sidecar_attach_to(self) -> str | None:
         """The address that leads into the cluster, for this process; None in the cluster."""
         if self._attach_to is not None or not self._requires_sidecar_gateway():
             return self._attach_to
         assert self._launch is not None
-        secret = self._proof(next(iter(self._meshes.values())))["secret"]
+        secret = self._proof(next(iter(self._meshes)))["secret"]
         return f"{self._launch.scheme}://127.0.0.1:{enter(self._owner, self._first_pod(), secret)}"
 
     def _first_pod(self) -> Target:
