@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch.job import sessions
+from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
 from monarch.job.sessions import Session
@@ -129,9 +130,7 @@ class ProcessJob(ScheduledJob):
 
     def _said(self, key: str) -> str:
         try:
-            with open(self._log(key), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _TOLD))
-                return file.read().decode(errors="replace").strip() or "it wrote nothing"
+            return end_of(self._log(key), _TOLD).strip() or "it wrote nothing"
         except OSError as exc:
             raise SchedulerError(f"the log of worker {key} is gone: {exc}") from None
 

@@ -19,6 +19,7 @@ from monarch.job import slurm_commands as commands
 from monarch.job import slurm_script
 from monarch.job.batch import keep_for_client
 from monarch.job.job_state import JobState
+from monarch.job.log_file import end_of
 from monarch.job.names import BATCH_JOB
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
@@ -366,9 +367,7 @@ class SlurmJob(ScheduledJob):
         if not self._logs:
             return ""
         try:
-            with open(self._logs[-1], "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _LOG_READ))
-                return file.read().decode(errors="replace")
+            return end_of(self._logs[-1], _LOG_READ)
         except OSError:
             return ""
 

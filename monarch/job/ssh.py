@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from monarch.job import sessions, ssh_words
+from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
 from monarch.job.sessions import Session
@@ -287,9 +288,7 @@ class LoginJob(ScheduledJob):
 
     def _said(self, host: str) -> str:
         try:
-            with open(self._log(host), "rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _SAID))
-                return file.read().decode(errors="replace")
+            return end_of(self._log(host), _SAID)
         except OSError:
             return ""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
+from monarch.job.log_file import end_of
 from monarch.tools.verbs.status_verb import running_job
 
 NAME = "logs"
@@ -47,8 +47,6 @@ def run(options: argparse.Namespace) -> int:
 
 def last_lines(path: str | os.PathLike[str], count: int) -> str:
     """At most the last 4 MiB are looked at."""
-    with Path(path).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - (4 << 20)))
-        lines = file.read().decode(errors="replace").splitlines(keepends=True)
+    lines = end_of(path, 4 << 20).splitlines(keepends=True)
     text = "".join(lines[-count:]) if count > 0 else ""
     return text if not text or text.endswith("\n") else f"{text}\n"

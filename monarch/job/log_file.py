@@ -1,0 +1,12 @@
+"""The end of a log that others write."""
+
+from __future__ import annotations
+
+import os
+
+
+def end_of(path: str | os.PathLike[str], most: int) -> str:
+    """At most the last `most` bytes, as text. OSError when it cannot be read."""
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read().decode(errors="replace")
