@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import pty
-import re
-import select
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Watch, descendants
+from tests.support.terminal import Terminal
 from tests.support.tiers import first_of
 
 pytestmark = [
@@ -42,38 +39,6 @@ counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter)
 """
 
 
-class Terminal:
-    """A program on a terminal of its own. What it shows is read as it comes."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.fd, side = pty.openpty()
-        # The prompt that 3.13 draws moves the cursor about; the basic one is that of all versions.
-        env = {**os.environ, "TERM": "dumb", "PYTHON_BASIC_REPL": "1", "PYTHONPATH": str(ROOT)}
-        command = ["setsid", "--ctty", sys.executable, "-q", *arguments]
-        self.process = subprocess.Popen(command, stdin=side, stdout=side, stderr=side, env=env)
-        os.close(side)
-        self.shown = ""
-        self._seen = 0
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-    def until(self, pattern: str) -> str:
-        """Waits until this is shown, behind what was waited for before."""
-        while (found := re.compile(pattern, re.M).search(self.shown, self._seen)) is None:
-            if not select.select([self.fd], [], [], TIMEOUT)[0]:
-                pytest.fail(f"{pattern!r} was not shown within {TIMEOUT} s; it shows:\n{self.shown}")
-            self.shown += os.read(self.fd, 65536).decode(errors="replace").replace("\r\n", "\n")
-        self._seen = found.end()
-        return found.group()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self.fd)
-
-
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Any]:
     opened: list[Terminal] = []
@@ -81,7 +46,10 @@ def terminal(tmp_path: Path) -> Iterator[Any]:
     def start(how: str) -> Terminal:
         program = tmp_path / "program.py"
         program.write_text(CLASS)
-        opened.append(Terminal(*(["-i", str(program)] if how == "script" else [])))
+        command = [sys.executable, "-q", *(["-i", str(program)] if how == "script" else [])]
+        # The prompt that 3.13 draws moves the cursor about; the basic one is that of all versions.
+        env = {**os.environ, "TERM": "dumb", "PYTHON_BASIC_REPL": "1", "PYTHONPATH": str(ROOT)}
+        opened.append(Terminal(command, env))
         opened[-1].until(r">>> $")
         if how == "prompt":
             opened[-1].type(CLASS)
