@@ -106,6 +106,7 @@ class ScheduledJob(JobTrait):
                 workers=addresses[: len(addresses) - self._spares.get(name, 0)],
                 spares=addresses[len(addresses) - self._spares.get(name, 0) :],
                 replace=self._replace,
+                find_replacements=functools.partial(self._replacements, name) if self.hosts_come_back else None,
                 name=name,
                 **self._proof(name),
             )
@@ -151,10 +152,6 @@ class ScheduledJob(JobTrait):
             raise
         self._met = True
         self._attached = meshes
-        if self.hosts_come_back:
-            for name, mesh in meshes.items():
-                session: Any = mesh._session
-                session.find_replacements = functools.partial(self._replacements, name)
         return JobState(meshes)
 
     def _replacements(self, name: str, ranks: list[int]) -> list[str]:

@@ -47,6 +47,7 @@ def attach_to_workers(
     env: Mapping[str, str] | None = None,
     spares: Sequence[str] = (),
     replace: ReplacePolicy | None = None,
+    find_replacements: Find | None = None,
 ) -> HostMesh:
     """The hosts at these addresses, where worker loops wait, as a mesh `{"hosts": n}` that this program owns.
 
@@ -62,7 +63,8 @@ def attach_to_workers(
 
     `spares`: further workers, that take the places of hosts that die: see `HostMesh.replace`. They are attached as well, and
     wait; what ends the mesh's worker loops (`shutdown`) ends theirs. `replace`: hosts that die are replaced without the
-    program (ReplacePolicy).
+    program (ReplacePolicy). `find_replacements`: a function of the ranks that were lost, which gives the workers that take
+    their places before spares do; it may take its time.
 
     Who may speak: both sides show each other that they know `secret` (by default what MONARCH_SECRET_FILE or
     MONARCH_SECRET say). With `ca`, `certificate` and `private_key` (PEM files or bytes; MONARCH_TLS_CA,
@@ -83,7 +85,7 @@ def attach_to_workers(
 
     hosts = Workers(workers, credentials_for)
     given = credentials_for([*(worker for worker in workers if isinstance(worker, str)), *spares])
-    session = AttachedHosts(hosts, given, dict(env or {}), spares, replace)
+    session = AttachedHosts(hosts, given, dict(env or {}), spares, replace, find_replacements)
     session.begin()
     return HostMesh(hosts, Shape(["hosts"], NDSlice.new_row_major([len(workers)])), session=session)
 
@@ -162,9 +164,9 @@ class AttachedHosts:
         env: dict[str, str],
         spares: Sequence[str] = (),
         policy: ReplacePolicy | None = None,
+        find: Find | None = None,
     ) -> None:
-        # Where a job looks for workers that take the places of lost hosts: their ranks -> addresses. It may take its time.
-        self.find_replacements: Find | None = None
+        self._find = find
         self._attached = Slot()
         self._hosts = hosts
         self._credentials = given
@@ -194,7 +196,7 @@ class AttachedHosts:
             proc = self._proc
             _check_names(hosts, proc.mesh.attached.moves())
             self._replacer = HostReplacer(
-                proc, self._slots(hosts), self._env, self._policy, self._hosts.admit, lambda: self.find_replacements
+                proc, self._slots(hosts), self._env, self._policy, self._hosts.admit, self._find
             )
             known: AttachedMeshes = proc.mesh.attached
             known.add(self._replacer)

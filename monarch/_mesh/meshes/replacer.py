@@ -88,7 +88,7 @@ class AttachedMeshes:
 
 class HostReplacer:
     """The hosts of one attached mesh. `admit(worker)` makes the name of a host from what a program gives, or raises what is
-    wrong with it. `find()`: where a job looks for replacements, when the program names none; None: nowhere."""
+    wrong with it. `find`: where a job looks for replacements, when the program names none; None: nowhere."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class HostReplacer:
         env: dict[str, str],
         policy: ReplacePolicy | None,
         admit: Callable[[str], str],
-        find: Callable[[], Find | None],
+        find: Find | None,
     ) -> None:
         self._find = find
         self._proc = proc
@@ -240,7 +240,7 @@ class HostReplacer:
     def _round(self, ranks: list[int], workers: list[str] | Find | None) -> dict[int, BaseException]:
         """Replaces each, if it can be; the errors of the others."""
         errors: dict[int, BaseException] = {}
-        find = workers if callable(workers) else self._find() if workers is None else None
+        find = workers if callable(workers) else self._find if workers is None else None
         pool = workers if isinstance(workers, list) else None
         if find is not None:
             try:
