@@ -1,10 +1,11 @@
 """Who may import whom. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too.
 
-    _text < _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < optional packages < job < tools
+    _text < _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < optional packages < SEEING < job < tools
 
 The trunk, from _text to actor, imports only from its left. An optional package uses the public API, as a user's program
 does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the optional
-packages, tools also job, `__main__` also tools. FACES are public paths of what monarch.tensor has, and import it and other
+packages, tools also job, `__main__` also tools. SEEING are the rooms that look into a program that runs: each may import the
+trunk and those of them to its left. FACES are public paths of what monarch.tensor has, and import it and other
 faces, nothing else; monarch.gather_mount is one of monarch.remotemount. monarch.testing is the trunk's own test-kit and
 imports the trunk.
 `monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
@@ -28,6 +29,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 TRUNK = ("_text", "_errors", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
 PUBLIC = ("_errors", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
+SEEING = ("telemetry", "admin", "debugger", "trace", "replay", "dashboard", "tui", "observer")
 FACES = (
     "_testing",
     "builtins",
@@ -55,7 +57,19 @@ ROOT = ""  # monarch/__init__.py itself
 TOP = "."
 PROGRAMS = ("bootstrap.py",)  # run with `python -m`; as an __init__.py they may import any, and none imports them
 ROOMS = {
-    "_mesh": (TOP, "output", "start", "casts", "failures", "agent", "actors", "meshes", "workspace", "process"),
+    "_mesh": (
+        TOP,
+        "output",
+        "start",
+        "casts",
+        "failures",
+        "inspection",
+        "agent",
+        "actors",
+        "meshes",
+        "workspace",
+        "process",
+    ),
     "tensor": (TOP, "worker", "controller", "recording", "remote", "simulator"),
 }
 
@@ -91,6 +105,8 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
         return target in TRUNK[: TRUNK.index(part)]
     if part == "testing":
         return target in TRUNK
+    if part in SEEING:
+        return target in TRUNK or target in SEEING[: SEEING.index(part)]
     if part in FACES:
         return target == "tensor" or target in FACES
     if part == "gather_mount":
@@ -393,7 +409,8 @@ HEAVY = (
 
 # Ours that run something: a client, an agent, a process. They are loaded when a program first starts something.
 RUNNING = (
-    "_mesh.agent", "_mesh.actors.behaviour", "_mesh.actors.map_results", "_mesh.failures.wait_graph", "_mesh.process.client",
+    "_mesh.agent", "_mesh.actors.behaviour", "_mesh.actors.map_results", "_mesh.inspection.wait_graph",
+    "_mesh.process.client",
     "_mesh.process.mesh_layer", "_mesh.process.running_client", "_mesh.start.run_directory", "_runtime.instance",
     "_runtime.proc", "_runtime.processes", "_wire.transport.unix", "config.parametrize",
 )  # fmt: skip

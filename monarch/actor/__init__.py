@@ -71,7 +71,7 @@ from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
-    from monarch._mesh.failures.wait_graph import WaitGraph, wait_graph
+    from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config, two_local_hosts
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
     from monarch._mesh.meshes.torch_groups import on_actor_threads, setup_torch_distributed
@@ -191,7 +191,7 @@ __all__ = [
 # Loaded on first touch: most programs do not need them, or not before they have started something.
 _LATER = {
     "Sealed": "monarch._wire.sealed",
-    "WaitGraph": "monarch._mesh.failures.wait_graph",
+    "WaitGraph": "monarch._mesh.inspection.wait_graph",
     "as_completed": "monarch._runtime.completions",
     "attach": "monarch._mesh.start.transports",
     "enable_transport": "monarch._mesh.start.transports",
@@ -204,7 +204,7 @@ _LATER = {
     "shutdown_context": "monarch._mesh.process.client",
     "span": "monarch._runtime.instrument",
     "traced": "monarch._runtime.instrument",
-    "wait_graph": "monarch._mesh.failures.wait_graph",
+    "wait_graph": "monarch._mesh.inspection.wait_graph",
     "on_actor_threads": "monarch._mesh.meshes.torch_groups",
     "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
     "open_stream": "monarch._runtime.open_stream",

@@ -11,11 +11,12 @@ from typing import Any
 from monarch._errors import SpawnError
 from monarch._mesh.casts import reduce
 from monarch._mesh.casts.sender import Casting
-from monarch._mesh.failures import ledger, wait_graph
+from monarch._mesh.failures import ledger
 from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
+from monarch._mesh.inspection import wait_graph
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
