@@ -39,10 +39,17 @@ class Question(NamedTuple):
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
+    "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
+    "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
+    "collectives": Question("_mesh.inspection.collectives"),
 }
 
 # Answered by host agents.
-AGENT_QUESTIONS: dict[str, Question] = {}
+AGENT_QUESTIONS: dict[str, Question] = {
+    "stacks_by_signal": Question("_mesh.inspection.agent_stacks", "answer_by_signal"),
+    "native_stacks": Question("_mesh.inspection.agent_stacks", "answer_native"),
+    "host": Question("_mesh.inspection.agent_stacks", "answer_host"),
+}
 
 
 class Answering:
