@@ -388,11 +388,11 @@ def test_a_change_without_effect_is_logged_once(
 ) -> None:
     monkeypatch.setattr(settings, "LAYERS", Layers(settings.TABLE, {}))
     with caplog.at_level(logging.WARNING, "monarch"):
-        configure(cleanup_timeout="9s", pyspy_bin="/opt/py-spy", mesh_admin_tree_timeout="1s", stop_grace_period="10s")
-        configure(pyspy_bin="/opt/another")
+        configure(cleanup_timeout="9s", monarch_log_suffix="x", mesh_admin_tree_timeout="1s", stop_grace_period="10s")
+        configure(monarch_log_suffix="y")
     said = [record.getMessage().removeprefix("[actor=<root>] ") for record in caplog.records]  # a client may be running
     assert said == [
-        "monarch.configure: nothing reads `pyspy_bin`, `mesh_admin_tree_timeout`, so the new value has no effect"
+        "monarch.configure: nothing reads `monarch_log_suffix`, `mesh_admin_tree_timeout`, so the new value has no effect"
     ]
 
 
