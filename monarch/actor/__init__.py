@@ -71,6 +71,9 @@ from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
+    from monarch._mesh.inspection.diagnosis import Diagnosis
+    from monarch._mesh.inspection.doctor import diagnose
+    from monarch._mesh.inspection.stacks_of_program import Stacks
     from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config, two_local_hosts
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
@@ -102,6 +105,7 @@ __all__ = [
     "ClientClosedError",
     "Context",
     "DeadlockError",
+    "Diagnosis",
     "Endpoint",
     "EndpointProperty",
     "Extent",
@@ -129,6 +133,7 @@ __all__ = [
     "Sealed",
     "Shape",
     "SpawnError",
+    "Stacks",
     "SupervisionError",
     "Uid",
     "UndeliverableMessageEnvelope",
@@ -149,6 +154,7 @@ __all__ = [
     "current_rank",
     "current_size",
     "default_bootstrap_cmd",
+    "diagnose",
     "enable_transport",
     "endpoint",
     "follow",
@@ -191,7 +197,10 @@ __all__ = [
 # Loaded on first touch: most programs do not need them, or not before they have started something.
 _LATER = {
     "Sealed": "monarch._wire.sealed",
+    "Diagnosis": "monarch._mesh.inspection.diagnosis",
+    "Stacks": "monarch._mesh.inspection.stacks_of_program",
     "WaitGraph": "monarch._mesh.inspection.wait_graph",
+    "diagnose": "monarch._mesh.inspection.doctor",
     "as_completed": "monarch._runtime.completions",
     "attach": "monarch._mesh.start.transports",
     "enable_transport": "monarch._mesh.start.transports",

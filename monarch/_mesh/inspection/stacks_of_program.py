@@ -5,7 +5,7 @@ The same from inside a program (`survey.ask`) and from outside (`programs.Progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -77,13 +77,14 @@ class Wanted(msgspec.Struct, frozen=True):
     pyspy: str = ""
 
 
-def gather(ask: Ask, wanted: Wanted) -> Stacks:
-    """Blocks, twice `seconds` at most and with `native` `native_seconds` more."""
+def gather(ask: Ask, wanted: Wanted, known: Mapping[str, str] | None = None) -> Stacks:
+    """Blocks, twice `seconds` at most and with `native` `native_seconds` more. `known`: processes beside those of `wanted`
+    that have just not answered another question, and why."""
     question = "locals" if wanted.variables else "stacks"
     argument = msgspec.msgpack.encode(StacksWanted(wanted.all_threads))
     answers = ask(question, argument, timeout=wanted.seconds, only=wanted.only, agents=False)
     processes = [decode_process(reply) for reply in answers.replies.values()]
-    silent = dict(answers.silent)
+    silent = {**answers.silent, **(known or {})}
     if silent:
         asked = [address for address in silent if name_of(address) != AGENT]
         given = by_agents(ask, "stacks_by_signal", asked, wanted, wanted.seconds)

@@ -46,7 +46,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
     parser.add_argument("--watch", action="store_true", help="show it again every two seconds")
     parser.add_argument(
-        "--timeout", type=_seconds, default=2.0, metavar="SECONDS", help="for processes that do not answer (2)"
+        "--timeout", type=seconds, default=2.0, metavar="SECONDS", help="for processes that do not answer (2)"
     )
 
 
@@ -120,11 +120,12 @@ def _ranks(text: str) -> range:
     return found
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
+    """For options."""
     try:
-        seconds = float(text)
+        found = float(text)
     except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 3600:
+        found = -1.0
+    if not 0 <= found <= 3600:
         raise argparse.ArgumentTypeError(f"a time is a number of seconds from 0 to 3600; got {text!r}")
-    return seconds
+    return found
