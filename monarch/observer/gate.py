@@ -1,8 +1,8 @@
 """Who may ask: before any page or query, each request of an observer goes through here.
 
-On this machine: processes of this user, as the kernel says, under a name of this machine (so that no page of another site gets
-in by a name that it lets point here). From other machines: whoever has the token, in the URL once, then in a cookie, or as
-`Authorization: Bearer`.
+On this machine: processes of this user, as the kernel says, under a name of this machine (so that no page of another site
+gets in by a name that it lets point here). From other machines: whoever has the token, in the URL once, then in a cookie,
+or as `Authorization: Bearer`.
 """
 
 from __future__ import annotations

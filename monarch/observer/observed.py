@@ -1,32 +1,47 @@
-"""The program that an observer looks into: asked through its door."""
+"""The program that an observer looks into, asked through its door."""
 
 from __future__ import annotations
 
+import socket
 import threading
-from typing import Any
+from collections.abc import Sequence
 
-from monarch._mesh import plugins
+from monarch._mesh.inspection.survey import Answers
+from monarch.admin.programs import Program, ProgramGone, program_at
 
 
-class ObservedProgram:
-    """The one that was here last, with the methods of `monarch.admin.programs.Program`. A job's programs follow one
-    another, so it may change; there may be none for a while."""
+class ObservedProgram(Program):
+    """The one that was here last: a job's programs follow one another, and there may be none for a while; then `ask` and
+    `stream` raise ProgramGone."""
 
     def __init__(self) -> None:
-        self._folder = ""
+        super().__init__("", 0, 0.0, "")
         self._lock = threading.Lock()
-        self._found: Any = None
 
     def use(self, folder: str) -> None:
+        """The program with that run folder is the one to look into."""
+        found = program_at(folder)
         with self._lock:
-            if folder != self._folder:
-                self._folder, self._found = folder, None
+            self.folder = folder
+            if found is not None:
+                self.pid, self.started, self.command = found.pid, found.started, found.command
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._program(), name)
+    def ask(
+        self,
+        question: str,
+        argument: bytes = b"",
+        *,
+        timeout: float = 5.0,
+        only: Sequence[str] | None = None,
+        agents: bool = False,
+    ) -> Answers:
+        return self._current().ask(question, argument, timeout=timeout, only=only, agents=agents)
 
-    def _program(self) -> Any:
+    def stream(self, name: str, argument: bytes = b"") -> socket.socket:
+        return self._current().stream(name, argument)
+
+    def _current(self) -> Program:
         with self._lock:
-            if self._found is None:
-                self._found = plugins.load("admin.programs").program_at(self._folder)
-            return self._found
+            if not self.folder:
+                raise ProgramGone("no program uses this job now: the tree and stacks are of programs that run")
+            return Program(self.folder, self.pid, self.started, self.command)

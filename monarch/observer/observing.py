@@ -7,6 +7,8 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from monarch.observer import config as configs
 from monarch.observer import http
 from monarch.observer.config import ADMIN_PORT, Addresses, ObserverConfig
@@ -26,7 +28,6 @@ class Observing:
         self._servers = http.HttpServer()
         self._opening = threading.Lock()
         self._urls: dict[str, str] = {}
-        self._notes: list[str] = []
 
     def program_here(self, folder: str) -> None:
         """The program with that run folder is the one to look into."""
@@ -40,36 +41,36 @@ class Observing:
                 for name in configs.ignored(self._config, wanted)
             ]
             config = configs.more(self._config, wanted)
+            host, port = _place(config.admin_addr)
             if config.telemetry and self.store is None:
                 from monarch.telemetry.store import Store
 
                 self.store = Store()
-                self._open("telemetry", http.api_site(self.store, self.program))
-            self._config = config  # what follows is less than all: what cannot be opened is noted
+                notes += self._open("telemetry", http.api_site(self.store, self.program))
             if config.dashboard:
-                self._open("dashboard", http.dashboard_site(config, self.store, self.program, token))
+                notes += self._open("dashboard", http.dashboard_site(config, self.store, self.program, token))
             if config.admin:
-                host, port = _place(config.admin_addr)
-                self._open("admin", http.admin_site(config, self.store, self.program, host, port, token))
+                notes += self._open("admin", http.admin_site(config, self.store, self.program, host, port, token))
+            opened = {part: part in self._urls for part in ("telemetry", "dashboard", "admin")}
+            self._config = msgspec.structs.replace(config, **opened)  # what could not be opened may be asked for again
             return Addresses(
                 pid=os.getpid(),
                 telemetry_url=self._urls.get("telemetry"),
                 dashboard_url=self._urls.get("dashboard"),
                 admin_url=self._urls.get("admin"),
-                notes=[*self._notes, *notes],
+                notes=notes,
             )
 
-    def _open(self, name: str, site: http.Site) -> None:
+    def _open(self, name: str, site: http.Site) -> list[str]:
+        """Notes for people."""
         if name in self._urls:
-            return
+            return []
         try:
             served = self._servers.serve(site)
         except OSError as exc:
-            self._notes.append(f"{name} cannot be served at {site.host}:{site.port}: {exc.strerror or exc}")
-            return
+            return [f"{name} cannot be served at {site.host}:{site.port}: {exc.strerror or exc}"]
         self._urls[name] = served.url
-        if served.note:
-            self._notes.append(f"{name}: {served.note}")
+        return [f"{name}: {served.note}"] if served.note else []
 
     def take_rows(self, batch: bytes) -> None:
         """What a process has recorded."""
