@@ -46,6 +46,7 @@ CountName = Literal[
     "direct_after",
     "restart_argument_bytes",
     "tail_log_lines",
+    "terminated_snapshot_retention",
     "rdma_max_chunk_size_mb",
     "rdma_tcp_fallback_parallelism",
     "rdma_min_stripe_size_kb",
