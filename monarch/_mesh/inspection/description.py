@@ -6,7 +6,6 @@ Times are seconds since the epoch by the clock of that machine.
 
 from __future__ import annotations
 
-import getpass
 import itertools
 import os
 import resource
@@ -150,9 +149,7 @@ def answer(proc: Proc, argument: bytes) -> bytes:
 def answer_config(proc: Proc, argument: bytes) -> bytes:
     """Question "config"."""
     rows = [
-        SettingFacts(
-            row.name, value, row.kind.write(row.kind.check(row.default)), origin, row.env or "", row.inert
-        )
+        SettingFacts(row.name, value, row.kind.write(row.kind.check(row.default)), origin, row.env or "", row.inert)
         for row, value, origin in settings.LAYERS.origins()
     ]
     return msgspec.msgpack.encode(rows)
@@ -209,10 +206,7 @@ def memory() -> tuple[int, int]:
 
 
 def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name
-        return str(os.getuid())
+    return os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid())  # no name service is asked here
 
 
 def _poisoned(proc: Proc) -> str:
@@ -315,9 +309,15 @@ def _ordering(instance: Instance) -> OrderingFacts | None:
     if instance.behaviour is None:
         return None
     known, held = instance.reordering()
-    sessions: list[tuple[str, int, int, int, int]] = [_session(session) for session in itertools.islice(held, _SESSIONS)]
+    sessions: list[tuple[str, int, int, int, int]] = [
+        _session(session) for session in itertools.islice(held, _SESSIONS)
+    ]
     return OrderingFacts(
-        known, sum(s.held for s in held), max((s.held for s in held), default=0), sessions, max(0, len(held) - _SESSIONS)
+        known,
+        sum(s.held for s in held),
+        max((s.held for s in held), default=0),
+        sessions,
+        max(0, len(held) - _SESSIONS),
     )
 
 

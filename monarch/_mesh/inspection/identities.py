@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from monarch._runtime.instance import Instance
-from monarch._runtime.proc import Proc
+from typing import TYPE_CHECKING
+
 from monarch._wire.address import name_of, split_proc_name
 from monarch._wire.ids import ActorAddr, Uid, encode58
+
+if TYPE_CHECKING:
+    from monarch._runtime.instance import Instance
+    from monarch._runtime.proc import Proc
 
 _RANK_DIGITS = 4  # base58 digits of a rank behind the key of its mesh
 

@@ -154,7 +154,9 @@ class MeshLayer(Hooks):
             procs.changed()
 
     def process_ended(self, ended: ProcEnded) -> None:
-        self.proc.events.note("process ended", "", f"{ended.address} {ended.detail}", "INFO" if ended.stopped else "ERROR")
+        self.proc.events.note(
+            "process ended", "", f"{ended.address} {ended.detail}", "INFO" if ended.stopped else "ERROR"
+        )
         if name_of(ended.address) == AGENT:
             host = host_of(ended.address)
             self.attached.host_lost(host, ended.detail)  # first: what is lost with it asks whether it will come back
