@@ -29,7 +29,7 @@ class Departed(NamedTuple):
     endpoint: str
     system: bool
     failure: Failure
-    caused_by: tuple[str, int, str] | None
+    caused_by: tuple[str, int, str, str] | None
 
     @classmethod
     def of(cls, instance: Instance, failure: Failure | None) -> Departed:

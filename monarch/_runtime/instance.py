@@ -173,7 +173,7 @@ class Instance:
         self.last_call: Call | None = None
         self.last_taken = 0.0  # when it took its last message from the mailbox
         self.peak = 0  # most messages that have waited at once
-        self.caused_by: tuple[str, int, str] | None = None  # (mesh key, rank, process) of the failure that it fails of
+        self.caused_by: tuple[str, int, str, str] | None = None  # mesh key, rank, process, name: who failed first
         self._reorder: Reorder[Delivery] = Reorder()
         self._lock = threading.Lock()
         self._finished = False

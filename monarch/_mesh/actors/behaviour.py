@@ -250,13 +250,13 @@ class ActorBehaviour:
         instance.caused_by = self._whose(child)
         return Leave.failing(failure, exc)
 
-    def _whose(self, child: MeshFailure) -> tuple[str, int, str] | None:
-        """The actor that failed first, as (mesh key, rank, process); None where that is not known."""
+    def _whose(self, child: MeshFailure) -> tuple[str, int, str, str] | None:
+        """The actor that failed first, as (mesh key, rank, process, name); None where that is not known."""
         owned = self.proc.mesh.owned.actors.get(child._failure.mesh)
         rank = child.crashed_ranks[0] if child.crashed_ranks else -1
         if owned is None or not 0 <= rank < len(owned.spec.addresses):
             return None
-        return child._failure.mesh, rank, owned.spec.addresses[rank]
+        return child._failure.mesh, rank, owned.spec.addresses[rank], owned.spec.name
 
     def undeliverable(self, bounced: Bounced) -> Any:
         """A message of this actor came back: asks the hook when there is a choice, else the actor fails."""

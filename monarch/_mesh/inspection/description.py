@@ -58,11 +58,11 @@ class Waiting(Facts):
 
 
 class FailureFacts(Facts):
-    """Why an actor failed. `cause`: (mesh key, rank, process) of the actor that failed first, when that is another one."""
+    """Why an actor failed. `cause`: (mesh key, rank, process, name) of another actor that failed first."""
 
     report: str
     at: float
-    cause: tuple[str, int, str] | None
+    cause: tuple[str, int, str, str] | None
 
 
 class OrderingFacts(Facts):
