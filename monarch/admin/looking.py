@@ -13,6 +13,7 @@ import msgspec
 from monarch._mesh import plugins
 from monarch._mesh.inspection.description import Ask, ProcessFacts, SettingFacts
 from monarch._mesh.inspection.survey import Answers
+from monarch._wire.address import agent_of
 from monarch.admin import pyspy, references
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.programs import ProgramGone
@@ -173,9 +174,7 @@ class Look:
 
     def _one_of_agent(self, question: str, address: str, timeout: float) -> bytes:
         """The answer of the agent of that process's host, about it."""
-        from monarch._wire.address import agent_of
-
-        argument = msgspec.msgpack.encode({"addresses": [address], "timeout": timeout})
+        argument = msgspec.msgpack.encode({"addresses": [address], "seconds": timeout})
         return self._one(question, agent_of(address), timeout + 1.0, argument)
 
     def _process(self, tree: Tree, reference: str) -> str:

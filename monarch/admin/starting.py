@@ -21,7 +21,7 @@ _URL = "MONARCH_ADMIN_URL"
 
 
 class Admin:
-    """A server that answers questions about this program. `url`: where; it has a token in it where other machines reach it."""
+    """A server that answers questions about this program, at `url`; for other machines there is a token in that."""
 
     def __init__(self, url: str) -> None:
         self.url = url

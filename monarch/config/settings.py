@@ -190,8 +190,8 @@ TABLE: tuple[Setting, ...] = (
 
     # Administration
     Setting("mesh_admin_addr", TEXT, "127.0.0.1:1729", "HYPERACTOR_MESH_ADMIN_ADDR",
-            "Where the admin server listens, host:port; a port that is taken is replaced. Beyond this machine it asks for the "
-            "token of the URL that is printed."),
+            "Where the admin server listens, host:port; a port that is taken is replaced. Beyond this machine it asks for "
+            "the token of the URL that is printed."),
     Setting("mesh_admin_single_host_timeout", DURATION, "3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT",
             "How long processes and hosts may take to answer for the tree before it is shown without them."),
     _inert("mesh_admin_tree_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT",
