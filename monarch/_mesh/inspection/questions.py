@@ -38,11 +38,15 @@ class Question(NamedTuple):
 
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
+    "config": Question("_mesh.inspection.description", "answer_config", quick=True),
+    "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
 }
 
 # Answered by host agents.
-AGENT_QUESTIONS: dict[str, Question] = {}
+AGENT_QUESTIONS: dict[str, Question] = {
+    "tree": Question("_mesh.inspection.host_description", quick=True),
+}
 
 
 class Answering:
