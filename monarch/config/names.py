@@ -29,6 +29,7 @@ SecondsName = Literal[
     "suspect_after",
     "suspect_timeout",
     "deadlock_after",
+    "debug_exception_timeout",
     "rdma_qp_init_timeout",
 ]
 
@@ -60,6 +61,7 @@ FlagName = Literal[
     "stream_remote_output",
     "prefix_with_rank",
     "show_internal_frames",
+    "debug_on_exception",
     "enable_otel_metrics",
     "enable_otel_tracing",
     "rdma_allow_tcp_fallback",
