@@ -170,6 +170,11 @@ TABLE: tuple[Setting, ...] = (
             "How long actors may wait for each other in a circle before DeadlockError ends it; 0s is for ever."),
     Setting("restart_argument_bytes", COUNT, 64 * MIB, "MONARCH_RESTART_ARGUMENT_BYTES",
             "Most bytes of encoded constructor arguments that a mesh's owner keeps for restarts."),
+    Setting("debug_on_exception", FLAG, False, "MONARCH_DEBUG_ON_EXCEPTION",
+            "Whether an endpoint that raises stops there first, for `monarch debug`."),
+    Setting("debug_exception_timeout", DURATION, "10m", "MONARCH_DEBUG_EXCEPTION_TIMEOUT",
+            "How long an endpoint that has stopped because it raised waits for somebody to attach, before it fails as "
+            "usual."),
     _inert("tokio_worker_threads", OrNone(POSITIVE), None, "MONARCH_TOKIO_WORKER_THREADS", "I/O threads."),
     _inert("enable_unawaited_python_task_traceback", FLAG, False, None, "Trace tasks nobody awaited."),
 
