@@ -71,6 +71,7 @@ from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
+    from monarch._mesh.actors.breakpoints import debug_controller
     from monarch._mesh.inspection.diagnosis import Diagnosis
     from monarch._mesh.inspection.doctor import diagnose
     from monarch._mesh.inspection.stacks_of_program import Stacks
@@ -153,6 +154,7 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug_controller",
     "default_bootstrap_cmd",
     "diagnose",
     "enable_transport",
@@ -203,6 +205,7 @@ _LATER = {
     "diagnose": "monarch._mesh.inspection.doctor",
     "as_completed": "monarch._runtime.completions",
     "attach": "monarch._mesh.start.transports",
+    "debug_controller": "monarch._mesh.actors.breakpoints",
     "enable_transport": "monarch._mesh.start.transports",
     "get_meter": "monarch._runtime.instrument",
     "get_or_spawn_controller": "monarch._mesh.process.named_actors",

@@ -17,7 +17,7 @@ from monarch._mesh.inspection import folding
 from monarch._mesh.inspection.collectives import GroupState
 from monarch._mesh.inspection.failure_list import FailureNote
 from monarch._mesh.inspection.folding import called, duration, where
-from monarch._mesh.inspection.host_facts import HostFacts
+from monarch._mesh.inspection.host_usage import HostUsage
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
 from monarch._mesh.inspection.wait_graph import WaitGraph
@@ -68,7 +68,7 @@ class Evidence(NamedTuple):
     second: Look
     apart: float
     waits: WaitGraph
-    hosts: Sequence[HostFacts]
+    hosts: Sequence[HostUsage]
     unreachable: Mapping[str, str]
     failures: Sequence[FailureNote]
 
@@ -140,7 +140,7 @@ def _stopped(evidence: Evidence) -> Iterator[Finding]:
     silent = evidence.second.stacks.silent
     for host in evidence.hosts:
         for process in host.processes:
-            if process.state != "T" and "is stopped (SIGSTOP" not in silent.get(process.address, ""):
+            if process.letter != "T" and "is stopped (SIGSTOP" not in silent.get(process.address, ""):
                 continue
             yield Finding(
                 "stopped",
@@ -153,7 +153,7 @@ def _stopped(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _silent(evidence: Evidence) -> Iterator[Finding]:
-    stopped = {p.address for host in evidence.hosts for p in host.processes if p.state == "T"}
+    stopped = {p.address for host in evidence.hosts for p in host.processes if p.letter == "T"}
     known = {p.address: (p, host) for host in evidence.hosts for p in host.processes}
     for process in evidence.second.stacks.processes:
         if process.how != HOW_ITSELF and process.why and process.address not in stopped:
@@ -172,7 +172,7 @@ def _silent(evidence: Evidence) -> Iterator[Finding]:
         if address in stopped or "is stopped (SIGSTOP" in why or address not in known:
             continue
         facts, host = known[address]
-        state = " It waits in the kernel for a device or a file system." if facts.state == "D" else ""
+        state = " It waits in the kernel for a device or a file system." if facts.letter == "D" else ""
         yield Finding(
             "silent",
             f"rank {facts.rank} of {facts.mesh} does not answer",
@@ -197,7 +197,7 @@ def _in_kernel(evidence: Evidence) -> Iterator[Finding]:
             )
 
 
-def _memory(hosts: Iterable[HostFacts]) -> Iterator[Finding]:
+def _memory(hosts: Iterable[HostUsage]) -> Iterator[Finding]:
     for host in hosts:
         if host.memory and host.available < _LITTLE * host.memory:
             largest = sorted(host.processes, key=lambda process: -process.resident)[:3]

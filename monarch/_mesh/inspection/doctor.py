@@ -12,7 +12,7 @@ from monarch._mesh.inspection.collectives import GroupState, decode_groups
 from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, Look
 from monarch._mesh.inspection.failure_list import FailureNote, decode_failures
 from monarch._mesh.inspection.folding import completed
-from monarch._mesh.inspection.host_facts import HostFacts, decode_host
+from monarch._mesh.inspection.host_usage import HostUsage, decode_host
 from monarch._mesh.inspection.stacks_of_program import Ask, Stacks, Wanted, gather, ordered
 from monarch._mesh.inspection.survey import Answers, open_proc
 from monarch._mesh.inspection.wait_graph import Report, WaitGraph, combined
@@ -38,7 +38,7 @@ def collect(ask: Ask, seconds: float, apart: float) -> Evidence:
     wedged = [process for process in first.stacks.processes if process.address in silent]
     stacks = Stacks(ordered(completed([*again.processes, *wedged])), {**first.stacks.silent, **again.silent})
     second = Look(stacks, _groups(ask, seconds, awake))
-    hosts, unreachable = facts_of_hosts(ask, waits, seconds)
+    hosts, unreachable = usage_of_hosts(ask, waits, seconds)
     failures = failures_of(ask, seconds, awake)
     return Evidence(first, second, apart, wait_graph_of(waits), hosts, unreachable, failures)
 
@@ -54,7 +54,7 @@ def wait_graph_of(answers: Answers) -> WaitGraph:
     return combined(reports, answers.silent)
 
 
-def facts_of_hosts(ask: Ask, answers: Answers, seconds: float) -> tuple[list[HostFacts], dict[str, str]]:
+def usage_of_hosts(ask: Ask, answers: Answers, seconds: float) -> tuple[list[HostUsage], dict[str, str]]:
     """(what the agents say of their hosts, why others do not), of the hosts of all processes that were asked anything."""
     addresses = [*answers.replies, *answers.silent]
     agents = sorted({address if name_of(address) == AGENT else agent_of(address) for address in addresses})

@@ -88,7 +88,7 @@ def gather(ask: Ask, wanted: Wanted, known: Mapping[str, str] | None = None) -> 
     if silent:
         asked = [address for address in silent if name_of(address) != AGENT]
         given = by_agents(ask, "stacks_by_signal", asked, wanted, wanted.seconds)
-        for process in given.processes:
+        for process in given.stacks:
             why = silent.pop(process.address, "")
             processes.append(msgspec.structs.replace(process, why=why))
         for address, why in given.silent.items():
@@ -96,8 +96,8 @@ def gather(ask: Ask, wanted: Wanted, known: Mapping[str, str] | None = None) -> 
     if wanted.native:
         addresses = [process.address for process in processes] + [a for a in silent if name_of(a) != AGENT]
         native = by_agents(ask, "native_stacks", addresses, wanted, wanted.native_seconds)
-        processes = with_native(processes, native.processes)
-        for process in native.processes:
+        processes = with_native(processes, native.stacks)
+        for process in native.stacks:
             silent.pop(process.address, None)
         silent |= {address: f"no native frames: {why}" for address, why in native.silent.items()}
     return Stacks(ordered(folding.completed(processes)), silent)
@@ -122,7 +122,7 @@ def by_agents(ask: Ask, question: str, addresses: Sequence[str], wanted: Wanted,
     for agent in agents:
         if agent in answers.replies:
             given = msgspec.msgpack.decode(answers.replies[agent], type=AgentStacks)
-            found += given.processes
+            found += given.stacks
             silent |= given.silent
         else:
             why = answers.silent.get(agent, "it does not answer")

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from monarch.tools.verbs.stacks_verb import seconds
-
-if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import Answers
 
 NAME = "doctor"
 LINE = "what keeps a running program from going on: which rank, at which line"
@@ -39,25 +34,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
-    from monarch._mesh.inspection.doctor import examine
-    from monarch._mesh.inspection.folding import fold, summary
-    from monarch._mesh.inspection.stacks_of_program import Wanted
     from monarch.admin.programs import choose
-    from monarch.admin.stacks import as_plain, stacks_of
+    from monarch.admin.stacks import as_plain, examine
 
     program = choose(options.pid)
-
-    def ask(question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool) -> Answers:
-        return program.ask(question, argument, timeout=timeout, only=only, agents=agents)
-
-    try:
-        found = examine(ask, options.timeout, options.apart)
-    except TimeoutError as exc:
-        stacks = stacks_of(program, Wanted(None, options.timeout))
-        places = [summary(section) for section in fold(stacks.processes)] + list(stacks.silent.values())
-        advice = "`monarch stacks --native` shows the native frames; until the client goes on, only stacks can be had"
-        found = Diagnosis([Finding("client", str(exc), places, advice)], [], len(stacks.processes))
+    found = examine(program, options.timeout, options.apart)
     if options.json:
         print(json.dumps(as_plain(found)), flush=True)
     else:

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
-    from monarch._mesh.inspection.stacks_of_program import Stacks
 
 NAME = "stacks"
 LINE = "where every rank of a running program is: Python stacks, the same ones shown once"
@@ -51,63 +45,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from monarch._mesh.inspection.stacks_of_program import Wanted
     from monarch.admin.programs import choose
-    from monarch.admin.stacks import stacks_of
+    from monarch.admin.stacks import Wanted, as_plain, selected, stacks_of, summaries
     from monarch.config import settings
 
     program = choose(options.pid)
     pyspy = str(settings.get("pyspy_bin"))
     wanted = Wanted(None, options.timeout, options.all_threads, options.locals, options.native, pyspy=pyspy)
+    ranks = {rank for some in options.ranks for rank in some}
     while True:
-        found = selected(stacks_of(program, wanted), options)
-        if options.watch and sys.stdout.isatty() and not options.json:
-            print("\033[H\033[2J", end="")
-        print(_as_json(found) if options.json else f"{program.pid}: {program.command}\n\n{found}", flush=True)
+        found = selected(stacks_of(program, wanted), ranks, options.mesh)
+        if options.json:
+            text = json.dumps({**as_plain(found), "summary": summaries(found)})
+        else:
+            text = f"{program.pid}: {program.command}\n\n{found}"
+        clear = "\033[H\033[2J" if options.watch and sys.stdout.isatty() and not options.json else ""
+        print(f"{clear}{text}", flush=True)
         if not options.watch:
             return 0
         time.sleep(_AGAIN)
-
-
-def selected(found: Stacks, options: argparse.Namespace) -> Stacks:
-    """What was asked for. ValueError names the meshes when there is none of that name, the ranks when none is there."""
-    from monarch._mesh.inspection.stacks_of_program import Stacks
-    from monarch._wire.address import name_of, split_proc_name
-
-    ranks = {rank for some in options.ranks for rank in some}
-    if not ranks and options.mesh is None:
-        return found
-    meshes = {process.mesh for process in found.processes} | {
-        stack.actor for process in found.processes for stack in process.threads
-    }
-    if options.mesh is not None and options.mesh not in meshes:
-        raise ValueError(f"there is no mesh {options.mesh!r} here; there are: {', '.join(sorted(meshes - {''}))}")
-
-    def keep(process: ProcessStacks, stack: ThreadStack) -> bool:
-        if options.mesh is not None and options.mesh not in (process.mesh, stack.actor):
-            return False
-        if not ranks:
-            return True
-        return bool(process.mesh) and (stack.rank if stack.key else process.rank) in ranks
-
-    def of_ranks(address: str) -> bool:
-        place = split_proc_name(name_of(address))
-        return place is not None and (not ranks or place[1] in ranks)
-
-    chosen = found.only(keep)
-    silent = {address: why for address, why in found.silent.items() if of_ranks(address)}
-    if not chosen.processes and not silent:
-        raise ValueError(f"no such rank is in a line of the program: {sorted(ranks) if ranks else options.mesh}")
-    return Stacks(chosen.processes, silent)
-
-
-def _as_json(found: Stacks) -> str:
-    from monarch._mesh.inspection import folding
-    from monarch.admin.stacks import as_plain
-
-    plain = as_plain(found)
-    plain["summary"] = [folding.summary(section) for section in folding.fold(found.processes)]
-    return json.dumps(plain, indent=None if not os.isatty(1) else 2)
 
 
 def _ranks(text: str) -> range:
