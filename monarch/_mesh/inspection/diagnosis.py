@@ -7,7 +7,7 @@ has none. Findings are what is wrong; notes say what a program is doing that tak
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import NamedTuple
 
 import msgspec
@@ -222,42 +222,74 @@ def principal(process: ProcessStacks) -> ThreadStack | None:
 
 
 def _collectives(evidence: Evidence) -> Iterator[Finding]:
-    seen = _by_group(evidence.second)
     before = _by_group(evidence.first)
     processes = {process.address: process for process in evidence.second.stacks.processes}
-    for key, members in seen.items():
+    for key, members in _by_group(evidence.second).items():
         most = max(state.begun for _, state in members.values())
-        if len(members) < 2 or most == 0 or most != max((s.begun for _, s in before.get(key, {}).values()), default=0):
+        if most == 0 or most != max((state.begun for _, state in before.get(key, {}).values()), default=0):
             continue  # it goes on
-        inside = {
-            rank: each for rank, each in members.items() if each[1].begun == most and each[1].running is not False
-        }
-        behind = {rank: each for rank, each in members.items() if each[1].begun < most}
-        if not behind or not inside or not any(_waits_inside(processes.get(a), s) for a, s in inside.values()):
-            continue
-        _, state = next(iter(inside.values()))
-        what = f"{state.operation or 'collective'} #{most} of group {state.label}"
-        who = f"{called(list(behind))} {'has' if len(behind) == 1 else 'have'} not entered it"
-        places = list(_places({rank: address for rank, (address, _) in behind.items()}, processes))
-        evident = [f"{called(list(inside))} {'waits' if len(inside) == 1 else 'wait'} in it"]
-        evident += [f"{line}" for line in _places({rank: a for rank, (a, _) in inside.items()}, processes)]
-        if state.shape:
-            evident.append(f"its input has the shape {state.shape}")
-        for rank, (_, late) in list(behind.items())[:_SHOWN]:
-            last = f", the last {late.operation}" if late.operation else ""
-            evident.append(f"rank {rank} has begun {late.begun} collectives of that group{last}")
-        first = min(behind)
-        mesh = processes[behind[first][0]].mesh if behind[first][0] in processes else ""
-        yield Finding(
-            "collective",
-            f"{called(list(inside))} {'waits' if len(inside) == 1 else 'wait'} in {what}; {who}"
-            f"{': ' + '; '.join(places) if places else ''}",
-            evident,
-            f"see why {called(list(behind))} {'is' if len(behind) == 1 else 'are'} there: `monarch stacks {first} --locals`. "
-            f"Every rank of a group has to begin the same collectives in the same order",
-            mesh,
-            sorted(processes[a].rank if a in processes else rank for rank, (a, _) in behind.items()),
-        )
+        inside = {rank: each for rank, each in members.items() if each[1].begun == most}
+        if any(_waits_inside(processes.get(address), state) for address, state in inside.values()):
+            found = _missing(most, members, inside, processes) or _mixed(most, inside, processes)
+            if found is not None:
+                yield found
+
+
+Members = Mapping[int, tuple[str, GroupState]]  # rank in the default group -> its process, what it sees of a group
+
+
+def _missing(most: int, members: Members, inside: Members, processes: Mapping[str, ProcessStacks]) -> Finding | None:
+    """Some wait in a collective that others have not begun, or of which nothing is known."""
+    _, state = next(iter(inside.values()))
+    behind = {rank: address for rank, (address, _) in members.items() if rank not in inside}
+    unknown = [rank for rank in state.ranks if rank not in members]
+    missing = sorted([*behind, *unknown])
+    if not missing:
+        return None
+    places = list(_places(behind, processes, len(missing) > 1))
+    if unknown:
+        places.append(f"{called(unknown)}: no answer")
+    evident = list(_places({rank: address for rank, (address, _) in inside.items()}, processes, True))
+    if state.shape:
+        evident.append(f"the input of the {state.operation} has the shape {state.shape}")
+    for rank in list(behind)[:_SHOWN]:
+        late = members[rank][1]
+        last = f", the last {late.operation}" if late.operation else ""
+        evident.append(f"rank {rank} has begun {late.begun} collectives of that group{last}")
+    where_they_are = "; ".join(places)
+    return Finding(
+        "collective",
+        f"{called(list(inside))} {_verb(inside, 'waits', 'wait')} in {state.operation or 'collective'} #{most} of group "
+        f"{state.label}; {called(missing)} {_verb(missing, 'has', 'have')} not entered it ({where_they_are})",
+        evident,
+        f"see why {called(missing)} {_verb(missing, 'is', 'are')} there: `monarch stacks {missing[0]} --locals`. Every rank "
+        f"of a group has to begin the same collectives in the same order",
+        next((processes[address].mesh for address in behind.values() if address in processes), ""),
+        sorted(processes[behind[rank]].rank if behind.get(rank) in processes else rank for rank in missing),
+    )
+
+
+def _mixed(most: int, inside: Members, processes: Mapping[str, ProcessStacks]) -> Finding | None:
+    """All are in a collective, but not in the same one."""
+    kinds: dict[str, dict[int, str]] = {}
+    for rank, (address, state) in inside.items():
+        if state.operation:
+            kinds.setdefault(state.operation, {})[rank] = address
+    if len(kinds) < 2:
+        return None
+    label = next(iter(inside.values()))[1].label
+    parts = [f"{called(list(ranks))} in {operation}" for operation, ranks in kinds.items()]
+    return Finding(
+        "collective",
+        f"the ranks of group {label} are in different collectives #{most}: {', '.join(parts)}",
+        [line for ranks in kinds.values() for line in _places(ranks, processes, True)],
+        "every rank of a group has to begin the same collectives in the same order: look for a branch that depends on the "
+        "rank",
+    )
+
+
+def _verb(ranks: Sized, one: str, several: str) -> str:
+    return one if len(ranks) == 1 else several
 
 
 def _by_group(look: Look) -> dict[tuple[object, ...], dict[int, tuple[str, GroupState]]]:
@@ -276,8 +308,8 @@ def _waits_inside(process: ProcessStacks | None, state: GroupState) -> bool:
     return process is not None and any("/torch/distributed/" in f.file for s in process.threads for f in s.frames)
 
 
-def _places(ranks: Mapping[int, str], processes: Mapping[str, ProcessStacks]) -> Iterator[str]:
-    """`rank 63: at data.py:31 in load(), for 41.0 s`, those at one place together."""
+def _places(ranks: Mapping[int, str], processes: Mapping[str, ProcessStacks], named: bool) -> Iterator[str]:
+    """`rank 63: at data.py:31 in load(), for 41.0 s`, those at one place together; without the ranks unless `named`."""
     at: dict[str, tuple[list[int], float]] = {}
     for rank, address in ranks.items():
         stack = principal(processes[address]) if address in processes else None
@@ -285,7 +317,8 @@ def _places(ranks: Mapping[int, str], processes: Mapping[str, ProcessStacks]) ->
         ranks_there, seconds = at.get(text, ([], 0.0))
         at[text] = [*ranks_there, rank], max(seconds, 0.0 if stack is None else stack.seconds)
     for text, (those, seconds) in at.items():
-        yield f"{called(those)}: {text}{f', for {duration(seconds)}' if seconds >= LONG else ''}"
+        who = f"{called(those)}: " if named else ""
+        yield f"{who}{text}{f', for {duration(seconds)}' if seconds >= LONG else ''}"
 
 
 def _stragglers(evidence: Evidence, covered: set[tuple[str, int]]) -> Iterator[Finding]:
