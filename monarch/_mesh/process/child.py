@@ -74,13 +74,13 @@ class Served:
         proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         layer.when_agent_lost = _agent_lost
         set_home(proc)
-        fault_signal.listen(spec.folder, address)
         transport.listen(listening)
         agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
         agent.start()
         proc.processes.use_agent(agent)
         loop.start()
+        fault_signal.listen(spec.folder, address, loop.native_id)
 
     def _on_stop(self, stop: StopProc) -> None:
         if stop.incarnation in (None, self.proc.incarnation):
