@@ -39,6 +39,8 @@ class Question(NamedTuple):
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
+    "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 
 # Answered by host agents.
