@@ -148,6 +148,7 @@ class AsyncDriver:
             self._constructed = True
             await _result(behaviour.restarted())
             instance.ready.set()
+            instance.proc.events.note("ready", instance.key)
             if recording.active is not None:
                 recording.active.status(instance, "Idle", before="Initializing")
             turn = 0
@@ -174,10 +175,13 @@ class AsyncDriver:
                     item = mailbox.messages.popleft()
                 except IndexError:  # drained by a request to stop just now
                     continue
-                item.started = now()
+                item.started = instance.last_taken = now()
+                instance.last_call = item.call
                 instance.current = item
                 await behaviour.handle_async(item)
                 instance.current = None
+                instance.processed += 1
+                instance.busy += now() - item.started
                 if recording.active is not None and item not in instance.concurrent.values():
                     recording.active.handled(instance, item)
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:

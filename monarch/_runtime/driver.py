@@ -52,6 +52,7 @@ def _run_sync(instance: Instance) -> None:
         constructed = True
         behaviour.restarted()
         instance.ready.set()
+        instance.proc.events.note("ready", instance.key)
         if recording.active is not None:
             recording.active.status(instance, "Idle", before="Initializing")
         while True:
@@ -59,10 +60,13 @@ def _run_sync(instance: Instance) -> None:
                 raise instance.leaving
             item = mailbox.take()
             if type(item) is Delivery:
-                item.started = now()
+                item.started = instance.last_taken = now()
+                instance.last_call = item.call
                 instance.current = item
                 behaviour.handle(item)
                 instance.current = None
+                instance.processed += 1
+                instance.busy += now() - item.started
                 if recording.active is not None:
                     recording.active.handled(instance, item)
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
@@ -34,6 +34,7 @@ from monarch._wire.message import ERROR, NO_METHOD, RAISED, VALUE, Bounced, Fail
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
+    from monarch._wire.message import Call
 
 _AROUND = 1_000  # bytes of an error beside its two texts
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
@@ -65,10 +66,18 @@ def _nothing() -> None:
     return None
 
 
+class Debugging(Protocol):
+    """What stops endpoints for people to look at them: see `breakpoints`."""
+
+    def returned(self, instance: Instance, call: Call, error: BaseException | None) -> None:
+        """An endpoint has returned, or raised `error`; its caller does not know yet. May take as long as people do."""
+
+
 class ActorBehaviour:
     """See `_runtime.instance.Behaviour`. `load` decodes (class, args, kwargs, proc mesh, creator) on the actor's thread."""
 
     is_async = False
+    debugging: ClassVar[Debugging | None] = None  # of all actors; an actor that stands at a breakpoint has its own
 
     def __init__(self, instance: Instance, load: Callable[[], Any], display: str, mesh_name: str) -> None:
         self.instance = instance
@@ -124,8 +133,12 @@ class ActorBehaviour:
             else:
                 result = method.fn(*args, **kwargs)
         except Exception as exc:
+            if self.debugging is not None:
+                self.debugging.returned(self.instance, call, exc)
             self._raised(delivery, exc, method)
         else:
+            if self.debugging is not None:
+                self.debugging.returned(self.instance, call, None)
             if call.port and not method.explicit:
                 self._reply(delivery, result)
 
@@ -174,6 +187,7 @@ class ActorBehaviour:
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
         advise(exc)
+        self.proc.events.note("raised", self.instance.key, f"{call.method}: {type(exc).__name__}", "ERROR")
         if call.adverb == KEEP:
             _keep(delivery, None, exc)
         if getattr(type(exc), "_as_it_is", False):
@@ -247,7 +261,16 @@ class ActorBehaviour:
             None if exc is None else f"actor explicitly aborted due to: {formatted(exc)}",
         )
         failure.incarnation, failure.will_restart = instance.incarnation, instance.will_restart
+        instance.caused_by = self._whose(child)
         return Leave.failing(failure, exc)
+
+    def _whose(self, child: MeshFailure) -> tuple[str, int, str, str] | None:
+        """The actor that failed first, as (mesh key, rank, process, name); None where that is not known."""
+        owned = self.proc.mesh.owned.actors.get(child._failure.mesh)
+        rank = child.crashed_ranks[0] if child.crashed_ranks else -1
+        if owned is None or not 0 <= rank < len(owned.spec.addresses):
+            return None
+        return child._failure.mesh, rank, owned.spec.addresses[rank], owned.spec.name
 
     def undeliverable(self, bounced: Bounced) -> Any:
         """A message of this actor came back: asks the hook when there is a choice, else the actor fails."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._mesh.actors import breakpoints
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
 from monarch._mesh.inspection.recording import actor_event
@@ -71,6 +72,7 @@ class Residents:
             incarnation=incarnation,
             replaced=spawn.failure,
             will_restart=spawn.restarts,
+            cls=spawn.cls,
         )
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
@@ -89,6 +91,9 @@ class Residents:
         if spawn.setup:
             instance.ended.on_ready(once(lambda: self._setup_ended(instance)))
         label = "event-loop" if spawn.loop else "driver"
+
+        if not spawn.cls.startswith("monarch.") and root_of(self._proc) is not None:
+            breakpoints.install_in_client()  # before it is constructed
 
         def start() -> None:
             start_thread(run, f"monarch-actor-{label}", instance)
@@ -152,6 +157,11 @@ class Residents:
         instance.ready.on_ready(once(ready))
 
     # --- the gate
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether nothing can be spawned here: the mesh was not set up."""
+        return bool(self._gate_failure)
 
     def close_gate(self) -> None:
         self._gated = []

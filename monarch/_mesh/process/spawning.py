@@ -284,8 +284,10 @@ class Spawning:
         procs[spec.uid] = owned
         self._proc_sites.spawned(spec.uid)
         owner.owned[spec.uid] = owned
-        for event in recording.procs_events(spec) if recorders.active is not None else ():
-            recorders.active.add(event)
+        recorder = recorders.active
+        if recorder is not None:
+            for event in recording.procs_events(spec):
+                recorder.add(event)
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
             why = self._proc.mesh.attached.why_lost(host)
             if not why:
