@@ -127,6 +127,7 @@ class Spawn(_Telling, tag=3):
     index: int = 0
     failure: Failure | None = None  # then: why that one ended, for `__restarted__`
     restarts: bool = False  # a RestartPolicy puts another in its place should it fail
+    system: bool = False  # it belongs to the runtime and not to the program
 
 
 class Restarted(_Message, tag=13):

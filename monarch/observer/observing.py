@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from monarch.observer.config import ADMIN_PORT, Addresses, ObserverConfig
 from monarch.observer.observed import ObservedProgram
 
 if TYPE_CHECKING:
+    from monarch.telemetry.ingest import Ingest
     from monarch.telemetry.store import Store
 
 logger = logging.getLogger("monarch.observer")
@@ -24,6 +26,8 @@ class Observing:
     def __init__(self) -> None:
         self.program = ObservedProgram()
         self.store: Store | None = None
+        self.ingest: Ingest | None = None
+        self._stops: list[Callable[[], object]] = []
         self._config = ObserverConfig()
         self._servers = http.HttpServer()
         self._opening = threading.Lock()
@@ -43,10 +47,8 @@ class Observing:
             config = configs.more(self._config, wanted)
             host, port = _place(config.admin_addr)
             if config.telemetry and self.store is None:
-                from monarch.telemetry.store import Store
-
-                self.store = Store()
-                notes += self._open("telemetry", http.api_site(self.store, self.program))
+                store = self._keep(config)
+                notes += self._open("telemetry", http.api_site(store, self.program))
             if config.dashboard:
                 notes += self._open("dashboard", http.dashboard_site(config, self.store, self.program, token))
             if config.admin:
@@ -72,14 +74,43 @@ class Observing:
         self._urls[name] = served.url
         return [f"{name}: {served.note}"] if served.note else []
 
+    def _keep(self, config: ObserverConfig) -> Store:
+        """The tables, and what fills them and clears them up."""
+        from monarch.telemetry.ingest import Ingest
+        from monarch.telemetry.machine import samplers
+        from monarch.telemetry.retention import Retention
+        from monarch.telemetry.store import Store
+
+        store = self.store = Store()
+        self.ingest = Ingest(store)
+        self._stops.append(Retention(store, config.retention_secs).start())
+        measured = samplers(
+            config.host_metrics_interval_secs,
+            config.gpu_metrics_interval_secs,
+            lambda row: store.insert_machine("host_metrics", row),
+            lambda row: store.insert_machine("gpu_metrics", row),
+        )
+        for sampler in measured:
+            sampler.start()
+            self._stops.append(sampler.stop)
+        return store
+
     def take_rows(self, batch: bytes) -> None:
-        """What a process has recorded."""
+        """What a process has recorded. May wait for room."""
+        if self.ingest is not None:
+            self.ingest.take(batch)
 
     def flush(self) -> None:
         """What was taken is in the tables."""
+        if self.ingest is not None:
+            self.ingest.flush()
 
     def close(self) -> None:
         self._servers.close()
+        for stop in self._stops:
+            stop()
+        if self.ingest is not None:
+            self.ingest.close()
         if self.store is not None:
             self.store.close()
 

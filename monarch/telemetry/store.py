@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,27 @@ class Store:
         self._writing = threading.Lock()
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
+    @contextmanager
+    def writing(self, reading: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
+        """What runs statements that write, all of them or none; they may read the Arrow tables `reading`. Any thread; one
+        at a time."""
+        tables = reading or {}
+        with self._writing:
+            run = self._connection.execute
+            try:
+                for name, table in tables.items():
+                    self._connection.register(name, table)
+                run("BEGIN")
+                try:
+                    yield run
+                except BaseException:
+                    run("ROLLBACK")
+                    raise
+                run("COMMIT")
+            finally:
+                for name in tables:
+                    self._connection.unregister(name)
+
     def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Rows of one table, each with a value for each column. Any thread; one at a time."""
         import pyarrow
@@ -55,12 +76,13 @@ class Store:
         columns = TABLES[table].columns
         data = {column.name: [row[at] for row in rows] for at, column in enumerate(columns)}
         batch = pyarrow.table({name: pyarrow.array(values) for name, values in data.items()})
-        with self._writing:
-            self._connection.register("incoming", batch)
-            try:
-                self._connection.execute(f'INSERT INTO "{table}" SELECT * FROM incoming')
-            finally:
-                self._connection.unregister("incoming")
+        with self.writing({"incoming": batch}) as run:
+            run(f'INSERT INTO "{table}" SELECT * FROM incoming')
+
+    def insert_machine(self, table: str, row: Mapping[str, Any]) -> None:
+        """A measurement of this machine (`machine.Row`)."""
+        whole = {**row, "timestamp_us": round(row["timestamp"] * 1e6)}
+        self.insert(table, [tuple(whole.get(column.name) for column in TABLES[table].columns)])
 
     def query(self, sql: str, *, timeout: float | None = None, limit: int | None = None) -> Result:
         """Runs one statement that reads. Any thread. QueryError for what may not run or fails; QueryTimeout after `timeout`
@@ -102,6 +124,14 @@ class Store:
         finally:
             timer.cancel()
             cursor.close()
+
+    def compact(self) -> None:
+        """Gives back the memory of rows that were deleted, unless a query runs: then the next time."""
+        with self._writing:
+            try:
+                self._connection.execute("CHECKPOINT datafusion")
+            except self._errors:
+                pass
 
     def close(self) -> None:
         with self._writing:

@@ -45,6 +45,7 @@ QUESTIONS: dict[str, Question] = {
     "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.measure": Question("telemetry.machine", "measure"),
     "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 

@@ -94,7 +94,7 @@ class Spawning:
                     self._expect(owned, rank, incarnation)
         owner.owned[spec.key] = owned
         recorder = recorders.active
-        if recorder is not None and not recorder.leaves_out(cls):
+        if recorder is not None and not recorder.leaves_out(internal):
             recorder.add(recording.actors_event(spec))
         effects: list[Notify | Gone] = []
         try:
@@ -218,6 +218,7 @@ class Spawning:
             index,
             failure,
             owned.group is not None,
+            getattr(cls, "_is_system_actor", False),
         )
         self._proc.post(spec.addresses[rank], spawn, args.body, args.buffers)
 
