@@ -1,4 +1,4 @@
-"""The process that holds a job's mounts: `python -m monarch.job.sidecar_program FOLDER READY`, with the job on its stdin.
+"""The process that holds a job's mounts: `python -m monarch.job.mounts.sidecar_program FOLDER READY`, the job on its stdin.
 
 It ends when it is told to, when the allocation has ended, or when no program has been connected for as long as workers wait
 for a client (`job_lease`); so it does not keep hosts that nobody uses.
@@ -19,9 +19,9 @@ from typing import Any
 
 import monarch.actor
 from monarch.config import settings
-from monarch.job.held_mounts import HeldMounts
 from monarch.job.job_trait import job_loads
-from monarch.job.sidecar_messages import (
+from monarch.job.mounts.held import HeldMounts
+from monarch.job.mounts.sidecar_messages import (
     CloseMounts,
     Done,
     End,
@@ -34,7 +34,7 @@ from monarch.job.sidecar_messages import (
     send,
 )
 
-logger = logging.getLogger("monarch.job.sidecar")
+logger = logging.getLogger("monarch.job.mounts.sidecar")
 
 _LOOK = 60.0  # seconds between two looks at the allocation
 _CONNECTIONS = 64

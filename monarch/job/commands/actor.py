@@ -22,7 +22,7 @@ from contextlib import contextmanager
 import msgspec
 
 from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint, importable, start_thread
-from monarch.job.command_plan import PYTHON, Command, Sink, shell_status
+from monarch.job.commands.plan import PYTHON, Command, Sink, shell_status
 from monarch.spmd.main_program import flush, main_status
 
 _PIECE = 64 * 1024

@@ -14,20 +14,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import monarch.job.slurm.commands as commands
+import monarch.job.slurm.script as slurm_script
 from monarch.actor import HostMesh, attach
-from monarch.job import slurm_commands as commands
-from monarch.job import slurm_script
 from monarch.job.batch import keep_for_client
 from monarch.job.job_state import JobState
 from monarch.job.log_file import end_of
 from monarch.job.names import BATCH_JOB
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
-from monarch.job.slurm_arguments import ip_address, lines, options, outside_jobs, share
-from monarch.job.slurm_batch import client_command
-from monarch.job.slurm_script import Component, SlurmRequest
-from monarch.job.slurm_text import ORDERLY, JobRow
-from monarch.job.slurm_watch import Guard, watch
+from monarch.job.slurm.arguments import ip_address, lines, options, outside_jobs, share
+from monarch.job.slurm.batch import client_command
+from monarch.job.slurm.script import Component, SlurmRequest
+from monarch.job.slurm.text import ORDERLY, JobRow
+from monarch.job.slurm.watch import Guard, watch
 from monarch.job.worker_launch import WorkerLaunch
 
 CURRENT = "current"

@@ -1,6 +1,6 @@
 """Run on the first node of a batch job: starts the workers, runs the client, and ends with its status.
 
-python -m monarch.job.slurm_batch --workers 'srun ...' -- python train.py
+python -m monarch.job.slurm.batch --workers 'srun ...' -- python train.py
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def client_command(script: str, python: str) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m monarch.job.slurm_batch")
+    parser = argparse.ArgumentParser(prog="python -m monarch.job.slurm.batch")
     parser.add_argument("--workers", action="append", default=[], metavar="COMMAND")
     parser.add_argument("client", nargs="+")
     options = parser.parse_args(arguments)

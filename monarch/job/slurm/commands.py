@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from monarch.job import slurm_text
+import monarch.job.slurm.text as slurm_text
 from monarch.job.scheduled import SchedulerError
-from monarch.job.slurm_text import JobRow
+from monarch.job.slurm.text import JobRow
 
 SECONDS = 30.0  # for one command
 _UNKNOWN = "Invalid job id"

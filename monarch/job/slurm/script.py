@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-WORKER_MODULE = "monarch.job.slurm_worker"
-BATCH_MODULE = "monarch.job.slurm_batch"
+WORKER_MODULE = "monarch.job.slurm.worker"
+BATCH_MODULE = "monarch.job.slurm.batch"
 # srun takes all memory of the job, and refuses to be told of it twice.
 UNSET = "unset SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU SLURM_MEM_PER_NODE"
 

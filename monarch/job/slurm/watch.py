@@ -6,7 +6,7 @@ from __future__ import annotations
 import subprocess
 import threading
 
-from monarch.job import slurm_commands as commands
+import monarch.job.slurm.commands as commands
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import SchedulerError
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from monarch.job import mount_orders
+import monarch.job.mounts.orders as mount_orders
 from monarch.job.components import Component
-from monarch.job.held_mounts import HeldMounts
 from monarch.job.job_state import JobState
-from monarch.job.mount_orders import GatheredMount, RemoteMount
+from monarch.job.mounts.held import HeldMounts
+from monarch.job.mounts.orders import GatheredMount, RemoteMount
+from monarch.job.mounts.sidecar import Sidecar
 from monarch.job.progress import job_logger
-from monarch.job.sidecar import Sidecar
 
 
 class Mounts(Component):

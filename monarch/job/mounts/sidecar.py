@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch.actor.run_folders import user_folder
-from monarch.job.mount_orders import Order
-from monarch.job.progress import job_logger
-from monarch.job.sidecar_messages import (
+from monarch.job.mounts.orders import Order
+from monarch.job.mounts.sidecar_messages import (
     CloseMounts,
     Done,
     End,
@@ -33,6 +32,7 @@ from monarch.job.sidecar_messages import (
     receive,
     send,
 )
+from monarch.job.progress import job_logger
 
 _READY = 60.0  # seconds for a sidecar to start
 _MOUNTS = 900.0  # to mount and bring files
@@ -151,7 +151,7 @@ class Sidecar:
         ready, said = os.pipe2(os.O_CLOEXEC)
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "monarch.job.sidecar_program", self.folder, str(said)],
+                [sys.executable, "-m", "monarch.job.mounts.sidecar_program", self.folder, str(said)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

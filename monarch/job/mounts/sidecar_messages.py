@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from monarch.job.mount_orders import Order
+from monarch.job.mounts.orders import Order
 
 _LENGTH = struct.Struct("!I")
 _LARGEST = 16 << 20

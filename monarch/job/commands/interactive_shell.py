@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from monarch.actor import HostMesh, bind_context, start_thread
-from monarch.job.run_command import own_folder
-from monarch.job.terminal_actor import ShellLaunch, TerminalActor
+from monarch.job.commands.run_command import own_folder
+from monarch.job.commands.terminal_actor import ShellLaunch, TerminalActor
 
 _TYPED = 4096
 _END_OF_FILE = b"\x04"  # Ctrl-D

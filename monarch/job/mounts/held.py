@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.actor import HostMesh
-from monarch.job.mount_orders import Order
+from monarch.job.mounts.orders import Order
 from monarch.remotemount.fuse_process import MountBusy
 
 logger = logging.getLogger("monarch")

@@ -1,4 +1,4 @@
-"""RayJob: hosts are Ray actors, so that a cluster that runs Ray runs this as well. What runs in them is in ray_host.py."""
+"""RayJob: hosts are Ray actors, so that a cluster that runs Ray runs this as well. What runs in them is in host.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from monarch.job.progress import job_logger
-from monarch.job.ray_host import Host
+from monarch.job.ray.host import Host
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting
 from monarch.job.worker_launch import WorkerLaunch
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import msgspec
 
-from monarch.job import sessions, ssh_words
+import monarch.job.ssh.words as ssh_words
+from monarch.job import sessions
 from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import Ended, Poll, Ready, ScheduledJob, SchedulerError, Waiting

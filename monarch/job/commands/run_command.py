@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from monarch.actor import Future, HostMesh, Point, ProcMesh, Promise, when_ready
-from monarch.job import command_plan
-from monarch.job.command_actor import CommandActor, Ended, Piece
-from monarch.job.command_plan import Command, Sink
-from monarch.job.command_printer import CommandPrinter
+from monarch.job.commands import plan as command_plan
+from monarch.job.commands.actor import CommandActor, Ended, Piece
+from monarch.job.commands.plan import Command, Sink
+from monarch.job.commands.printer import CommandPrinter
 from monarch.spmd.main_program import is_python
 
 

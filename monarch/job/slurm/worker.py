@@ -1,6 +1,6 @@
 """Run on each node of a SlurmJob: finds the address at which the others reach this node, and becomes its worker.
 
-python -m monarch.job.slurm_worker --port 22222 [--bind-to IP] [--scheme tls]
+python -m monarch.job.slurm.worker --port 22222 [--bind-to IP] [--scheme tls]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from monarch.job.slurm_script import HOSTS
+from monarch.job.slurm.script import HOSTS
 
 Resolve = Callable[[str], str]
 
@@ -45,7 +45,7 @@ def _resolve(name: str) -> str:
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m monarch.job.slurm_worker")
+    parser = argparse.ArgumentParser(prog="python -m monarch.job.slurm.worker")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--bind-to")
     parser.add_argument("--scheme", default="tcp", choices=("tcp", "tls"))
