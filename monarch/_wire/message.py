@@ -178,6 +178,13 @@ class Ask(_Telling, tag=14):
     question: str
 
 
+class Recorded(_Message, tag=16):
+    """To the client: what a process has recorded (`inspection.recording`), which it passes on unread. Answered on `port` with
+    (the client's time, seconds to wait before the next), msgpack."""
+
+    port: int
+
+
 class Chase(_Telling, tag=15):
     """Follows a chain of waits from process to process; where it meets the wait it began with, it has found a circle.
 
@@ -834,7 +841,7 @@ class Combined(_Message, tag=71):
 
 
 Message = (
-    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Chase | Answer | Bounced
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Recorded | Chase | Answer | Bounced
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
     | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat

@@ -83,6 +83,7 @@ TextName = Literal[
     "rdma_ibverbs_target",
     "rdma_peer_device_affinity",
     "waiters_read",
+    "telemetry_recording",
 ]
 
 TransportName = Literal["default_transport",]

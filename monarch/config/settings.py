@@ -225,6 +225,9 @@ TABLE: tuple[Setting, ...] = (
            "Limit of a stack dump, as the caller counts."),
 
     # Telemetry
+    Setting("telemetry_recording", TEXT, "", "MONARCH_TELEMETRY_RECORDING",
+            "What processes record; monarch.telemetry.start() sets it. Words separated by commas: `on`, and `system` for the "
+            "runtime's own actors as well."),
     Setting("enable_otel_metrics", FLAG, True, "ENABLE_OTEL_METRICS",
             "Whether metrics go to OpenTelemetry if its exporter is set up."),
     Setting("enable_otel_tracing", FLAG, True, "ENABLE_OTEL_TRACING",

@@ -44,6 +44,8 @@ QUESTIONS: dict[str, Question] = {
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
     "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
     "collectives": Question("_mesh.inspection.collectives"),
+    "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 
 # Answered by host agents.

@@ -8,7 +8,9 @@ from monarch._errors import ActorError, SupervisionError
 from monarch._mesh.actors import breakpoints
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
+from monarch._mesh.inspection.recording import actor_event
 from monarch._mesh.meshes.owned import Acks
+from monarch._runtime import recorder as recording
 from monarch._runtime.context import root_of
 from monarch._runtime.driver import run
 from monarch._runtime.ending import abandon
@@ -97,6 +99,9 @@ class Residents:
             start_thread(run, f"monarch-actor-{label}", instance)
 
         self._proc.add_actor(instance)
+        if recording.active is not None:
+            recording.active.add(actor_event(instance, spawn.cls))
+            recording.active.status(instance, "Created")
         if spawn.port:
             self._announce(instance, spawn, connection.remote)
         if self._gate_failure and not spawn.setup:
