@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
@@ -20,6 +20,7 @@ from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
 if TYPE_CHECKING:
     from monarch._runtime.future import Source
     from monarch._runtime.loop import Loop
+    from monarch._runtime.replies import Entry
 
 
 class Delivery:
@@ -44,6 +45,19 @@ class Delivery:
         body, buffers = self.body, self.buffers
         self.body, self.buffers = b"", ()
         return codec.decode(body, buffers)
+
+
+class Asking(NamedTuple):
+    """A call that an actor is about to send: to which ranks of which mesh; `entry` waits for the answers, if anybody does."""
+
+    mesh: str
+    method: str
+    adverb: int
+    ranks: Sequence[int]
+    entry: Entry | None
+    body: bytes
+    buffers: Sequence[memoryview]
+    timeout: float | None = None
 
 
 class Leave(Exception):
@@ -95,6 +109,27 @@ class Behaviour(Protocol):
     def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure: ...
     def describe_stop(self, reason: str) -> Failure: ...
     def describe_stale(self) -> Failure: ...
+
+
+class Watcher(Protocol):
+    """What is told of all that an actor asks of others: it records that, or plays what was recorded (`monarch.replay`).
+    Called in the thread that does it."""
+
+    def asked(self, call: Asking) -> bool:
+        """The actor calls an endpoint. True: nothing is sent, for the answers are known."""
+        ...
+
+    def opened(self, queue: Entry) -> None:
+        """It opens a channel."""
+        ...
+
+    def answered(self, delivery: Delivery, body: bytes, buffers: Sequence[memoryview]) -> None:
+        """A message was handled, and this is what its sender gets."""
+        ...
+
+    def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
+        """It sends to a port."""
+        ...
 
 
 class ProcForInstance(Protocol):
@@ -160,6 +195,7 @@ class Instance:
         self.ready = Slot()  # constructed, and its `__restarted__` done; the end when it never came to that
         self.ended = Slot()
         self.thread_ident = 0
+        self.watcher: Watcher | None = None  # of one that is recorded, or replayed
         self.task: Any = None  # of an actor with an event loop: the one that handles its messages one by one
         self.paused_senders: set[str] = set()
         self.high_water = proc.mailbox_messages

@@ -28,6 +28,7 @@ from monarch._runtime.context import current, root
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.functions import is_async
 from monarch._runtime.future import Future, check_timeout, make_future
+from monarch._runtime.instance import Asking
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
@@ -409,6 +410,8 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         if buffers or 0 < proc.frame_limit < size:
             size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
+        if sender.watcher is not None and self._is_answered(sender, reply, adverb, only, body, buffers):
+            return
         parted = plan.parted(proc.host) if only is None else None
         if parted is not None and not combine and len(parted.remote) < few(adverb):
             parted = None
@@ -486,6 +489,25 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         finally:
             if placement is not None:
                 placement.close()
+
+    def _is_answered(
+        self,
+        sender: Instance,
+        reply: Entry | Port[Any] | None,
+        adverb: int,
+        only: int | None,
+        body: bytes,
+        buffers: Sequence[memoryview],
+    ) -> bool:
+        """Tells whoever watches the sender of a call; whether it knows the answers, and nothing is to be sent."""
+        entry = reply
+        if isinstance(entry, Port):
+            entry = sender.proc.ports.get(entry._number) if entry._address == sender.proc.address else None
+        ranks = self._mesh._plan.ranks if only is None else self._mesh._plan.ranks[only : only + 1]
+        assert sender.watcher is not None
+        return sender.watcher.asked(
+            Asking(self._mesh._spec.name, self._name, adverb, ranks, entry, body, buffers, self._timeout)
+        )
 
     def _cast_remote(
         self,
