@@ -167,14 +167,15 @@ class Probe(_Message, tag=5):
     living: bool = False  # an actor that has ended, or is not there yet, answers with a failure
 
 
-# --- who waits for whom -------------------------------------------------------------------------------------
+# --- what processes tell of themselves ----------------------------------------------------------------------
 
 
-class AskWaits(_Message, tag=14):
-    """Who waits for whom in this process? Answered on `port` from the I/O thread; payload: a `wait_graph.Report`, msgpack."""
+class Ask(_Message, tag=14):
+    """A question to the process itself (`inspection.questions`), payload: its argument, msgpack. Answered on `port`."""
 
     port: int
     rank: int
+    question: str
 
 
 class Chase(_Telling, tag=15):
@@ -833,7 +834,7 @@ class Combined(_Message, tag=71):
 
 
 Message = (
-    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | AskWaits | Chase | Answer | Bounced
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Chase | Answer | Bounced
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
     | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat

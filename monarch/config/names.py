@@ -30,6 +30,9 @@ SecondsName = Literal[
     "suspect_timeout",
     "deadlock_after",
     "rdma_qp_init_timeout",
+    "mesh_admin_single_host_timeout",
+    "mesh_admin_pyspy_timeout",
+    "mesh_admin_config_dump_bridge_timeout",
 ]
 
 CountName = Literal[
@@ -47,6 +50,7 @@ CountName = Literal[
     "restart_argument_bytes",
     "record_bytes",
     "tail_log_lines",
+    "terminated_snapshot_retention",
     "rdma_max_chunk_size_mb",
     "rdma_tcp_fallback_parallelism",
     "rdma_min_stripe_size_kb",
@@ -71,6 +75,7 @@ FlagName = Literal[
 TextName = Literal[
     "channel_tcp_congestion",
     "runtime_dir",
+    "mesh_admin_addr",
     "preload",
     "record",
     "record_folder",

@@ -67,7 +67,7 @@ DEFAULTS: dict[str, Any] = {
     "max_procs": 65_536,
     "tree_casts_from": 8,
     "tree_calls_from": 32,
-    "mesh_admin_addr": "[::]:1729",
+    "mesh_admin_addr": "127.0.0.1:1729",
     "mesh_admin_config_dump_bridge_timeout": "5s",
     "mesh_admin_max_concurrent_resolves": 2,
     "mesh_admin_pyspy_bridge_timeout": "13s",

@@ -31,6 +31,7 @@ from monarch._mesh.agent.roster import BEAT, HEARD_PATIENCE, Roster
 from monarch._mesh.agent.routes import Link, Routes
 from monarch._mesh.casts.machine import Arm, Disarm
 from monarch._mesh.casts.relay import Casts, Deliver, Merge, Pass, Straight, Up
+from monarch._mesh.inspection import questions
 from monarch._runtime.loop import Loop, Timer
 from monarch._wire import frame as frames
 from monarch._wire import message, os_text
@@ -141,6 +142,7 @@ class BaseHostAgent:
             ProcEnded: lambda c, m, f: self._on_far_ended(m),
             ProcReachable: lambda c, m, f: self._on_remote_proc_reachable(c, m),
         }
+        questions.serve_agent(self)
 
     # --- what an agent supplies
 

@@ -324,6 +324,13 @@ def this_host() -> HostMesh:
     return host_mesh_of(proc.host, proc.mesh.executable)
 
 
+def _spawn_admin(
+    hosts: Sequence[HostMesh], admin_addr: str | None = None, telemetry_url: str | None = None
+) -> Future[Any]:
+    """`monarch.admin.spawn_admin`, where older programs look for it."""
+    return plugins.load("admin").spawn_admin(hosts, admin_addr, telemetry_url)  # type: ignore[no-any-return]
+
+
 def this_proc() -> ProcMesh:
     """The process that runs the current actor (or the client's), as a mesh without dimensions."""
     return here().mesh.this_proc()  # type: ignore[no-any-return]

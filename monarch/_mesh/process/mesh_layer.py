@@ -16,7 +16,7 @@ from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
-from monarch._mesh.inspection import wait_graph
+from monarch._mesh.inspection import questions, wait_graph  # noqa: F401  the question that is asked first
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
@@ -80,7 +80,7 @@ class MeshLayer(Hooks):
             ProcsStopped: lambda c, m, f: proc.ports.receive(m.port, (0, VALUE, c.remote.encode(), ())),
         }
         proc.receivers.update(receivers)
-        wait_graph.serve(proc)
+        questions.serve(proc)
         reduce.serve(proc)
         Sweep(proc)
 
@@ -154,6 +154,9 @@ class MeshLayer(Hooks):
             procs.changed()
 
     def process_ended(self, ended: ProcEnded) -> None:
+        self.proc.events.note(
+            "process ended", "", f"{ended.address} {ended.detail}", "INFO" if ended.stopped else "ERROR"
+        )
         if name_of(ended.address) == AGENT:
             host = host_of(ended.address)
             self.attached.host_lost(host, ended.detail)  # first: what is lost with it asks whether it will come back
@@ -190,6 +193,7 @@ class MeshLayer(Hooks):
         if procs is None:
             return
         who = f"process {rank} of mesh {procs.spec.name!r} (pid {suspected.pid}, {suspected.address})"
+        self.proc.events.note("suspected", "", f"{who}: {suspected.why or 'runs again'}", "WARNING")
         if not suspected.why:
             log(logger, logging.WARNING, "%s runs again", who)
         elif suspected.limit:

@@ -13,6 +13,7 @@ import random  # noqa: F401
 from monarch._errors import ClientClosedError
 from monarch._mesh.actors import map_results  # noqa: F401
 from monarch._mesh.failures.main_thread import faults
+from monarch._mesh.inspection.door import Door
 from monarch._mesh.output.printer import Printer
 from monarch._mesh.process import named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
@@ -66,6 +67,7 @@ class Client:
         self.printer = Printer(proc)
         self.printer.far_agents = self._far_agents
         transport.listen(listening)
+        self.door = Door(proc, self.directory)
         connection = transport.connect(started.socket, agent_at(host))
         proc.processes.use_agent(connection)
         connection.start()
@@ -146,6 +148,7 @@ class Client:
         self.layer.when_agent_lost = lambda reason: heard_all.set()
         self.layer.owners.tell_unobserved()
         faults.drain(1.0)
+        self.door.close()
         proc.mesh.closing("the client is shutting down")
         for actor in list(proc.actors.values()):
             proc.mesh.residents.stop(actor, "the client is shutting down")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import monarch
-from monarch._mesh.failures import wait_graph as module
 from monarch._mesh.failures.watchdog import Sweep
+from monarch._mesh.inspection import wait_graph as module
 from monarch._runtime import log_thread
 from monarch._runtime.context import home
 from monarch._runtime.proc import Proc

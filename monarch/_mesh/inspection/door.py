@@ -1,0 +1,272 @@
+"""The door: a socket in a program's run folder where other programs of the same user ask it questions (see `questions`), so
+that each program can be looked at, also one whose main thread is stuck.
+
+The folder is 0700, and the kernel says who connects. A request is four bytes of length, big-endian, and msgpack; so are the
+answers. One request at a time on a connection. A connection may also be made into a stream: then a function of STREAMS has
+it, on a thread of its own, for what is a conversation (the debugger).
+
+Everything here runs on the I/O thread and never waits. Bounds: CONNECTIONS, LARGEST_REQUEST, LARGEST_ANSWER, SLOWEST, LAST.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import threading
+from typing import Any
+
+import msgspec
+
+from monarch._mesh import plugins
+from monarch._mesh.inspection.questions import Question
+from monarch._mesh.inspection.survey import Answers, Survey
+from monarch._runtime.loop import Timer, start_thread
+from monarch._runtime.proc import Proc
+from monarch._wire.transport import unix
+from monarch._wire.transport.accepting import Accepting
+
+NAME = "door"
+CONNECTIONS = 32  # at a time; who comes then is told and sent away
+LARGEST_REQUEST = 1 << 20
+LARGEST_ANSWER = 256 << 20  # a larger one is not sent; the reason is
+SLOWEST = 30.0  # seconds a reader may take none of an answer before the connection is closed
+LAST = 5.0  # seconds until a connection that was refused is closed at the latest
+LONGEST = 3600.0  # seconds that a question may take
+
+# Each is called with a socket that blocks, and an argument, on a thread of the client. It closes the socket.
+STREAMS: dict[str, Question] = {}
+
+_LENGTH = struct.Struct("!I")
+_READ = 1 << 16
+
+
+class AskAll(msgspec.Struct, frozen=True, tag="ask"):
+    """A question to the processes of the program; the answer is Answers. Fields as those of `survey.ask`."""
+
+    question: str
+    argument: bytes = b""
+    timeout: float = 2.0
+    only: list[str] | None = None
+    agents: bool = False
+
+
+class Stream(msgspec.Struct, frozen=True, tag="stream"):
+    """The connection becomes a stream of that name. The answer is Streaming; what follows is the stream's."""
+
+    name: str
+    argument: bytes = b""
+
+
+class Given(msgspec.Struct, frozen=True, tag="answers"):
+    answers: Answers
+
+
+class Streaming(msgspec.Struct, frozen=True, tag="streaming"):
+    pass
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    why: str
+
+
+Request = AskAll | Stream
+Response = Given | Streaming | Refused
+
+_decode = msgspec.msgpack.Decoder(Request).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def packed(message: Request | Response) -> bytes:
+    body = _encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Door:
+    """That of a client. `close` on any thread."""
+
+    def __init__(self, proc: Proc, folder: str) -> None:
+        self.proc = proc
+        self.path = os.path.join(folder, NAME)
+        self._lock = threading.Lock()
+        self._visitors: set[_Visitor] = set()
+        self._listening = unix.listen(self.path)
+        self._accepting = Accepting(self._listening, proc.loop, self._accepted)
+
+    def _accepted(self, sock: socket.socket, where: Any) -> None:
+        if not unix.same_user(sock):
+            sock.close()
+            return
+        sock.setblocking(False)
+        visitor = _Visitor(self, sock)
+        with self._lock:
+            self._visitors.add(visitor)
+            crowd = len(self._visitors) > CONNECTIONS
+        if crowd:
+            visitor.send(Refused(f"{CONNECTIONS} connections are open here already"), last=True)
+
+    def left(self, visitor: _Visitor) -> None:
+        with self._lock:
+            self._visitors.discard(visitor)
+
+    def close(self) -> None:
+        self._accepting.close()
+        with self._lock:
+            visitors = list(self._visitors)
+        for visitor in visitors:
+            visitor.close()
+
+
+class _Visitor:
+    """One connection."""
+
+    def __init__(self, door: Door, sock: socket.socket) -> None:
+        self._door = door
+        self._loop = door.proc.loop
+        self._sock = sock
+        self._came = bytearray()
+        self._to_send = memoryview(b"")
+        self._survey: Survey | None = None
+        self._last = False
+        self._gone = False
+        self._slow: Timer | None = None
+        self._loop.add(sock.fileno(), self._on_event)
+
+    def _on_event(self, mask: int) -> None:
+        if self._gone:
+            return
+        if self._to_send:
+            if mask & (select.EPOLLOUT | select.EPOLLERR | select.EPOLLHUP):
+                self._write()
+            return
+        try:
+            data = self._sock.recv(_READ)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        if self._last:  # it has been told why, and what it still says is not looked at
+            return
+        self._came += data
+        self._read()
+
+    def _read(self) -> None:
+        if self._survey is not None:  # its answer first; what comes meanwhile is bounded too
+            if len(self._came) > LARGEST_REQUEST:
+                self.close()
+            return
+        if len(self._came) < _LENGTH.size:
+            return
+        (length,) = _LENGTH.unpack_from(self._came)
+        if length > LARGEST_REQUEST:
+            self.send(Refused(f"a request has at most {LARGEST_REQUEST:,} bytes"), last=True)
+            return
+        end = _LENGTH.size + length
+        if len(self._came) < end:
+            return
+        body = bytes(self._came[_LENGTH.size : end])
+        del self._came[:end]
+        try:
+            request = _decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            self.send(Refused(f"this is no request: {exc}"), last=True)
+            return
+        if isinstance(request, Stream):
+            self._stream(request)
+        else:
+            self._ask(request)
+
+    def _ask(self, request: AskAll) -> None:
+        timeout = min(max(request.timeout, 0.0), LONGEST)
+        survey = self._survey = Survey(
+            self._door.proc, timeout, request.question, request.argument, request.only, request.agents
+        )
+        survey.on_ready(lambda: self._loop.call_soon(lambda: self._answer(survey)))
+        survey.start()
+
+    def _answer(self, survey: Survey) -> None:
+        if self._survey is survey:
+            self._survey = None
+            self.send(Given(survey.answers()))
+
+    def _stream(self, request: Stream) -> None:
+        stream = STREAMS.get(request.name)
+        if stream is None:
+            self.send(Refused(f"there is no stream {request.name[:60]!r} here: is the program of another version?"))
+            return
+        self._loop.remove(self._sock.fileno())
+        self._gone = True
+        self._sock.setblocking(True)
+        try:
+            start_thread(self._talk, f"monarch-{request.name}", stream, request.argument)
+        except RuntimeError:  # no more threads
+            self._door.left(self)
+            self._sock.close()
+
+    def _talk(self, stream: Question, argument: bytes) -> None:
+        try:
+            self._sock.sendall(packed(Streaming()))
+            getattr(plugins.load(stream.module), stream.function)(self._sock, argument)
+        except OSError:  # the other side has gone
+            pass
+        finally:
+            self._door.left(self)
+            self._sock.close()
+
+    def send(self, response: Response, last: bool = False) -> None:
+        """`last`: then the connection is closed."""
+        data = packed(response)
+        if len(data) > LARGEST_ANSWER:
+            data = packed(
+                Refused(f"the answer has {len(data):,} bytes, more than {LARGEST_ANSWER:,}; ask fewer processes")
+            )
+        self._last = last
+        self._to_send = memoryview(data)
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            while self._to_send:
+                self._to_send = self._to_send[self._sock.send(self._to_send) :]
+                if self._slow is not None:
+                    self._slow.cancel()
+                    self._slow = None
+        except BlockingIOError:
+            self._loop.want_write(self._sock.fileno(), True, read=False)
+            self._slow = self._loop.call_later(SLOWEST, self.close)
+            return
+        except OSError:
+            self.close()
+            return
+        self._loop.want_write(self._sock.fileno(), False)
+        if self._last:  # closed at once, the other side might lose what it was told
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            self._slow = self._loop.call_later(LAST, self.close)
+            return
+        if self._came:
+            self._read()
+
+    def close(self) -> None:
+        """Any thread, but a stream's."""
+        self._door.left(self)
+        if self._slow is not None:
+            self._slow.cancel()
+        if self._survey is not None:
+            self._survey.abandon()
+            self._survey = None
+        if self._gone:
+            try:  # a stream: its thread wakes up, and closes it
+                self._sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+            return
+        self._gone = True
+        self._loop.remove(self._sock.fileno())
+        self._sock.close()

@@ -1,0 +1,211 @@
+"""The programs of this user that run on this machine, as other programs see them: through their doors (`inspection.door`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from monarch._mesh.inspection import door
+from monarch._mesh.inspection.door import AskAll, Given, Refused, Request, Response, Stream
+from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.start.run_directory import base_directory
+from monarch._wire.transport import unix
+
+_LENGTH = struct.Struct("!I")
+_GRACE = 5.0  # seconds that an answer may take beyond the time that was given for it
+_PROGRAM = "MONARCH_PROGRAM"  # the run folder of the program that is meant, where there are several
+
+
+class ProgramGone(RuntimeError):
+    """The program has ended, or ends just now."""
+
+
+class Program:
+    """One that runs. `pid`, `started` (seconds since the epoch), `command` (its command line), `folder` (of its run)."""
+
+    def __init__(self, folder: str, pid: int, started: float, command: str) -> None:
+        self.folder = folder
+        self.pid = pid
+        self.started = started
+        self.command = command
+
+    def __repr__(self) -> str:
+        return f"<Program {self.pid}: {self.command}>"
+
+    def ask(
+        self,
+        question: str,
+        argument: bytes = b"",
+        *,
+        timeout: float = 5.0,
+        only: Sequence[str] | None = None,
+        agents: bool = False,
+    ) -> Answers:
+        """Asks all its processes, or the addresses `only`; those that have not answered after `timeout` seconds are `silent`.
+
+        ProgramGone when it has ended; TimeoutError when its client itself gives no sign of life; ValueError for what the
+        program refuses.
+        """
+        request = AskAll(question, argument, timeout, None if only is None else list(only), agents)
+        with self._connect(timeout + _GRACE) as sock:
+            return self._given(self._exchange(sock, request))
+
+    def stream(self, name: str, argument: bytes = b"") -> socket.socket:
+        """A connected socket that blocks, for a conversation with the program's part of that name."""
+        sock = self._connect(_GRACE)
+        try:
+            response = self._exchange(sock, Stream(name, argument))
+            if isinstance(response, Refused):
+                raise ValueError(response.why)
+            sock.settimeout(None)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _given(self, response: Response) -> Answers:
+        if isinstance(response, Given):
+            return response.answers
+        raise ValueError(response.why if isinstance(response, Refused) else "this is no answer")
+
+    def _connect(self, timeout: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        sock.settimeout(timeout)
+        try:
+            sock.connect(os.path.join(self.folder, door.NAME))
+            if not unix.same_user(sock):
+                raise PermissionError(f"the socket in {self.folder} is another user's")
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            raise ProgramGone(f"the program (pid {self.pid}) has ended") from None
+        except TimeoutError:
+            sock.close()
+            raise self._stuck(timeout) from None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _exchange(self, sock: socket.socket, request: Request) -> Response:
+        try:
+            sock.sendall(door.packed(request))
+            (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
+            if length > door.LARGEST_ANSWER:
+                raise ValueError(f"an answer of {length:,} bytes is over the limit of {door.LARGEST_ANSWER:,}")
+            response: Response = msgspec.msgpack.decode(_read(sock, length), type=Response)
+            return response
+        except TimeoutError:
+            raise self._stuck(sock.gettimeout() or 0.0) from None
+        except (EOFError, ConnectionError):
+            raise ProgramGone(f"the program (pid {self.pid}) has ended") from None
+
+    def _stuck(self, timeout: float) -> TimeoutError:
+        return TimeoutError(
+            f"the program (pid {self.pid}) did not answer within {timeout:g} s: its client is stopped, or native code holds "
+            f"its interpreter lock"
+        )
+
+
+def _read(sock: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        part = sock.recv(min(length - len(data), 1 << 20))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+def running_programs() -> list[Program]:
+    """Those of this user on this machine whose clients run, newest first. Folders of other settings of `runtime_dir` are not
+    looked at."""
+    found = []
+    for parent in _parents():
+        try:
+            names = os.listdir(parent)
+        except OSError:
+            continue
+        found += [program for name in names if (program := program_at(os.path.join(parent, name))) is not None]
+    return sorted(found, key=lambda program: program.started, reverse=True)
+
+
+def _parents() -> list[str]:
+    """This user's folders of runs; none is made."""
+    base, name = base_directory(), f"monarch-{os.getuid()}"
+    try:
+        entries = os.listdir(base)
+    except OSError:
+        return []
+    return [os.path.join(base, entry) for entry in entries if entry == name or entry.startswith(f"{name}-")]
+
+
+def program_at(folder: str) -> Program | None:
+    """The program of that run folder; None when none runs there."""
+    path = os.path.join(folder, door.NAME)
+    try:
+        if os.stat(folder).st_uid != os.geteuid():
+            return None
+        with open(os.path.join(folder, "pid")) as file:
+            pid = int(file.read())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:  # a killed one leaves its folder
+            sock.setblocking(False)
+            sock.connect(path)
+    except BlockingIOError:  # it lives, and is too busy to take anybody
+        pass
+    except (OSError, ValueError):
+        return None
+    return Program(folder, pid, _started(folder), _command(pid))
+
+
+def _started(folder: str) -> float:
+    try:
+        return os.stat(os.path.join(folder, "pid")).st_mtime
+    except OSError:
+        return time.time()
+
+
+def _command(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def choose(pid: int | None = None) -> Program:
+    """The program with that pid; without one, the one whose run folder MONARCH_PROGRAM names, or the only one there is.
+    ValueError, which says what there is and how to choose, when that is none or several."""
+    folder = os.environ.get(_PROGRAM, "")
+    if pid is None and folder:
+        program = program_at(folder)
+        if program is None:
+            raise ValueError(f"{_PROGRAM} is {folder}, and no program runs there")
+        return program
+    programs = running_programs()
+    if not programs:
+        raise ValueError(
+            "no program of yours that uses monarch runs on this machine: start one (python my_script.py), or a job (monarch "
+            "apply)"
+        )
+    if pid is not None:
+        programs = [program for program in programs if program.pid == pid] or _none_with(pid, programs)
+    if len(programs) > 1:
+        raise ValueError(f"{len(programs)} programs run; say which with --pid:\n{listed(programs)}")
+    return programs[0]
+
+
+def _none_with(pid: int, programs: Sequence[Program]) -> list[Program]:
+    raise ValueError(f"no program with pid {pid} runs; there are:\n{listed(programs)}")
+
+
+def listed(programs: Sequence[Program]) -> str:
+    """A line each."""
+    now = time.time()
+    return "\n".join(
+        f"  {program.pid:>7}  {max(0.0, now - program.started):>7.0f} s  {program.command}" for program in programs
+    )
