@@ -39,8 +39,10 @@ from monarch.replay.events import (
 )
 from monarch.replay.player import Divergence, Player
 
-_BLOCKED = 0.05  # seconds after which an event loop that has not turned counts as blocked
+_LOOK = 0.05  # seconds between two looks at whether an event loop that does not turn is blocked
+_LOOKS = 100  # then it counts as blocked, whatever it does
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_WAITING = os.path.join(_PACKAGE, "_runtime") + os.sep  # where threads wait for answers
 
 
 class ReplayOver(BaseException):
@@ -77,6 +79,7 @@ class Replayer:
         self.failure = ""
         self.stopped = ""
         self.stuck = False
+        self._due = False  # an event loop will be given what is next in its next turn
         self.waited = ""
 
     # --- giving
@@ -92,12 +95,24 @@ class Replayer:
         if loop is None or self.stopped:
             self._feed()
             return
+        self._due = True
         loop.call_soon_threadsafe(self._feed)
-        self._instance.proc.loop.call_later(_BLOCKED, self._feed)
+        self._instance.proc.loop.call_later(_LOOK, lambda: self._feed_blocked(_LOOKS))
+
+    def _feed_blocked(self, looks: int) -> None:
+        """On the I/O thread: the event loop gets no turn while its thread waits for an answer, as in `future.get()`."""
+        if not self._due:
+            return
+        frame = sys._current_frames().get(self._instance.thread_ident)
+        if looks == 0 or (frame is not None and frame.f_code.co_filename.startswith(_WAITING)):
+            self._feed()
+        else:
+            self._instance.proc.loop.call_later(_LOOK, lambda: self._feed_blocked(looks - 1))
 
     def _feed(self) -> None:
         """Does to the actor what is next."""
         self._moved = time.monotonic()
+        self._due = False
         with self._lock:
             for recorded in self._player.inputs():
                 self._give(recorded)

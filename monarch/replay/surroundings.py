@@ -29,11 +29,9 @@ _SECRET = ("SECRET", "TOKEN", "PASS", "KEY", "CREDENTIAL", "AUTH")
 
 def facts() -> dict[str, str]:
     """For people, and to say what is different here."""
-    from monarch import __version__
-
     return {
         "python": platform.python_version(),
-        "pymonarch": str(__version__),
+        "pymonarch": str(getattr(sys.modules.get("monarch"), "__version__", "")),
         "platform": platform.platform(),
         "executable": sys.executable,
         "folder": os.getcwd(),
