@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
@@ -21,7 +21,7 @@ from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
 if TYPE_CHECKING:
     from monarch._runtime.future import Source
     from monarch._runtime.loop import Loop
-    from monarch._runtime.replies import Entry
+    from monarch._runtime.watcher import Watcher
 
 
 class Delivery:
@@ -46,19 +46,6 @@ class Delivery:
         body, buffers = self.body, self.buffers
         self.body, self.buffers = b"", ()
         return codec.decode(body, buffers)
-
-
-class Asking(NamedTuple):
-    """A call that an actor is about to send: to which ranks of which mesh; `entry` waits for the answers, if anybody does."""
-
-    mesh: str
-    method: str
-    adverb: int
-    ranks: Sequence[int]
-    entry: Entry | None
-    body: bytes
-    buffers: Sequence[memoryview]
-    timeout: float | None = None
 
 
 class Leave(Exception):
@@ -110,27 +97,6 @@ class Behaviour(Protocol):
     def describe_failure(self, exc: BaseException, in_cleanup: bool = False) -> Failure: ...
     def describe_stop(self, reason: str) -> Failure: ...
     def describe_stale(self) -> Failure: ...
-
-
-class Watcher(Protocol):
-    """What is told of all that an actor asks of others: it records that, or plays what was recorded (`monarch.replay`).
-    Called in the thread that does it."""
-
-    def asked(self, call: Asking) -> bool:
-        """The actor calls an endpoint. True: nothing is sent, for the answers are known."""
-        ...
-
-    def opened(self, queue: Entry) -> None:
-        """It opens a channel."""
-        ...
-
-    def answered(self, delivery: Delivery, body: bytes, buffers: Sequence[memoryview]) -> None:
-        """A message was handled, and this is what its sender gets."""
-        ...
-
-    def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
-        """It sends to a port."""
-        ...
 
 
 class ProcForInstance(Protocol):

@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._mesh.failures.ledger import MeshFailure
-from monarch._runtime.instance import Asking, Delivery, Instance
+from monarch._runtime.instance import Delivery, Instance
 from monarch._runtime.log_thread import log
 from monarch._runtime.remote_errors import Raw
 from monarch._runtime.replies import Entry
+from monarch._runtime.watcher import Asking
 from monarch._text import clip
 from monarch._wire import codec, message
 from monarch._wire.frame import Buffer

@@ -16,8 +16,9 @@ from types import FrameType
 from typing import Any
 
 from monarch._mesh.failures.ledger import MeshFailure
-from monarch._runtime.instance import Asking, Delivery, Instance, Leave, Supervise
+from monarch._runtime.instance import Delivery, Instance, Leave, Supervise
 from monarch._runtime.replies import Entry
+from monarch._runtime.watcher import Asking
 from monarch._text import clip
 from monarch._wire import codec, message
 from monarch._wire.message import Bounced, Failure

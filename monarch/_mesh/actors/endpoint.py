@@ -28,11 +28,11 @@ from monarch._runtime.context import current, root
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.functions import is_async
 from monarch._runtime.future import Future, check_timeout, make_future
-from monarch._runtime.instance import Asking
 from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.replies import Entry, Gather, OneReply, Target
+from monarch._runtime.watcher import Asking
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
 from monarch._wire.message import FAILED, Answer, Call, Cast, encode
