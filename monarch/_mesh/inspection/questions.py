@@ -39,6 +39,7 @@ class Question(NamedTuple):
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
+    "samples": Question("_mesh.inspection.sampler"),
     "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
