@@ -85,6 +85,10 @@ class Look:
         actor = msgspec.structs.replace(actor, flight_recorder=events)
         return msgspec.structs.replace(found, properties=msgspec.structs.replace(found.properties, Actor=actor))
 
+    def reach(self, address: str) -> None:
+        """Returns when that process or host agent has answered. LookFailed when it does not."""
+        self._one("tree", address, settings.get("mesh_admin_single_host_timeout"))
+
     def _events(self, address: str, key: str) -> str | None:
         argument = msgspec.msgpack.encode(Ask(key))
         answers = self._ask("tree", argument, timeout=_DETAIL, only=[address])
