@@ -71,6 +71,7 @@ from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
+    from monarch._mesh.actors.breakpoints import debug_controller
     from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config, two_local_hosts
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
@@ -148,6 +149,7 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug_controller",
     "default_bootstrap_cmd",
     "enable_transport",
     "endpoint",
@@ -194,6 +196,7 @@ _LATER = {
     "WaitGraph": "monarch._mesh.inspection.wait_graph",
     "as_completed": "monarch._runtime.completions",
     "attach": "monarch._mesh.start.transports",
+    "debug_controller": "monarch._mesh.actors.breakpoints",
     "enable_transport": "monarch._mesh.start.transports",
     "get_meter": "monarch._runtime.instrument",
     "get_or_spawn_controller": "monarch._mesh.process.named_actors",

@@ -67,8 +67,12 @@ class AsyncActorBehaviour(ActorBehaviour):
                 finally:
                     asyncio._set_running_loop(self._loop)
         except Exception as exc:
+            if self.debugging is not None:
+                self.debugging.returned(instance, call, exc)
             self._raised(delivery, exc, method)
         else:
+            if self.debugging is not None:
+                self.debugging.returned(instance, call, None)
             if call.port and not method.explicit:
                 self._reply(delivery, result)
 
@@ -84,6 +88,8 @@ class AsyncActorBehaviour(ActorBehaviour):
                 result = await method.fn(*args, **kwargs)
             except BaseException as exc:
                 raised = exc
+            if self.debugging is not None:
+                self.debugging.returned(instance, delivery.call, raised)
             self._running_tasks.discard(task)
             instance.busy += self.proc.loop.now() - delivery.started
             if raised is not None and (method.explicit or not isinstance(raised, Exception)):

@@ -156,6 +156,14 @@ class Roster(Machine):
         process = self._by_pid.get(pid)
         return process is not None and process.killed
 
+    def running(self) -> list[tuple[str, int, str, int, str]]:
+        """Any thread: of each process that has a pid its address, that pid, its mesh, its rank, and why it is suspected."""
+        return [
+            (process.start.address, process.said_pid or process.pid, process.start.name, process.start.rank, why)
+            for process in list(self._processes.values())
+            if (process.said_pid or process.pid) and (why := process.life.suspicion) is not None
+        ]
+
     # --- events: starting
 
     @event

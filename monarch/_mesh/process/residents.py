@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._mesh.actors import breakpoints
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
 from monarch._mesh.meshes.owned import Acks
@@ -88,6 +89,9 @@ class Residents:
         if spawn.setup:
             instance.ended.on_ready(once(lambda: self._setup_ended(instance)))
         label = "event-loop" if spawn.loop else "driver"
+
+        if not spawn.cls.startswith("monarch.") and root_of(self._proc) is not None:
+            breakpoints.install_in_client()  # before it is constructed
 
         def start() -> None:
             start_thread(run, f"monarch-actor-{label}", instance)
