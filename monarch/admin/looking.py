@@ -5,6 +5,7 @@ The calls here wait; servers run them on threads. LookFailed says in which way i
 
 from __future__ import annotations
 
+import pwd
 import time
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from monarch._wire.address import agent_of
 from monarch.admin import pyspy, references
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.programs import ProgramGone
-from monarch.admin.references import BadReference
+from monarch.admin.references import ROOT, BadReference
 from monarch.admin.tree import Tree, assemble, flight_recorder
 from monarch.config import settings
 
@@ -69,9 +70,12 @@ class Look:
     def tree(self) -> Tree:
         """All of it, from one survey. Processes that do not answer within the setting mesh_admin_single_host_timeout are in
         it as errors."""
-        return assemble(
-            self._ask("tree", timeout=settings.get("mesh_admin_single_host_timeout"), agents=True), time.time()
-        )
+        answers = self._ask("tree", timeout=settings.get("mesh_admin_single_host_timeout"), agents=True)
+        tree = assemble(answers, time.time())
+        root = tree.nodes[ROOT].properties.Root
+        if root is not None and root.started_by.isdecimal():
+            root.started_by = _name_of(int(root.started_by))
+        return tree
 
     def node(self, tree: Tree, reference: str) -> NodePayload:
         """One node; of an actor also the events that its process has noted."""
@@ -192,6 +196,14 @@ class Look:
         if error is not None and error.code == "process_ended":
             raise LookFailed(404, "not_found", error.message)
         return tree.addresses[node.identity]
+
+
+def _name_of(uid: int) -> str:
+    """Of a user, where the program did not know it: asked here, because name services may take their time."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def find(tree: Tree, reference: str) -> NodePayload:

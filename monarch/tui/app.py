@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from rich.console import Group
+from rich.table import Table
 from rich.text import Text as RichText
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
@@ -37,7 +39,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 _SPINS = 0.1  # seconds
 
 
-class Screen(App[None]):
+class MeshAdmin(App[None]):
     TITLE = "mesh-admin"
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -60,7 +62,7 @@ class Screen(App[None]):
         Binding("G,end", "last"),
         Binding("pagedown,ctrl+d,ctrl+v", "page(1)"),
         Binding("pageup,ctrl+u,alt+v", "page(-1)"),
-        Binding("tab", "toggle", priority=True),
+        Binding("tab", "expand", priority=True),
         Binding("enter", "enter"),
         Binding("c", "collapse"),
         Binding("s", "system"),
@@ -115,9 +117,9 @@ class Screen(App[None]):
         self._wake = threading.Event()  # something is to be asked before it is time
         self._whole = True  # and that is the tree
         self._ended = False
-        self._register()
+        self._use_palette()
 
-    def _register(self) -> None:
+    def _use_palette(self) -> None:
         palette = self.palette
         self.register_theme(
             Theme(
@@ -192,7 +194,7 @@ class Screen(App[None]):
 
     # --- what came
 
-    def on_screen_came(self, message: Came) -> None:
+    def on_mesh_admin_came(self, message: Came) -> None:
         self.error = message.error
         if message.nodes is not None:
             first = not self._loaded
@@ -202,12 +204,12 @@ class Screen(App[None]):
                 self._wake.set()
         self._draw()
 
-    def on_screen_node_came(self, message: NodeCame) -> None:
+    def on_mesh_admin_node_came(self, message: NodeCame) -> None:
         self._full = message.node
         if message.node.identity == self.state.selected:
             self._draw_details()
 
-    def on_screen_done(self, message: Done) -> None:
+    def on_mesh_admin_done(self, message: Done) -> None:
         message.show()
 
     def on_tree_view_selected(self) -> None:
@@ -273,22 +275,26 @@ class Screen(App[None]):
             return
         if self._full is not None and self._full.identity == node.identity:
             node = _with_events(node, self._full)
-        self.query_one("#details", Static).update(self._text_of(node))
+        self.query_one("#details", Static).update(self._shown(node))
 
-    def _text_of(self, node: NodePayload) -> RichText:
+    def _shown(self, node: NodePayload) -> Group:
         palette = self.palette
         colours = {"good": palette.good, "warning": palette.warning, "error": palette.error, "dim": palette.dim}
-        text = RichText()
+        found: list[Any] = []
         for section in details.sections(self.state.nodes, node, self._now(), self.say):
             if section.title:
-                text.append(f"\n{section.title}\n", style=f"bold {palette.accent}")
+                found.append(RichText(f"\n{section.title}", style=f"bold {palette.accent}"))
             for line in section.lines:
-                if line.label:
-                    label = RichText(line.label)
-                    label.pad_right(max(1, _LABEL - label.cell_len))
-                    text.append(label.plain, style=palette.dim)
-                text.append(line.value + "\n", style=colours.get(line.tone, palette.text))
-        return text
+                value = RichText(line.value, style=colours.get(line.tone, palette.text))
+                if not line.label:
+                    found.append(value)
+                    continue
+                table = Table.grid(padding=(0, 1, 0, 0))
+                table.add_column(width=_LABEL - 1, no_wrap=True)
+                table.add_column(overflow="fold")
+                table.add_row(RichText(line.label, style=palette.dim), value)
+                found.append(table)
+        return Group(*found)
 
     def _selected(self) -> None:
         """The selection has moved."""
@@ -319,7 +325,7 @@ class Screen(App[None]):
         self.state.move(pages * max(1, self.query_one(TreeView).size.height - 1))
         self._selected()
 
-    def action_toggle(self) -> None:
+    def action_expand(self) -> None:
         if self._is_covered() or self._typing():
             return
         self.state.toggle()
@@ -341,7 +347,7 @@ class Screen(App[None]):
         """To what made the selected node fail; else as Tab."""
         cause = self.state.root_cause()
         if not cause or cause == self.state.selected:
-            self.action_toggle()
+            self.action_expand()
         elif self.state.jump(cause):
             self._selected()
         else:

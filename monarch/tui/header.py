@@ -44,7 +44,7 @@ def second(state: TreeState, say: Words) -> str:
     node = state.nodes.get(state.selected)
     if node is None:
         return ""
-    return f"▸ {node.kind.lower()} {labels.short(node.identity)} [{say(state.kind(state.selected))}]"
+    return f"▸ {node.kind.lower()} {labels.label(node)} [{say(state.kind(state.selected))}]"
 
 
 def keys(say: Words) -> list[tuple[str, str]]:

@@ -12,12 +12,12 @@ from monarch.tui.tree_state import TreeState
 
 def page(nodes: Sequence[NodePayload], *, system: bool = False, stopped: bool = False) -> str:
     """Every node a line, with how long its oldest endpoint has been running; then why what failed has failed."""
-    state = TreeState(system=system, stopped=stopped)
+    state = TreeState(system=system, stopped=stopped, arrows=False)
     state.update(nodes)
     for node in nodes:
         if node.properties.Proc is not None or node.properties.Host is not None:
             state.expand(node.identity)
-    rows = [(row.guides.replace("▼ ", "").replace("▶ ", "") + row.label, row.note) for row in state.rows()]
+    rows = [(row.guides + row.label, row.note) for row in state.rows()]
     width = max((len(text) for text, _ in rows), default=0)
     lines = [f"{text:<{width}}  {note}".rstrip() for text, note in rows]
     return "\n".join([*lines, *_failures(state.nodes)])

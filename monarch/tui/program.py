@@ -20,9 +20,7 @@ _LEAST = 100  # milliseconds between two refreshes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-a", "--addr", metavar="URL", help="an admin server, host:port or as it was printed; else a program here"
-    )
+    parser.add_argument("-a", "--addr", metavar="URL", help="an admin server, as it was printed; else a program here")
     parser.add_argument("--admin-port", type=int, metavar="N", help="its port, where --addr has none (1729)")
     parser.add_argument("--pid", type=int, metavar="PID", help="the program on this machine, where several run")
     parser.add_argument("--refresh-ms", type=int, default=2000, metavar="N", help="between two looks (2000)")
@@ -48,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"--refresh-ms is {_LEAST} or more, got {options.refresh_ms}")
     if options.once and options.diagnose:
         raise ValueError("--once and --diagnose are two ways to look: give one of them")
-    if not (options.once or options.diagnose) and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not (options.once or options.diagnose) and not all(
+        stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)
+    ):
         print("This TUI requires a real terminal. (`--once` prints the tree without one.)", file=sys.stderr)
         return 1
     source = source_of(options)
@@ -97,14 +97,14 @@ def _diagnose(source: Source) -> int:
 
 def _show(source: Source, options: argparse.Namespace) -> int:
     try:
-        from monarch.tui.app import Screen
+        from monarch.tui.app import MeshAdmin
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.split(".")[0] not in ("textual", "rich"):
             raise
         raise ImportError(f"the screen needs {exc.name}: pip install 'pymonarch[tui]' (--once does without)") from None
     from monarch.tui.header import Options
 
-    Screen(source, Options(options.refresh_ms / 1000, options.theme, options.lang)).run()
+    MeshAdmin(source, Options(options.refresh_ms / 1000, options.theme, options.lang)).run()
     return 0
 
 

@@ -30,12 +30,15 @@ class Row(NamedTuple):
 
 
 class TreeState:
-    def __init__(self, *, system: bool = False, stopped: bool = False) -> None:
+    """`arrows`: rows say whether they can be expanded."""
+
+    def __init__(self, *, system: bool = False, stopped: bool = False, arrows: bool = True) -> None:
         self.nodes: dict[str, NodePayload] = {}
         self.system = system
         self.stopped = stopped
         self.filter = ""
         self.selected = ""
+        self._arrows = arrows
         self._expanded: set[str] = set()
         self._seen: set[str] = set()  # hosts, which are expanded when they first come
         self._order: list[str] = []  # the references of all rows
@@ -120,7 +123,7 @@ class TreeState:
             below = self.nodes[child]
             opens = self.has_children(child)
             expanded = opens and self._is_open(child)
-            arrow = ("▼ " if expanded else "▶ ") if opens else "  "
+            arrow = "" if not self._arrows else ("▼ " if expanded else "▶ ") if opens else "  "
             joint = "" if depth == 0 else ("└─ " if last else "├─ ")
             yield child, indent + joint + arrow
             if expanded:

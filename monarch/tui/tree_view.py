@@ -18,7 +18,9 @@ _NOTE = 34  # columns of the right column at most, and a third of the pane
 _LONG = 10.0  # seconds from which an endpoint counts as long
 
 
-class TreeView(ScrollView, can_focus=False):
+class TreeView(ScrollView):
+    can_focus = False
+
     class Selected(Message):
         """A row was chosen with the mouse."""
 
@@ -37,7 +39,7 @@ class TreeView(ScrollView, can_focus=False):
         self.refresh()
 
     def _follow(self) -> None:
-        height, top, position = max(1, self.size.height), round(self.scroll_y), self.state.position
+        height, top, position = max(1, self.scrollable_content_region.height), round(self.scroll_y), self.state.position
         if position < top:
             self.scroll_to(y=position, animate=False, force=True)
         elif position >= top + height:
@@ -49,7 +51,7 @@ class TreeView(ScrollView, can_focus=False):
 
     def render_line(self, y: int) -> Strip:
         index = round(self.scroll_y) + y
-        width = self.size.width
+        width = self.scrollable_content_region.width
         row = self._rows.get(index)
         if row is None:
             found = self.state.rows(index, 1)
