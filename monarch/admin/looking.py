@@ -122,8 +122,11 @@ class Look:
             for row in rows
         ]
 
-    def stacks(self, tree: Tree, reference: str, *, native: bool = False, locals: bool = False) -> dict[str, Any]:
-        """The stacks of a process in the shape of py-spy's dump. It tells them itself, without py-spy, unless `native`."""
+    def stacks(
+        self, tree: Tree, reference: str, *, native: bool = False, locals: bool = False, runtime: bool = True
+    ) -> dict[str, Any]:
+        """The stacks of a process in the shape of py-spy's dump. It tells them itself, without py-spy, unless `native`.
+        `runtime`: with the runtime's own frames and threads."""
         address = self._process(tree, reference)
         timeout = settings.get("mesh_admin_pyspy_timeout")
         warnings = []
@@ -134,7 +137,7 @@ class Look:
                 return answered
             warnings.append(pyspy.why_not_native(answered))
         body = self._one(
-            "locals" if locals else "stacks", address, timeout, msgspec.msgpack.encode({"all_threads": True})
+            "locals" if locals else "stacks", address, timeout, msgspec.msgpack.encode({"all_threads": runtime})
         )
         return pyspy.result(body, warnings)
 

@@ -411,7 +411,7 @@ class MeshAdmin(App[None]):
         title = f"{self.say('Settings')}: {self._process_name(reference)}"
 
         def find() -> list[pages.Text]:
-            return pages.config(self.source.config(reference))
+            return pages.config(self.source.config(reference), self.size.width * 94 // 100 - 6)
 
         self._open("config", title, lambda overlay: self._find(overlay, title, find), "C")
 

@@ -124,7 +124,8 @@ def _check(source: Source, node: NodePayload, note: str | None, phase: str, cloc
             wrong = wrong_with(node)
         except NoAnswer as exc:
             wrong = str(exc)
-    return Check(labels.label(node), node.identity, note, phase, clock() - begun, wrong)
+    name = labels.short(node.identity) if node.properties.Error is not None else labels.label(node)
+    return Check(name, node.identity, note, phase, clock() - begun, wrong)
 
 
 def wrong_with(node: NodePayload) -> str | None:

@@ -10,6 +10,8 @@ from monarch.tui import glossary
 from monarch.tui.diagnostics import ADMIN, MESH, Check, Report
 from monarch.tui.words import Words
 
+_VALUE, _SOURCE = 32, 14  # columns
+
 
 class Text(NamedTuple):
     text: str
@@ -66,7 +68,7 @@ def stacks(captured: dict[str, Any], at: str) -> list[Text]:
     lines += [Text(warning, "warning") for warning in found["warnings"]]
     for trace in found["stack_traces"]:
         lines.append(Text(""))
-        active = "" if trace["active"] else "  (idle)"
+        active = "" if trace["active"] else "  (waits)"
         lines.append(Text(f"{trace['thread_name'] or 'thread'}  {trace['os_thread_id'] or ''}{active}", "accent"))
         for frame in trace["frames"]:
             lines.append(Text(f"  {frame['name']}  {frame['filename']}:{frame['line']}"))
@@ -77,17 +79,20 @@ def stacks(captured: dict[str, Any], at: str) -> list[Text]:
     return lines
 
 
-def config(entries: Sequence[ConfigEntry]) -> list[Text]:
-    """Changed ones are marked."""
+def config(entries: Sequence[ConfigEntry], width: int) -> list[Text]:
+    """Changed ones are marked. Environment variables are shown where the page is wide enough."""
     name = max((len(entry.name) for entry in entries), default=0)
-    value = min(40, max((len(entry.value) for entry in entries), default=0))
+    value = max((len(entry.value) for entry in entries), default=0)
+    value = max(6, min(value, _VALUE, width - name - 6 - _SOURCE))
+    room = width - (name + value + 6 + _SOURCE)
     lines = []
     for entry in entries:
         mark = "*" if entry.changed_from_default else " "
         tone = "warning" if entry.changed_from_default else "" if entry.has_effect else "dim"
         variable = entry.env_var or ""
-        shown = f"{mark} {entry.name:<{name}}  {entry.value:<{value}}  {entry.source:<14}  {variable}"
-        lines.append(Text(shown.rstrip(), tone))
+        given = entry.value if len(entry.value) <= value else entry.value[: value - 1] + "…"
+        shown = f"{mark} {entry.name:<{name}}  {given:<{value}}  {entry.source:<{_SOURCE}}"
+        lines.append(Text((f"{shown}  {variable}" if 0 < len(variable) + 2 <= room else shown).rstrip(), tone))
     return lines
 
 

@@ -72,7 +72,7 @@ class DoorSource:
 
     def stacks(self, reference: str) -> dict[str, Any]:
         try:
-            return self._look.stacks(self._known(), reference)
+            return self._look.stacks(self._known(), reference, runtime=False)
         except LookFailed as exc:
             raise NoAnswer(str(exc)) from None
 
@@ -116,7 +116,7 @@ class HttpSource:
         return self._get(f"/v1/config/{encoded(reference)}", list[ConfigEntry], CONFIG)  # type: ignore[no-any-return]
 
     def stacks(self, reference: str) -> dict[str, Any]:
-        return self._get(f"/v1/pyspy/{encoded(reference)}", dict[str, Any], STACKS)  # type: ignore[no-any-return]
+        return self._get(f"/v1/pyspy/{encoded(reference)}?program=1", dict[str, Any], STACKS)  # type: ignore[no-any-return]
 
     def _get(self, path: str, type: Any, timeout: float) -> Any:
         request = urllib.request.Request(self._connection.url + path)

@@ -157,10 +157,9 @@ class TreeState:
 
     def _matches(self) -> set[str]:
         """What the filter lets through: nodes whose label or status has the text, with what is above and below them."""
-        wanted = self.filter.casefold()
         found: set[str] = set()
-        for reference, node in self.nodes.items():
-            if reference != ROOT and wanted in labels.searched(node).casefold():
+        for reference in self.nodes:
+            if reference != ROOT and self._has(reference):
                 found |= self._above(reference)
                 found |= self._all_below(reference)
         return found
@@ -227,8 +226,14 @@ class TreeState:
         self._changed()
 
     def set_filter(self, text: str) -> None:
+        """Shows what has that text, and selects the first of it; "" shows all."""
         self.filter = text
         self._changed()
+        if text:
+            self.selected = next((row for row in self._order if self._has(row)), self.selected)
+
+    def _has(self, reference: str) -> bool:
+        return self.filter.casefold() in labels.searched(self.nodes[reference]).casefold()
 
     def jump(self, reference: str) -> bool:
         """Selects that node, whatever hides it. False when it is not in the tree."""
