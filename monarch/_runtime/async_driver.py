@@ -145,6 +145,7 @@ class AsyncDriver:
             self._constructed = True
             await _result(behaviour.restarted())
             instance.ready.set()
+            instance.proc.events.note("ready", instance.key)
             turn = 0
             while True:
                 if instance.leaving is not None:
@@ -169,10 +170,13 @@ class AsyncDriver:
                     item = mailbox.messages.popleft()
                 except IndexError:  # drained by a request to stop just now
                     continue
-                item.started = now()
+                item.started = instance.last_taken = now()
+                instance.last_call = item.call
                 instance.current = item
                 await behaviour.handle_async(item)
                 instance.current = None
+                instance.processed += 1
+                instance.busy += now() - item.started
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
                     instance.resume_senders()
         except Leave as leave:

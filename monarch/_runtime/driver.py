@@ -49,15 +49,19 @@ def _run_sync(instance: Instance) -> None:
         constructed = True
         behaviour.restarted()
         instance.ready.set()
+        instance.proc.events.note("ready", instance.key)
         while True:
             if instance.leaving is not None:
                 raise instance.leaving
             item = mailbox.take()
             if type(item) is Delivery:
-                item.started = now()
+                item.started = instance.last_taken = now()
+                instance.last_call = item.call
                 instance.current = item
                 behaviour.handle(item)
                 instance.current = None
+                instance.processed += 1
+                instance.busy += now() - item.started
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
                     instance.resume_senders()
             elif type(item) is Supervise:

@@ -7,12 +7,13 @@ sender's; everything else of an actor happens on its own thread (see `driver`).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
-from monarch._runtime.ordering import Numbering, Reorder
+from monarch._runtime.ordering import Numbering, Reorder, Session
 from monarch._wire import codec, message
 from monarch._wire.frame import Buffer
 from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
@@ -133,6 +134,7 @@ class Instance:
         incarnation: int = 0,
         replaced: Failure | None = None,
         will_restart: bool = False,
+        cls: str = "",
     ) -> None:
         self.proc: Any = proc  # with all it has: whoever uses more of it annotates it as Proc
         self._proc = proc
@@ -147,6 +149,7 @@ class Instance:
         self.view = view
         self.owner = owner
         self.owner_proc = owner_proc
+        self.cls = cls  # module.QualName of its class; "" of the client
         self.behaviour: Behaviour | None = None
         self.mailbox = Mailbox()
         self.numbering = Numbering()
@@ -163,6 +166,14 @@ class Instance:
         self.task: Any = None  # of an actor with an event loop: the one that handles its messages one by one
         self.paused_senders: set[str] = set()
         self.high_water = proc.mailbox_messages
+        # Facts for those who look: see `_mesh.inspection.description`. Written by the actor's own thread, but for `peak`.
+        self.created_at = time.time()
+        self.processed = 0  # messages handled
+        self.busy = 0.0  # seconds in endpoints
+        self.last_call: Call | None = None
+        self.last_taken = 0.0  # when it took its last message from the mailbox
+        self.peak = 0  # most messages that have waited at once
+        self.caused_by: tuple[str, int, str, str] | None = None  # mesh key, rank, process, name: who failed first
         self._reorder: Reorder[Delivery] = Reorder()
         self._lock = threading.Lock()
         self._finished = False
@@ -188,7 +199,10 @@ class Instance:
             if self.end is None and not self.stopping:
                 for ready in self._reorder.accept(stream, call.seq, delivery):
                     mailbox.put(ready)
-                if len(mailbox.messages) <= self.high_water:
+                depth = len(mailbox.messages)
+                if depth > self.peak:
+                    self.peak = depth
+                if depth <= self.high_water:
                     return
                 refused = False
             else:
@@ -242,6 +256,11 @@ class Instance:
     def sender_ended(self, sender: str) -> None:
         """No more messages come from that actor."""
         self._release(self._reorder.forget, sender)
+
+    def reordering(self) -> tuple[int, list[Session]]:
+        """How many senders have sent here, and those of which messages wait for earlier ones."""
+        with self._lock:
+            return self._reorder.sessions()
 
     def _release(self, give_up: Callable[[Hashable], list[Delivery]], sender: str) -> None:
         with self._lock:
@@ -304,6 +323,8 @@ class Instance:
             waiting += self.concurrent.values()
             self.concurrent = {}
             if self.current is not None:
+                self.processed += 1
+                self.busy += self._proc.loop.now() - self.current.started
                 waiting.append(self.current)
                 self.current = None
             ports, self.open_ports = self.open_ports, set()

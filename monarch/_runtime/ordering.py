@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Hashable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from monarch._wire.message import Stamp
 
@@ -161,6 +161,16 @@ def cut(stamp: Stamp, start: int, stop: int) -> Stamp:
     return runs[0][0] if len(runs) == 1 else runs or 0
 
 
+class Session(NamedTuple):
+    """A sender of which messages are held: the number awaited, how many are held, the lowest and the highest of them."""
+
+    sender: Hashable
+    awaited: int
+    held: int
+    lowest: int
+    highest: int
+
+
 class Reorder(Generic[T]):
     """The receiver's side. `accept` returns what may be handled now, in order.
 
@@ -210,6 +220,14 @@ class Reorder(Generic[T]):
 
     def knows(self, sender: Hashable) -> bool:
         return sender in self._expected
+
+    def sessions(self) -> tuple[int, list[Session]]:
+        """How many senders are known, and those of which messages are held, most first."""
+        held = [
+            Session(sender, abs(self._expected.get(sender, 1)), len(waiting), min(waiting), max(waiting))
+            for sender, waiting in self._held.items()
+        ]
+        return len(self._expected), sorted(held, key=lambda session: -session.held)
 
     def gap(self, sender: Hashable) -> tuple[int, int] | None:
         """(number awaited, lowest number held) when messages of `sender` are held; None when nothing is."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -24,7 +25,9 @@ from monarch._runtime import forks
 from monarch._runtime.actor_table import ActorTable
 from monarch._runtime.actor_threads import ActorThreads
 from monarch._runtime.backpressure import Backpressure
+from monarch._runtime.departed import Departed
 from monarch._runtime.event_loops import running_loop
+from monarch._runtime.flight_recorder import FlightRecorder
 from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import Incarnations, last_on
 from monarch._runtime.instance import Delivery, Instance
@@ -118,6 +121,9 @@ class Proc:
         self._streams: Streams | None = None  # made with the first of them
         self._notified: deque[tuple[str, ActorEnded]] = deque(maxlen=_TOLD)  # (process of the owner, failure)
         self.errors: deque[str] = deque(maxlen=100)
+        self.started_at = time.time()
+        self.events = FlightRecorder()
+        self.departed: deque[Departed] = deque(maxlen=int(settings.get("terminated_snapshot_retention")))
         self.receivers: dict[type, OnMessage] = {
             ActorEnded: lambda origin, msg, frame: self.hooks.actor_failed(msg),
             message.Answers: lambda origin, msg, frame: self.ports.receive_many(msg, frame.body, frame.buffers),
@@ -479,10 +485,12 @@ class Proc:
 
     def add_actor(self, instance: Instance) -> None:
         """The actor takes messages from now on, those that came before it included."""
+        self.events.note("created", instance.key, instance.cls)
         self.table.add(instance)
 
     def actor_ended(self, instance: Instance, failure: Failure | None) -> None:
         """It takes no more messages; its owner is told of a failure."""
+        self._note_departed(instance, failure)
         self.table.remove(instance, failure)
         self.ports.actor_ended(instance)
         if instance.numbering:
@@ -492,6 +500,12 @@ class Proc:
             ended = ActorEnded(instance.owner, failure)
             self._notified.append((instance.owner_proc, ended))
             self.tell(instance.owner_proc, ended)
+
+    def _note_departed(self, instance: Instance, failure: Failure | None) -> None:
+        departed = Departed.of(instance, failure)
+        self.departed.append(departed)
+        level = "INFO" if departed.failure.stopped else "ERROR"
+        self.events.note(departed.word, instance.key, departed.failure.event or departed.failure.report, level)
 
     def _on_restarted(self, remote: str, restarted: message.Restarted) -> None:
         """An actor was restarted in its process: calls mean the new one from now on."""

@@ -168,8 +168,10 @@ class Probe(_Message, tag=5):
 # --- what processes tell of themselves ----------------------------------------------------------------------
 
 
-class Ask(_Message, tag=14):
+class Ask(_Telling, tag=14):
     """A question to the process itself (`inspection.questions`), payload: its argument, msgpack. Answered on `port`."""
+
+    names = ("question",)
 
     port: int
     rank: int

@@ -100,6 +100,21 @@ class Layers:
         with self._lock:
             self._merge(runtime=dict(runtime))
 
+    def origins(self) -> list[tuple[Setting, str, str]]:
+        """Each setting with its value as text and the layer that it comes from, by name."""
+        current = self._load()
+        with self._lock:
+            above = (
+                ("runtime", self._runtime),
+                ("client", self._client),
+                ("environment", self._environment or {}),
+                ("inherited", self._inherited),
+            )
+            return [
+                (setting, setting.kind.write(current[name]), next((at for at, has in above if name in has), "default"))
+                for name, setting in sorted(self._settings.items())
+            ]
+
     def snapshot(self) -> Snapshot:
         """What a child of this process must be told."""
         self._load()

@@ -31,6 +31,9 @@ SecondsName = Literal[
     "deadlock_after",
     "debug_exception_timeout",
     "rdma_qp_init_timeout",
+    "mesh_admin_single_host_timeout",
+    "mesh_admin_pyspy_timeout",
+    "mesh_admin_config_dump_bridge_timeout",
 ]
 
 CountName = Literal[
@@ -46,7 +49,9 @@ CountName = Literal[
     "tree_calls_from",
     "direct_after",
     "restart_argument_bytes",
+    "stack_signal",
     "tail_log_lines",
+    "terminated_snapshot_retention",
     "rdma_max_chunk_size_mb",
     "rdma_tcp_fallback_parallelism",
     "rdma_min_stripe_size_kb",
@@ -72,7 +77,9 @@ FlagName = Literal[
 TextName = Literal[
     "channel_tcp_congestion",
     "runtime_dir",
+    "mesh_admin_addr",
     "preload",
+    "pyspy_bin",
     "rdma_ibverbs_target",
     "rdma_peer_device_affinity",
     "waiters_read",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 FLAG, COUNT, POSITIVE, SHARE, TEXT = Flag(), Count(), Count(minimum=1), Share(), Text()
+SIGNAL = Count(maximum=64)
 DURATION, ENCODING, TRANSPORT = Duration(), EncodingName(), Transport()
 
 
@@ -134,8 +135,8 @@ TABLE: tuple[Setting, ...] = (
            "Limit of a silent supervisor (ends are pushed, not polled)."),
     _inert("mesh_terminate_concurrency", COUNT, 16, "HYPERACTOR_MESH_TERMINATE_CONCURRENCY",
            "Processes terminated at once."),
-    _inert("terminated_snapshot_retention", COUNT, 100, "HYPERACTOR_TERMINATED_SNAPSHOT_RETENTION",
-           "Ended actors remembered."),
+    Setting("terminated_snapshot_retention", COUNT, 100, "HYPERACTOR_TERMINATED_SNAPSHOT_RETENTION",
+            "Ended actors of which a process still tells those who look at it; the oldest go."),
     _inert("use_direct_spawn", FLAG, False, "HYPERACTOR_MESH_USE_DIRECT_SPAWN", "Another way to spawn."),
     _inert("proc_launcher_kind", TEXT, "", "HYPERACTOR_MESH_PROC_LAUNCHER_KIND",
            "How processes are launched."),
@@ -157,6 +158,8 @@ TABLE: tuple[Setting, ...] = (
             "again), never, or always (for tests)."),
     Setting("slow_handler_after", DURATION, "1m", "MONARCH_SLOW_HANDLER_AFTER",
             "How long an endpoint may run before its stack is logged, once; 0s is never."),
+    Setting("stack_signal", SIGNAL, 50, "MONARCH_STACK_SIGNAL",
+            "Signal at which a process that cannot answer writes its stacks for its host agent; 0 is none."),
     Setting("suspect_after", DURATION, "10s", "MONARCH_SUSPECT_AFTER",
             "How long a process may be silent before it is suspected; a stopped one (SIGSTOP) is suspected at once."),
     Setting("suspect_timeout", DURATION, "5m", "MONARCH_SUSPECT_TIMEOUT",
@@ -194,18 +197,19 @@ TABLE: tuple[Setting, ...] = (
     _inert("monarch_log_suffix", TEXT, "", "MONARCH_LOG_SUFFIX", "Suffix of the internal log file."),
 
     # Administration
-    _inert("mesh_admin_addr", TEXT, "[::]:1729", "HYPERACTOR_MESH_ADMIN_ADDR",
-           "Where the admin server listens."),
-    _inert("mesh_admin_single_host_timeout", DURATION, "3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT",
-           "How long one host may take to answer an admin query."),
+    Setting("mesh_admin_addr", TEXT, "127.0.0.1:1729", "HYPERACTOR_MESH_ADMIN_ADDR",
+            "Where the admin server listens, host:port; a port that is taken is replaced. Beyond this machine it asks for "
+            "the token of the URL that is printed."),
+    Setting("mesh_admin_single_host_timeout", DURATION, "3s", "HYPERACTOR_MESH_ADMIN_SINGLE_HOST_TIMEOUT",
+            "How long processes and hosts may take to answer for the tree before it is shown without them."),
     _inert("mesh_admin_tree_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_TREE_TIMEOUT",
            "How long the admin's view of the whole tree may take."),
-    _inert("mesh_admin_pyspy_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT",
-           "How long a stack dump of a process may take."),
+    Setting("mesh_admin_pyspy_timeout", DURATION, "10s", "HYPERACTOR_MESH_ADMIN_PYSPY_TIMEOUT",
+            "How long a process may take to tell its stacks."),
     _inert("mesh_admin_pyspy_max_profile_duration", DURATION, "5m",
            "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "Longest profile that may be asked for."),
-    _inert("pyspy_bin", TEXT, "", "PYSPY_BIN",
-           "The py-spy program; empty is the one on PATH."),
+    Setting("pyspy_bin", TEXT, "", "PYSPY_BIN",
+            "The py-spy program; empty is the one on PATH."),
     _inert("mesh_admin_query_child_timeout", DURATION, "100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT",
            "Limit of a query to one child."),
     _inert("mesh_admin_resolve_actor_timeout", DURATION, "200ms",
@@ -213,8 +217,8 @@ TABLE: tuple[Setting, ...] = (
            "Limit of resolving an actor."),
     _inert("mesh_admin_max_concurrent_resolves", COUNT, 2, "HYPERACTOR_MESH_ADMIN_MAX_CONCURRENT_RESOLVES",
            "Actors resolved at once."),
-    _inert("mesh_admin_config_dump_bridge_timeout", DURATION, "5s",
-           "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "Limit of a dump of settings."),
+    Setting("mesh_admin_config_dump_bridge_timeout", DURATION, "5s",
+            "HYPERACTOR_MESH_ADMIN_CONFIG_DUMP_BRIDGE_TIMEOUT", "How long a process may take to tell its settings."),
     _inert("mesh_admin_pyspy_bridge_timeout", DURATION, "13s", "HYPERACTOR_MESH_ADMIN_PYSPY_BRIDGE_TIMEOUT",
            "Limit of a stack dump, as the server counts."),
     _inert("mesh_admin_pyspy_client_timeout", DURATION, "20s", "HYPERACTOR_MESH_ADMIN_PYSPY_CLIENT_TIMEOUT",

@@ -91,6 +91,7 @@ class AsyncActorBehaviour(ActorBehaviour):
             if self.debugging is not None:
                 self.debugging.returned(instance, delivery.call, raised)
             self._running_tasks.discard(task)
+            instance.busy += self.proc.loop.now() - delivery.started
             if raised is not None and (method.explicit or not isinstance(raised, Exception)):
                 # It stays among those that run: its caller is told with the end of the actor.
                 instance.mailbox.put_control(self._fatal(raised))

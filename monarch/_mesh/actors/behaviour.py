@@ -186,6 +186,7 @@ class ActorBehaviour:
     def _reply_error(self, delivery: Delivery, exc: BaseException) -> None:
         call = delivery.call
         advise(exc)
+        self.proc.events.note("raised", self.instance.key, f"{call.method}: {type(exc).__name__}", "ERROR")
         if call.adverb == KEEP:
             _keep(delivery, None, exc)
         if getattr(type(exc), "_as_it_is", False):
@@ -259,7 +260,16 @@ class ActorBehaviour:
             None if exc is None else f"actor explicitly aborted due to: {formatted(exc)}",
         )
         failure.incarnation, failure.will_restart = instance.incarnation, instance.will_restart
+        instance.caused_by = self._whose(child)
         return Leave.failing(failure, exc)
+
+    def _whose(self, child: MeshFailure) -> tuple[str, int, str, str] | None:
+        """The actor that failed first, as (mesh key, rank, process, name); None where that is not known."""
+        owned = self.proc.mesh.owned.actors.get(child._failure.mesh)
+        rank = child.crashed_ranks[0] if child.crashed_ranks else -1
+        if owned is None or not 0 <= rank < len(owned.spec.addresses):
+            return None
+        return child._failure.mesh, rank, owned.spec.addresses[rank], owned.spec.name
 
     def undeliverable(self, bounced: Bounced) -> Any:
         """A message of this actor came back: asks the hook when there is a choice, else the actor fails."""

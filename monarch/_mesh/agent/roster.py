@@ -14,7 +14,7 @@ Over 600 lines because it is one state machine, drawn above: every event can mee
 from __future__ import annotations
 
 import signal
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -58,6 +58,7 @@ from monarch._wire.message import (
 )
 
 ENDED_KEPT = 10_000  # ends of processes remembered, with whoever watches them, for those who ask late; the oldest go
+DEPARTED_KEPT = 100  # of the last processes that ended what they were is remembered, for those who look
 EARLY_KEPT = 1024  # exits of processes whose pid was not known yet
 ABANDONED_GRACE = 0.4  # seconds that processes get for their cleanup when their owner is gone
 TERM_TO_KILL = 1.0  # seconds between SIGTERM and SIGKILL
@@ -110,6 +111,16 @@ class _Process:
         self.asking: dict[Connection, None] = {}  # want to know whether it lives
         self.asked = 0  # the Ping whose answer tells them
 
+    def state(self) -> tuple[str, str]:
+        """In a word, and what is known of it."""
+        if self.stopping:
+            return "stopping", self.stopping
+        if self.life.suspicion:
+            return ("stopped" if self.life.suspicion.startswith("stopped") else "suspected"), self.life.suspicion
+        if self.connection is None:
+            return "starting", ""
+        return "running", ""
+
     def timer(self, kind: str) -> tuple[str, str, int]:
         return kind, self.start.address, self.start.incarnation
 
@@ -129,6 +140,7 @@ class Roster(Machine):
         self._watchers: dict[str, dict[Connection, None]] = {}
         self._waiting: dict[str, dict[Connection, int]] = {}  # for an incarnation that nobody has asked for yet
         self._ended: OrderedDict[str, tuple[ProcEnded, bool]] = OrderedDict()  # and whether none will follow
+        self.departed: deque[tuple[Start, ProcEnded, float]] = deque(maxlen=DEPARTED_KEPT)  # and when
         self._unborn: set[tuple[str, int]] = set()  # launched, pid not known yet
         self._early: OrderedDict[int, tuple[int, int, str]] = OrderedDict()  # pid -> (code, stop signal, why)
         self._closing = False
@@ -143,6 +155,14 @@ class Roster(Machine):
         """Whether the process with that pid was sent SIGKILL from here."""
         process = self._by_pid.get(pid)
         return process is not None and process.killed
+
+    def running(self) -> list[tuple[str, int, str, int, str]]:
+        """Any thread: of each process that has a pid its address, that pid, its mesh, its rank, and why it is suspected."""
+        return [
+            (process.start.address, process.said_pid or process.pid, process.start.name, process.start.rank, why)
+            for process in list(self._processes.values())
+            if (process.said_pid or process.pid) and (why := process.life.suspicion) is not None
+        ]
 
     # --- events: starting
 
@@ -444,6 +464,7 @@ class Roster(Machine):
         stopped = bool(process.stopping) and not detail
         replaced = process.successor is not None and not self._cannot_start(mesh)
         ended = ProcEnded(start.address, process.pid, code, stopped, [], detail, start.incarnation, replaced)
+        self.departed.append((start, ended, self._now))
         self._effects.append(Ended(ended))
         self._tell_end(mesh, ended, process.successor is None)
         if process.successor is not None:
@@ -628,6 +649,12 @@ class Roster(Machine):
         """Which processes run."""
         running = [process.start.address for process in self._processes.values() if process.connection is not None]
         self._effects.append(Send(connection, Answer(census.port, 0, VALUE), msgspec.msgpack.encode(running)))
+
+    def overview(self) -> list[tuple[Start, int, str, str]]:
+        """Each process that has not ended: (what was asked for, pid, state, why), for those who look."""
+        return [
+            (process.start, process.pid or process.said_pid, *process.state()) for process in self._processes.values()
+        ]
 
     # --- events: signs of life, and none
 

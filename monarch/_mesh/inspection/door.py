@@ -5,7 +5,7 @@ The folder is 0700, and the kernel says who connects. A request is four bytes of
 answers. One request at a time on a connection. A connection may also be made into a stream: then a function of STREAMS has
 it, on a thread of its own, for what is a conversation (the debugger).
 
-Everything here runs on the I/O thread and never waits. Bounds: CONNECTIONS, LARGEST_REQUEST, LARGEST_ANSWER, SLOWEST.
+Everything here runs on the I/O thread and never waits. Bounds: CONNECTIONS, LARGEST_REQUEST, LARGEST_ANSWER, SLOWEST, LAST.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ CONNECTIONS = 32  # at a time; who comes then is told and sent away
 LARGEST_REQUEST = 1 << 20
 LARGEST_ANSWER = 256 << 20  # a larger one is not sent; the reason is
 SLOWEST = 30.0  # seconds a reader may take none of an answer before the connection is closed
+LAST = 5.0  # seconds until a connection that was refused is closed at the latest
 LONGEST = 3600.0  # seconds that a question may take
 
 # Each is called with a socket that blocks, and an argument, on a thread of the client. It closes the socket.
@@ -148,6 +149,8 @@ class _Visitor:
         if not data:
             self.close()
             return
+        if self._last:  # it has been told why, and what it still says is not looked at
+            return
         self._came += data
         self._read()
 
@@ -239,10 +242,14 @@ class _Visitor:
         except OSError:
             self.close()
             return
-        if self._last:
-            self.close()
-            return
         self._loop.want_write(self._sock.fileno(), False)
+        if self._last:  # closed at once, the other side might lose what it was told
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            self._slow = self._loop.call_later(LAST, self.close)
+            return
         if self._came:
             self._read()
 

@@ -43,11 +43,21 @@ QUESTIONS: dict[str, Question] = {
     "debugger.editor.end": Question("debugger.editor_rank", "end"),
     "debugger.editor.exchange": Question("debugger.editor_rank", "exchange", quick=True),
     "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
+    "config": Question("_mesh.inspection.description", "answer_config", quick=True),
+    "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
+    "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
+    "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
+    "collectives": Question("_mesh.inspection.collectives"),
 }
 
 # Answered by host agents.
-AGENT_QUESTIONS: dict[str, Question] = {}
+AGENT_QUESTIONS: dict[str, Question] = {
+    "tree": Question("_mesh.inspection.host_description", quick=True),
+    "stacks_by_signal": Question("_mesh.inspection.agent_stacks", "answer_by_signal"),
+    "native_stacks": Question("_mesh.inspection.agent_stacks", "answer_native"),
+    "host": Question("_mesh.inspection.agent_stacks", "answer_host"),
+}
 
 
 class Answering:

@@ -25,6 +25,7 @@ import msgspec
 
 from monarch._mesh.actors import breakpoints
 from monarch._mesh.failures import main_thread  # noqa: F401  of monarch.actor, which the program's modules import
+from monarch._mesh.inspection import fault_signal
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import threads
@@ -73,6 +74,7 @@ class Served:
         proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         layer.when_agent_lost = _agent_lost
         set_home(proc)
+        fault_signal.listen(spec.folder, address)
         transport.listen(listening)
         agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))

@@ -7,10 +7,10 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from monarch._mesh.inspection.identities import actor_address, proc_id
 from monarch._runtime.context import Current, current, root
 from monarch._shape.extent import Extent, Point
-from monarch._wire.address import name_of, split_proc_name
-from monarch._wire.ids import ActorAddr, Uid, encode58
+from monarch._wire.ids import ActorAddr
 from monarch._wire.message import decode_extent
 
 if TYPE_CHECKING:
@@ -87,17 +87,11 @@ class ActorInstance:
 
     @property
     def proc_id(self) -> str:
-        proc = self._instance.proc
-        return str(_proc_uid(proc.address, proc.mesh.name))
+        return proc_id(self._instance.proc)
 
     @property
     def actor_id(self) -> ActorAddr:
-        instance = self._instance
-        singleton = instance.behaviour is None or instance.key == instance.name
-        uid = (
-            Uid.singleton(instance.key) if singleton else Uid(instance.name, instance.key + encode58(instance.rank, 4))
-        )
-        return ActorAddr(addr=instance.proc.reached_at, proc_name=self.proc_id, actor_name=str(uid))
+        return actor_address(self._instance)
 
     @property
     def creator(self) -> CreatorInstance | None:
@@ -171,11 +165,6 @@ def _point(rank: int, view: bytes) -> Point:
             _extents.clear()
         extent = _extents[view] = Extent(*decode_extent(view))
     return Point(rank, extent)
-
-
-def _proc_uid(address: str, name: str) -> Uid:
-    split = split_proc_name(name_of(address))
-    return Uid.singleton(name_of(address)) if split is None else Uid(f"{name}-{split[1]}", split[0])
 
 
 _clients: dict[int, Current] = {}

@@ -154,6 +154,9 @@ class MeshLayer(Hooks):
             procs.changed()
 
     def process_ended(self, ended: ProcEnded) -> None:
+        self.proc.events.note(
+            "process ended", "", f"{ended.address} {ended.detail}", "INFO" if ended.stopped else "ERROR"
+        )
         if name_of(ended.address) == AGENT:
             host = host_of(ended.address)
             self.attached.host_lost(host, ended.detail)  # first: what is lost with it asks whether it will come back
@@ -190,6 +193,7 @@ class MeshLayer(Hooks):
         if procs is None:
             return
         who = f"process {rank} of mesh {procs.spec.name!r} (pid {suspected.pid}, {suspected.address})"
+        self.proc.events.note("suspected", "", f"{who}: {suspected.why or 'runs again'}", "WARNING")
         if not suspected.why:
             log(logger, logging.WARNING, "%s runs again", who)
         elif suspected.limit:

@@ -70,6 +70,7 @@ class Residents:
             incarnation=incarnation,
             replaced=spawn.failure,
             will_restart=spawn.restarts,
+            cls=spawn.cls,
         )
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
@@ -151,6 +152,11 @@ class Residents:
         instance.ready.on_ready(once(ready))
 
     # --- the gate
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether nothing can be spawned here: the mesh was not set up."""
+        return bool(self._gate_failure)
 
     def close_gate(self) -> None:
         self._gated = []

@@ -1,0 +1,40 @@
+"""How actors and processes are named to people and tools: one text each, the same in every answer, table and report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from monarch._wire.address import name_of, split_proc_name
+from monarch._wire.ids import ActorAddr, Uid, encode58
+
+if TYPE_CHECKING:
+    from monarch._runtime.instance import Instance
+    from monarch._runtime.proc import Proc
+
+_RANK_DIGITS = 4  # base58 digits of a rank behind the key of its mesh
+
+
+def proc_uid(address: str, mesh_name: str) -> Uid:
+    """Names a process: `<mesh>-<rank><uid>`, or a bare name such as `client`."""
+    split = split_proc_name(name_of(address))
+    return Uid.singleton(name_of(address)) if split is None else Uid(f"{mesh_name}-{split[1]}", split[0])
+
+
+def proc_id(proc: Proc) -> str:
+    return str(proc_uid(proc.address, proc.mesh.name))
+
+
+def actor_uid(key: str, name: str, rank: int, singleton: bool) -> Uid:
+    """Names an actor within its process. `singleton`: the client, and actors known by their name."""
+    return Uid.singleton(key) if singleton else Uid(name, key + encode58(rank, _RANK_DIGITS))
+
+
+def actor_address(instance: Instance) -> ActorAddr:
+    """Names an actor everywhere."""
+    singleton = instance.behaviour is None or instance.key == instance.name
+    return address_of(actor_uid(instance.key, instance.name, instance.rank, singleton), instance.proc)
+
+
+def address_of(uid: Uid, proc: Proc) -> ActorAddr:
+    """The same of an actor that lives in `proc`, or has."""
+    return ActorAddr(addr=proc.reached_at, proc_name=proc_id(proc), actor_name=str(uid))

@@ -1,0 +1,220 @@
+"""The shapes of what the admin API answers: one NodePayload for each node of the tree root -> hosts -> procs -> actors.
+
+All fields are always there; `None` is null. Times are ISO 8601 in UTC. See docs/admin.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+
+import msgspec
+
+
+class Memory(msgspec.Struct):
+    process_rss_bytes: int | None
+    process_vm_size_bytes: int | None
+
+
+class Root(msgspec.Struct):
+    num_hosts: int
+    started_at: str
+    started_by: str
+    system_children: list[str]
+    pid: int
+    command: str
+    num_procs: int
+    num_actors: int
+    failed_count: int
+    silent: dict[str, str]  # processes that gave no answer, and why
+
+
+class Host(msgspec.Struct):
+    addr: str
+    num_procs: int
+    system_children: list[str]
+    memory: Memory
+    hostname: str
+    pid: int
+    processors: int
+    load_average: float
+    memory_total_bytes: int
+    memory_available_bytes: int
+    problem: str | None
+
+
+class Debug(msgspec.Struct):
+    memory: Memory
+    actor_work_queue_depth_total: int
+    actor_work_queue_depth_max: int
+    actor_work_queue_depth_high_water_mark: int
+    last_nonzero_queue_depth_age_ms: int | None
+
+
+class Proc(msgspec.Struct):
+    proc_name: str
+    num_actors: int
+    system_children: list[str]
+    stopped_children: list[str]
+    stopped_retention_cap: int
+    is_poisoned: bool
+    failed_actor_count: int
+    debug: Debug
+    address: str
+    pid: int
+    hostname: str
+    mesh_name: str
+    rank: int | None
+    state: str
+    started_at: str
+
+
+class OrderingSession(msgspec.Struct):
+    session_id: str
+    sender: str | None
+    last_released_seq: int
+    expected_next_seq: int
+    buffered_count: int
+    oldest_buffered_seq: int | None
+    newest_buffered_seq: int | None
+
+
+class InboundOrdering(msgspec.Struct):
+    enabled: bool
+    snapshot_complete: bool
+    skipped_session_count: int
+    known_session_count: int
+    returned_buffered_session_count: int
+    returned_buffered_message_count: int
+    returned_max_buffered_count: int
+    sessions: list[OrderingSession]
+
+
+class FailureInfo(msgspec.Struct):
+    error_message: str
+    root_cause_actor: str
+    root_cause_name: str | None
+    occurred_at: str
+    is_propagated: bool
+
+
+class ActiveHandler(msgspec.Struct):
+    name: str
+    active_count: int
+    oldest_since: str
+
+
+class Execution(msgspec.Struct):
+    active_count: int
+    active_handlers: list[ActiveHandler]
+    complete: bool
+    truncated: bool
+
+
+class WaitsFor(msgspec.Struct):
+    """The actor waits for an answer of `target` (mesh.endpoint), of that many ranks."""
+
+    target: str
+    unanswered: int
+    since: str
+
+
+class Actor(msgspec.Struct):
+    actor_status: str  # as `status` and `status_detail` in one text
+    actor_type: str
+    instance_id: str
+    messages_processed: int
+    created_at: str | None
+    last_message_handler: str | None
+    total_processing_time_us: int
+    queue_depth: int
+    flight_recorder: str | None
+    is_system: bool
+    inbound_ordering: InboundOrdering | None
+    failure_info: FailureInfo | None
+    execution: Execution | None
+    name: str
+    rank: int
+    status: str
+    status_detail: str
+    queue_depth_high_water_mark: int
+    waits_for: list[WaitsFor]
+    stuck_ms: int | None  # how long its oldest endpoint has been running; null: none runs
+
+
+class Error(msgspec.Struct):
+    """In place of a node that cannot be told of: its process has ended, or does not answer."""
+
+    code: str
+    message: str
+
+
+class Properties(msgspec.Struct, omit_defaults=True):
+    """Exactly one of them is there."""
+
+    Root: Root | None = None
+    Host: Host | None = None
+    Proc: Proc | None = None
+    Actor: Actor | None = None
+    Error: Error | None = None
+
+
+class NodePayload(msgspec.Struct):
+    identity: str
+    properties: Properties
+    children: list[str]
+    parent: str | None
+    as_of: str
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.properties)
+
+
+def kind_of(properties: Properties) -> str:
+    return next(name for name in properties.__struct_fields__ if getattr(properties, name) is not None)
+
+
+class AdminInfo(msgspec.Struct):
+    """Which server answers."""
+
+    actor_id: str
+    proc_id: str
+    host: str
+    url: str
+
+
+class Nodes(msgspec.Struct):
+    """The whole tree in one answer."""
+
+    nodes: list[NodePayload]
+
+
+class ConfigEntry(msgspec.Struct):
+    name: str
+    value: str
+    default_value: str | None
+    source: str
+    changed_from_default: bool
+    env_var: str | None
+    has_effect: bool
+
+
+class ApiError(msgspec.Struct, omit_defaults=True):
+    code: str
+    message: str
+    details: dict[str, str] | None = None
+
+
+class ApiErrorEnvelope(msgspec.Struct):
+    error: ApiError
+
+
+def iso(at: float) -> str:
+    """Seconds since the epoch as text: 2026-11-22T03:20:55.502Z."""
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+
+
+def seconds(text: str) -> float:
+    """The inverse."""
+    return datetime.datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,119 @@
+"""The admin server of the program that runs here: `start` has the program's observer serve it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from monarch._mesh import plugins
+from monarch._runtime.context import here
+from monarch._runtime.future import Future, done_future
+from monarch.config import settings
+
+logger = logging.getLogger("monarch.admin")
+
+_FOLDER = "observer"  # in the program's run folder
+_URL = "MONARCH_ADMIN_URL"
+
+
+class Admin:
+    """A server that answers questions about this program, at `url`; for other machines there is a token in that."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __repr__(self) -> str:
+        return f"<Admin {self.url}>"
+
+
+_lock = threading.Lock()
+_running: Admin | None = None
+
+
+def start(admin_addr: str | None = None) -> Admin:
+    """Serves the admin API of this program at `admin_addr` (host:port; None: the setting mesh_admin_addr), from a process
+    beside it that ends with it. Prints where.
+
+    A port that is taken is replaced by any free one, which is said. An address beyond this machine is for whoever has the
+    URL, which has a token in it. Called again it gives what runs; the first call's address holds. MONARCH_ADMIN_URL is set
+    for tools that this program starts.
+
+    ImportError when the packages of the extra `admin` are missing; RuntimeError in a process of a mesh, or when nothing can
+    be served there.
+    """
+    global _running
+    check_installed()
+    folder = _run_folder()
+    with _lock:
+        if _running is not None:
+            return _running
+        addresses = plugins.load("observer.launcher").start(
+            os.path.join(folder, _FOLDER),
+            program=folder,
+            admin=True,
+            admin_addr=admin_addr or settings.get("mesh_admin_addr") or None,
+        )
+        for note in addresses.notes:
+            logger.warning("%s", note)
+        if not addresses.admin_url:
+            raise RuntimeError(
+                f"the admin server could not be started: {'; '.join(addresses.notes) or 'no reason is known'}"
+            )
+        _running = Admin(addresses.admin_url)
+    announce(_running.url)
+    return _running
+
+
+def announce(url: str) -> None:
+    """Says where it is, for people and for tools of this process."""
+    os.environ[_URL] = url
+    print(block(url), flush=True)
+
+
+def block(url: str) -> str:
+    """What is printed at the start. Pure."""
+    parts = urlsplit(url)
+    base, given = f"{parts.scheme}://{parts.netloc}", f"?{parts.query}" if parts.query else ""
+    curl = "curl -L -c /dev/null" if given else "curl"  # the token becomes a cookie on the way
+    return "\n".join(
+        [
+            f"Mesh admin server listening on {url}",
+            f"  - Root node: {curl} '{base}/v1/root{given}'" if given else f"  - Root node: {curl} {base}/v1/root",
+            f"  - Mesh tree: {curl} '{base}/v1/tree{given}'" if given else f"  - Mesh tree: {curl} {base}/v1/tree",
+            f"  - API docs: {curl} '{base}/SKILL.md{given}'" if given else f"  - API docs: {curl} {base}/SKILL.md",
+            f"  - TUI: monarch tui --addr '{url}'" if given else f"  - TUI: monarch tui --addr {url}",
+        ]
+    )
+
+
+def check_installed() -> None:
+    """ImportError, which says how to get them, when packages are missing."""
+    try:
+        import starlette
+        import uvicorn
+    except ModuleNotFoundError as exc:
+        raise ImportError(f"the admin server needs {exc.name}: pip install 'pymonarch[admin]'", name=exc.name) from None
+    del starlette, uvicorn
+
+
+def _run_folder() -> str:
+    """Of this program, which becomes a client if it is none."""
+    here()
+    client = plugins.load("_mesh.process.client").client()
+    if client is None:
+        raise RuntimeError("the admin server is started by the program, and this is a process of one of its meshes")
+    return str(client.directory)
+
+
+def spawn_admin(
+    hosts: Sequence[Any], admin_addr: str | None = None, telemetry_url: str | None = None
+) -> Future[tuple[str, None]]:
+    """What older programs call: a Future of (url, None). `telemetry_url` is not needed: the server knows its telemetry.
+    ValueError for no hosts."""
+    if not hosts:
+        raise ValueError("spawn_admin needs at least one host mesh, got an empty list")
+    return done_future((start(admin_addr).url, None))

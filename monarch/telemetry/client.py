@@ -1,0 +1,65 @@
+"""Asks for telemetry over HTTP, from a program or a notebook; needs nothing that is not installed."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+
+class QueryEngineClient:
+    """SQL over what is recorded. `url`: as `JobState.telemetry_url` or `monarch.telemetry.start().url` has it."""
+
+    def __init__(self, url: str, timeout: float = 10.0) -> None:
+        self.url = url.rstrip("/")
+        self.timeout = timeout
+        # What is asked stays on this machine: no proxy is to see it.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
+        """`{"rows": [{column: value}, ...], "missing_hosts": [...]}`; ids are whole numbers, times microseconds since 1970.
+
+        `urllib.error.HTTPError` 400 with the engine's words as its reason for SQL that fails or would write, 408 when it
+        takes longer than `timeout` seconds. RuntimeError when what answers is no telemetry.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        reply = self._post("/api/query", {"sql": sql, "timeout": seconds}, seconds + 2.0)
+        rows = reply.get("rows") if isinstance(reply, dict) else None
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise RuntimeError(f"invalid telemetry query response from {self.url}: no rows in {str(reply)[:200]!r}")
+        return dict(reply)
+
+    def store_pyspy_dump(self, dump_id: str, proc_ref: str, pyspy_result_json: str) -> None:
+        """Keeps a stack dump, the JSON that `/v1/pyspy/{proc}` gives, in the tables `pyspy_*`."""
+        body = {"dump_id": dump_id, "proc_ref": proc_ref, "pyspy_result_json": pyspy_result_json}
+        self._post("/api/pyspy_dump", body, self.timeout)
+
+    def _post(self, path: str, body: dict[str, Any], timeout: float) -> Any:
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        try:
+            with self._opener.open(request, timeout=timeout) as response:
+                reply = response.read()
+        except urllib.error.HTTPError as exc:
+            raise _with_reason(exc) from None
+        try:
+            return json.loads(reply)
+        except ValueError:
+            raise RuntimeError(
+                f"invalid telemetry query response from {self.url}: no JSON in {reply[:200]!r}"
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"QueryEngineClient({self.url!r})"
+
+
+def _with_reason(exc: urllib.error.HTTPError) -> urllib.error.HTTPError:
+    """The error with what the server says instead of the status's name."""
+    with exc:
+        body = exc.read(1 << 20)
+    try:
+        text = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        text = exc.reason
+    return urllib.error.HTTPError(exc.url, exc.code, str(text), exc.headers, None)

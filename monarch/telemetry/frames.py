@@ -1,0 +1,74 @@
+"""What goes through an observer's socket: frames of a length, a kind and a body. Both ends are of one user, which each end
+checks before it reads."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+HEAD = struct.Struct("!IB")  # bytes of the body, and its kind
+LARGEST = 16 << 20
+_CREDENTIALS = struct.Struct("3i")
+
+# Kinds.
+SERVE = 1  # a Serve, answered by SERVING or FAILED
+SERVING = 2
+FAILED = 3  # a sentence, in UTF-8
+PROGRAM = 4  # a ProgramHere: what follows on this connection are rows of that program
+ROWS = 5  # of one process: a Batch
+MARK = 6  # 8 bytes, sent back as MARKED when all frames before it are in the tables
+MARKED = 7
+END = 8  # the observer ends
+
+
+class Serve(msgspec.Struct, frozen=True):
+    config: dict[str, Any]  # fields of an ObserverConfig
+    folder: str  # the run folder of the program that asks
+    token: str  # that lets people in from other machines
+
+
+class ProgramHere(msgspec.Struct, frozen=True):
+    folder: str
+    pid: int
+
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(kind: int, body: bytes = b"") -> bytes:
+    return HEAD.pack(len(body), kind) + body
+
+
+def pack_struct(kind: int, body: msgspec.Struct) -> bytes:
+    return pack(kind, _encoder.encode(body))
+
+
+def receive(connection: socket.socket) -> tuple[int, bytes]:
+    """The next frame. EOFError when the other side has gone; ValueError for one that is too large."""
+    length, kind = HEAD.unpack(_read(connection, HEAD.size))
+    if length > LARGEST:
+        raise ValueError(f"a frame of {length:,} bytes is over the limit of {LARGEST:,}")
+    return kind, _read(connection, length)
+
+
+def peer(connection: socket.socket) -> int:
+    """The pid of the other side. PermissionError when it is another user's: the kernel says whose it is."""
+    pid, uid, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid not in (os.geteuid(), 0):
+        raise PermissionError(f"process {pid} of user {uid} is at the other end of an observer's socket")
+    return int(pid)
+
+
+def _read(connection: socket.socket, length: int) -> bytes:
+    data = bytearray(length)
+    view = memoryview(data)
+    while view:
+        count = connection.recv_into(view)
+        if not count:
+            raise EOFError("the other side has gone")
+        view = view[count:]
+    return bytes(data)

@@ -1,0 +1,71 @@
+"""SQL over HTTP: what `QueryEngineClient` and `monarch query` speak."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from monarch.telemetry.json_rows import encode
+from monarch.telemetry.result import QueryError, QueryTimeout
+
+if TYPE_CHECKING:
+    from monarch.telemetry.store import Store
+
+_LONGEST = 300.0  # seconds that a request may ask for
+_LARGEST = 1 << 20  # bytes of a request
+
+
+def routes(store: Store) -> list[Any]:
+    """`POST /api/query {"sql", "timeout"?, "limit"?}`, for whoever may read."""
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    async def query(request: Any) -> Any:
+        given = await _body(request)
+        sql = given.get("sql") if given is not None else None
+        if not isinstance(sql, str) or not sql.strip():
+            return _error(400, "missing 'sql' in request body")
+        timeout, limit = given.get("timeout"), given.get("limit")
+        if not _number(timeout, _LONGEST) or not _number(limit, float("inf")):
+            return _error(400, f"'timeout' is a number of seconds up to {_LONGEST:g}, 'limit' a number of rows")
+        try:
+            result = await run_in_threadpool(
+                store.query, sql, timeout=timeout, limit=None if limit is None else int(limit)
+            )
+        except QueryTimeout as exc:
+            return _error(408, str(exc))
+        except QueryError as exc:
+            return _error(400, str(exc))
+        return Response(await run_in_threadpool(encode, result), media_type="application/json")
+
+    return [Route("/api/query", query, methods=["POST"])]
+
+
+async def _body(request: Any) -> Any:
+    """The JSON object that came; None for what is none, or too large."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > _LARGEST:
+            return None
+        parts.append(part)
+    try:
+        given = json.loads(b"".join(parts))
+    except ValueError:
+        return None
+    return given if isinstance(given, dict) else None
+
+
+def _number(value: Any, most: float) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= most)
+
+
+def _error(status: int, text: str) -> Any:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": text}, status)
+
+
+Routes = Callable[..., list[Any]]

@@ -1,0 +1,121 @@
+"""The tables of telemetry in DuckDB, in this process's memory: rows come in batches, queries read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from monarch.telemetry import statements
+from monarch.telemetry.result import QueryError, QueryTimeout, Result
+from monarch.telemetry.tables import TABLES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+QUERY_SECONDS = 30.0
+MOST_ROWS = 1_000_000  # of a result
+_AT_ONCE = 8  # queries; more wait
+
+_SETTINGS = {
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "python_enable_replacements": "false",
+    "allow_community_extensions": "false",
+}
+
+
+class Store:
+    """`memory`: bytes that the tables and queries may take; a query that needs more fails."""
+
+    def __init__(self, *, memory: int = 2 << 30) -> None:
+        duckdb = engine()
+        self._errors: type[Exception] = duckdb.Error
+        self._interrupted: type[Exception] = duckdb.InterruptException
+        self._connection: Any = duckdb.connect(":memory:", config=_SETTINGS)
+        run = self._connection.execute
+        # The names that programs written for other engines look for.
+        run("ATTACH ':memory:' AS datafusion")
+        run("CREATE SCHEMA datafusion.public")
+        run("USE datafusion.public")
+        for table in TABLES.values():
+            run(table.created_by)
+        run(f"SET memory_limit = '{memory // 2**20} MiB'")
+        run("SET temp_directory = ''")
+        run("SET enable_external_access = false")
+        run("SET lock_configuration = true")
+        self._writing = threading.Lock()
+        self._slots = threading.BoundedSemaphore(_AT_ONCE)
+
+    def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
+        """Rows of one table, each with a value for each column. Any thread; one at a time."""
+        import pyarrow
+
+        columns = TABLES[table].columns
+        data = {column.name: [row[at] for row in rows] for at, column in enumerate(columns)}
+        batch = pyarrow.table({name: pyarrow.array(values) for name, values in data.items()})
+        with self._writing:
+            self._connection.register("incoming", batch)
+            try:
+                self._connection.execute(f'INSERT INTO "{table}" SELECT * FROM incoming')
+            finally:
+                self._connection.unregister("incoming")
+
+    def query(self, sql: str, *, timeout: float | None = None, limit: int | None = None) -> Result:
+        """Runs one statement that reads. Any thread. QueryError for what may not run or fails; QueryTimeout after `timeout`
+        seconds. At most `limit` rows."""
+        statements.check_length(sql)
+        seconds = QUERY_SECONDS if timeout is None else timeout
+        most = min(limit if limit is not None else MOST_ROWS, MOST_ROWS)
+        if not self._slots.acquire(timeout=seconds):
+            raise QueryTimeout(f"{_AT_ONCE} other queries run, and none ended within {seconds:g} s")
+        try:
+            cursor = self._connection.cursor()
+            with self._limited(cursor, seconds):
+                return self._run(cursor, statements.rewritten(sql), most, seconds)
+        finally:
+            self._slots.release()
+
+    def _run(self, cursor: Any, sql: str, most: int, seconds: float) -> Result:
+        try:
+            statements.check(sql, [str(one.type).rpartition(".")[2] for one in cursor.extract_statements(sql)])
+            cursor.execute("USE datafusion.public")
+            cursor.execute("BEGIN TRANSACTION READ ONLY")
+            cursor.execute(sql)
+            columns = [description[0] for description in cursor.description]
+            rows = cursor.fetchmany(most + 1)
+        except self._interrupted:
+            raise QueryTimeout(f"the query took longer than {seconds:g} s, or was cancelled") from None
+        except self._errors as exc:
+            raise QueryError(str(exc)) from None
+        return Result(columns, rows[:most], [], truncated=len(rows) > most)
+
+    @contextmanager
+    def _limited(self, cursor: Any, seconds: float) -> Iterator[None]:
+        """The cursor's work is interrupted after so long, and the cursor closed at the end."""
+        timer = threading.Timer(seconds, cursor.interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            cursor.close()
+
+    def close(self) -> None:
+        with self._writing:
+            self._connection.close()
+
+
+def engine() -> Any:
+    """DuckDB. ImportError that says how to get it."""
+    try:
+        import duckdb
+        import pyarrow  # noqa: F401
+    except ImportError as exc:
+        raise ImportError(
+            f"telemetry keeps its tables with {exc.name}, which is not installed: pip install 'pymonarch[telemetry]'",
+            name=exc.name,
+        ) from None
+    return duckdb

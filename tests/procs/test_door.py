@@ -1,0 +1,140 @@
+"""A program that runs, asked from outside through its door."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from monarch._mesh.inspection import door
+from monarch._mesh.inspection.wait_graph import Report
+from monarch.admin.programs import Program, ProgramGone, choose, program_at, running_programs
+
+TIMEOUT = 60.0
+
+PROGRAM = """
+    import sys, time
+    from monarch.actor import Actor, endpoint, this_host
+
+    class Sleeper(Actor):
+        @endpoint
+        def ready(self) -> None: ...
+
+        @endpoint
+        def sleep(self) -> None:
+            time.sleep(1000)
+
+    sleepers = this_host().spawn_procs({"gpus": 2}).spawn("sleepers", Sleeper)
+    sleepers.ready.call().get()
+    calls = sleepers.sleep.call()
+    from monarch._runtime.context import here
+    print(here().address, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def running(tmp_path: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        try:
+            process.send_signal(signal.SIGCONT)
+            process.communicate(timeout=TIMEOUT)  # its end of file ends it
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def program(running: subprocess.Popen[str]) -> Program:
+    assert running.stdout is not None
+    address = running.stdout.readline().strip()
+    found = program_at(address.removeprefix("unix:").removesuffix("/client"))
+    assert found is not None
+    return found
+
+
+def test_what_its_processes_do(running: subprocess.Popen[str], program: Program) -> None:
+    assert program.pid == running.pid
+    assert "-c" in program.command
+    answers = program.ask("waits", timeout=TIMEOUT)
+    assert answers.silent == {}
+    assert len(answers.replies) == 3
+    reports = [msgspec.msgpack.decode(body, type=Report) for body in answers.replies.values()]
+    assert sorted(handler.endpoint for report in reports for handler in report.handlers) == ["sleep", "sleep"]
+
+
+def test_some_of_its_processes(program: Program) -> None:
+    client = f"unix:{program.folder}/client"
+    answers = program.ask("waits", only=[client, "nowhere", "unix:/elsewhere/client"], timeout=TIMEOUT)
+    assert list(answers.replies) == [client]
+    assert answers.silent == dict.fromkeys(["nowhere", "unix:/elsewhere/client"], "it is on no host of this program")
+
+
+def test_it_is_found_among_those_that_run(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert program.folder in [found.folder for found in running_programs()]
+    assert choose(program.pid).folder == program.folder
+    monkeypatch.setenv("MONARCH_PROGRAM", program.folder)
+    assert choose().pid == program.pid
+
+
+def test_what_is_refused_leaves_the_program_as_it_was(program: Program) -> None:
+    with pytest.raises(ValueError, match="there is no stream 'nothing' here"):
+        program.stream("nothing")
+    for data in (struct.pack("!I", 3) + b"\xc1\xc1\xc1", struct.pack("!I", door.LARGEST_REQUEST + 1)):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(TIMEOUT)
+            sock.connect(f"{program.folder}/{door.NAME}")
+            sock.sendall(data)
+            refused = b""
+            while part := sock.recv(1000):
+                refused += part
+        assert b"no request" in refused or b"at most" in refused
+    assert program.ask("waits", timeout=TIMEOUT).silent == {}
+
+
+def test_only_so_many_at_a_time(program: Program) -> None:
+    sockets = []
+    try:
+        for _ in range(door.CONNECTIONS):
+            sock = socket.socket(socket.AF_UNIX)
+            sockets.append(sock)
+            sock.connect(f"{program.folder}/{door.NAME}")
+        with pytest.raises(ValueError, match=f"{door.CONNECTIONS} connections are open here already"):
+            program.ask("waits", timeout=TIMEOUT)
+    finally:
+        for sock in sockets:
+            sock.close()
+
+
+def test_one_that_is_stopped_is_not_waited_for_for_ever(
+    running: subprocess.Popen[str], program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monarch.admin.programs._GRACE", 0.1)
+    running.send_signal(signal.SIGSTOP)
+    with pytest.raises(TimeoutError, match=f"the program \\(pid {program.pid}\\) did not answer within 0.2 s"):
+        program.ask("waits", timeout=0.1)
+    running.send_signal(signal.SIGCONT)
+    assert program.ask("waits", timeout=TIMEOUT).silent == {}
+
+
+def test_one_that_has_ended(running: subprocess.Popen[str], program: Program) -> None:
+    running.communicate(timeout=TIMEOUT)
+    with pytest.raises(ProgramGone, match=f"the program \\(pid {program.pid}\\) has ended"):
+        program.ask("waits")
+    assert program_at(program.folder) is None
+    assert not os.path.exists(program.folder)
+    with pytest.raises(ValueError, match=f"no program with pid {program.pid} runs|no program of yours"):
+        choose(program.pid)
