@@ -38,6 +38,11 @@ class Question(NamedTuple):
 
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
+    "debugger.editor.begin": Question("debugger.editor_rank", "begin"),
+    "debugger.editor.check": Question("debugger.editor_rank", "check"),
+    "debugger.editor.end": Question("debugger.editor_rank", "end"),
+    "debugger.editor.exchange": Question("debugger.editor_rank", "exchange", quick=True),
+    "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
     "samples": Question("_mesh.inspection.sampler"),
     "tree": Question("_mesh.inspection.description", quick=True),
