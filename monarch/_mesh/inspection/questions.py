@@ -49,6 +49,7 @@ QUESTIONS: dict[str, Question] = {
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
     "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
+    "failures": Question("_mesh.inspection.failure_list", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
     "telemetry.flush": Question("_mesh.inspection.recording", "flush"),

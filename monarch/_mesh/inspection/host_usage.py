@@ -9,35 +9,36 @@ import msgspec
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class ProcessFacts(msgspec.Struct, frozen=True):
-    """One process of the program: its address, its mesh and place there, bytes of memory (`resident`) and their limit (0:
-    none but the machine's), seconds of processor time, the letter of its `state` (T: stopped; D: waits in the kernel), and
-    `suspicion`: why its host agent takes it for stuck ("" it does not)."""
+class ProcessUsage(msgspec.Struct, frozen=True):
+    """One process of the program: its address, its mesh and place there; `state`: starting, running, stopping, stopped (by
+    a signal) or suspected, and `why`. From the system: bytes of memory (`resident`), seconds of processor time, threads, and
+    the letter that it has for what the main thread does (`letter`; T: stopped, D: waits in the kernel)."""
 
     address: str
     pid: int
     mesh: str
     rank: int
-    suspicion: str
-    state: str = ""
+    state: str
+    why: str
+    letter: str = ""
     resident: int = 0
     processor: float = 0.0
     threads: int = 0
 
     @classmethod
-    def of(cls, address: str, pid: int, mesh: str, rank: int, suspicion: str) -> ProcessFacts:
+    def of(cls, address: str, pid: int, mesh: str, rank: int, state: str, why: str) -> ProcessUsage:
         """With what the system says now."""
         try:
             with open(f"/proc/{pid}/stat") as file:
                 fields = file.read().rpartition(") ")[2].split()
         except OSError:  # it ends just now, or is another one's behind a wrapper
-            return cls(address, pid, mesh, rank, suspicion)
+            return cls(address, pid, mesh, rank, state, why)
         ticks = int(fields[11]) + int(fields[12])
         resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-        return cls(address, pid, mesh, rank, suspicion, fields[0], resident, ticks / _TICKS, int(fields[17]))
+        return cls(address, pid, mesh, rank, state, why, fields[0], resident, ticks / _TICKS, int(fields[17]))
 
 
-class HostFacts(msgspec.Struct, frozen=True):
+class HostUsage(msgspec.Struct, frozen=True):
     """A host: its address and name, its agent's pid, bytes of `memory` that it has and that are `available`, the lower of
     the machine's and of the container's; its load, its processes."""
 
@@ -47,7 +48,7 @@ class HostFacts(msgspec.Struct, frozen=True):
     memory: int
     available: int
     load: float
-    processes: list[ProcessFacts]
+    processes: list[ProcessUsage]
 
 
 def memory_of_host() -> tuple[int, int]:
@@ -89,4 +90,4 @@ def _memory_of_group() -> tuple[int, int]:
     return 0, 0
 
 
-decode_host = msgspec.msgpack.Decoder(HostFacts).decode
+decode_host = msgspec.msgpack.Decoder(HostUsage).decode
