@@ -23,6 +23,7 @@ from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
 if TYPE_CHECKING:
     from monarch._runtime.future import Source
     from monarch._runtime.loop import Loop
+    from monarch._runtime.watcher import Watcher
 
 
 class Delivery:
@@ -168,6 +169,7 @@ class Instance:
         self.ready = Slot()  # constructed, and its `__restarted__` done; the end when it never came to that
         self.ended = Slot()
         self.thread_ident = 0
+        self.watcher: Watcher | None = None  # of one that is recorded, or replayed
         self.task: Any = None  # of an actor with an event loop: the one that handles its messages one by one
         self.paused_senders: set[str] = set()
         self.high_water = proc.mailbox_messages

@@ -292,6 +292,9 @@ class Entry(Source):
     def suspected(self, address: str, why: str) -> None:
         """See `Ports.suspected`."""
 
+    def observed(self) -> None:
+        """Its reader is about to see one of several things that came here."""
+
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
         return (self,)

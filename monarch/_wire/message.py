@@ -127,6 +127,8 @@ class Spawn(_Telling, tag=3):
     index: int = 0
     failure: Failure | None = None  # then: why that one ended, for `__restarted__`
     restarts: bool = False  # a RestartPolicy puts another in its place should it fail
+    record: str = ""  # what it receives is recorded in this folder
+    record_bytes: int = 0  # and at most so much of it
     system: bool = False  # it belongs to the runtime and not to the program
 
 
@@ -169,8 +171,10 @@ class Probe(_Message, tag=5):
 # --- what processes tell of themselves ----------------------------------------------------------------------
 
 
-class Ask(_Message, tag=14):
+class Ask(_Telling, tag=14):
     """A question to the process itself (`inspection.questions`), payload: its argument, msgpack. Answered on `port`."""
+
+    names = ("question",)
 
     port: int
     rank: int

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from monarch.telemetry import statements
+from monarch.telemetry.dumps import dump_rows
 from monarch.telemetry.result import QueryError, QueryTimeout, Result
 from monarch.telemetry.tables import TABLES
 
@@ -124,6 +126,12 @@ class Store:
         finally:
             timer.cancel()
             cursor.close()
+
+    def store_pyspy_dump(self, dump_id: str, proc_ref: str, pyspy_result_json: str) -> None:
+        """Keeps a stack dump, as `/v1/pyspy/{proc}` gives it. ValueError for what is none."""
+        for table, rows in dump_rows(dump_id, proc_ref, pyspy_result_json, round(time.time() * 1e6)).items():
+            if rows:
+                self.insert(table, rows)
 
     def compact(self) -> None:
         """Gives back the memory of rows that were deleted, unless a query runs: then the next time."""

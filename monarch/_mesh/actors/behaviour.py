@@ -179,6 +179,8 @@ class ActorBehaviour:
             self._reply_error(delivery, exc)
             return
         instance = self.instance
+        if instance.watcher is not None:
+            instance.watcher.answered(delivery, body, buffers)
         # With more messages waiting, answers are written a few at a time.
         coalesce_within = _FLOOD if instance.mailbox.messages else 0.0
         delivery.answered = True  # before: whoever has the answer may ask at once what runs here

@@ -314,7 +314,7 @@ def _status(instance: Instance) -> str:
 
 def actor_event(instance: Instance, cls: str) -> tuple[Any, ...]:
     behaviour: Any = instance.behaviour
-    display = "<root>" if behaviour is None else behaviour.display
+    display = "<root>" if behaviour is None else None if instance.system else behaviour.display
     known = getattr(behaviour, "cls", None)
     name = cls or ("" if known is None else f"{known.__module__}.{known.__qualname__}")
     full_name = str(identities.actor_address(instance))

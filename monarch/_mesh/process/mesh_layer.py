@@ -17,6 +17,7 @@ from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
 from monarch._mesh.inspection import questions, recording, wait_graph  # noqa: F401  the question that is asked first
+from monarch._mesh.inspection.stuck_collectives import Explainer
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
@@ -82,7 +83,7 @@ class MeshLayer(Hooks):
         proc.receivers.update(receivers)
         questions.serve(proc)
         reduce.serve(proc)
-        Sweep(proc)
+        Sweep(proc, Explainer(proc).slow)
 
     # --- meshes as programs see them
 

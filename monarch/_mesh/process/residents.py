@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._mesh import plugins
 from monarch._mesh.actors import breakpoints
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
@@ -21,7 +22,7 @@ from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._shape.extent import Extent, Point
 from monarch._wire import codec, message
-from monarch._wire.frame import Frame
+from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import VALUE, Answer, Failure, Probe, Spawn, StopActor, decode_extent
 from monarch._wire.transport.base import Connection
 from monarch.config import settings
@@ -97,7 +98,10 @@ class Residents:
             breakpoints.install_in_client()  # before it is constructed
 
         def start() -> None:
-            start_thread(run, f"monarch-actor-{label}", instance)
+            if spawn.record:
+                start_thread(_run_recorded, f"monarch-actor-{label}", instance, spawn, body, buffers)
+            else:
+                start_thread(run, f"monarch-actor-{label}", instance)
 
         self._proc.add_actor(instance)
         recorder = recording.active
@@ -271,6 +275,11 @@ class Residents:
 def _give_up(notes: Sequence[Acks]) -> None:
     for note in notes:
         note.give_up(SupervisionError("it did not answer"))
+
+
+def _run_recorded(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    plugins.load("replay.recorder").begin(instance, spawn, body, buffers)
+    run(instance)
 
 
 _NONE = codec.encode_value(None)[0]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch._mesh import plugins
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
@@ -33,6 +34,7 @@ from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
 from monarch._wire.message import Failure, ProcEnded, Spawn, SpawnProcs, StopActor
 from monarch._wire.peer import PeerEnded
+from monarch.config import settings
 
 logger = logging.getLogger("monarch")
 _SOON = 5.0  # seconds for a turn of the loop, which takes microseconds unless it has ended
@@ -218,6 +220,7 @@ class Spawning:
             index,
             failure,
             owned.group is not None,
+            *_recording(spec.name, cls, rank),
             getattr(cls, "_is_system_actor", False),
         )
         self._proc.post(spec.addresses[rank], spawn, args.body, args.buffers)
@@ -323,3 +326,11 @@ class Spawning:
         else:
             self._proc.loop.call_soon(ended)
             done.wait(_SOON)
+
+
+def _recording(name: str, cls: type, rank: int) -> tuple[str, int]:
+    """(folder, most bytes) of the recording of an actor; no folder: it is not recorded."""
+    if not settings.get("record"):
+        return "", 0
+    folder = plugins.load("replay.wish").wish(name, f"{cls.__module__}.{cls.__qualname__}", rank)
+    return folder, settings.get("record_bytes")
