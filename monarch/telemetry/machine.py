@@ -153,10 +153,11 @@ _lock = threading.Lock()
 
 
 def measure(proc: Proc, argument: bytes) -> bytes:
-    """Question "telemetry.measure": this process measures its host from now on. Argument: the two periods."""
-    host_seconds, device_seconds = msgspec.msgpack.decode(argument, type=tuple[float, float])
+    """Question "telemetry.measure": this process measures its host from now on, unless that is the one the observer is on.
+    Argument: the two periods, and the name of the observer's host."""
+    host_seconds, device_seconds, measured = msgspec.msgpack.decode(argument, type=tuple[float, float, str])
     with _lock:
-        if not _running:
+        if not _running and socket.gethostname() != measured:
             _running.extend(samplers(host_seconds, device_seconds, _recorder(MACHINE), _recorder(DEVICE)))
             for sampler in _running:
                 sampler.start()

@@ -1,4 +1,4 @@
-"""The tree of actors at one time, as rows of the snapshot tables. Pure; nodes are those of the admin API, as JSON has them."""
+"""The tree of actors at one time, as rows of the snapshot tables. Pure; nodes are the admin API's, as JSON has them."""
 
 from __future__ import annotations
 

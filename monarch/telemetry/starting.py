@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from monarch._mesh import plugins
-from monarch._mesh.inspection import survey
+from monarch._mesh.inspection import recording, survey
 from monarch._runtime.context import here
 from monarch._wire.address import host_of
 from monarch.config import configure
@@ -26,6 +27,7 @@ FOLDER = "observer"  # in the program's run folder
 _ASK = 5.0  # seconds for processes to begin to record, and to hand over what they have
 _LOOK = 2.0  # seconds between two looks at hosts that nobody measures
 _CONNECT = 5.0
+_LAST = 2.0  # for the last rows of a program that ends
 _STARTS = 3  # times that an observer which has gone is started again ...
 _WITHIN = 600.0  # ... in so many seconds
 
@@ -36,6 +38,7 @@ class Telemetry:
     def __init__(self, observer: Any, config: Any, addresses: Any, folder: str) -> None:
         self.url: str = addresses.telemetry_url
         self.dashboard_url: str | None = addresses.dashboard_url
+        self.admin_url: str | None = addresses.admin_url
         self.client = QueryEngineClient(self.url)
         self._observer = observer
         self._config = config
@@ -50,7 +53,18 @@ class Telemetry:
         self._connect()
         configure(telemetry_recording=self._words)  # for processes to come
         self._record(self._words)
+        plugins.when_client_ends(self._last)
         threading.Thread(target=self._look, name="monarch-telemetry", daemon=True).start()
+
+    def _last(self) -> None:
+        """The client ends: what it has heard so far is kept, where that outlives it."""
+        if not self._ended:
+            recording.finish()
+            self._relay.flush(_LAST)
+            self._ended = True
+            self._lost.set()
+            self._relay.close()
+            self._observer.end()
 
     def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
         """As `QueryEngineClient.query`. What the program did in the last second or two may not be there yet: see `flush`."""
@@ -171,7 +185,11 @@ class Telemetry:
                 self._measured.pop(host, None)
             elif host != own and self._measured.get(host) != address:
                 argument = msgspec.msgpack.encode(
-                    (self._config.host_metrics_interval_secs, self._config.gpu_metrics_interval_secs)
+                    (
+                        self._config.host_metrics_interval_secs,
+                        self._config.gpu_metrics_interval_secs,
+                        socket.gethostname(),
+                    )
                 )
                 answers = survey.ask("telemetry.measure", argument, timeout=_ASK, only=[address]).get(_ASK + 1.0)
                 if address in answers.replies:
@@ -203,7 +221,6 @@ def start(
     ImportError when DuckDB is not installed; RuntimeError in a process that is no program of its own, or when the process
     beside it cannot be started.
     """
-    global _running
     engine()
     folder = run_folder()
     launcher = plugins.load("observer.launcher")
@@ -219,18 +236,28 @@ def start(
         dashboard_port=dashboard_port,
         **tls_files(),
     )
+    running = record(launcher.observer_at(os.path.join(folder, FOLDER)), wanted)
+    if running.dashboard_url and dashboard:
+        print(f"Monarch Dashboard: {running.dashboard_url}", flush=True)
+    return running
+
+
+def record(observer: Any, wanted: Any) -> Telemetry:
+    """Records into that observer (`observer.launcher.Observer`), unless this program records already; into which, the first
+    call says. `wanted`: an ObserverConfig."""
+    global _running
     with _lock:
-        known = _running
-        observer = launcher.observer_at(os.path.join(folder, FOLDER))
+        if _running is not None:
+            observer = _running._observer
+        folder = run_folder()
         addresses = observer.serve(wanted, folder)
         for note in addresses.notes:
             logger.warning("%s", note)
-        if known is None:
-            known = _running = Telemetry(observer, wanted, addresses, folder)
-        known.dashboard_url = addresses.dashboard_url
-    if addresses.dashboard_url and dashboard:
-        print(f"Monarch Dashboard: {addresses.dashboard_url}", flush=True)
-    return known
+        if _running is None:
+            _running = Telemetry(observer, wanted, addresses, folder)
+        _running.dashboard_url = addresses.dashboard_url
+        _running.admin_url = addresses.admin_url
+        return _running
 
 
 def running() -> Telemetry | None:

@@ -25,6 +25,7 @@ NAMES = (
     "replay",
     "tui",
     "logs",
+    "query",
     "kill",
     "context",
     "completion",
