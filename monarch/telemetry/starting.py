@@ -19,7 +19,7 @@ from monarch.config import configure
 from monarch.telemetry import frames
 from monarch.telemetry.client import QueryEngineClient
 from monarch.telemetry.relay import Relay
-from monarch.telemetry.store import engine
+from monarch.telemetry.store import check_installed
 
 logger = logging.getLogger("monarch.telemetry")
 
@@ -221,7 +221,7 @@ def start(
     ImportError when DuckDB is not installed; RuntimeError in a process that is no program of its own, or when the process
     beside it cannot be started.
     """
-    engine()
+    check_installed()
     folder = run_folder()
     launcher = plugins.load("observer.launcher")
     wanted = launcher.ObserverConfig(
