@@ -156,11 +156,12 @@ class Telemetry:
                 logger.error("telemetry has ended: %s. The program goes on without", exc)
                 self._give_up()
             return False
-        self.url, self.dashboard_url = addresses.telemetry_url, addresses.dashboard_url
-        self.client.url = self.url
         logger.warning(
-            "telemetry's process (the observer) has ended, and what it kept is lost; another runs, at %s", self.url
+            "telemetry's process (the observer) has ended, and what it kept is lost; another runs, at %s",
+            addresses.telemetry_url,
         )
+        self.client.url = self.url = addresses.telemetry_url
+        self.dashboard_url, self.admin_url = addresses.dashboard_url, addresses.admin_url
         return True
 
     def _give_up(self) -> None:
