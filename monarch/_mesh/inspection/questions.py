@@ -40,6 +40,9 @@ class Question(NamedTuple):
 QUESTIONS: dict[str, Question] = {
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
     "samples": Question("_mesh.inspection.sampler"),
+    "torch.start": Question("_mesh.inspection.torch_profile", "start"),
+    "torch.stop": Question("_mesh.inspection.torch_profile", "stop"),
+    "torch.take": Question("_mesh.inspection.torch_profile", "take"),
     "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = ("apply", "run", "exec", "shell", "status", "logs", "kill", "context", "replay", "completion")
+NAMES = ("apply", "run", "exec", "shell", "status", "logs", "kill", "context", "profile", "replay", "completion")
 
 
 def all_verbs() -> list[ModuleType]:
