@@ -170,12 +170,21 @@ class Probe(_Message, tag=5):
 # --- what processes tell of themselves ----------------------------------------------------------------------
 
 
-class Ask(_Message, tag=14):
+class Ask(_Telling, tag=14):
     """A question to the process itself (`inspection.questions`), payload: its argument, msgpack. Answered on `port`."""
+
+    names = ("question",)
 
     port: int
     rank: int
     question: str
+
+
+class Recorded(_Message, tag=16):
+    """To the client: what a process has recorded (`inspection.recording`), which it passes on unread. Answered on `port` with
+    (the client's time, seconds to wait before the next), msgpack."""
+
+    port: int
 
 
 class Chase(_Telling, tag=15):
@@ -834,7 +843,7 @@ class Combined(_Message, tag=71):
 
 
 Message = (
-    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Chase | Answer | Bounced
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Recorded | Chase | Answer | Bounced
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
     | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat

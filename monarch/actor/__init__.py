@@ -71,6 +71,10 @@ from monarch.actor import config
 from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
+    from monarch._mesh.actors.breakpoints import debug_controller
+    from monarch._mesh.inspection.diagnosis import Diagnosis
+    from monarch._mesh.inspection.doctor import diagnose
+    from monarch._mesh.inspection.stacks_of_program import Stacks
     from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config, two_local_hosts
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
@@ -102,6 +106,7 @@ __all__ = [
     "ClientClosedError",
     "Context",
     "DeadlockError",
+    "Diagnosis",
     "Endpoint",
     "EndpointProperty",
     "Extent",
@@ -129,6 +134,7 @@ __all__ = [
     "Sealed",
     "Shape",
     "SpawnError",
+    "Stacks",
     "SupervisionError",
     "Uid",
     "UndeliverableMessageEnvelope",
@@ -148,7 +154,9 @@ __all__ = [
     "current_actor_name",
     "current_rank",
     "current_size",
+    "debug_controller",
     "default_bootstrap_cmd",
+    "diagnose",
     "enable_transport",
     "endpoint",
     "follow",
@@ -191,9 +199,13 @@ __all__ = [
 # Loaded on first touch: most programs do not need them, or not before they have started something.
 _LATER = {
     "Sealed": "monarch._wire.sealed",
+    "Diagnosis": "monarch._mesh.inspection.diagnosis",
+    "Stacks": "monarch._mesh.inspection.stacks_of_program",
     "WaitGraph": "monarch._mesh.inspection.wait_graph",
+    "diagnose": "monarch._mesh.inspection.doctor",
     "as_completed": "monarch._runtime.completions",
     "attach": "monarch._mesh.start.transports",
+    "debug_controller": "monarch._mesh.actors.breakpoints",
     "enable_transport": "monarch._mesh.start.transports",
     "get_meter": "monarch._runtime.instrument",
     "get_or_spawn_controller": "monarch._mesh.process.named_actors",

@@ -61,12 +61,13 @@ class Flag(Kind):
 
 
 class Count(Kind):
-    """A whole number, at least `minimum`."""
+    """A whole number, at least `minimum` and, where there is one, at most `maximum`."""
 
     name = "int"
 
-    def __init__(self, minimum: int = 0) -> None:
+    def __init__(self, minimum: int = 0, maximum: int | None = None) -> None:
         self.minimum = minimum
+        self.maximum = maximum
 
     def check(self, value: object) -> int:
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -74,6 +75,8 @@ class Count(Kind):
         count = operator.index(value)
         if count < self.minimum:
             raise ValueError(f"expected an int of at least {self.minimum}")
+        if self.maximum is not None and count > self.maximum:
+            raise ValueError(f"expected an int of at most {self.maximum}")
         return count
 
     def read(self, text: str) -> int:

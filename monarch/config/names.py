@@ -29,6 +29,7 @@ SecondsName = Literal[
     "suspect_after",
     "suspect_timeout",
     "deadlock_after",
+    "debug_exception_timeout",
     "rdma_qp_init_timeout",
     "mesh_admin_single_host_timeout",
     "mesh_admin_pyspy_timeout",
@@ -48,6 +49,7 @@ CountName = Literal[
     "tree_calls_from",
     "direct_after",
     "restart_argument_bytes",
+    "stack_signal",
     "record_bytes",
     "tail_log_lines",
     "terminated_snapshot_retention",
@@ -65,6 +67,7 @@ FlagName = Literal[
     "stream_remote_output",
     "prefix_with_rank",
     "show_internal_frames",
+    "debug_on_exception",
     "enable_otel_metrics",
     "enable_otel_tracing",
     "rdma_allow_tcp_fallback",
@@ -77,11 +80,13 @@ TextName = Literal[
     "runtime_dir",
     "mesh_admin_addr",
     "preload",
+    "pyspy_bin",
     "record",
     "record_folder",
     "rdma_ibverbs_target",
     "rdma_peer_device_affinity",
     "waiters_read",
+    "telemetry_recording",
 ]
 
 TransportName = Literal["default_transport",]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 FLAG, COUNT, POSITIVE, SHARE, TEXT = Flag(), Count(), Count(minimum=1), Share(), Text()
+SIGNAL = Count(maximum=64)
 DURATION, ENCODING, TRANSPORT = Duration(), EncodingName(), Transport()
 
 
@@ -157,6 +158,8 @@ TABLE: tuple[Setting, ...] = (
             "again), never, or always (for tests)."),
     Setting("slow_handler_after", DURATION, "1m", "MONARCH_SLOW_HANDLER_AFTER",
             "How long an endpoint may run before its stack is logged, once; 0s is never."),
+    Setting("stack_signal", SIGNAL, 50, "MONARCH_STACK_SIGNAL",
+            "Signal at which a process that cannot answer writes its stacks for its host agent; 0 is none."),
     Setting("suspect_after", DURATION, "10s", "MONARCH_SUSPECT_AFTER",
             "How long a process may be silent before it is suspected; a stopped one (SIGSTOP) is suspected at once."),
     Setting("suspect_timeout", DURATION, "5m", "MONARCH_SUSPECT_TIMEOUT",
@@ -167,6 +170,11 @@ TABLE: tuple[Setting, ...] = (
             "How long actors may wait for each other in a circle before DeadlockError ends it; 0s is for ever."),
     Setting("restart_argument_bytes", COUNT, 64 * MIB, "MONARCH_RESTART_ARGUMENT_BYTES",
             "Most bytes of encoded constructor arguments that a mesh's owner keeps for restarts."),
+    Setting("debug_on_exception", FLAG, False, "MONARCH_DEBUG_ON_EXCEPTION",
+            "Whether an endpoint that raises stops there first, for `monarch debug`."),
+    Setting("debug_exception_timeout", DURATION, "10m", "MONARCH_DEBUG_EXCEPTION_TIMEOUT",
+            "How long an endpoint that has stopped because it raised waits for somebody to attach, before it fails as "
+            "usual."),
     _inert("tokio_worker_threads", OrNone(POSITIVE), None, "MONARCH_TOKIO_WORKER_THREADS", "I/O threads."),
     _inert("enable_unawaited_python_task_traceback", FLAG, False, None, "Trace tasks nobody awaited."),
 
@@ -200,8 +208,8 @@ TABLE: tuple[Setting, ...] = (
             "How long a process may take to tell its stacks."),
     _inert("mesh_admin_pyspy_max_profile_duration", DURATION, "5m",
            "HYPERACTOR_MESH_ADMIN_PYSPY_MAX_PROFILE_DURATION", "Longest profile that may be asked for."),
-    _inert("pyspy_bin", TEXT, "", "PYSPY_BIN",
-           "The py-spy program; empty is the one on PATH."),
+    Setting("pyspy_bin", TEXT, "", "PYSPY_BIN",
+            "The py-spy program; empty is the one on PATH."),
     _inert("mesh_admin_query_child_timeout", DURATION, "100ms", "HYPERACTOR_MESH_ADMIN_QUERY_CHILD_TIMEOUT",
            "Limit of a query to one child."),
     _inert("mesh_admin_resolve_actor_timeout", DURATION, "200ms",
@@ -217,6 +225,9 @@ TABLE: tuple[Setting, ...] = (
            "Limit of a stack dump, as the caller counts."),
 
     # Telemetry
+    Setting("telemetry_recording", TEXT, "", "MONARCH_TELEMETRY_RECORDING",
+            "What processes record; monarch.telemetry.start() sets it. Words separated by commas: `on`, and `system` for the "
+            "runtime's own actors as well."),
     Setting("enable_otel_metrics", FLAG, True, "ENABLE_OTEL_METRICS",
             "Whether metrics go to OpenTelemetry if its exporter is set up."),
     Setting("enable_otel_tracing", FLAG, True, "ENABLE_OTEL_TRACING",

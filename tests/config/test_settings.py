@@ -128,6 +128,8 @@ DEFAULTS: dict[str, Any] = {
     "suspect_after": "10s",
     "suspect_timeout": "5m",
     "deadlock_after": "1s",
+    "debug_exception_timeout": "10m",
+    "debug_on_exception": False,
     "restart_argument_bytes": 67108864,
     "record": "",
     "record_folder": "",
@@ -137,6 +139,7 @@ DEFAULTS: dict[str, Any] = {
     "small_write_threshold": 256,
     "split_max_buffer_age": "50ms",
     "split_max_buffer_size": 5,
+    "stack_signal": 50,
     "stop_actor_timeout": "10s",
     "stop_grace_period": "10s",
     "supervision_watchdog_timeout": "2m",
@@ -173,6 +176,7 @@ ENVIRONMENT = {
     "MONARCH_RDMA_MAX_NICS_PER_BUFFER": ("rdma_max_nics_per_buffer", "7", 7),
     "PYSPY_BIN": ("pyspy_bin", "/opt/py-spy", "/opt/py-spy"),
     "ENABLE_OTEL_METRICS": ("enable_otel_metrics", "no", False),
+    "MONARCH_STACK_SIGNAL": ("stack_signal", "7", 7),
     "MONARCH_OUTGOING_QUEUE_BYTES": ("outgoing_queue_bytes", "7", 7),
     "MONARCH_DIRECT_AFTER": ("direct_after", "0", 0),
     "MONARCH_MAILBOX_MESSAGES": ("mailbox_messages", "7", 7),
@@ -189,6 +193,8 @@ ENVIRONMENT = {
     "MONARCH_SUSPECT_TIMEOUT": ("suspect_timeout", "2m", "2m"),
     "MONARCH_WORKER_LEASE": ("worker_lease", "4h", "4h"),
     "MONARCH_DEADLOCK_AFTER": ("deadlock_after", "0s", "0s"),
+    "MONARCH_DEBUG_EXCEPTION_TIMEOUT": ("debug_exception_timeout", "30s", "30s"),
+    "MONARCH_DEBUG_ON_EXCEPTION": ("debug_on_exception", "1", True),
     "MONARCH_TREE_CASTS_FROM": ("tree_casts_from", "7", 7),
     "MONARCH_TREE_CALLS_FROM": ("tree_calls_from", "7", 7),
     "MONARCH_RESTART_ARGUMENT_BYTES": ("restart_argument_bytes", "7", 7),
@@ -392,11 +398,11 @@ def test_a_change_without_effect_is_logged_once(
 ) -> None:
     monkeypatch.setattr(settings, "LAYERS", Layers(settings.TABLE, {}))
     with caplog.at_level(logging.WARNING, "monarch"):
-        configure(cleanup_timeout="9s", pyspy_bin="/opt/py-spy", mesh_admin_tree_timeout="1s", stop_grace_period="10s")
-        configure(pyspy_bin="/opt/another")
+        configure(cleanup_timeout="9s", tokio_worker_threads=3, split_max_buffer_age="1s", stop_grace_period="10s")
+        configure(tokio_worker_threads=4)
     said = [record.getMessage().removeprefix("[actor=<root>] ") for record in caplog.records]  # a client may be running
     assert said == [
-        "monarch.configure: nothing reads `pyspy_bin`, `mesh_admin_tree_timeout`, so the new value has no effect"
+        "monarch.configure: nothing reads `tokio_worker_threads`, `split_max_buffer_age`, so the new value has no effect"
     ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from monarch._mesh.actors.behaviour import ActorBehaviour, Method
+from monarch._runtime import recorder as recording
 from monarch._runtime.context import Current, current
 from monarch._runtime.functions import is_async
 from monarch._runtime.instance import Delivery
@@ -67,8 +68,12 @@ class AsyncActorBehaviour(ActorBehaviour):
                 finally:
                     asyncio._set_running_loop(self._loop)
         except Exception as exc:
+            if self.debugging is not None:
+                self.debugging.returned(instance, call, exc)
             self._raised(delivery, exc, method)
         else:
+            if self.debugging is not None:
+                self.debugging.returned(instance, call, None)
             if call.port and not method.explicit:
                 self._reply(delivery, result)
 
@@ -84,8 +89,12 @@ class AsyncActorBehaviour(ActorBehaviour):
                 result = await method.fn(*args, **kwargs)
             except BaseException as exc:
                 raised = exc
+            if self.debugging is not None:
+                self.debugging.returned(instance, delivery.call, raised)
             self._running_tasks.discard(task)
             instance.busy += self.proc.loop.now() - delivery.started
+            if recording.active is not None and task in instance.concurrent:
+                recording.active.handled(instance, delivery)
             if raised is not None and (method.explicit or not isinstance(raised, Exception)):
                 # It stays among those that run: its caller is told with the end of the actor.
                 instance.mailbox.put_control(self._fatal(raised))

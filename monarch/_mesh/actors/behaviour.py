@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from monarch._errors import MessageTooLargeError
 from monarch._mesh import plugins
@@ -34,6 +34,7 @@ from monarch._wire.message import ERROR, NO_METHOD, RAISED, VALUE, Bounced, Fail
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
+    from monarch._wire.message import Call
 
 _AROUND = 1_000  # bytes of an error beside its two texts
 _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they are written together
@@ -42,13 +43,13 @@ _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they 
 class Method:
     """A method as messages name it."""
 
-    __slots__ = ("concurrent", "explicit", "fn", "is_async")
+    __slots__ = ("concurrent", "explicit", "fn", "is_async", "spans")
     fn: Callable[..., Any]
 
     def __init__(self, actor: Any, name: str) -> None:
         if name == NO_METHOD:
             self.fn = _nothing
-            self.explicit = self.concurrent = self.is_async = False
+            self.explicit = self.concurrent = self.is_async = self.spans = False
             return
         attribute = attribute_of(type(actor), name)
         prop = attribute if isinstance(attribute, EndpointProperty) else None
@@ -56,6 +57,7 @@ class Method:
         self.explicit = prop is not None and prop._user_port
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = is_async(self.fn)
+        self.spans = prop is None or prop._instrument
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
 
@@ -64,10 +66,18 @@ def _nothing() -> None:
     return None
 
 
+class Debugging(Protocol):
+    """What stops endpoints for people to look at them: see `breakpoints`."""
+
+    def returned(self, instance: Instance, call: Call, error: BaseException | None) -> None:
+        """An endpoint has returned, or raised `error`; its caller does not know yet. May take as long as people do."""
+
+
 class ActorBehaviour:
     """See `_runtime.instance.Behaviour`. `load` decodes (class, args, kwargs, proc mesh, creator) on the actor's thread."""
 
     is_async = False
+    debugging: ClassVar[Debugging | None] = None  # of all actors; an actor that stands at a breakpoint has its own
 
     def __init__(self, instance: Instance, load: Callable[[], Any], display: str, mesh_name: str) -> None:
         self.instance = instance
@@ -123,8 +133,12 @@ class ActorBehaviour:
             else:
                 result = method.fn(*args, **kwargs)
         except Exception as exc:
+            if self.debugging is not None:
+                self.debugging.returned(self.instance, call, exc)
             self._raised(delivery, exc, method)
         else:
+            if self.debugging is not None:
+                self.debugging.returned(self.instance, call, None)
             if call.port and not method.explicit:
                 self._reply(delivery, result)
 

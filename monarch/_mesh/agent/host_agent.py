@@ -27,6 +27,7 @@ from monarch._mesh.agent.neighbours import is_neighbour
 from monarch._mesh.agent.oom import OutOfMemory
 from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
+from monarch._mesh.inspection import fault_signal
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
 from monarch._mesh.start import agent_process, forkserver, launch, leftovers, threads
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
@@ -400,6 +401,7 @@ class HostAgent(BaseHostAgent):
             self.outputs.close(output)
             ended.tail.extend(output.tail.shown(crashed=ended.code < 0))
         _unlink(self._path_of(ended.address))
+        fault_signal.forget(self.directory, name_of(ended.address))
         ended.hostname = self.hostname
 
     def mesh_ended(self, mesh: str) -> None:

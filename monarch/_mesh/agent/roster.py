@@ -643,9 +643,10 @@ class Roster(Machine):
         self._effects.append(Send(connection, Answer(census.port, 0, VALUE), msgspec.msgpack.encode(running)))
 
     def overview(self) -> list[tuple[Start, int, str, str]]:
-        """Each process that has not ended: (what was asked for, pid, state, why), for those who look."""
+        """Any thread: each process that has not ended, (what was asked for, pid, state, why), for those who look."""
         return [
-            (process.start, process.pid or process.said_pid, *process.state()) for process in self._processes.values()
+            (process.start, process.pid or process.said_pid, *process.state())
+            for process in list(self._processes.values())
         ]
 
     # --- events: signs of life, and none

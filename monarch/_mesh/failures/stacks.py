@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -29,11 +29,17 @@ def frames() -> dict[int, FrameType]:
 
 def of_thread(frame: FrameType | None) -> list[Line]:
     """The program's lines of a thread, outermost first; `frame` is what it runs now."""
-    found: list[Line] = []
+    return _shown(map(line_of, frames_of_thread(frame)))
+
+
+def frames_of_thread(frame: FrameType | None) -> list[FrameType]:
+    """All frames of a thread, outermost first; `frame` is what it runs now."""
+    found: list[FrameType] = []
     while frame is not None and len(found) < _DEEPEST:
-        found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        found.append(frame)
         frame = frame.f_back
-    return _shown(reversed(found))
+    found.reverse()
+    return found
 
 
 def caller() -> Line | None:
@@ -41,18 +47,23 @@ def caller() -> Line | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_HIDDEN):
         frame = frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname)
+    return None if frame is None else line_of(frame)
 
 
 def of_task(task: Any) -> list[Line]:
     """The program's lines of a suspended asyncio task, outermost first."""
-    found: list[Line] = []
+    return _shown(map(line_of, frames_of_task(task)))
+
+
+def frames_of_task(task: Any) -> list[FrameType]:
+    """All frames of a suspended asyncio task, outermost first."""
+    found: list[FrameType] = []
     awaiting = task.get_coro()
     while awaiting is not None and len(found) < _DEEPEST:
         frame, awaiting = _suspended(awaiting)
         if frame is not None:
-            found.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
-    return _shown(found)
+            found.append(frame)
+    return found
 
 
 def is_running(task: Any) -> bool:
@@ -68,8 +79,29 @@ def _suspended(awaitable: Any) -> tuple[FrameType | None, Any]:
     return None, None
 
 
+def line_of(frame: FrameType) -> Line:
+    """Where a frame is."""
+    code = frame.f_code
+    return code.co_filename, frame.f_lineno or 0, code.co_qualname  # between two lines it has none
+
+
+def is_hidden(file: str) -> bool:
+    """Whether a file is the runtime's, or of the machinery for threads and tasks."""
+    return file.startswith(_HIDDEN)
+
+
+def of_program(files: Sequence[str]) -> list[int]:
+    """Which of the frames of a stack, outermost first, are the program's, by their files. `<string>` above the runtime is the
+    command with which a process of ours begins."""
+    found = [index for index, file in enumerate(files) if not is_hidden(file)]
+    if found[:1] == [0] and files[0] == "<string>" and len(files) > 1 and is_hidden(files[1]):
+        del found[0]
+    return found
+
+
 def _shown(lines: Iterable[Line]) -> list[Line]:
-    return [line for line in lines if not line[0].startswith(_HIDDEN)]
+    given = list(lines)
+    return [given[index] for index in of_program([line[0] for line in given])]
 
 
 def formatted(lines: Iterable[Line]) -> str:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
 
 
+STOPPED = (
+    "stopped by signal"  # with which a suspicion begins of a process that the kernel has stopped: see `liveness.Life`
+)
+
+
 class Answers(msgspec.Struct, frozen=True):
     """What processes answered, by address. `silent`: those that gave no answer, and why."""
 
@@ -145,6 +150,10 @@ class Survey(Entry):
             self._asked += fresh
             self._left.update(fresh)
         for rank, address in enumerate(fresh, first):
+            if self.proc.suspected.get(address, "").startswith(STOPPED):  # it cannot answer, and is not waited for
+                self._refused[address] = self.proc.suspected[address]
+                self._done(address)
+                continue
             try:
                 self.proc.post(address, Ask(self.number, rank, self._question), self._argument)
             except PeerEnded:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from monarch._errors import SupervisionError
+from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor, endpoints_of
 from monarch._mesh.actors.adverbs import ADVERBS
 from monarch._mesh.actors.arity import check_arguments
@@ -26,6 +27,9 @@ from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.message import Probe
 from monarch._wire.peer import PeerEnded
+
+if TYPE_CHECKING:
+    from monarch._mesh.inspection.stacks_of_program import Stacks
 
 A = TypeVar("A")
 P = ParamSpec("P")
@@ -156,6 +160,30 @@ class ActorMesh(Handle, Generic[A]):
                 f"whether {self._mesh_name} is healthy is known to the process that spawned it, until it stops it: ask there"
             )
         return make_future(source)
+
+    def stacks(
+        self,
+        *,
+        timeout: float = 2.0,
+        locals: bool = False,
+        native: bool = False,
+        all_threads: bool = False,
+    ) -> Future[Stacks]:
+        """Where the actors of this mesh or slice are now: the thread of each, and its suspended tasks.
+
+        Processes answer also while their endpoints are stuck; one that cannot, because native code holds its interpreter
+        lock, is made by its host agent to write its stacks, and one that is stopped is named as `silent`. Each has `timeout`
+        seconds for either. `locals`: with the variables of each frame as text, for which `repr` is called there. `native`:
+        with the frames of native code, by py-spy (pip install 'pymonarch[debug]'). `all_threads`: the runtime's own threads
+        and frames too. `print(mesh.stacks().get())` shows stacks that are the same once, with their ranks. Works from the
+        client and from any actor.
+
+        If the class has an endpoint `stacks`, that is `mesh.stacks`; this method is `ActorMesh.stacks(mesh)` then.
+        """
+        addresses = [address for _index, _rank, address in self._plan.receivers]
+        inspection = plugins.load("_mesh.inspection.mesh_stacks")
+        found: Future[Stacks] = inspection.of_actors(addresses, self._spec.key, timeout, locals, native, all_threads)
+        return found
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops every actor of the mesh: what runs finishes (async endpoints are cancelled), what waits is refused, the

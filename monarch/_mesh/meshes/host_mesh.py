@@ -25,6 +25,9 @@ from monarch._wire import os_text
 from monarch._wire.ids import new_id
 from monarch.config import settings
 
+if TYPE_CHECKING:
+    from monarch._mesh.inspection.stacks_of_program import Stacks
+
 _REFERENCE = (
     "`HostMesh` that is a reference instead of owned: this host, slices and meshes that were sent belong to others"
 )
@@ -206,6 +209,20 @@ class HostMesh(Handle):
             return make_future(Done(True))
         self._session.check()
         return make_future(Then(self._session.attached, lambda _value: True))
+
+    def stacks(
+        self,
+        *,
+        timeout: float = 2.0,
+        locals: bool = False,
+        native: bool = False,
+        all_threads: bool = False,
+    ) -> Future[Stacks]:
+        """Where every process of this program on these hosts is now: as `ProcMesh.stacks`."""
+        hosts = [self._hosts[rank] for rank in self._shape.ndslice]
+        inspection = plugins.load("_mesh.inspection.mesh_stacks")
+        found: Future[Stacks] = inspection.of_hosts(hosts, timeout, locals, native, all_threads)
+        return found
 
     def shutdown(self) -> Future[None]:
         """Stops every process on the hosts; then their worker loops end. Begins at once; the Future says when it is done.

@@ -26,6 +26,7 @@ from monarch._wire.address import agent_at, host_of, name_of
 from monarch._wire.message import LogOption
 
 if TYPE_CHECKING:
+    from monarch._mesh.inspection.stacks_of_program import Stacks
     from monarch._mesh.meshes.owned import OwnedProcs
 
 P = ParamSpec("P")
@@ -156,6 +157,27 @@ class ProcMesh(Handle):
                 f"whether the mesh {self._spec.name!r} is healthy is known to the process that spawned it: ask there"
             )
         return make_future(source)
+
+    def stacks(
+        self,
+        *,
+        timeout: float = 2.0,
+        locals: bool = False,
+        native: bool = False,
+        all_threads: bool = False,
+    ) -> Future[Stacks]:
+        """Where every thread of the processes of this mesh or slice is now, and every suspended task of their actors.
+
+        Processes answer also while their endpoints are stuck; one that cannot, because native code holds its interpreter
+        lock, is made by its host agent to write its stacks, and one that is stopped is named as `silent`. Each has `timeout`
+        seconds for either. `locals`: with the variables of each frame as text, for which `repr` is called there. `native`:
+        with the frames of native code, by py-spy (pip install 'pymonarch[debug]'). `all_threads`: the runtime's own threads
+        and frames too. `print(mesh.stacks().get())` shows stacks that are the same once, with their ranks. Works from the
+        client and from any actor.
+        """
+        inspection = plugins.load("_mesh.inspection.mesh_stacks")
+        found: Future[Stacks] = inspection.stacks_of(self._addresses(), None, timeout, locals, native, all_threads)
+        return found
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes: every actor's `__cleanup__` runs, each interpreter ends in the ordinary way, and what is

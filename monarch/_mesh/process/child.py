@@ -23,7 +23,9 @@ import types
 import cloudpickle  # noqa: F401
 import msgspec
 
+from monarch._mesh.actors import breakpoints
 from monarch._mesh.failures import main_thread  # noqa: F401  of monarch.actor, which the program's modules import
+from monarch._mesh.inspection import fault_signal, recording
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import threads
@@ -72,12 +74,14 @@ class Served:
         proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         layer.when_agent_lost = _agent_lost
         set_home(proc)
+        fault_signal.listen(spec.folder, address)
         transport.listen(listening)
         agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
         agent.start()
         proc.processes.use_agent(agent)
         loop.start()
+        recording.begin_if_asked(proc)
 
     def _on_stop(self, stop: StopProc) -> None:
         if stop.incarnation in (None, self.proc.incarnation):
@@ -95,6 +99,7 @@ class Served:
         actors = list(proc.actors.values())
         ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
         All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
+        recording.finish()
         log_thread.flush(1.0)
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -160,6 +165,7 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
     sys.setswitchinterval(settings.get("switch_interval"))
     logging.getLogger().setLevel(logging.INFO)
     log_prefix.install()
+    breakpoints.install()
     for stream in (sys.stdout, sys.stderr):
         try:  # one write a line, under PYTHONUNBUFFERED too: lines of several processes must not mix
             stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]

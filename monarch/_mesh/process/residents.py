@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 
 from monarch._errors import ActorError, SupervisionError
 from monarch._mesh import plugins
+from monarch._mesh.actors import breakpoints
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
+from monarch._mesh.inspection.recording import actor_event
 from monarch._mesh.meshes.owned import Acks
+from monarch._runtime import recorder as recording
 from monarch._runtime.context import root_of
 from monarch._runtime.driver import run
 from monarch._runtime.ending import abandon
@@ -90,6 +93,9 @@ class Residents:
             instance.ended.on_ready(once(lambda: self._setup_ended(instance)))
         label = "event-loop" if spawn.loop else "driver"
 
+        if not spawn.cls.startswith("monarch.") and root_of(self._proc) is not None:
+            breakpoints.install_in_client()  # before it is constructed
+
         def start() -> None:
             if spawn.record:
                 start_thread(_run_recorded, f"monarch-actor-{label}", instance, spawn, body, buffers)
@@ -97,6 +103,9 @@ class Residents:
                 start_thread(run, f"monarch-actor-{label}", instance)
 
         self._proc.add_actor(instance)
+        if recording.active is not None:
+            recording.active.add(actor_event(instance, spawn.cls))
+            recording.active.status(instance, "Created")
         if spawn.port:
             self._announce(instance, spawn, connection.remote)
         if self._gate_failure and not spawn.setup:

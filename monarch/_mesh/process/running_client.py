@@ -13,6 +13,7 @@ import random  # noqa: F401
 from monarch._errors import ClientClosedError
 from monarch._mesh.actors import map_results  # noqa: F401
 from monarch._mesh.failures.main_thread import faults
+from monarch._mesh.inspection import fault_signal
 from monarch._mesh.inspection.door import Door
 from monarch._mesh.output.printer import Printer
 from monarch._mesh.process import named_actors
@@ -68,6 +69,7 @@ class Client:
         self.printer.far_agents = self._far_agents
         transport.listen(listening)
         self.door = Door(proc, self.directory)
+        fault_signal.listen(self.directory, proc.address)
         connection = transport.connect(started.socket, agent_at(host))
         proc.processes.use_agent(connection)
         connection.start()

@@ -11,6 +11,7 @@ from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
 from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.inspection import recording
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
 from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh
@@ -19,6 +20,7 @@ from monarch._mesh.process.context import context
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.spawn_sites import SpawnSites
+from monarch._runtime import recorder as recorders
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Slot, Source, once
 from monarch._runtime.incarnations import last_on
@@ -93,6 +95,9 @@ class Spawning:
                 if incarnation := known.of(spec.key, rank, address):
                     self._expect(owned, rank, incarnation)
         owner.owned[spec.key] = owned
+        recorder = recorders.active
+        if recorder is not None and not recorder.leaves_out(cls):
+            recorder.add(recording.actors_event(spec))
         effects: list[Notify | Gone] = []
         try:
             for rank in range(len(spec.addresses)):
@@ -282,6 +287,10 @@ class Spawning:
         procs[spec.uid] = owned
         self._proc_sites.spawned(spec.uid)
         owner.owned[spec.uid] = owned
+        recorder = recorders.active
+        if recorder is not None:
+            for event in recording.procs_events(spec):
+                recorder.add(event)
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
             why = self._proc.mesh.attached.why_lost(host)
             if not why:

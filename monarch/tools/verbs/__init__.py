@@ -13,7 +13,10 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = ("apply", "run", "exec", "shell", "status", "logs", "kill", "context", "profile", "replay", "completion")
+NAMES = (
+    "apply", "run", "exec", "shell", "status", "stacks", "doctor", "debug", "profile", "replay", "tui", "logs", "kill",
+    "context", "completion",
+)  # fmt: skip
 
 
 def all_verbs() -> list[ModuleType]:

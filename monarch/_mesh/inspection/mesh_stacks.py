@@ -1,0 +1,79 @@
+"""`stacks()` of meshes: asked from inside the program, by the client or an actor."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from monarch._mesh.inspection import stacks_of_program, survey
+from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stacks_of_program import Stacks, Wanted
+from monarch._mesh.inspection.survey import Answers
+from monarch._runtime.future import Future, Promise, check_timeout
+from monarch._runtime.loop import start_thread
+from monarch._wire.address import host_of
+
+_GRACE = 5.0  # seconds that a survey may be late
+
+T = TypeVar("T")
+
+
+def ask_program(question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool) -> Answers:
+    """`survey.ask`, waited for."""
+    return survey.ask(question, argument, timeout=timeout, only=only, agents=agents).get(timeout + _GRACE)
+
+
+def in_thread(make: Callable[[], T], name: str) -> Future[T]:
+    """What `make()` returns or raises, on a thread that may ask questions as this one may."""
+    promise: Promise[T] = Promise()
+
+    def run() -> None:
+        try:
+            promise.set(make())
+        except BaseException as exc:
+            promise.fail(exc)
+
+    start_thread(contextvars.copy_context().run, name, run)
+    return promise.future
+
+
+def stacks_of(
+    only: Sequence[str] | None,
+    keep: Callable[[ProcessStacks, ThreadStack], bool] | None,
+    timeout: float,
+    variables: bool,
+    native: bool,
+    all_threads: bool,
+) -> Future[Stacks]:
+    """Of the processes at these addresses (None: all), of them the threads for which `keep`."""
+    survey.open_proc()  # raises here, where the call is
+    addresses = None if only is None else list(dict.fromkeys(only))
+    wanted = Wanted(addresses, check_timeout(timeout), all_threads, variables, native)
+
+    def make() -> Stacks:
+        found = stacks_of_program.gather(ask_program, wanted)
+        return found if keep is None else found.only(keep)
+
+    return in_thread(make, "monarch-stacks")
+
+
+def of_actors(
+    addresses: Sequence[str], key: str, timeout: float, variables: bool, native: bool, all_threads: bool
+) -> Future[Stacks]:
+    """Of an actor mesh: the threads of its actors, and of processes that could not say whose they are, all actors'."""
+
+    def keep(process: ProcessStacks, stack: ThreadStack) -> bool:
+        return all_threads or stack.key == key or bool(stack.actor and not stack.key) or not process.mesh
+
+    return stacks_of(addresses, keep, timeout, variables, native, all_threads)
+
+
+def of_hosts(hosts: Sequence[str], timeout: float, variables: bool, native: bool, all_threads: bool) -> Future[Stacks]:
+    """Of every process of this program on these hosts."""
+    there = set(hosts)
+
+    def keep(process: ProcessStacks, stack: ThreadStack) -> bool:
+        return host_of(process.address) in there
+
+    return stacks_of(None, keep, timeout, variables, native, all_threads)

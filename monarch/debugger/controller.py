@@ -1,0 +1,238 @@
+"""The actor in the root client's process that has all breakpoints of the program: see `debug_controller`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import Any
+
+from monarch._mesh.actors.actor import Actor
+from monarch._mesh.actors.endpoint import concurrent_endpoint
+from monarch._mesh.inspection.wait_graph import wait_graph
+from monarch._mesh.process.named_actors import get_or_spawn_controller
+from monarch._runtime.context import here, root_of
+from monarch._runtime.log_thread import log
+from monarch._runtime.replies import Entry
+from monarch._wire.message import ProcEnded
+from monarch.config import settings
+from monarch.debugger import stuck
+from monarch.debugger.commands import Selection
+from monarch.debugger.conversation import LINE, Conversation
+from monarch.debugger.listener import Listener, listen
+from monarch.debugger.sessions import MOST, DebugSessionInfo, Session, Sessions
+
+NAME = "debug_controller"
+_LOOK = 1.0  # seconds that a list may wait for word of endpoints that are stuck
+_logger = logging.getLogger("monarch")
+
+_Infos = list[DebugSessionInfo]  # one of the endpoints is called `list`
+_Names = list[tuple[str, int]]
+
+_here: DebugController | None = None  # of this process
+
+
+class DebugController(Actor):
+    """Endpoints for the ranks: `debugger_*`; for programs: `list`, `wait_pending_session`."""
+
+    _is_system_actor = True
+
+    def __init__(self) -> None:
+        global _here
+        self._sessions = Sessions()
+        self._tokens: dict[int, Session] = {}
+        self._last_token = 0
+        self._listener: Listener | None = None
+        self._listening: asyncio.Lock | None = None
+        self._conversation: Conversation | None = None
+        self._proc = here()
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.ended = False
+        self._watch = _Watch(self)
+        self._proc.ports.add(self._watch)
+        _here = self
+
+    @concurrent_endpoint
+    async def hello(self) -> None:
+        """Returns when it can be talked to."""
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.loop is None:
+            self.loop = asyncio.get_running_loop()
+            self._listening = asyncio.Lock()
+
+    # --- ranks
+
+    @concurrent_endpoint
+    async def debugger_session_start(
+        self, info: DebugSessionInfo, address: str, pid: int, reason: str, patience: float | None
+    ) -> int:
+        """A session of the process at `address`, until `debugger_session_end` or the end of that process. The number by which
+        it is named from here on; 0 when there are too many already. Raises when the debugger cannot be reached by anybody."""
+        self._begin()
+        if len(self._sessions) >= MOST:
+            return 0
+        await self._listen()
+        first = not len(self._sessions)
+        session = self._sessions.start(Session(info, address, pid, reason, patience))
+        self._last_token += 1
+        self._tokens[self._last_token] = session
+        if first:
+            self._announce(session)
+        return self._last_token
+
+    @concurrent_endpoint
+    async def debugger_session_end(self, token: int) -> None:
+        session = self._tokens.pop(token, None)
+        if session is not None:
+            self._sessions.end(session)
+
+    @concurrent_endpoint
+    async def debugger_write(self, token: int, text: str, function: str, lineno: int) -> None:
+        """What the pdb of that session has written, and where its endpoint stands."""
+        session = self._tokens.get(token)
+        if session is not None:
+            session.write(text, function, lineno)
+
+    @concurrent_endpoint
+    async def debugger_read(self, token: int) -> str | None:
+        """The next line for that pdb; None: it is to clear its breakpoints and to go on."""
+        session = self._tokens.get(token)
+        return None if session is None else await session.read()
+
+    @concurrent_endpoint
+    async def debugger_source(self, filename: str) -> tuple[str, str] | None:
+        """A source file that the client can read and the rank cannot: its full name, and its text."""
+        from monarch.debugger.sources import find
+
+        return find(filename)
+
+    def process_ended(self, address: str) -> None:
+        """Any thread."""
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self._end_of_process, address)
+
+    def _end_of_process(self, address: str) -> None:
+        for session in self._sessions.of_process(address):
+            session.write(f"\n(its process, pid {session.pid}, has ended)\n", "", 0)
+            self._sessions.end(session)
+        self._tokens = {token: session for token, session in self._tokens.items() if not session.ended}
+
+    # --- programs
+
+    @concurrent_endpoint
+    async def list(self, print_output: bool = True) -> _Infos:
+        """The endpoints that stand at a breakpoint, by name and rank; also printed, in the client."""
+        if print_output:
+            print(self._sessions.page(), flush=True)
+        return [session.info for session in self._sessions.all()]
+
+    @concurrent_endpoint
+    async def wait_pending_session(self) -> None:
+        """Returns when an endpoint stands at a breakpoint."""
+        await self._sessions.pending()
+
+    # --- people, by the prompt
+
+    async def page(self) -> str:
+        page = self._sessions.page()
+        patience = settings.get("slow_handler_after") or stuck.PATIENCE
+        try:
+            graph = await wait_graph(_LOOK)
+        except RuntimeError:  # the client ends
+            return page
+        addresses = {session.address for session in self._sessions.all()}
+        lines = stuck.lines(graph, patience, addresses)
+        return "\n".join([page, *lines])
+
+    def find(self, name: str, rank: int) -> Session:
+        return self._sessions.find(name, rank)
+
+    def cast(self, name: str, which: Selection, command: str) -> None:
+        for session in self._sessions.select(name, which):
+            session.type(command)
+
+    def continue_all(self) -> None:
+        for session in self._sessions.all():
+            if not session.runs:  # it would take them at its next breakpoint, which may be much later
+                session.type("clear")
+                session.type("c")
+
+    def names(self) -> _Names:
+        """For completion."""
+        return [(session.info.actor_name, session.info.rank) for session in self._sessions.all()]
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A new connection takes the place of the one there is."""
+        before = self._conversation
+        mine = self._conversation = Conversation(self, reader, writer)
+        if before is not None:
+            before.replaced.set()
+        try:
+            await mine.run()
+        finally:
+            if self._conversation is mine:
+                self._conversation = None
+
+    async def converse_by(self, sock: socket.socket) -> None:
+        """The same, by a connected Unix socket."""
+        reader, writer = await asyncio.open_unix_connection(sock=sock, limit=LINE)
+        await self.converse(reader, writer)
+
+    async def _listen(self) -> None:
+        assert self._listening is not None
+        async with self._listening:
+            if self._listener is None:
+                self._listener = await listen(self.converse)
+                for note in self._listener.notes:
+                    log(_logger, logging.WARNING, "%s", note)
+
+    def _announce(self, session: Session) -> None:
+        """The first of those that stand there; `list` shows the others."""
+        info = session.info
+        assert self._listener is not None
+        log(
+            _logger,
+            logging.WARNING,
+            "rank %d of %s (%s, pid %d) %s at %s:%d. To look: monarch debug --pid %d (or nc %s %d)",
+            info.rank, info.actor_name, info.hostname, session.pid, session.reason, info.function, info.lineno,
+            os.getpid(), self._listener.host, self._listener.port,
+        )  # fmt: skip
+
+    async def __cleanup__(self, cause: Exception | None) -> None:
+        self.ended = True
+        self._watch.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._conversation is not None:
+            self._conversation.replaced.set()
+
+
+class _Watch(Entry):
+    """Hears of every process that ends, as everybody does who waits for an answer."""
+
+    __slots__ = ("_controller",)
+
+    def __init__(self, controller: DebugController) -> None:
+        super().__init__(None)
+        self._controller = controller
+
+    def process_ended(self, ended: ProcEnded) -> None:
+        self._controller.process_ended(ended.address)
+
+    def give_up(self, error: BaseException) -> None:
+        self.close()
+
+
+def debug_controller() -> Any:
+    """See `monarch.actor.debug_controller`."""
+    return get_or_spawn_controller(NAME, DebugController).get()
+
+
+def here_in_client() -> DebugController:
+    """The actor itself, in the client's process, on any thread of it. It is made if need be."""
+    debug_controller().hello.call_one().get(30.0)
+    assert _here is not None and root_of(_here._proc) is not None
+    return _here

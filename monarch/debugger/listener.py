@@ -1,0 +1,129 @@
+"""Where the debugger listens for plain connections (`nc localhost 27000`); `monarch debug` needs none of it.
+
+On loopback, programs of this user are let in, as the kernel says whose they are. Beyond it, those who say a token first: it
+is printed when the listener starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+
+from monarch.debugger import peers
+from monarch.debugger.conversation import LINE
+
+HOST, PORT, PROTOCOL = "MONARCH_DEBUG_SERVER_HOST", "MONARCH_DEBUG_SERVER_PORT", "MONARCH_DEBUG_SERVER_PROTOCOL"
+_SETTLE = 0.5  # seconds between a connection and the first word of it
+_STRANGERS = 16  # connections at a time that are not let in yet; further ones are closed
+_TOKEN_WITHIN = 30.0  # seconds to say the token in
+
+Converse = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Listener:
+    """`token`: "" on loopback. `notes`: what the program should say of it, a line each."""
+
+    def __init__(self, host: str, port: int, wanted: int, token: str) -> None:
+        self.host = host
+        self.port = port
+        self.token = token
+        self.notes: list[str] = []
+        if wanted not in (0, port):
+            self.notes.append(f"port {wanted} of {host} ({PORT}) is taken: the debugger listens on port {port} instead")
+        if token:
+            self.notes.append(
+                f"the debugger listens on {host}:{port}; the first line of a connection is the token {token}"
+            )
+        self._strangers = 0
+        self._server: asyncio.Server | None = None
+
+    async def serve(self, sockets: list[socket.socket], converse: Converse) -> None:
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.closing(writer):
+                if self._strangers < _STRANGERS:
+                    self._strangers += 1
+                    try:
+                        known = await self._is_let_in(reader, writer)
+                    finally:
+                        self._strangers -= 1
+                    if known:
+                        await asyncio.sleep(_SETTLE)
+                        await converse(reader, writer)
+
+        for sock in sockets:
+            self._server = await asyncio.start_server(connected, sock=sock, limit=LINE)
+
+    async def _is_let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        if not self.token:
+            if peers.is_ours(writer.get_extra_info("socket")):
+                return True
+            writer.write(b"refused: this debugger is another user's\n")
+            return False
+        try:
+            async with asyncio.timeout(_TOKEN_WITHIN):
+                line = await reader.readline()
+        except (TimeoutError, ValueError, OSError):
+            return False
+        if hmac.compare_digest(line.strip(), self.token.encode()):
+            return True
+        writer.write(b"refused: the first line is the token that the program has printed\n")
+        return False
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+
+async def listen(converse: Converse) -> Listener:
+    """At the address that the environment names. NotImplementedError for another protocol than tcp; OSError, ValueError when
+    it cannot be had."""
+    protocol = os.environ.get(PROTOCOL, "tcp")
+    if protocol != "tcp":
+        raise NotImplementedError(f"Network protocol {protocol} not yet supported.")
+    host, port = os.environ.get(HOST, "localhost"), _port(os.environ.get(PORT, "27000"))
+    family, address = await _resolve(host)
+    try:
+        sock = _bound(family, address, port)
+    except OSError as error:
+        if not port:
+            raise OSError(error.errno, f"the debugger cannot listen on {host}: {error.strerror} ({HOST})") from None
+        try:
+            sock = _bound(family, address, 0)
+        except OSError as again:
+            raise OSError(again.errno, f"the debugger cannot listen on {host}: {again.strerror} ({HOST})") from None
+    token = "" if peers.is_loopback(address) else secrets.token_urlsafe(24)
+    made = Listener(host, sock.getsockname()[1], port, token)
+    await made.serve([sock], converse)
+    return made
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise ValueError(f"{PORT} is {text!r}: expected a port, from 0 (any that is free) to 65535")
+    return int(text)
+
+
+async def _resolve(host: str) -> tuple[int, str]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise OSError(f"the debugger cannot listen on {host!r} ({HOST}): {error.strerror or error}") from None
+    best = min(found, key=lambda one: one[0] != socket.AF_INET)  # as nc, which goes to 127.0.0.1 first
+    return best[0], str(best[4][0])
+
+
+def _bound(family: int, address: str, port: int) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind((address, port))
+        sock.listen()
+    except BaseException:
+        sock.close()
+        raise
+    return sock
