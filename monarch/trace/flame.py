@@ -250,7 +250,7 @@ function show(x,w,d){boxes.forEach(function(g){
   if(!above&&!inside){g.style.display='none';return}
   g.style.display='';
   var nx=above?0:(gx-x)/w*W,nw=above?W:gw/w*W,room=Math.floor((nw-6)/C);
-  r.setAttribute('x',nx);r.setAttribute('width',Math.max(nw-0.5,0.2));r.style.opacity=above?0.5:1;
+  r.setAttribute('x',nx);r.setAttribute('width',Math.max(nw-0.5,0.2));r.style.opacity=above?0.75:1;
   t.setAttribute('x',nx+3);t.textContent=name.length<=room?name:room>2?name.slice(0,room-1)+'\\u2026':'';
 });}
 boxes.forEach(function(g){g.addEventListener('click',function(){

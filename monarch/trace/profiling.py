@@ -14,7 +14,7 @@ from monarch._mesh.inspection import survey
 from monarch.trace import perfetto
 from monarch.trace.spans import ActorName, Drawn, SpanRow, draw
 from monarch.trace.timeline import Timeline, chrome
-from monarch.trace.torch_profiles import TorchProfiles
+from monarch.trace.torch_profiles import Ask, TorchProfiles
 
 if TYPE_CHECKING:
     from monarch._mesh.inspection.survey import Answers
@@ -24,9 +24,6 @@ _PAGE = 50_000  # rows asked for at a time
 _SETTLE = 0.2  # seconds between two looks at whether rows still come
 _DRAIN = 10.0  # seconds after which it goes on with what has come
 _QUERY = 60.0  # seconds that one query may take
-
-# Question, argument, time, addresses (None: all processes).
-Ask = Callable[[str, bytes, float, "Sequence[str] | None"], "Answers"]
 
 
 class Client(Protocol):

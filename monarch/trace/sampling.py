@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from monarch._mesh.inspection import sampler, survey
-from monarch._mesh.inspection.sampler import Samples, Wanted
+from monarch._mesh.inspection.sampler import Samples, Wanted, check
 from monarch._wire.address import CLIENT, name_of
 from monarch.trace.flame import Flame
 
 if TYPE_CHECKING:
     from monarch._mesh.inspection.survey import Answers
     from monarch.admin.programs import Program
+
+__all__ = ["addresses_of", "check", "flame_of", "names_of", "sample"]
 
 _SPARE = 10.0  # seconds for answers on their way, and for processes that are busy
 _NAMED = 3  # actors by which a process is called
@@ -38,7 +40,7 @@ def sample(
 
     Processes that give no answer are in `silent`. ValueError for a time over 300 s or a rate over 1000.
     """
-    sampler.check(seconds, rate)
+    check(seconds, rate)
     argument = msgspec.msgpack.encode(Wanted(seconds, rate, threads, which, idle))
     only = None if mesh is None else addresses_of(mesh)
     if program is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,7 +17,10 @@ from monarch._mesh.inspection.torch_profile import Trace
 from monarch.trace.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
-    from monarch.trace.profiling import Ask
+    from monarch._mesh.inspection.survey import Answers
+
+# Question, argument, time, addresses (None: all processes).
+Ask = Callable[[str, bytes, float, "Sequence[str] | None"], "Answers"]
 
 _START = 30.0  # seconds for torch to begin: the first profile of a process loads its libraries
 _STOP = 120.0  # and to write what it has

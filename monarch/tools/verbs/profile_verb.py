@@ -62,10 +62,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _flame(program: Program, options: argparse.Namespace) -> Path:
-    from monarch._mesh.inspection import sampler
     from monarch.trace import sample
+    from monarch.trace.sampling import check
 
-    sampler.check(options.duration, options.rate)
+    check(options.duration, options.rate)
     _say(f"Looking at {program.pid} for {options.duration:g}s...")
     flame = sample(
         options.duration,
