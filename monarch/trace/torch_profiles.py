@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -69,15 +69,17 @@ class TorchProfiles:
         return said + [f"  not in it: {count} process(es), {why}" for why, count in reasons.items()]
 
     def add_to(self, timeline: Timeline) -> None:
-        """Into the processes that telemetry shows, where it knows them by an actor; else into processes of their own."""
+        """Into the processes that telemetry shows, on tracks of their own."""
         for trace in self._traces.values():
-            name = ", ".join(trace.who[:3]) or f"pid {trace.pid}"
-            add(timeline, f"{name} (torch, pid {trace.pid})", json.loads(zlib.decompress(trace.packed)), trace.pid)
+            add(timeline, trace.process, json.loads(zlib.decompress(trace.packed)), trace.pid, trace.threads)
 
 
-def add(timeline: Timeline, name: str, trace: dict[str, Any], pid: int = 0) -> int:
-    """The complete events of one Chrome trace as one process, a track for each of its threads and streams; how many."""
-    base = float(trace.get("baseTimeNanoseconds", 0))
+def add(
+    timeline: Timeline, name: str, trace: dict[str, Any], pid: int = 0, threads: Mapping[int, str] | None = None
+) -> int:
+    """The complete events of one Chrome trace as tracks of one process, one for each of its threads and streams; how many.
+    `threads`: what threads are called, by their numbers."""
+    base = int(trace.get("baseTimeNanoseconds", 0))
     names: dict[tuple[Any, Any], str] = {}
     for event in trace.get("traceEvents", ()):
         if event.get("ph") == "M" and event.get("name") == "thread_name":
@@ -88,8 +90,9 @@ def add(timeline: Timeline, name: str, trace: dict[str, Any], pid: int = 0) -> i
         if event.get("ph") != "X" or event.get("cat") == "Trace":
             continue
         place = event.get("pid"), event.get("tid")
-        start = int(base + float(event["ts"]) * 1000)
-        end = start + max(1, int(float(event.get("dur", 0)) * 1000))
+        at = float(event["ts"])
+        start = base + round(at * 1000)
+        end = max(start + 1, base + round((at + float(event.get("dur", 0))) * 1000))  # so that what is nested stays so
         args = event.get("args") or {}
         notes = {
             key: value if isinstance(value, (int, float, str)) else str(value)
@@ -97,8 +100,11 @@ def add(timeline: Timeline, name: str, trace: dict[str, Any], pid: int = 0) -> i
             if key in _KEPT
         }
         label = names.get(place) or f"thread {place[1]}"
-        if place[0] != pid and pid:  # of a device
+        if pid and place[0] != pid:
             label = f"device {place[0]}: {label}"
+        elif threads and place[1] in threads:
+            label = threads[place[1]]
+        label = f"torch: {label}"
         process.track(label).slices.append(Slice(start, end, str(event.get("name")), str(event.get("cat", "")), notes))
         count += 1
     return count

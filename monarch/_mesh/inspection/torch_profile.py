@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._mesh.inspection.recording import process_name
+
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
 
@@ -23,13 +25,14 @@ _LONGEST = 300.0  # seconds after which it ends by itself
 
 
 class Trace(msgspec.Struct):
-    """`packed`: what torch's `export_chrome_trace` writes, by zlib; b"" when there is none, and `why` says why. `who`: the
-    actors there."""
+    """`packed`: what torch's `export_chrome_trace` writes, by zlib; b"" when there is none, and `why` says why.
+    `process`: as telemetry calls it. `threads`: of actors, by the number that the system gives them."""
 
     packed: bytes
     why: str
     pid: int
-    who: list[str]
+    process: str
+    threads: dict[int, str]
 
 
 _lock = threading.Lock()
@@ -49,6 +52,7 @@ def start(proc: Proc, argument: bytes) -> bytes:
             return msgspec.msgpack.encode("torch.profiler runs there already")
         from torch.profiler import profile, supported_activities
 
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # what torch would print into the program's output
         profiler = profile(activities=list(supported_activities()), **_all_threads())
         profiler.start()
         _running = profiler
@@ -85,14 +89,23 @@ def stop(proc: Proc, argument: bytes) -> bytes:
     return b""
 
 
+def _threads_of_actors(proc: Proc) -> dict[int, str]:
+    actors = {actor.thread_ident: f"{actor.name}[{actor.rank}]" for actor in list(proc.actors.values())}
+    return {
+        thread.native_id: actors[thread.ident]
+        for thread in threading.enumerate()
+        if thread.native_id is not None and thread.ident in actors
+    }
+
+
 def take(proc: Proc, argument: bytes) -> bytes:
     """Gives what was recorded, once."""
     global _ended
     with _lock:
         profiler, _ended = _ended, None
-    who = sorted(f"{actor.name}[{actor.rank}]" for actor in list(proc.actors.values()))
+    about = (proc.pid, process_name(proc), _threads_of_actors(proc))
     if profiler is None:
-        return msgspec.msgpack.encode(Trace(b"", "torch.profiler did not run there", proc.pid, who))
+        return msgspec.msgpack.encode(Trace(b"", "torch.profiler did not run there", *about))
     descriptor, path = tempfile.mkstemp(suffix=".json", prefix="monarch-torch-")  # 0600
     os.close(descriptor)
     try:
@@ -100,8 +113,8 @@ def take(proc: Proc, argument: bytes) -> bytes:
         size = os.path.getsize(path)
         if size > LARGEST:
             why = f"its trace has {size >> 20} MiB, and {LARGEST >> 20} MiB are taken at most: profile a shorter time"
-            return msgspec.msgpack.encode(Trace(b"", why, proc.pid, who))
+            return msgspec.msgpack.encode(Trace(b"", why, *about))
         with open(path, "rb") as file:
-            return msgspec.msgpack.encode(Trace(zlib.compress(file.read(), 1), "", proc.pid, who))
+            return msgspec.msgpack.encode(Trace(zlib.compress(file.read(), 1), "", *about))
     finally:
         os.unlink(path)
