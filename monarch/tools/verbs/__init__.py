@@ -22,6 +22,7 @@ NAMES = (
     "stacks",
     "doctor",
     "debug",
+    "profile",
     "replay",
     "tui",
     "logs",
