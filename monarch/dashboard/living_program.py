@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._mesh.inspection import stacks_of_program
-from monarch._mesh.inspection.stack_records import ProcessStacks
+from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch.admin.looking import Look, LookFailed
 from monarch.dashboard.icicle import Stack
 from monarch.dashboard.living import Stacks
@@ -73,7 +73,12 @@ def folded(process: ProcessStacks) -> Iterator[Stack]:
         rank = thread.rank if thread.key else process.rank
         frames = [(frame.function, frame.file, frame.line) for frame in thread.frames]
         name = (thread.endpoint and f"{thread.endpoint}()") or thread.task or thread.thread
-        yield Stack(f"{group} {rank}", group, frames, thread.idle or not frames, name)
+        yield Stack(f"{group} {rank}", group, frames, thread.idle or not frames or is_ours(thread), name)
+
+
+def is_ours(thread: ThreadStack) -> bool:
+    """A thread of the runtime beside the program's: it waits for what is none of the program's business."""
+    return not thread.actor and thread.thread.startswith("monarch-")
 
 
 def name_of(command: str) -> str:

@@ -22,8 +22,9 @@ def test_summary(recorded: Any) -> None:
     assert (failed["rank"], failed["actor_id"]) == (FAILED, str(recorded.job.actors["trainers"][FAILED]))
     assert made["message_counts"]["by_status"]["active"] == 63
     assert made["timeline"]["failure_onset_us"] == recorded.job.failure_us
-    assert [each["level"] for each in made["concerns"]] == ["error", "warning"]
+    assert [each["level"] for each in made["concerns"]] == ["error", "warning", "warning"]
     assert made["concerns"][1]["text"].startswith("step() has been running for 4")
+    assert "'gpus': 17/64} is slow in step(): 9" in made["concerns"][2]["text"]
     assert made["program"]["pid"] == 4711
     assert made["rows_lost"] == 0
 

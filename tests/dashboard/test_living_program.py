@@ -35,3 +35,5 @@ def test_threads_are_compared_within_their_mesh() -> None:
     assert (second.group, second.idle) == ("processes of workers", True)
     (third,) = folded(ProcessStacks("a/client", "a", 7, "", 0, [ThreadStack("MainThread", 2, frames)]))
     assert third.group == "client"
+    (watches,) = folded(ProcessStacks("a/client", "a", 7, "", 0, [ThreadStack("monarch-observer", 3, frames)]))
+    assert watches.idle  # of the runtime

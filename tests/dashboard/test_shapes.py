@@ -114,22 +114,24 @@ def test_concerns_name_the_root_cause_first() -> None:
             {"actor_id": 3, "endpoint": "step", "active_us": 0},
             {"actor_id": 4, "endpoint": "step", "active_us": 9},
         ],
+        slow=[failed(0) | {"endpoint": "step", "own_us": 1.5e6, "mesh_us": 421_000.0}],
         now_us=60_000_000,
         long_us=30_000_000,
         lost=1200,
         missing=["node7"],
     )
-    assert [each["level"] for each in found] == ["error", "error", "warning", "note", "warning"]
+    assert [each["level"] for each in found] == ["error", "error", "warning", "warning", "note", "warning"]
     assert found[0]["text"] == "T t{'gpus': 1/2} failed: ValueError: no"
     assert found[0]["actor_id"] == str(2**63)
     assert found[2]["text"] == "step() has been running for 60 s in 2 actors"
-    assert "1,200 rows" in found[3]["text"]
-    assert "node7" in found[4]["text"]
+    assert found[3]["text"] == ("T t{'gpus': 1/2} is slow in step(): 1.5 s where the others of its mesh take 421 ms")
+    assert "1,200 rows" in found[4]["text"]
+    assert "node7" in found[5]["text"]
 
 
 def test_nothing_to_be_concerned_about() -> None:
     running = [{"actor_id": 3, "endpoint": "step", "active_us": 50}]
-    assert shapes.concerns(failed=[], running=running, now_us=100, long_us=60, lost=0, missing=[]) == []
+    assert shapes.concerns(failed=[], running=running, slow=[], now_us=100, long_us=60, lost=0, missing=[]) == []
 
 
 def test_rates_of_counters() -> None:
@@ -143,7 +145,9 @@ def test_rates_of_counters() -> None:
     assert shapes.per_second(samples, "net") == [None, 500, None, 100, None]
 
 
-@pytest.mark.parametrize(("us", "text"), [(900, "1 ms"), (45e6, "45 s"), (600e6, "10 min"), (3 * 3600e6, "3.0 h")])
+@pytest.mark.parametrize(
+    ("us", "text"), [(900, "1 ms"), (1.5e6, "1.5 s"), (45e6, "45 s"), (600e6, "10 min"), (3 * 3600e6, "3.0 h")]
+)
 def test_durations(us: float, text: str) -> None:
     assert shapes.duration(us) == text
 
