@@ -13,18 +13,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = (
-    "apply",
-    "run",
-    "exec",
-    "shell",
-    "status",
-    "stacks",
-    "doctor",
-    "debug",
-    "profile",
-    "replay",
-    "tui",
+NAMES = ("apply", "run", "exec", "shell", "status", "stacks", "doctor", "debug", "profile", "replay", "tui", "dashboard", "logs", "kill", "context", "completion")
     "logs",
     "kill",
     "context",
