@@ -292,7 +292,7 @@ def _handlers(instance: Instance, clock: _Clock) -> tuple[list[Handler], int]:
 def _status(instance: Instance, handlers: list[Handler], clock: _Clock) -> tuple[str, str]:
     end = instance.end
     if end is not None and not end.stopped:
-        return "failed", _clip(end.event or end.report)
+        return "failed", _cause(end)
     if instance.stopping or end is not None:
         return "stopping", ""
     if instance.behaviour is None:
@@ -344,7 +344,7 @@ def _departed(departed: Departed, proc: Proc, ask: Ask) -> ActorFacts:
         departed.owner,
         departed.owner_proc,
         "zombie" if abandoned else departed.word,
-        reason if failure.stopped else _clip(failure.event or failure.report),
+        reason if failure.stopped else _cause(failure),
         departed.created_at,
         departed.processed,
         departed.busy,
@@ -365,6 +365,13 @@ def _reason(failure: Failure) -> str:
     """Of an ordinary stop, without the words around it."""
     text = failure.event or failure.report
     return _clip(text.rpartition("stopped: ")[2].strip() or text)
+
+
+def _cause(failure: Failure) -> str:
+    """Of a failure, without the words around it."""
+    text = failure.event or failure.report
+    begins, failed, cause = text.partition(" failed: ")
+    return _clip(cause if failed and begins.startswith("Supervision event: actor ") else text)
 
 
 def _clip(text: str) -> str:
