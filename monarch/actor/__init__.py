@@ -72,6 +72,9 @@ from monarch.config.transport import ChannelTransport
 
 if TYPE_CHECKING:
     from monarch._mesh.actors.breakpoints import debug_controller
+    from monarch._mesh.inspection.diagnosis import Diagnosis
+    from monarch._mesh.inspection.doctor import diagnose
+    from monarch._mesh.inspection.stacks_of_program import Stacks
     from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
     from monarch._mesh.meshes.attach import attach_to_workers, hosts_from_config, two_local_hosts
     from monarch._mesh.meshes.legacy import local_proc_mesh, proc_mesh
@@ -103,6 +106,7 @@ __all__ = [
     "ClientClosedError",
     "Context",
     "DeadlockError",
+    "Diagnosis",
     "Endpoint",
     "EndpointProperty",
     "Extent",
@@ -130,6 +134,7 @@ __all__ = [
     "Sealed",
     "Shape",
     "SpawnError",
+    "Stacks",
     "SupervisionError",
     "Uid",
     "UndeliverableMessageEnvelope",
@@ -151,6 +156,7 @@ __all__ = [
     "current_size",
     "debug_controller",
     "default_bootstrap_cmd",
+    "diagnose",
     "enable_transport",
     "endpoint",
     "follow",
@@ -193,7 +199,10 @@ __all__ = [
 # Loaded on first touch: most programs do not need them, or not before they have started something.
 _LATER = {
     "Sealed": "monarch._wire.sealed",
+    "Diagnosis": "monarch._mesh.inspection.diagnosis",
+    "Stacks": "monarch._mesh.inspection.stacks_of_program",
     "WaitGraph": "monarch._mesh.inspection.wait_graph",
+    "diagnose": "monarch._mesh.inspection.doctor",
     "as_completed": "monarch._runtime.completions",
     "attach": "monarch._mesh.start.transports",
     "debug_controller": "monarch._mesh.actors.breakpoints",

@@ -50,6 +50,7 @@ CountName = Literal[
     "direct_after",
     "restart_argument_bytes",
     "stack_signal",
+    "record_bytes",
     "tail_log_lines",
     "terminated_snapshot_retention",
     "rdma_max_chunk_size_mb",
@@ -80,9 +81,12 @@ TextName = Literal[
     "mesh_admin_addr",
     "preload",
     "pyspy_bin",
+    "record",
+    "record_folder",
     "rdma_ibverbs_target",
     "rdma_peer_device_affinity",
     "waiters_read",
+    "telemetry_recording",
 ]
 
 TransportName = Literal["default_transport",]

@@ -225,6 +225,9 @@ TABLE: tuple[Setting, ...] = (
            "Limit of a stack dump, as the caller counts."),
 
     # Telemetry
+    Setting("telemetry_recording", TEXT, "", "MONARCH_TELEMETRY_RECORDING",
+            "What processes record; monarch.telemetry.start() sets it. Words separated by commas: `on`, and `system` for the "
+            "runtime's own actors as well."),
     Setting("enable_otel_metrics", FLAG, True, "ENABLE_OTEL_METRICS",
             "Whether metrics go to OpenTelemetry if its exporter is set up."),
     Setting("enable_otel_tracing", FLAG, True, "ENABLE_OTEL_TRACING",
@@ -236,6 +239,16 @@ TABLE: tuple[Setting, ...] = (
     _inert("enable_recorder_tracing", FLAG, True, "ENABLE_RECORDER_TRACING", "Record traces in memory."),
     _inert("enable_sqlite_tracing", FLAG, False, "ENABLE_SQLITE_TRACING", "Record traces in SQLite."),
     _inert("scuba_log_enter_exit", FLAG, False, "SCUBA_LOG_ENTER_EXIT", "Log entering and leaving spans."),
+
+    # Record and replay
+    Setting("record", TEXT, "", "MONARCH_RECORD",
+            "Actors whose messages are recorded for `monarch replay`: names of meshes or classes, separated by commas, "
+            "with ranks or without (trainers, Trainer, trainers[3], trainers[0-7], all); asked when they are spawned."),
+    Setting("record_folder", TEXT, "", "MONARCH_RECORD_FOLDER",
+            "Where recordings are written, on the host of each actor; empty is a folder of this user alone under the "
+            "temporary one."),
+    Setting("record_bytes", COUNT, 1024 * MIB, "MONARCH_RECORD_BYTES",
+            "Most bytes of one recording; at the bound it stops, and says so."),
 
     # Bulk data
     Setting("rdma_allow_tcp_fallback", FLAG, True, "MONARCH_RDMA_ALLOW_TCP_FALLBACK",

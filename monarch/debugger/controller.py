@@ -48,6 +48,7 @@ class DebugController(Actor):
         self._conversation: Conversation | None = None
         self._proc = here()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.ended = False
         self._watch = _Watch(self)
         self._proc.ports.add(self._watch)
         _here = self
@@ -201,6 +202,7 @@ class DebugController(Actor):
         )  # fmt: skip
 
     async def __cleanup__(self, cause: Exception | None) -> None:
+        self.ended = True
         self._watch.close()
         if self._listener is not None:
             self._listener.close()

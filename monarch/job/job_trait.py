@@ -20,7 +20,7 @@ from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import LiveLine, job_logger
 
 if TYPE_CHECKING:
-    from monarch.job.mounts import Mounts
+    from monarch.job.mounts.component import Mounts
 
 C = TypeVar("C", bound=Component)
 
@@ -287,7 +287,7 @@ class JobTrait(ABC):
         return self
 
     def _mounts(self) -> Mounts:
-        from monarch.job.mounts import Mounts
+        from monarch.job.mounts.component import Mounts
 
         return self._component(Mounts)
 

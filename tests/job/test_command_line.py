@@ -295,7 +295,7 @@ def test_completion(tmp_path: Path) -> None:
         )  # fmt: skip
         return done.stdout.split()
 
-    assert complete("monarch sta") == ["status"]
+    assert complete("monarch stat") == ["status"]
     assert complete("monarch run --nproc-per") == ["--nproc-per-node"]
     assert complete("monarch kill m") == ["mine"]
 

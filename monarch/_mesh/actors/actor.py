@@ -14,6 +14,9 @@ from monarch._runtime.functions import attribute_of, is_async
 from monarch._runtime.future import Future
 from monarch._shape.view import MeshTrait
 
+if TYPE_CHECKING:
+    from monarch._mesh.inspection.stacks_of_program import Stacks
+
 
 class Actor(MeshTrait):
     """Base of every actor class. An instance lives in one process, on a thread of its own, and handles one message at a time.
@@ -84,6 +87,14 @@ class Actor(MeshTrait):
             **selection: Any,
         ) -> Future[None]: ...
         def healthy(self, timeout: float | None = None) -> Future[None]: ...
+        def stacks(
+            self,
+            *,
+            timeout: float = 2.0,
+            locals: bool = False,
+            native: bool = False,
+            all_threads: bool = False,
+        ) -> Future[Stacks]: ...
         async def __aenter__(self) -> Self: ...
         async def __aexit__(self, *exc: object) -> None: ...
         def __await__(self) -> Generator[Any, None, Self]: ...

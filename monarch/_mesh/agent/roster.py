@@ -156,14 +156,6 @@ class Roster(Machine):
         process = self._by_pid.get(pid)
         return process is not None and process.killed
 
-    def running(self) -> list[tuple[str, int, str, int, str]]:
-        """Any thread: of each process that has a pid its address, that pid, its mesh, its rank, and why it is suspected."""
-        return [
-            (process.start.address, process.said_pid or process.pid, process.start.name, process.start.rank, why)
-            for process in list(self._processes.values())
-            if (process.said_pid or process.pid) and (why := process.life.suspicion) is not None
-        ]
-
     # --- events: starting
 
     @event
@@ -651,9 +643,10 @@ class Roster(Machine):
         self._effects.append(Send(connection, Answer(census.port, 0, VALUE), msgspec.msgpack.encode(running)))
 
     def overview(self) -> list[tuple[Start, int, str, str]]:
-        """Each process that has not ended: (what was asked for, pid, state, why), for those who look."""
+        """Any thread: each process that has not ended, (what was asked for, pid, state, why), for those who look."""
         return [
-            (process.start, process.pid or process.said_pid, *process.state()) for process in self._processes.values()
+            (process.start, process.pid or process.said_pid, *process.state())
+            for process in list(self._processes.values())
         ]
 
     # --- events: signs of life, and none

@@ -149,6 +149,15 @@ class Ledger:
         for address in set(mesh.addresses):
             self._by_address.setdefault(address, set()).add(mesh.key)
 
+    def failures(self) -> list[tuple[Failure, list[int]]]:
+        """What has failed and is not coming back, each with the ranks that it has ended."""
+        found: dict[int, tuple[Failure, list[int]]] = {}
+        for entry in self._entries.values():
+            for rank, failure in entry.ended.items():
+                if not (failure.stopped or entry.internal or rank in entry.restarting):
+                    found.setdefault(id(failure), (failure, []))[1].append(rank)
+        return list(found.values())
+
     def remove(self, key: str) -> str:
         """The mesh is gone and nobody need be told any more. Returns its owner ("" when unknown)."""
         entry = self._entries.pop(key, None)

@@ -18,7 +18,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
 
@@ -56,10 +56,13 @@ logger = logging.getLogger("monarch")
 
 
 class Sweep:
-    """Of one Proc."""
+    """Of one Proc. `on_slow` is called with the stacks of endpoints that were logged, by the thread that logs."""
 
-    def __init__(self, proc: Proc) -> None:
+    def __init__(
+        self, proc: Proc, on_slow: Callable[[Sequence[list[stacks.Line]]], None] = lambda stacks: None
+    ) -> None:
         self._proc = proc
+        self._on_slow = on_slow
         self._detector = Detector(proc.address, self._describe)
         self._timer: Timer | None = None
         self._lock = threading.Lock()  # of the timer
@@ -174,6 +177,7 @@ class Sweep:
             frames, waits = stacks.frames(), self._proc.waits.standing()
             reports = [(self._report(job, jobs, waits, frames), lines_of_job(job, frames)) for job in fresh]
             aside(partial(_log, reports))  # files are read as well
+            aside(partial(self._on_slow, [lines for _, lines in reports]))
 
     def _report(self, job: Job, jobs: Jobs, waits: Sequence[Wait], frames: dict[int, FrameType]) -> str:
         proc, call = self._proc, job.delivery.call

@@ -9,14 +9,13 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
 from monarch._mesh.inspection import fault_dump, fault_signal, native_dump
-from monarch._mesh.inspection.host_facts import HostFacts, ProcessFacts, memory_of_host
+from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage, memory_of_host
 from monarch._mesh.inspection.stack_records import HOW_NATIVE, HOW_SIGNAL, AgentStacks, ProcessStacks, StacksByAgent
 from monarch._wire.address import host_of, name_of, split_proc_name
 from monarch.config import settings
@@ -124,11 +123,12 @@ _decode = msgspec.msgpack.Decoder(StacksByAgent).decode
 
 
 def answer_host(agent: Any, argument: bytes) -> bytes:
-    return msgspec.msgpack.encode(host_facts(agent.host, agent.roster.running()))
-
-
-def host_facts(host: str, running: Iterable[tuple[str, int, str, int, str]]) -> HostFacts:
-    """`running`: of each process its address, pid, mesh, rank and what is wrong with it."""
+    """Memory, load and processes of the host, as HostUsage."""
+    running = [
+        ProcessUsage.of(start.address, pid, start.name, start.rank, state, why)
+        for start, pid, state, why in agent.roster.overview()
+        if pid
+    ]
     total, available = memory_of_host()
-    processes = [ProcessFacts.of(*each) for each in running]
-    return HostFacts(host, socket.gethostname(), os.getpid(), total, available, os.getloadavg()[0], processes)
+    usage = HostUsage(agent.host, socket.gethostname(), os.getpid(), total, available, os.getloadavg()[0], running)
+    return msgspec.msgpack.encode(usage)

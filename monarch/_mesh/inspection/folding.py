@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from monarch._mesh.inspection.stack_records import HOW_ITSELF, Frame, ProcessStacks, ThreadStack
+from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, Frame, ProcessStacks, ThreadStack
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 
 GROUPS = 30  # groups of a mesh that are shown
@@ -41,15 +41,17 @@ class Section(NamedTuple):
 
 
 def where(stack: ThreadStack) -> str:
-    """Of one stack: `train.py:88 in step()`."""
+    """Of one stack: `at train.py:88 in step()`, `at train.py:88 in step(), in all_reduce()`."""
     if stack.idle:
         return "idle"
     if not stack.frames:
         return (
             f"in {stack.endpoint}(), outside of the program's own lines" if stack.endpoint else "outside of the program"
         )
-    frame = next((frame for frame in reversed(stack.frames) if not is_native(frame)), stack.frames[-1])
-    return f"{'awaiting at' if stack.task else 'at'} {short(frame)}"
+    python = [frame for frame in stack.frames if not is_native(frame)] or stack.frames
+    own = next((frame for frame in reversed(python) if not is_library(frame)), python[-1])
+    inner = "" if own is python[-1] else f", in {plain(python[-1].function)}"
+    return f"{'awaiting at' if stack.task else 'at'} {short(own)}{inner}"
 
 
 def is_native(frame: Frame) -> bool:
@@ -57,10 +59,23 @@ def is_native(frame: Frame) -> bool:
     return frame.line == 0 or not frame.file.endswith((".py", ">"))
 
 
+def is_library(frame: Frame) -> bool:
+    """Whether it is Python's own or an installed package's, rather than the program's."""
+    return any(part in frame.file for part in _LIBRARIES) or frame.file.startswith("<frozen ")
+
+
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
+
+
+def plain(function: str) -> str:
+    """`all_reduce()`, for a qualified name."""
+    name = function.rpartition("<locals>.")[2]
+    return name if name.endswith(">") else f"{name}()"
+
+
 def short(frame: Frame) -> str:
     """`train.py:88 in step()`, for a line in which many are named."""
-    function = frame.function.rpartition("<locals>.")[2]
-    return f"{os.path.basename(frame.file)}:{frame.line} in {function}{'' if function.endswith('>') else '()'}"
+    return f"{os.path.basename(frame.file)}:{frame.line} in {plain(frame.function)}"
 
 
 def ranges(ranks: Iterable[int], most: int | None = None) -> str:
@@ -244,19 +259,22 @@ def _group(section: Section, group: Group) -> list[str]:
 
 
 def _notes(processes: Sequence[ProcessStacks]) -> list[str]:
-    """What is not as usual, by process."""
+    """What is not as usual."""
     lines = []
+    got: dict[tuple[str, str], list[ProcessStacks]] = {}
     for process in processes:
         if process.how != HOW_ITSELF and process.why:
-            lines.append(
-                f"  {place(process)}: {process.why}; its stacks were got by {_HOW.get(process.how, process.how)}"
-            )
+            got.setdefault((process.how, process.why), []).append(process)
         if process.left_out:
-            lines.append(f"  {place(process)}: {process.left_out} threads and tasks are left out")
+            lines.append(f"{place(process)}: {process.left_out} threads and tasks are left out")
+    for (how, why), those in got.items():
+        named = ", ".join(place(process) for process in those[:3])
+        more = f" and {len(those) - 3} more" if len(those) > 3 else ""
+        lines.append(f"by {_HOW.get(how, how)}, because it told nothing itself: {named}{more} ({why})")
     return ["", *lines] if lines else []
 
 
-_HOW = {"signal": "a signal"}
+_HOW = {HOW_SIGNAL: "a signal"}
 
 
 def place(process: ProcessStacks) -> str:

@@ -38,12 +38,21 @@ class Question(NamedTuple):
 
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
+    "debugger.editor.begin": Question("debugger.editor_rank", "begin"),
+    "debugger.editor.check": Question("debugger.editor_rank", "check"),
+    "debugger.editor.end": Question("debugger.editor_rank", "end"),
+    "debugger.editor.exchange": Question("debugger.editor_rank", "exchange", quick=True),
+    "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
+    "samples": Question("_mesh.inspection.sampler"),
     "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
     "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
+    "failures": Question("_mesh.inspection.failure_list", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
+    "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 
 # Answered by host agents.

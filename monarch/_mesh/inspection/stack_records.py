@@ -76,7 +76,7 @@ class StacksByAgent(msgspec.Struct, frozen=True):
 class AgentStacks(msgspec.Struct, frozen=True):
     """What an agent answers. `silent`: why there is none, by address."""
 
-    processes: list[ProcessStacks]
+    stacks: list[ProcessStacks]
     silent: dict[str, str]
 
 

@@ -5,7 +5,7 @@ The same from inside a program (`survey.ask`) and from outside (`programs.Progra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -77,17 +77,18 @@ class Wanted(msgspec.Struct, frozen=True):
     pyspy: str = ""
 
 
-def gather(ask: Ask, wanted: Wanted) -> Stacks:
-    """Blocks, twice `seconds` at most and with `native` `native_seconds` more."""
+def gather(ask: Ask, wanted: Wanted, known: Mapping[str, str] | None = None) -> Stacks:
+    """Blocks, twice `seconds` at most and with `native` `native_seconds` more. `known`: processes beside those of `wanted`
+    that have just not answered another question, and why."""
     question = "locals" if wanted.variables else "stacks"
     argument = msgspec.msgpack.encode(StacksWanted(wanted.all_threads))
     answers = ask(question, argument, timeout=wanted.seconds, only=wanted.only, agents=False)
     processes = [decode_process(reply) for reply in answers.replies.values()]
-    silent = dict(answers.silent)
+    silent = {**answers.silent, **(known or {})}
     if silent:
         asked = [address for address in silent if name_of(address) != AGENT]
         given = by_agents(ask, "stacks_by_signal", asked, wanted, wanted.seconds)
-        for process in given.processes:
+        for process in given.stacks:
             why = silent.pop(process.address, "")
             processes.append(msgspec.structs.replace(process, why=why))
         for address, why in given.silent.items():
@@ -95,8 +96,8 @@ def gather(ask: Ask, wanted: Wanted) -> Stacks:
     if wanted.native:
         addresses = [process.address for process in processes] + [a for a in silent if name_of(a) != AGENT]
         native = by_agents(ask, "native_stacks", addresses, wanted, wanted.native_seconds)
-        processes = with_native(processes, native.processes)
-        for process in native.processes:
+        processes = with_native(processes, native.stacks)
+        for process in native.stacks:
             silent.pop(process.address, None)
         silent |= {address: f"no native frames: {why}" for address, why in native.silent.items()}
     return Stacks(ordered(folding.completed(processes)), silent)
@@ -121,7 +122,7 @@ def by_agents(ask: Ask, question: str, addresses: Sequence[str], wanted: Wanted,
     for agent in agents:
         if agent in answers.replies:
             given = msgspec.msgpack.decode(answers.replies[agent], type=AgentStacks)
-            found += given.processes
+            found += given.stacks
             silent |= given.silent
         else:
             why = answers.silent.get(agent, "it does not answer")

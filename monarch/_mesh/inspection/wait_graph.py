@@ -6,7 +6,7 @@ nothing is unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -77,12 +77,17 @@ class _Survey(Survey):
         answers = self.answers()
         reports = [_decode_report(body) for body in answers.replies.values()]
         suspected = {address: why for report in reports for address, why in report.suspected.items()}
-        return WaitGraph(
-            sorted((edge for report in reports for edge in report.edges), key=_longest),
-            sorted((handler for report in reports for handler in report.handlers), key=_longest),
-            self.answers(suspected).silent,
-            sum(report.left_out for report in reports),
-        )
+        return combined(reports, self.answers(suspected).silent)
+
+
+def combined(reports: Sequence[Report], silent: dict[str, str]) -> WaitGraph:
+    """What all processes told, on one page."""
+    return WaitGraph(
+        sorted((edge for report in reports for edge in report.edges), key=_longest),
+        sorted((handler for report in reports for handler in report.handlers), key=_longest),
+        silent,
+        sum(report.left_out for report in reports),
+    )
 
 
 def _longest(item: WaitEdge | RunningHandler) -> float:

@@ -25,7 +25,7 @@ import msgspec
 
 from monarch._mesh.actors import breakpoints
 from monarch._mesh.failures import main_thread  # noqa: F401  of monarch.actor, which the program's modules import
-from monarch._mesh.inspection import fault_signal
+from monarch._mesh.inspection import fault_signal, recording
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import threads
@@ -81,6 +81,7 @@ class Served:
         agent.start()
         proc.processes.use_agent(agent)
         loop.start()
+        recording.begin_if_asked(proc)
 
     def _on_stop(self, stop: StopProc) -> None:
         if stop.incarnation in (None, self.proc.incarnation):
@@ -98,6 +99,7 @@ class Served:
         actors = list(proc.actors.values())
         ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
         All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
+        recording.finish()
         log_thread.flush(1.0)
         for stream in (sys.stdout, sys.stderr):
             try:

@@ -16,7 +16,8 @@ from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
-from monarch._mesh.inspection import questions, wait_graph  # noqa: F401  the question that is asked first
+from monarch._mesh.inspection import questions, recording, wait_graph  # noqa: F401  the question that is asked first
+from monarch._mesh.inspection.stuck_collectives import Explainer
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
@@ -82,7 +83,7 @@ class MeshLayer(Hooks):
         proc.receivers.update(receivers)
         questions.serve(proc)
         reduce.serve(proc)
-        Sweep(proc)
+        Sweep(proc, Explainer(proc).slow)
 
     # --- meshes as programs see them
 
@@ -157,6 +158,7 @@ class MeshLayer(Hooks):
         self.proc.events.note(
             "process ended", "", f"{ended.address} {ended.detail}", "INFO" if ended.stopped else "ERROR"
         )
+        recording.process_ended(self.proc, ended)
         if name_of(ended.address) == AGENT:
             host = host_of(ended.address)
             self.attached.host_lost(host, ended.detail)  # first: what is lost with it asks whether it will come back

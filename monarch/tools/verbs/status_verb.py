@@ -1,47 +1,85 @@
-"""monarch status: what a job that runs is doing."""
+"""monarch status: what a job or a program that runs is doing."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from monarch.tools.verbs.current_job import current_job
+from monarch.tools.verbs.stacks_verb import seconds
 
 if TYPE_CHECKING:
     from monarch.job import JobTrait
 
 NAME = "status"
-LINE = "what the job's hosts and processes are doing, and who waits for whom"
+LINE = "what a running program or job is doing: hosts, processes, endpoints, who waits for whom"
 TEXT = """\
-Shows the hosts of a job that runs, the processes on them with their memory, which endpoints run there and for how
-long, and who waits for whom. It asks the hosts themselves, also about processes that other programs have started
-there, and starts nothing: without a job that runs it says so and ends with 1.
+Shows a program of yours that runs on this machine: its hosts, their processes with state and memory, which endpoints run
+there and for how long, who waits for whom, what has failed. Of several programs it lists all; --pid chooses one.
+
+Where a job of this folder runs, it shows that: its hosts, and what all programs have started there. It asks the hosts
+themselves, and starts nothing. Without a program or job that runs it says how to get one, and ends with 1.
 
 examples:
   monarch status
+  monarch status --pid 4711
+  monarch status --json | jq .endpoints
 """
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pid", type=int, metavar="PROGRAM", help="the program with this pid")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON; of a program")
     parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="SECONDS", help="for hosts that do not answer (5)"
+        "--timeout", type=seconds, default=5.0, metavar="SECONDS", help="for hosts that do not answer (5)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.pid is None and not options.json:
+        try:
+            job, name = running_job()
+        except ValueError as exc:
+            return of_programs(options, str(exc))
+        return of_job(job, name, options.timeout)
+    return of_programs(options, "")
+
+
+def of_job(job: JobTrait, name: str, timeout: float) -> int:
     from monarch.actor import wait_graph
     from monarch.tools.verbs import status_page
     from monarch.tools.verbs.host_status import look
 
-    job, name = running_job()
     found = []
     for mesh, hosts in job.state().__dict__["_hosts"].items():
-        found += [(f"{mesh}[{rank}]", facts) for rank, facts in enumerate(look(hosts, options.timeout))]
-    graph = wait_graph(options.timeout).get()
+        found += [(f"{mesh}[{rank}]", facts) for rank, facts in enumerate(look(hosts, timeout))]
+    graph = wait_graph(timeout).get()
     print(status_page.page(f"{name}: {type(job).__name__}", found, graph), flush=True)
     return 0 if not any(isinstance(facts, str) for _, facts in found) else 1
+
+
+def of_programs(options: argparse.Namespace, no_job: str) -> int:
+    """`no_job`: why there is no job to show."""
+    from monarch.admin.programs import choose, listed, running_programs
+    from monarch.admin.status import page, status_of
+
+    if options.pid is None and "MONARCH_PROGRAM" not in os.environ:
+        programs = running_programs()
+        if len(programs) > 1:
+            if options.json:
+                raise ValueError(f"{len(programs)} programs run; say which with --pid:\n{listed(programs)}")
+            print(f"{len(programs)} programs run; --pid shows one of them:\n{listed(programs)}", flush=True)
+            return 0
+        if no_job and not programs:
+            raise ValueError(
+                f"{no_job}; and no program of yours that uses monarch runs on this machine: start one (python my_script.py)"
+            )
+    status = status_of(choose(options.pid), options.timeout)
+    print(json.dumps(status.plain()) if options.json else page(status), flush=True)
+    return 1 if status.unreachable or status.waits.silent else 0
 
 
 def running_job() -> tuple[JobTrait, str]:

@@ -1,0 +1,85 @@
+"""Collects what a diagnosis needs: asks every process twice, and the host agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from monarch._mesh.inspection import diagnosis
+from monarch._mesh.inspection.collectives import GroupState, decode_groups
+from monarch._mesh.inspection.diagnosis import Diagnosis, Evidence, Look
+from monarch._mesh.inspection.failure_list import FailureNote, decode_failures
+from monarch._mesh.inspection.folding import completed
+from monarch._mesh.inspection.host_usage import HostUsage, decode_host
+from monarch._mesh.inspection.stacks_of_program import Ask, Stacks, Wanted, gather, ordered
+from monarch._mesh.inspection.survey import Answers, open_proc
+from monarch._mesh.inspection.wait_graph import Report, WaitGraph, combined
+from monarch._runtime.future import Future, check_timeout
+from monarch._wire.address import AGENT, agent_of, name_of
+
+APART = 1.0  # seconds between the two looks
+
+
+def examine(ask: Ask, seconds: float = 2.0, apart: float = APART) -> Diagnosis:
+    """Blocks. `seconds`: how long processes have to answer each question."""
+    return diagnosis.diagnose(collect(ask, seconds, apart))
+
+
+def collect(ask: Ask, seconds: float, apart: float) -> Evidence:
+    """Who does not answer the first question is not waited for again."""
+    waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
+    awake = list(waits.replies)
+    silent = {address: why for address, why in waits.silent.items() if name_of(address) != AGENT}
+    first = Look(gather(ask, Wanted(awake, seconds), silent), _groups(ask, seconds, awake))
+    time.sleep(apart)
+    again = gather(ask, Wanted(awake, seconds))
+    wedged = [process for process in first.stacks.processes if process.address in silent]
+    stacks = Stacks(ordered(completed([*again.processes, *wedged])), {**first.stacks.silent, **again.silent})
+    second = Look(stacks, _groups(ask, seconds, awake))
+    hosts, unreachable = usage_of_hosts(ask, waits, seconds)
+    failures = failures_of(ask, seconds, awake)
+    return Evidence(first, second, apart, wait_graph_of(waits), hosts, unreachable, failures)
+
+
+def _groups(ask: Ask, seconds: float, awake: Sequence[str]) -> dict[str, Sequence[GroupState]]:
+    answers = ask("collectives", b"", timeout=seconds, only=awake, agents=False)
+    return {address: states for address, reply in answers.replies.items() if (states := decode_groups(reply))}
+
+
+def wait_graph_of(answers: Answers) -> WaitGraph:
+    """Of the answers to "waits"."""
+    reports = [msgspec.msgpack.decode(reply, type=Report) for reply in answers.replies.values()]
+    return combined(reports, answers.silent)
+
+
+def usage_of_hosts(ask: Ask, answers: Answers, seconds: float) -> tuple[list[HostUsage], dict[str, str]]:
+    """(what the agents say of their hosts, why others do not), of the hosts of all processes that were asked anything."""
+    addresses = [*answers.replies, *answers.silent]
+    agents = sorted({address if name_of(address) == AGENT else agent_of(address) for address in addresses})
+    told = ask("host", b"", timeout=seconds, only=agents, agents=True)
+    return [decode_host(told.replies[agent]) for agent in agents if agent in told.replies], dict(told.silent)
+
+
+def failures_of(ask: Ask, seconds: float, awake: Sequence[str] | None = None) -> list[FailureNote]:
+    """What has failed of what any process owns."""
+    answers = ask("failures", b"", timeout=seconds, only=awake, agents=False)
+    return [note for reply in answers.replies.values() for note in decode_failures(reply)]
+
+
+def diagnose(timeout: float = 2.0) -> Future[Diagnosis]:
+    """Looks for what keeps this program from going on: ranks that are not where the others of their mesh are, collectives of
+    torch.distributed that not all ranks have entered, processes that are stopped, silent or have failed, actors that wait
+    for each other, hosts with little memory left.
+
+    Asks every process twice, a second apart: what moves is at work. Each has `timeout` seconds to answer. Works from the
+    client and from any actor, while any number of processes is stuck. `print(diagnose().get())` is a page for people;
+    `monarch doctor` shows the same of a program from outside. ValueError for a timeout that is not a finite number of
+    seconds, 0 or more.
+    """
+    from monarch._mesh.inspection import mesh_stacks
+
+    seconds = check_timeout(timeout)
+    open_proc()  # raises here, where the call is
+    return mesh_stacks.in_thread(lambda: examine(mesh_stacks.ask_program, seconds), "monarch-doctor")

@@ -1,0 +1,110 @@
+"""The stacks of a program and what is wrong with it, from outside; also of one whose client cannot answer, as far as its
+processes are on this machine: they are signalled from here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+
+from monarch._mesh.inspection import agent_stacks, doctor, fault_signal, folding, stacks_of_program
+from monarch._mesh.inspection.diagnosis import Diagnosis, Finding
+from monarch._mesh.inspection.stack_records import ProcessStacks, StacksByAgent, ThreadStack
+from monarch._mesh.inspection.stacks_of_program import Stacks, Wanted
+from monarch._mesh.inspection.survey import Answers
+from monarch._wire.address import CLIENT, name_of, split_proc_name
+from monarch.admin.programs import Program
+
+__all__ = ["Wanted", "as_plain", "asking", "examine", "selected", "stacks_of", "summaries"]
+
+
+def asking(program: Program) -> stacks_of_program.Ask:
+    """Asks the program, as `survey.ask` does inside of it."""
+
+    def ask(question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool) -> Answers:
+        return program.ask(question, argument, timeout=timeout, only=only, agents=agents)
+
+    return ask
+
+
+def stacks_of(program: Program, wanted: Wanted) -> Stacks:
+    """Blocks: see `Wanted`. ProgramGone when it has ended."""
+
+    try:
+        return stacks_of_program.gather(asking(program), wanted)
+    except TimeoutError as exc:
+        return _without_client(program, wanted, str(exc))
+
+
+def _without_client(program: Program, wanted: Wanted, why: str) -> Stacks:
+    """Of the processes on this machine; nobody says which there are elsewhere."""
+    host = f"unix:{program.folder}"
+    names = fault_signal.listening(program.folder) or [CLIENT]
+    addresses = [f"{host}/{name}" for name in names]
+    if wanted.only is not None:
+        addresses = [address for address in addresses if address in wanted.only]
+    by_signal = agent_stacks.by_signal(program.folder, StacksByAgent(addresses, wanted.seconds, wanted.all_threads))
+    found = [msgspec.structs.replace(process, why=why) for process in by_signal.stacks]
+    silent = dict(by_signal.silent)
+    if wanted.native:
+        given = StacksByAgent(addresses, wanted.native_seconds, wanted.all_threads, wanted.pyspy)
+        native = agent_stacks.by_pyspy(program.folder, given)
+        found = stacks_of_program.with_native(found, native.stacks)
+        for process in native.stacks:
+            silent.pop(process.address, None)
+        silent |= {address: f"no native frames: {why}" for address, why in native.silent.items()}
+    return Stacks(stacks_of_program.ordered(folding.completed(found)), silent)
+
+
+def selected(found: Stacks, ranks: Collection[int], mesh: str | None) -> Stacks:
+    """These ranks (none: all) of this mesh, of actors or of processes (None: of all). ValueError names the meshes when there
+    is none of that name, the ranks when none is there."""
+    if not ranks and mesh is None:
+        return found
+    meshes = {process.mesh for process in found.processes}
+    meshes |= {stack.actor for process in found.processes for stack in process.threads}
+    if mesh is not None and mesh not in meshes:
+        raise ValueError(f"there is no mesh {mesh!r} here; there are: {', '.join(sorted(meshes - {''}))}")
+
+    def keep(process: ProcessStacks, stack: ThreadStack) -> bool:
+        if mesh is not None and mesh not in (process.mesh, stack.actor):
+            return False
+        return not ranks or (bool(process.mesh) and (stack.rank if stack.key else process.rank) in ranks)
+
+    def of_ranks(address: str) -> bool:
+        place = split_proc_name(name_of(address))
+        return place is not None and (not ranks or place[1] in ranks)
+
+    chosen = found.only(keep)
+    silent = {address: why for address, why in found.silent.items() if of_ranks(address)}
+    if not chosen.processes and not silent:
+        raise ValueError(f"no process or actor is {folding.called(list(ranks)) if ranks else 'there'}")
+    return Stacks(chosen.processes, silent)
+
+
+def summaries(found: Stacks) -> list[str]:
+    """Of each mesh one line: where its ranks are."""
+    return [folding.summary(section) for section in folding.fold(found.processes)]
+
+
+def examine(program: Program, seconds: float, apart: float) -> Diagnosis:
+    """What is wrong with it: see `monarch.actor.diagnose`. ProgramGone when it has ended."""
+    try:
+        return doctor.examine(asking(program), seconds, apart)
+    except TimeoutError as exc:
+        stacks = stacks_of(program, Wanted(None, seconds))
+        places = [*summaries(stacks), *stacks.silent.values()]
+        advice = "`monarch stacks --native` shows the native frames; until the client goes on, only stacks can be had"
+        return Diagnosis([Finding("client", str(exc), places, advice)], [], len(stacks.processes))
+
+
+def as_plain(value: Any) -> Any:
+    """Structs as dictionaries, for JSON."""
+    if isinstance(value, msgspec.Struct):
+        return {name: as_plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, dict):
+        return {key: as_plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(each) for each in value]
+    return value

@@ -1,0 +1,123 @@
+"""What a running program is doing, on a page: its hosts and processes, what runs longest, who waits, what has failed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from monarch._mesh.failures.activity import RunningHandler
+from monarch._mesh.inspection import doctor
+from monarch._mesh.inspection.diagnosis import mesh_in
+from monarch._mesh.inspection.failure_list import FailureNote
+from monarch._mesh.inspection.folding import called, duration
+from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
+from monarch._mesh.inspection.wait_graph import WaitGraph
+from monarch.admin.programs import Program
+from monarch.admin.stacks import as_plain, asking
+
+_MOST = 64  # processes of a host, waits and failures that are shown; then how many more there are
+
+
+class Status(NamedTuple):
+    """What was seen. `unreachable`: agents of hosts that did not answer, and why."""
+
+    program: Program
+    hosts: Sequence[HostUsage]
+    unreachable: dict[str, str]
+    waits: WaitGraph
+    failures: Sequence[FailureNote]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        program = self.program
+        return {
+            "program": {"pid": program.pid, "command": program.command, "started": program.started},
+            "hosts": as_plain(list(self.hosts)),
+            "unreachable": self.unreachable,
+            "endpoints": as_plain(self.waits.handlers),
+            "waits": as_plain(self.waits.edges),
+            "silent": self.waits.silent,
+            "failures": as_plain(list(self.failures)),
+        }
+
+
+def status_of(program: Program, seconds: float) -> Status:
+    """Asks it. ProgramGone when it has ended, TimeoutError when its client gives no sign of life."""
+    ask = asking(program)
+    waits = ask("waits", b"", timeout=seconds, only=None, agents=False)
+    hosts, unreachable = doctor.usage_of_hosts(ask, waits, seconds)
+    failures = doctor.failures_of(ask, seconds, list(waits.replies))
+    return Status(program, hosts, unreachable, doctor.wait_graph_of(waits), failures)
+
+
+def page(status: Status, now: float | None = None) -> str:
+    """For people. Pure, but for the time where none is given."""
+    program = status.program
+    age = max(0.0, (time.time() if now is None else now) - program.started)
+    count = sum(len(host.processes) for host in status.hosts)
+    hosts = len(status.hosts) + len(status.unreachable)
+    lines = [
+        f"{program.pid}: {program.command}, for {duration(age)}, {_count(hosts, 'host')}, {_count(count, 'process')}"
+    ]
+    running: dict[str, list[RunningHandler]] = {}
+    for handler in status.waits.handlers:
+        running.setdefault(handler.address, []).append(handler)
+    for host in status.hosts:
+        used = host.memory - host.available
+        lines.append(
+            f"{host.name}  {_count(len(host.processes), 'process')}, memory {size(used)} of {size(host.memory)} used, load "
+            f"{host.load:.1f}"
+        )
+        order = sorted(host.processes, key=lambda process: (process.mesh, process.rank))
+        for process in order[:_MOST]:
+            lines.append(f"    {_process(process)}")
+            lines += [f"        {_handler(handler)}" for handler in running.get(process.address, [])]
+        if len(order) > _MOST:
+            lines.append(f"    and {len(order) - _MOST} more")
+    lines += [f"{agent}  DOES NOT ANSWER: {why}" for agent, why in status.unreachable.items()]
+    if status.waits.handlers:
+        lines.append(f"runs longest: {_handler(status.waits.handlers[0])}")
+    if status.waits.edges:
+        lines.append(f"who waits: {len(status.waits.edges)}")
+        lines += [f"    {edge}" for edge in status.waits.edges[:_MOST]]
+    silent = {address: why for address, why in status.waits.silent.items() if address not in status.unreachable}
+    if silent:
+        lines.append(f"processes that did not answer: {len(silent)}  (`monarch stacks` says where they are)")
+        known = {p.address: f"rank {p.rank} of {p.mesh}" for host in status.hosts for p in host.processes}
+        lines += [f"    {known.get(address, address)}: {why}" for address, why in list(silent.items())[:_MOST]]
+    if status.failures:
+        lines.append(f"has failed: {len(status.failures)}")
+        for failure in status.failures[:_MOST]:
+            first = (failure.report.strip().splitlines() or [""])[0]
+            lines.append(f"    {failure.mesh}, {called(failure.ranks)}: {first}")
+    return "\n".join(lines)
+
+
+def _process(process: ProcessUsage) -> str:
+    state = process.state.upper() if process.state in ("stopped", "suspected") else process.state
+    why = f" ({process.why})" if process.why else ""
+    return (
+        f"{process.mesh} {process.rank}  pid {process.pid}  {state}{why}  {size(process.resident)}  "
+        f"{process.processor:.0f} s of processor time"
+    )
+
+
+def _handler(handler: RunningHandler) -> str:
+    at = f", at {handler.file.rpartition('/')[2]}:{handler.line}" if handler.file else ""
+    queued = f", {handler.queued} messages wait" if handler.queued else ""
+    name = mesh_in(handler.who)
+    return f"{name}.{handler.endpoint}() of rank {handler.rank} for {duration(handler.seconds)}{at}{queued}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('s') else 's'}"
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"

@@ -1,0 +1,92 @@
+"""A running program, asked through its door."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch._mesh.inspection import stacks_of_program
+from monarch._mesh.inspection.stack_records import ProcessStacks
+from monarch.admin.looking import Look, LookFailed
+from monarch.dashboard.icicle import Stack
+from monarch.dashboard.living import Stacks
+
+if TYPE_CHECKING:
+    from monarch.admin.programs import Program
+
+SECONDS = 2.0  # for processes to tell their stacks
+
+
+class LivingProgram:
+    """As `Living`."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def about(self) -> dict[str, Any]:
+        program = self._program
+        started = getattr(program, "started", None)
+        return {
+            "name": name_of(program.command),
+            "pid": program.pid,
+            "started_us": None if started is None else int(started * 1e6),
+            "command": program.command,
+        }
+
+    def payloads(self) -> list[dict[str, Any]]:
+        try:
+            tree = Look(self._program).tree()
+        except LookFailed as exc:
+            raise RuntimeError(str(exc)) from exc
+        made: list[dict[str, Any]] = msgspec.to_builtins(list(tree.nodes.values()))
+        return made
+
+    def stacks(self) -> Stacks:
+        return self._stacks(None)
+
+    def stacks_of(self, reference: str) -> Stacks:
+        """Of the process of one actor, as the admin API names it."""
+        try:
+            address = Look(self._program).tree().addresses.get(reference)
+        except LookFailed as exc:
+            raise RuntimeError(str(exc)) from exc
+        if address is None:
+            raise LookupError("its process has ended")
+        return self._stacks([address])
+
+    def _stacks(self, only: list[str] | None) -> Stacks:
+        found = stacks_of_program.gather(self._program.ask, stacks_of_program.Wanted(only, SECONDS))
+        return Stacks([stack for process in found.processes for stack in folded(process)], found.silent)
+
+    def profile(self, seconds: float, path: str) -> None:
+        raise RuntimeError("this version records no traces")
+
+
+def folded(process: ProcessStacks) -> Iterator[Stack]:
+    """Each thread, under the mesh whose threads it is compared with."""
+    for thread in process.threads:
+        group = thread.actor or f"processes of {process.mesh}" if process.mesh else thread.actor or "client"
+        rank = thread.rank if thread.key else process.rank
+        frames = [(frame.function, frame.file, frame.line) for frame in thread.frames]
+        name = (thread.endpoint and f"{thread.endpoint}()") or thread.task or thread.thread
+        yield Stack(f"{group} {rank}", group, frames, thread.idle or not frames, name)
+
+
+def name_of(command: str) -> str:
+    """What people call the program: `train.py` of `/usr/bin/python3 -u /home/me/train.py --lr 1`."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    for number, word in enumerate(words[1:], 1):
+        if word == "-m" and number + 1 < len(words):
+            return words[number + 1]
+        if word == "-c":
+            break
+        if word.endswith((".py", ".ipynb")):
+            return os.path.basename(word)
+    return os.path.basename(words[0]) if words else "program"

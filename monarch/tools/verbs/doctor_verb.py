@@ -1,0 +1,46 @@
+"""monarch doctor: what keeps a program from going on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from monarch.tools.verbs.stacks_verb import seconds
+
+NAME = "doctor"
+LINE = "what keeps a running program from going on: which rank, at which line"
+TEXT = """\
+Looks twice, a second apart, at every process of a program of yours that runs on this machine, and says what is wrong:
+ranks that are not where the others of their mesh are, collectives of torch.distributed that not all ranks have entered,
+processes that are stopped, silent or have failed, actors that wait for each other, hosts with little memory left. Each with
+what was seen, and what to do. Nothing has to be prepared.
+
+examples:
+  monarch doctor
+  monarch doctor --pid 4711             one of several programs
+  monarch doctor --json                 for programs
+
+exit codes: 0 nothing is wrong, 1 something is, or an error
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pid", type=int, metavar="PROGRAM", help="the program with this pid, where several run")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_argument(
+        "--timeout", type=seconds, default=2.0, metavar="SECONDS", help="for processes that do not answer (2)"
+    )
+    parser.add_argument("--apart", type=seconds, default=1.0, metavar="SECONDS", help="time between the two looks (1)")
+
+
+def run(options: argparse.Namespace) -> int:
+    from monarch.admin.programs import choose
+    from monarch.admin.stacks import as_plain, examine
+
+    program = choose(options.pid)
+    found = examine(program, options.timeout, options.apart)
+    if options.json:
+        print(json.dumps(as_plain(found)), flush=True)
+    else:
+        print(f"{program.pid}: {program.command}\n\n{found}", flush=True)
+    return 1 if found.findings else 0
