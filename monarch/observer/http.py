@@ -187,7 +187,7 @@ def _dashboard(store: Store | None, program: Any) -> list[Any]:
 
 
 def _admin(store: Store | None, program: Any) -> list[Any]:
-    return _routes("monarch.admin.routes", program)
+    return _routes("monarch.admin.routes", program, store)
 
 
 def _routes(module: str, *given: Any) -> list[Any]:
