@@ -13,7 +13,19 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = ("apply", "run", "exec", "shell", "status", "stacks", "doctor", "debug", "profile", "replay", "tui", "dashboard", "logs", "kill", "context", "completion")
+NAMES = (
+    "apply",
+    "run",
+    "exec",
+    "shell",
+    "status",
+    "stacks",
+    "doctor",
+    "debug",
+    "profile",
+    "replay",
+    "tui",
+    "dashboard",
     "logs",
     "kill",
     "context",
