@@ -89,7 +89,10 @@ class HttpServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
     async def _start(self, site: Site, routing: Routing, listening: socket.socket) -> None:
         import uvicorn
