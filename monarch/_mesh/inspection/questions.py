@@ -45,6 +45,9 @@ QUESTIONS: dict[str, Question] = {
     "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
     "samples": Question("_mesh.inspection.sampler"),
+    "torch.start": Question("_mesh.inspection.torch_profile", "start"),
+    "torch.stop": Question("_mesh.inspection.torch_profile", "stop"),
+    "torch.take": Question("_mesh.inspection.torch_profile", "take"),
     "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
@@ -52,6 +55,7 @@ QUESTIONS: dict[str, Question] = {
     "failures": Question("_mesh.inspection.failure_list", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.measure": Question("telemetry.machine", "measure"),
     "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 
