@@ -264,7 +264,7 @@ def _actor(
         detail,
         instance.created_at,
         instance.processed,
-        instance.busy,
+        instance.busy + _so_far(instance, clock),
         len(instance.mailbox.messages),
         instance.peak,
         "" if call is None else call.method,
@@ -292,6 +292,12 @@ def _handlers(instance: Instance, clock: _Clock) -> tuple[list[Handler], int]:
         known.since = min(known.since, since)
     oldest = sorted(found.values(), key=lambda handler: handler.since)
     return oldest[:_HANDLERS], len(jobs)
+
+
+def _so_far(instance: Instance, clock: _Clock) -> float:
+    """Seconds in the endpoint that runs now in turn."""
+    now = instance.current
+    return 0.0 if now is None or now.answered else max(0.0, clock.loop - now.started)
 
 
 def _status(instance: Instance, handlers: list[Handler], clock: _Clock) -> tuple[str, str]:
