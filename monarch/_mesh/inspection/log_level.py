@@ -32,6 +32,8 @@ def answer(proc: Proc, argument: bytes) -> bytes:
     logger = logging.getLogger(order.logger)
     before = logger.level
     logger.setLevel(order.level)
+    if not logger.hasHandlers() and logging.lastResort is not None:  # which shows warnings only, of its own accord
+        logging.lastResort.setLevel(min(order.level, logging.WARNING))
     return msgspec.msgpack.encode(before)
 
 
