@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -60,6 +61,7 @@ _PDB_COMMANDS = [
 ]
 _HISTORY = 1_000  # lines kept from one run to the next
 _READ = 1 << 16
+_LOOK = 0.5  # seconds between two looks whether the other side is still there
 _HINT = 2.0  # seconds without a prompt after which it is said how to get one
 
 Names = Callable[[], Sequence[tuple[str, int]]]
@@ -109,6 +111,7 @@ class Prompt:
         self._attached = False
         self._typing = False
         self._draft = ""
+        self._typed = b""  # of a pipe or file
         self._known_names: Sequence[tuple[str, int]] = ()
         self._on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -223,12 +226,22 @@ class Prompt:
                 self._text += prompt
         return None
 
-    def _from_file(self, prompt: str) -> str:
+    def _from_file(self, prompt: str) -> str | None:
+        """A line of a pipe or file; None when the connection has ended first."""
         print(prompt, end="", flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        return line.rstrip("\n")
+        while b"\n" not in self._typed:
+            if not select.select([0], [], [], _LOOK)[0]:
+                if self._gone:
+                    return None
+                continue
+            data = os.read(0, _READ)
+            if not data:
+                if not self._typed:
+                    raise EOFError
+                data = b"\n"
+            self._typed += data
+        line, _, self._typed = self._typed.partition(b"\n")
+        return line.decode(errors="replace")
 
     @contextlib.contextmanager
     def _line_editor(self) -> Iterator[None]:

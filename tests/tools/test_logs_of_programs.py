@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.tiers import full
+
 TIMEOUT = 60
+pytestmark = full
 PROGRAM = """
 import logging, sys
 from monarch.actor import Actor, current_rank, endpoint, this_host
