@@ -16,7 +16,6 @@ class Asking(NamedTuple):
     entry: Any  # an Entry, or None
     body: bytes
     buffers: Sequence[memoryview]
-    timeout: float | None = None
 
 
 class Watcher(Protocol):
@@ -38,3 +37,23 @@ class Watcher(Protocol):
     def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
         """It sends to a port."""
         ...
+
+
+def tell(
+    sender: Any,
+    mesh: Any,
+    method: str,
+    adverb: int,
+    only: int | None,
+    reply: Any,
+    body: bytes,
+    buffers: Sequence[memoryview],
+) -> bool:
+    """The actor `sender`, which has a watcher, calls an endpoint of `mesh`, of its rank `only` if that is not None. `reply`
+    is the Entry or the Port that answers go to, or None. True: nothing is to be sent."""
+    number = getattr(reply, "_number", 0)
+    if number:  # a Port, whose entry is here or in another process
+        reply = sender.proc.ports.get(number) if reply._address == sender.proc.address else None
+    ranks = mesh._plan.ranks if only is None else mesh._plan.ranks[only : only + 1]
+    watcher: Watcher = sender.watcher
+    return watcher.asked(Asking(mesh._spec.name, method, adverb, ranks, reply, body, buffers))

@@ -51,7 +51,7 @@ def modules() -> dict[str, str]:
     """The packages loaded now that have a version."""
     found = {}
     for name, module in list(sys.modules.items()):
-        if "." not in name and not name.startswith("_"):
+        if "." not in name and not name.startswith("_") and name not in sys.stdlib_module_names:
             version = getattr(module, "__version__", None)
             if isinstance(version, str):
                 found[name] = version

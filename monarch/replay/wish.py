@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -11,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from monarch import config
+from monarch._runtime.log_thread import log
 from monarch.config import settings
+
+_log = logging.getLogger("monarch")
+_said: set[str] = set()  # folders that were told of, each once
 
 
 def wish(name: str, cls: str, rank: int) -> str:
@@ -19,7 +24,12 @@ def wish(name: str, cls: str, rank: int) -> str:
     wanted = settings.get("record")
     if not wanted or not any(matches(pattern, name, cls, rank) for pattern in wanted.split(",")):
         return ""
-    return settings.get("record_folder") or default_folder()
+    folder = settings.get("record_folder") or default_folder()
+    if folder not in _said:
+        _said.add(folder)
+        log(_log, logging.WARNING, "actors %s are recorded: what they receive goes into %s, on the hosts where they run "
+            "(setting record)", wanted, folder)  # fmt: skip
+    return folder
 
 
 def matches(pattern: str, name: str, cls: str, rank: int) -> bool:

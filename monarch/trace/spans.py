@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from zlib import crc32
 
 from monarch.trace.timeline import Instant, Slice, Timeline
 
@@ -69,6 +68,8 @@ def draw(
     timeline = timeline or Timeline()
     drawn = Drawn()
     names = actors or {}
+    calls: dict[str, tuple[Instant, Instant | None]] = {}
+    answers: list[tuple[str, Slice]] = []
     for row in rows:
         fields = _fields(row.fields_json)
         reason = _reason(row, fields, start_us, end_us)
@@ -81,12 +82,36 @@ def draw(
         one = _slice(row, fields, start_us, end_us)
         track = timeline.process(process).track(actor.name)
         track.slices.append(one)
+        correlation = str(fields.get("correlation_id") or "")
         if row.target == CALLER:
-            track.instants += _ends_of_call(one, fields)
+            send, complete = Instant(one.start, "send", "call"), Instant(one.end, "complete", "call")
+            over = "profile.end_event_missing" not in one.notes
+            track.instants += [send, complete] if over else [send]
+            if correlation:
+                calls[correlation] = (send, complete if over else None)
+        elif correlation:
+            answers.append((correlation, one))
         drawn.spans += 1
         drawn.actors.add(actor_id)
         drawn.processes.add(process)
+    _join(calls, answers)
     return timeline, drawn
+
+
+def _join(calls: Mapping[str, tuple[Instant, Instant | None]], answers: Iterable[tuple[str, Slice]]) -> None:
+    """Arrows of their own to each rank that a call went to, and back."""
+    number = 0
+    for correlation, one in answers:
+        call = calls.get(correlation)
+        if call is None:
+            continue
+        send, complete = call
+        number += 2
+        send.flows.append(number)
+        one.ends.append(number)
+        if complete is not None:
+            one.flows.append(number + 1)
+            complete.ends.append(number + 1)
 
 
 def _fields(text: str) -> dict[str, Any] | None:
@@ -130,27 +155,4 @@ def _slice(row: SpanRow, fields: dict[str, Any], start_us: int, end_us: int) -> 
     else:
         one.name = str(fields.get("name") or fields.get("method") or row.name)
         one.category = "endpoint"
-        flow = _flow(fields)
-        if flow:
-            one.ends = [flow]
-            one.flows = [flow + 1]
     return one
-
-
-def _ends_of_call(one: Slice, fields: dict[str, Any]) -> list[Instant]:
-    flow = _flow(fields)
-    send = Instant(one.start, "send", "call", [flow] if flow else [])
-    complete = Instant(one.end, "complete", "call", [], [flow + 1] if flow else [])
-    return [send] if one.notes.get("profile.end_event_missing") else [send, complete]
-
-
-def _flow(fields: dict[str, Any]) -> int:
-    """An even number for the way there; the one above it is for the way back. 0: it belongs to no call."""
-    correlation = fields.get("correlation_id")
-    if correlation in (None, "", 0):
-        return 0
-    try:
-        return (int(correlation) << 1) & 0x7FFFFFFFFFFFFFFE
-    except (TypeError, ValueError):
-        raw = str(correlation).encode()
-        return (crc32(raw) << 31 ^ crc32(raw[::-1])) << 1 & 0x7FFFFFFFFFFFFFFE

@@ -88,7 +88,7 @@ def test_a_call_and_its_endpoint_with_arrows_between_them() -> None:
         ("ctr<uid>.workers-0", "add", 1_200_000, 1_700_000),
     ]
     assert read.instants == [("<root>", "send", 1_000_000), ("<root>", "complete", 1_900_000)]
-    assert read.begins == read.ends == {154: 1, 155: 1}
+    assert read.begins == read.ends == {2: 1, 3: 1}
     assert sorted(read.slices)[0][4] == {
         "process_id": "client", "span_id": 5, "target": CALLER, "actor_id": 1, "correlation_id": 77, "mesh": "ctr",
         "method": "add",
@@ -97,6 +97,17 @@ def test_a_call_and_its_endpoint_with_arrows_between_them() -> None:
     assert [track.process.process_name for track in processes] == ["client", "workers-0"]
     (below,) = [track for track in read.tracks.values() if track.name == "<root>"]
     assert below.parent_uuid == processes[0].uuid
+
+
+def test_a_call_to_many_ranks_has_an_arrow_to_each() -> None:
+    call = {"correlation_id": 7, "actor_id": 1, "mesh": "ctr", "method": "add", "call_name": "call"}
+    rows = [SpanRow("client", 5, "call", CALLER, json.dumps(call), 1_000, 1_900)]
+    for rank in range(3):
+        fields = json.dumps({"correlation_id": 7, "actor_id": 2 + rank, "name": "add"})
+        rows.append(SpanRow(f"workers-{rank}", 9, "python_user_span", "", fields, 1_200, 1_700))
+    read = _Read(_decoded(draw(rows, 0, 10_000)[0]))
+    assert len(read.begins) == 6
+    assert read.begins == read.ends == dict.fromkeys(read.begins, 1)
 
 
 def test_what_reaches_over_the_window_is_clipped_and_says_so() -> None:

@@ -34,7 +34,6 @@ from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.replies import Entry, Gather, OneReply, Target
-from monarch._runtime.watcher import Asking
 from monarch._shape.as_json import shape_json, whole_json
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
@@ -420,8 +419,11 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         if buffers or 0 < proc.frame_limit < size:
             size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
-        if sender.watcher is not None and self._is_answered(sender, reply, adverb, only, body, buffers):
-            return
+        if sender.watcher is not None:
+            from monarch._runtime.watcher import tell  # few actors have one
+
+            if tell(sender, self._mesh, self._name, adverb, only, reply, body, buffers):
+                return
         parted = plan.parted(proc.host) if only is None else None
         if parted is not None and not combine and len(parted.remote) < few(adverb):
             parted = None
@@ -436,7 +438,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         began = 0.0
         if recording.active is not None:
             began = monotonic()
-            sent = recording.active.sent(unique, key, spec.name, spec.cls, method, adverb, self._views())
+            sent = recording.active.sent(sender, key, spec.name, spec.cls, method, adverb, self._views())
         message: Call | None = None
         receiver_at = ""
         placement = None
@@ -507,25 +509,6 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 placement.close()
         if sent is not None and entry is None and recording.active is not None:
             recording.active.cast(sent, began, number)
-
-    def _is_answered(
-        self,
-        sender: Instance,
-        reply: Entry | Port[Any] | None,
-        adverb: int,
-        only: int | None,
-        body: bytes,
-        buffers: Sequence[memoryview],
-    ) -> bool:
-        """Tells whoever watches the sender of a call; whether it knows the answers, and nothing is to be sent."""
-        entry = reply
-        if isinstance(entry, Port):
-            entry = sender.proc.ports.get(entry._number) if entry._address == sender.proc.address else None
-        ranks = self._mesh._plan.ranks if only is None else self._mesh._plan.ranks[only : only + 1]
-        assert sender.watcher is not None
-        return sender.watcher.asked(
-            Asking(self._mesh._spec.name, self._name, adverb, ranks, entry, body, buffers, self._timeout)
-        )
 
     def _cast_remote(
         self,

@@ -46,6 +46,9 @@ QUESTIONS: dict[str, Question] = {
     "log.level": Question("_mesh.inspection.log_level"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
     "samples": Question("_mesh.inspection.sampler"),
+    "torch.start": Question("_mesh.inspection.torch_profile", "start"),
+    "torch.stop": Question("_mesh.inspection.torch_profile", "stop"),
+    "torch.take": Question("_mesh.inspection.torch_profile", "take"),
     "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
@@ -53,6 +56,7 @@ QUESTIONS: dict[str, Question] = {
     "failures": Question("_mesh.inspection.failure_list", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.measure": Question("telemetry.machine", "measure"),
     "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 

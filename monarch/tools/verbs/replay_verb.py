@@ -54,9 +54,9 @@ def run(options: argparse.Namespace) -> int:
     )
     for note in outcome.notes:
         print(f"  note: {note}")
-    if outcome.divergence is not None:
+    if outcome.divergence is not None and not options.pdb:
         print(outcome.divergence)
-    elif outcome.failure:
+    elif outcome.failure and not options.pdb:
         print(outcome.failure)
     print(f"{outcome.messages} message{'s' if outcome.messages != 1 else ''} handled; {outcome.ended}")
     return outcome.status
