@@ -100,11 +100,12 @@ class _News(Exception):
 
 
 class Prompt:
-    """`names`: the actors and ranks that stand at breakpoints, for completion."""
+    """`names`: the actors and ranks that stand at breakpoints, for completion. `end`: what the other side's end means."""
 
-    def __init__(self, sock: socket.socket, names: Names = list) -> None:
+    def __init__(self, sock: socket.socket, names: Names = list, end: str = "the connection has ended") -> None:
         self._sock = sock
         self._names = names
+        self._end = end
         self._changed = threading.Condition()
         self._text = ""  # came, not yet printed
         self._gone = False
@@ -136,7 +137,7 @@ class Prompt:
                 if line.strip() in ("quit", "q") and not self._attached:
                     self._drain()
                     return 0
-        print("monarch debug: the connection has ended", file=sys.stderr)
+        print(f"monarch debug: {self._end}", file=sys.stderr)
         return 1
 
     # --- what comes
@@ -241,6 +242,7 @@ class Prompt:
                 data = b"\n"
             self._typed += data
         line, _, self._typed = self._typed.partition(b"\n")
+        print(line.decode(errors="replace"), flush=True)  # what is shown reads as a terminal would show it
         return line.decode(errors="replace")
 
     @contextlib.contextmanager

@@ -134,6 +134,6 @@ def test_a_killed_terminal_lets_its_rank_go_on(own: Any) -> None:
     own.process.kill()
     assert second.wait(TIMEOUT) == 1
     assert second.stderr is not None
-    assert "the connection has ended" in second.stderr.read()
+    assert "the program has ended" in second.stderr.read()
     for stream in (second.stdin, second.stdout, second.stderr):
         stream.close()
