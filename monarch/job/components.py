@@ -64,6 +64,15 @@ class Observed(Component):
         self.telemetry: TelemetryConfig | None = None
         self.admin: MeshAdminConfig | None = None
 
+    def query_client(self) -> Any:
+        """What answers queries about the job, in a process in which `state()` was called; None when nothing is recorded."""
+        if importlib.util.find_spec("monarch.telemetry") is None:
+            return None
+        from monarch import telemetry
+
+        running = telemetry.running()
+        return running.client if running is not None else None
+
     def before_connect(self, job: Any) -> None:
         for name, wanted in (("telemetry", self.telemetry), ("admin", self.admin)):
             if wanted is not None and importlib.util.find_spec(f"monarch.{name}") is None:
