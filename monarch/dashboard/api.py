@@ -17,6 +17,7 @@ T = TypeVar("T")
 RATE_WINDOW = 10.0  # seconds over which calls and messages a second are counted
 RATE_DELAY = 2.0  # seconds that rows may take to arrive
 LONG = 30.0  # seconds after which a running endpoint is a concern
+SLOW_WINDOW = 120.0  # seconds over which actors of a mesh are compared
 POINTS = 120  # of a line over time
 QUERY_SECONDS = 10.0  # for the dashboard's own queries
 SQL_SECONDS = 30.0  # for those that people type, unless they say less
@@ -74,6 +75,7 @@ class Api:
             "concerns": shapes.concerns(
                 failed=failed,
                 running=self._running(),
+                slow=self._rows(queries.slow_actors(now_us - int(SLOW_WINDOW * 1e6))),
                 now_us=now_us,
                 long_us=int(LONG * 1e6),
                 lost=lost,

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._mesh import plugins
 from monarch._mesh.inspection import stacks_of_program
-from monarch._mesh.inspection.stack_records import ProcessStacks
+from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch.admin.looking import Look, LookFailed
 from monarch.dashboard.icicle import Stack
 from monarch.dashboard.living import Stacks
+from monarch.dashboard.store import Store, records
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
+
+logger = logging.getLogger("monarch.dashboard")
 
 SECONDS = 2.0  # for processes to tell their stacks
 
@@ -24,8 +30,9 @@ SECONDS = 2.0  # for processes to tell their stacks
 class LivingProgram:
     """As `Living`."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, store: Store) -> None:
         self._program = program
+        self._store = store
 
     def about(self) -> dict[str, Any]:
         program = self._program
@@ -63,7 +70,20 @@ class LivingProgram:
         return Stacks([stack for process in found.processes for stack in folded(process)], found.silent)
 
     def profile(self, seconds: float, path: str) -> None:
-        raise RuntimeError("this version records no traces")
+        profiling = plugins.load("trace.profiling")
+        with profiling.profile_of(self._program, lambda: _Client(self._store), say=logger.info) as profile:
+            threading.Event().wait(seconds)
+        profile.export_perfetto_trace(path)
+
+
+class _Client:
+    """The store, as those who know it over HTTP ask it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
+        return {"rows": records(self._store.query(sql, timeout=timeout))}
 
 
 def folded(process: ProcessStacks) -> Iterator[Stack]:
@@ -73,7 +93,12 @@ def folded(process: ProcessStacks) -> Iterator[Stack]:
         rank = thread.rank if thread.key else process.rank
         frames = [(frame.function, frame.file, frame.line) for frame in thread.frames]
         name = (thread.endpoint and f"{thread.endpoint}()") or thread.task or thread.thread
-        yield Stack(f"{group} {rank}", group, frames, thread.idle or not frames, name)
+        yield Stack(f"{group} {rank}", group, frames, thread.idle or not frames or is_ours(thread), name)
+
+
+def is_ours(thread: ThreadStack) -> bool:
+    """A thread of the runtime beside the program's: it waits for what is none of the program's business."""
+    return not thread.actor and thread.thread.startswith("monarch-")
 
 
 def name_of(command: str) -> str:

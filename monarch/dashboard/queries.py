@@ -118,6 +118,24 @@ def endpoint_times(limit: int = 50) -> str:
     GROUP BY endpoint ORDER BY p99_us DESC LIMIT {limit}"""
 
 
+def slow_actors(since_us: int, times: float = 1.8, more_us: int = 50_000, limit: int = 20) -> str:
+    """Actors whose median time in an endpoint is far from that of their mesh: meshes of four and more, calls of three and
+    more."""
+    return f"""
+    WITH took AS (
+        SELECT a.mesh_id, a.id AS actor_id, a.full_name, a.display_name, m.endpoint,
+               median(s.ended_us - s.active_us) AS own_us
+        FROM messages m JOIN ({_states(f"WHERE timestamp_us >= {since_us}")}) s ON s.message_id = m.id
+        JOIN (SELECT DISTINCT ON (id) * FROM actors) a ON a.id = m.to_actor_id
+        WHERE s.ended_us IS NOT NULL AND s.active_us IS NOT NULL AND m.endpoint IS NOT NULL
+        GROUP BY ALL HAVING count(*) >= 3),
+    meshes AS (SELECT mesh_id, endpoint, median(own_us) AS mesh_us FROM took GROUP BY ALL HAVING count(*) >= 4)
+    SELECT took.actor_id, took.full_name, took.display_name, took.endpoint, took.own_us, meshes.mesh_us
+    FROM took JOIN meshes USING (mesh_id, endpoint)
+    WHERE own_us > {times} * mesh_us AND own_us - mesh_us > {more_us}
+    ORDER BY own_us / greatest(mesh_us, 1) DESC, actor_id LIMIT {limit}"""
+
+
 def running(limit: int = MOST_ACTORS) -> str:
     """Endpoints that have begun and not ended, the oldest first."""
     return f"""

@@ -44,7 +44,7 @@ def routes(store: Any, program: Program | None) -> list[Any]:
     """Pages and their JSON, for a store of telemetry and the program that fills it (None: it has ended)."""
     from monarch.dashboard.living_program import LivingProgram
 
-    return routes_of(Api(store, None if program is None else LivingProgram(program)))
+    return routes_of(Api(store, None if program is None else LivingProgram(program, store)))
 
 
 def routes_of(api: Api) -> list[Any]:

@@ -139,7 +139,14 @@ def health_of(by_status: Mapping[str, int]) -> dict[str, Any]:
 
 
 def concerns(
-    *, failed: Sequence[Row], running: Sequence[Row], now_us: int, long_us: int, lost: int, missing: Sequence[str]
+    *,
+    failed: Sequence[Row],
+    running: Sequence[Row],
+    slow: Sequence[Row],
+    now_us: int,
+    long_us: int,
+    lost: int,
+    missing: Sequence[str],
 ) -> list[dict[str, str]]:
     """What somebody should look at, the worst first: `level` is error, warning or note."""
     found = []
@@ -163,6 +170,11 @@ def concerns(
                 "actor_id": str(rows[0]["actor_id"]),
             }
         )
+    for row in slow[:MOST_REASONS]:
+        name = short_name(row["display_name"], row["full_name"])
+        took = f"{duration(row['own_us'])} where the others of its mesh take {duration(row['mesh_us'])}"
+        text = f"{name} is slow in {row['endpoint']}(): {took}"
+        found.append({"level": "warning", "text": text, "actor_id": str(row["actor_id"])})
     if lost:
         found.append(
             {"level": "note", "text": f"{lost:,} rows of telemetry were lost: what is counted here is a lower bound"}
@@ -295,6 +307,8 @@ def duration(us: float) -> str:
     seconds = us / 1e6
     if seconds < 1:
         return f"{us / 1e3:.0f} ms"
+    if seconds < 10:
+        return f"{seconds:.2g} s"
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -156,7 +156,7 @@ class DebugController(Actor):
 
     def continue_all(self) -> None:
         for session in self._sessions.all():
-            if not session.runs:  # it would take them at its next breakpoint, which may be much later
+            if not session.continued:  # it would take them at its next breakpoint, which may be much later
                 session.type("clear")
                 session.type("c")
 

@@ -30,6 +30,7 @@ def address_of(mesh: str | None, rank: int) -> str:
     owned = proc.mesh.owned
     with owned.lock:
         specs = [one.spec for one in [*owned.procs.values(), *owned.actors.values()]]
+    specs = [spec for spec in specs if proc.address not in spec.addresses]  # the client's own actors
     if mesh is not None:
         specs = [spec for spec in specs if spec.name == mesh] or _no_mesh(mesh, specs)
     places = {tuple(spec.addresses) for spec in specs}

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 MISSING = "editors attach by debugpy, which is not installed where the rank runs: pip install 'pymonarch[debug]'"
 _CONNECT = 30.0  # seconds for debugpy to start
+_STOP = 10.0  # and to stop
 _READ = 1 << 18  # bytes of one answer
 _WAITING = 16 << 20  # bytes for debugpy that it has not taken; with more the conversation ends
 
@@ -153,6 +155,10 @@ def _leave(conversation: _Conversation) -> None:
     _now = None
     conversation.close()
     importlib.import_module("pydevd").stoptrace()  # debugpy's tracer, importable where debugpy is loaded
+    tracer = importlib.import_module("_pydevd_bundle.pydevd_constants").get_global_debugger
+    limit = time.monotonic() + _STOP
+    while tracer() is not None and time.monotonic() < limit:  # its own threads may be stopping it at this moment
+        time.sleep(0.01)
     sys.breakpointhook = conversation.hook
 
 

@@ -71,7 +71,10 @@ class HttpServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
     async def _start(self, site: Site, listening: socket.socket) -> None:
         import uvicorn
@@ -184,7 +187,7 @@ def _dashboard(store: Store | None, program: Any) -> list[Any]:
 
 
 def _admin(store: Store | None, program: Any) -> list[Any]:
-    return _routes("monarch.admin.routes", program)
+    return _routes("monarch.admin.routes", program, store)
 
 
 def _routes(module: str, *given: Any) -> list[Any]:

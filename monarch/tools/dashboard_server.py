@@ -115,5 +115,13 @@ def _simulated(options: argparse.Namespace) -> tuple[Any, Any]:
     return store, simulation
 
 
+def run() -> None:
+    """As a command: ends without tearing the interpreter down, about which the engine of the tables has much to say."""
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -18,6 +18,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.events import Resize
+from textual.geometry import Size
 from textual.message import Message
 from textual.theme import Theme
 from textual.widgets import Input, Static
@@ -228,11 +229,12 @@ class MeshAdmin(App[None]):
         self.query_one("#splash", Static).update(f"{text}\n\n{self.error}" if self.error else text)
 
     def on_resize(self, event: Resize) -> None:
-        self._arrange()
+        self._arrange(event.size)  # ours is the one before
 
-    def _arrange(self) -> None:
-        small = self.size.width < _NARROW or self.size.height < _LOW
-        self.query_one("#main").set_class(self.size.width < _BESIDE, "under")
+    def _arrange(self, size: Size | None = None) -> None:
+        size = size or self.size
+        small = size.width < _NARROW or size.height < _LOW
+        self.query_one("#main").set_class(size.width < _BESIDE, "under")
         for name in ("#head", "#main", "#keys"):
             self.query_one(name).display = self._loaded and not small
         splash = self.query_one("#splash", Static)

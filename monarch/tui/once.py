@@ -18,7 +18,7 @@ def page(nodes: Sequence[NodePayload], *, system: bool = False, stopped: bool = 
         if node.properties.Proc is not None or node.properties.Host is not None:
             state.expand(node.identity)
     rows = [(row.guides + row.label, row.note) for row in state.rows()]
-    width = max((len(text) for text, _ in rows), default=0)
+    width = max((len(text) for text, note in rows if note), default=0)
     lines = [f"{text:<{width}}  {note}".rstrip() for text, note in rows]
     return "\n".join([*lines, *_failures(state.nodes)])
 

@@ -14,7 +14,7 @@ from textual.strip import Strip
 from monarch.tui.themes import Palette
 from monarch.tui.tree_state import FAILED, STOPPED, SYSTEM, Row, TreeState
 
-_NOTE = 34  # columns of the right column at most, and a third of the pane
+_NOTE = 40  # columns of the right column at most, and a third of the pane
 _LONG = 10.0  # seconds from which an endpoint counts as long
 
 

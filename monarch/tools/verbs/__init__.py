@@ -14,9 +14,23 @@ import importlib
 from types import ModuleType
 
 NAMES = (
-    "apply", "run", "exec", "shell", "status", "stacks", "doctor", "debug", "profile", "replay", "tui", "logs", "kill",
-    "context", "completion",
-)  # fmt: skip
+    "apply",
+    "run",
+    "exec",
+    "shell",
+    "status",
+    "stacks",
+    "doctor",
+    "debug",
+    "profile",
+    "replay",
+    "tui",
+    "dashboard",
+    "logs",
+    "kill",
+    "context",
+    "completion",
+)
 
 
 def all_verbs() -> list[ModuleType]:
