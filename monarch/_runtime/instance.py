@@ -139,6 +139,7 @@ class Instance:
         replaced: Failure | None = None,
         will_restart: bool = False,
         cls: str = "",
+        system: bool = False,
     ) -> None:
         self.proc: Any = proc  # with all it has: whoever uses more of it annotates it as Proc
         self._proc = proc
@@ -154,6 +155,7 @@ class Instance:
         self.owner = owner
         self.owner_proc = owner_proc
         self.cls = cls  # module.QualName of its class; "" of the client
+        self.system = system  # it belongs to the runtime and not to the program
         self.behaviour: Behaviour | None = None
         self.mailbox = Mailbox()
         self.numbering = Numbering()

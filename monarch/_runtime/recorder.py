@@ -16,13 +16,16 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from monarch._runtime.current import current
+from monarch._runtime.future import running
 from monarch._runtime.metrics import Metrics
 
 if TYPE_CHECKING:
-    from monarch._runtime.instance import Delivery, Instance
-    from monarch._runtime.replies import Entry
     from monarch._wire.message import Call
+
+# What is recorded of: an Instance, a Delivery, an Entry. Those who record import this file, and not the other way round.
+Instance = Any
+Delivery = Any
+Entry = Any
 
 LIMIT = 50_000  # events that wait to be taken
 _LONG = 0.5  # seconds after which what is still under way is reported
@@ -70,8 +73,8 @@ class Sent:
         self.method = method
         self.adverb = adverb
         self.view = view
-        running = current.get()
-        self.parent: Call | None = None if running is None else running.call
+        now = running.get()
+        self.parent: Call | None = None if now is None else now.call
         self.span = span_now.get()
         self.serial = serial
         self.told = NOT_TOLD
@@ -83,6 +86,7 @@ class Recorder:
     def __init__(self, *, include_system: bool = False, limit: int = LIMIT) -> None:
         self.include_system = include_system
         self.limit = limit
+        self.client = ""  # the actor that stands for code which runs in none
         self.dropped = 0  # about: threads count without a lock
         self.events: deque[tuple[Any, ...]] = deque()
         self.serials = itertools.count(1)
@@ -99,16 +103,16 @@ class Recorder:
         events = self.events
         return [events.popleft() for _ in range(min(most, len(events)))]
 
-    def leaves_out(self, cls: Any) -> bool:
-        """Whether actors of that class are the runtime's own."""
-        return not self.include_system and getattr(cls, "_is_system_actor", False)
+    def leaves_out(self, system: bool) -> bool:
+        """Whether what concerns such an actor is not recorded."""
+        return system and not self.include_system
 
     # --- receivers
 
     def handled(self, instance: Instance, delivery: Delivery, failed: bool = False) -> None:
         """The actor is done with that message, or will not handle it (`failed`)."""
         behaviour: Any = instance.behaviour
-        if behaviour is None or self.leaves_out(behaviour.cls):
+        if behaviour is None or (instance.system and not self.include_system):
             return
         events = self.events
         if len(events) >= self.limit:
@@ -134,11 +138,10 @@ class Recorder:
     def under_way(self, instance: Instance) -> None:
         """Reports what that actor has handled, or left waiting, for long, so that it is seen while it lasts."""
         behaviour: Any = instance.behaviour
-        if behaviour is None or self.leaves_out(behaviour.cls):
+        if behaviour is None or (instance.system and not self.include_system):
             return
         since = monotonic() - _LONG
-        running = [instance.current, *list(instance.concurrent.values())]
-        for delivery in running:
+        for delivery in [instance.current, *list(instance.concurrent.values())]:
             if delivery is not None and delivery.told < TOLD_STARTED and delivery.started < since:
                 method = behaviour._methods.get(delivery.call.method)
                 self._tell(instance, delivery, delivery.started, method is not None and method.spans, TOLD_STARTED)
@@ -159,12 +162,12 @@ class Recorder:
     # --- callers
 
     def sent(
-        self, sender: str, key: str, mesh: str, cls: Any, method: str, adverb: int, view: tuple[str, str]
+        self, sender: Instance, key: str, mesh: str, cls: Any, method: str, adverb: int, view: tuple[str, str]
     ) -> Sent | None:
         """A call is about to be sent; None when it is left out."""
-        if self.leaves_out(cls):
+        if not self.include_system and (sender.system or getattr(cls, "_is_system_actor", False)):
             return None
-        return Sent(sender, key, mesh, method, adverb, view, next(self.serials))
+        return Sent(sender.unique, key, mesh, method, adverb, view, next(self.serials))
 
     def answered(self, entry: Entry, sent: Sent) -> None:
         """That call has all its answers, or has failed."""
@@ -205,14 +208,14 @@ class Recorder:
     # --- actors and meshes
 
     def status(self, instance: Instance, status: str, reason: str = "", before: str = "") -> None:
-        if instance.behaviour is None or not self.leaves_out(getattr(instance.behaviour, "cls", None)):
+        if not self.leaves_out(instance.system):
             self.add((STATUS, instance.unique, status, reason[:_TEXT], before, monotonic()))
 
     # --- the program
 
     def log(self, record: tuple[Any, ...]) -> None:
-        running = current.get()
-        actor = "" if running is None else running.instance.unique
+        now = running.get()
+        actor = self.client if now is None else now.instance.unique
         name, level, text, *rest = record
         self.add((LOG, name, level, text[:_TEXT], *rest, actor, span_now.get(), monotonic()))
 
@@ -241,9 +244,9 @@ class RecordedSpan:
         recorder = active
         if recorder is None or not self._serial:
             return
-        running = current.get()
-        call = None if running is None else running.call
-        actor = "" if running is None else running.instance.unique
+        now = running.get()
+        call = None if now is None else now.call
+        actor = recorder.client if now is None else now.instance.unique
         recorder.add(
             (
                 SPAN,

@@ -129,6 +129,7 @@ class Spawn(_Telling, tag=3):
     restarts: bool = False  # a RestartPolicy puts another in its place should it fail
     record: str = ""  # what it receives is recorded in this folder
     record_bytes: int = 0  # and at most so much of it
+    system: bool = False  # it belongs to the runtime and not to the program
 
 
 class Restarted(_Message, tag=13):

@@ -14,13 +14,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from monarch.job import cache
-from monarch.job.components import Component, MeshAdminConfig, Observed, TelemetryConfig
+from monarch.job.components import Component, MeshAdminConfig, Observed, TelemetryConfig, observed_url
 from monarch.job.job_state import JobState
 from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import LiveLine, job_logger
 
 if TYPE_CHECKING:
     from monarch.job.mounts.component import Mounts
+    from monarch.telemetry import QueryEngineClient
     from monarch.trace.profiling import Profile
 
 C = TypeVar("C", bound=Component)
@@ -272,6 +273,16 @@ class JobTrait(ABC):
             raise TypeError("give a MeshAdminConfig or its fields, not both")
         self._observed().admin = config or MeshAdminConfig(**options)
         return self
+
+    def telemetry_query_client(self) -> QueryEngineClient:
+        """For SQL over what the job records, in a program that has only loaded it. Starts and attaches nothing.
+
+        RuntimeError when the job does not run or its health cannot be known, when telemetry was not enabled, or when its
+        process does not answer.
+        """
+        from monarch.telemetry import QueryEngineClient
+
+        return QueryEngineClient(observed_url(self._holder))
 
     def remote_mount(
         self,

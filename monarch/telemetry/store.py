@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from monarch.telemetry import statements
+from monarch.telemetry.dumps import dump_rows
 from monarch.telemetry.result import QueryError, QueryTimeout, Result
 from monarch.telemetry.tables import TABLES
 
@@ -48,6 +50,27 @@ class Store:
         self._writing = threading.Lock()
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
+    @contextmanager
+    def writing(self, reading: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
+        """What runs statements that write, all of them or none; they may read the Arrow tables `reading`. Any thread; one
+        at a time."""
+        tables = reading or {}
+        with self._writing:
+            run = self._connection.execute
+            try:
+                for name, table in tables.items():
+                    self._connection.register(name, table)
+                run("BEGIN")
+                try:
+                    yield run
+                except BaseException:
+                    run("ROLLBACK")
+                    raise
+                run("COMMIT")
+            finally:
+                for name in tables:
+                    self._connection.unregister(name)
+
     def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Rows of one table, each with a value for each column. Any thread; one at a time."""
         import pyarrow
@@ -55,12 +78,13 @@ class Store:
         columns = TABLES[table].columns
         data = {column.name: [row[at] for row in rows] for at, column in enumerate(columns)}
         batch = pyarrow.table({name: pyarrow.array(values) for name, values in data.items()})
-        with self._writing:
-            self._connection.register("incoming", batch)
-            try:
-                self._connection.execute(f'INSERT INTO "{table}" SELECT * FROM incoming')
-            finally:
-                self._connection.unregister("incoming")
+        with self.writing({"incoming": batch}) as run:
+            run(f'INSERT INTO "{table}" SELECT * FROM incoming')
+
+    def insert_machine(self, table: str, row: Mapping[str, Any]) -> None:
+        """A measurement of this machine (`machine.Row`)."""
+        whole = {**row, "timestamp_us": round(row["timestamp"] * 1e6)}
+        self.insert(table, [tuple(whole.get(column.name) for column in TABLES[table].columns)])
 
     def query(self, sql: str, *, timeout: float | None = None, limit: int | None = None) -> Result:
         """Runs one statement that reads. Any thread. QueryError for what may not run or fails; QueryTimeout after `timeout`
@@ -102,6 +126,20 @@ class Store:
         finally:
             timer.cancel()
             cursor.close()
+
+    def store_pyspy_dump(self, dump_id: str, proc_ref: str, pyspy_result_json: str) -> None:
+        """Keeps a stack dump, as `/v1/pyspy/{proc}` gives it. ValueError for what is none."""
+        for table, rows in dump_rows(dump_id, proc_ref, pyspy_result_json, round(time.time() * 1e6)).items():
+            if rows:
+                self.insert(table, rows)
+
+    def compact(self) -> None:
+        """Gives back the memory of rows that were deleted, unless a query runs: then the next time."""
+        with self._writing:
+            try:
+                self._connection.execute("CHECKPOINT datafusion")
+            except self._errors:
+                pass
 
     def close(self) -> None:
         with self._writing:

@@ -438,7 +438,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         began = 0.0
         if recording.active is not None:
             began = monotonic()
-            sent = recording.active.sent(unique, key, spec.name, spec.cls, method, adverb, self._views())
+            sent = recording.active.sent(sender, key, spec.name, spec.cls, method, adverb, self._views())
         message: Call | None = None
         receiver_at = ""
         placement = None

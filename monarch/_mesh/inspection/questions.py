@@ -55,6 +55,7 @@ QUESTIONS: dict[str, Question] = {
     "failures": Question("_mesh.inspection.failure_list", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.measure": Question("telemetry.machine", "measure"),
     "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 

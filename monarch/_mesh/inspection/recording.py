@@ -38,6 +38,7 @@ PERIOD = 1.0  # seconds between two looks at what was recorded
 BATCH = 1_000  # events
 WINDOW = 4  # batches that the client has not answered
 _LATE = 10.0  # seconds after which an answer is not waited for any more
+_LAST = 1.0  # seconds in which a process that ends hands over what it has recorded
 _CLOCKS = 8  # estimates of the difference between the clocks
 _OWN = ("monarch.telemetry", "monarch.observer")  # loggers that are not recorded
 
@@ -101,8 +102,10 @@ class Recording:
 
     def __init__(self, proc: Proc, include_system: bool) -> None:
         self.recorder = Recorder(include_system=include_system)
+        self.recorder.client = proc.root_name
         self._proc = proc
         self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
         self._number = 0
         self._on_way = 0
         self._wait_until = 0.0
@@ -189,18 +192,23 @@ class Recording:
         return self._proc.client
 
     def _answered(self, answer: _Answer, raw: Raw | None) -> None:
-        with self._lock:
+        with self._room:
             self._on_way -= 1
-        if raw is not None and raw[1] == VALUE:
-            there, wait = _decode_answer(raw[2])
-            self._clock.learn(answer.sent_at, there, time.time())
-            self._wait_until = time.monotonic() + wait
+            if raw is not None and raw[1] == VALUE:
+                there, wait = _decode_answer(raw[2])
+                self._clock.learn(answer.sent_at, there, time.time())
+                self._wait_until = time.monotonic() + wait
+            self._room.notify_all()
 
-    def flush(self) -> None:
-        """Sends what there is, as far as the window allows. Any thread."""
+    def flush(self, patience: float = _LATE) -> None:
+        """Sends what there is. Not on the I/O thread: waits for room, for `patience` seconds."""
         self.look()
-        while self._send():
-            pass
+        until = time.monotonic() + patience
+        while self.recorder.events and not self._stopped and time.monotonic() < until:
+            if not self._send():
+                with self._room:
+                    self._room.wait_for(lambda: self._on_way < WINDOW, max(0.0, until - time.monotonic()))
+                    self._wait_until = 0.0  # whoever asks for it takes the risk that some is dropped
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -215,16 +223,18 @@ def recording() -> Recording | None:
     return _recording
 
 
-def begin(proc: Proc, include_system: bool = False) -> None:
-    """This process records from now on."""
+def begin(proc: Proc, include_system: bool = False, again: bool = False) -> None:
+    """This process records from now on. `again`: what was told of its actors and meshes is lost, and told once more."""
     global _recording
     with _switching:
         if _recording is None:
             made = Recording(proc, include_system)
             made.start()
             _recording = made
-        else:
-            _recording.recorder.include_system = include_system
+            return
+        _recording.recorder.include_system = include_system
+        for event in existing(proc, _recording.recorder) if again else ():
+            _recording.recorder.add(event)
 
 
 def end() -> None:
@@ -245,7 +255,7 @@ def begin_if_asked(proc: Proc) -> None:
 def finish() -> None:
     """The process ends in order: what it has recorded leaves first."""
     if _recording is not None:
-        _recording.flush()
+        _recording.flush(_LAST)
 
 
 # --- questions
@@ -255,7 +265,7 @@ def switch(proc: Proc, argument: bytes) -> bytes:
     """Question "telemetry.record": the setting's words, "" to end."""
     words = msgspec.msgpack.decode(argument, type=str)
     if words:
-        begin(proc, SYSTEM in words.split(","))
+        begin(proc, SYSTEM in words.split(","), "again" in words.split(","))
     else:
         end()
     return b"\xc0"
@@ -287,10 +297,10 @@ def existing(proc: Proc, recorder: Recorder) -> list[tuple[Any, ...]]:
     for procs in list(proc.mesh.owned.procs.values()):
         found += procs_events(procs.spec)
     for actors in list(proc.mesh.owned.actors.values()):
-        if not recorder.leaves_out(actors.spec.cls):
+        if not recorder.leaves_out(_is_system(actors.spec)):
             found.append(actors_event(actors.spec))
     for instance in list(proc.actors.values()):
-        if not recorder.leaves_out(getattr(instance.behaviour, "cls", None)):
+        if not recorder.leaves_out(instance.system):
             found.append(actor_event(instance, ""))
             found.append((STATUS, instance.unique, _status(instance), "", "", now))
     return found
@@ -304,7 +314,7 @@ def _status(instance: Instance) -> str:
 
 def actor_event(instance: Instance, cls: str) -> tuple[Any, ...]:
     behaviour: Any = instance.behaviour
-    display = "<root>" if behaviour is None else behaviour.display
+    display = "<root>" if behaviour is None else None if instance.system else behaviour.display
     known = getattr(behaviour, "cls", None)
     name = cls or ("" if known is None else f"{known.__module__}.{known.__qualname__}")
     full_name = str(identities.actor_address(instance))
@@ -343,6 +353,10 @@ def procs_events(spec: Any) -> list[tuple[Any, ...]]:
     ]
 
 
+def _is_system(spec: Any) -> bool:
+    return bool(getattr(spec.cls, "_is_system_actor", False))
+
+
 def actors_event(spec: Any) -> tuple[Any, ...]:
     extent, procs = spec.extent, spec.proc_mesh
     parent = getattr(getattr(procs, "_spec", None), "uid", "")
@@ -368,7 +382,7 @@ def process_ended(proc: Proc, ended: ProcEnded) -> None:
     how = f"killed by signal {-ended.code}" if ended.code < 0 else f"exit status {ended.code}"
     reason = f"its process has ended, {how}" + (f": {ended.detail}" if ended.detail else "")
     for owned in list(proc.mesh.owned.actors.values()):
-        if recorder.leaves_out(owned.spec.cls):
+        if recorder.leaves_out(_is_system(owned.spec)):
             continue
         for rank, address in enumerate(owned.spec.addresses):
             if address == ended.address:

@@ -80,8 +80,8 @@ class Served:
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
         agent.start()
         proc.processes.use_agent(agent)
-        loop.start()
         recording.begin_if_asked(proc)
+        loop.start()
 
     def _on_stop(self, stop: StopProc) -> None:
         if stop.incarnation in (None, self.proc.incarnation):

@@ -74,6 +74,7 @@ class Residents:
             replaced=spawn.failure,
             will_restart=spawn.restarts,
             cls=spawn.cls,
+            system=spawn.system,
         )
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
@@ -103,9 +104,10 @@ class Residents:
                 start_thread(run, f"monarch-actor-{label}", instance)
 
         self._proc.add_actor(instance)
-        if recording.active is not None:
-            recording.active.add(actor_event(instance, spawn.cls))
-            recording.active.status(instance, "Created")
+        recorder = recording.active
+        if recorder is not None and not recorder.leaves_out(instance.system):
+            recorder.add(actor_event(instance, spawn.cls))
+            recorder.status(instance, "Created")
         if spawn.port:
             self._announce(instance, spawn, connection.remote)
         if self._gate_failure and not spawn.setup:

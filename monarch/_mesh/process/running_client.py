@@ -11,6 +11,7 @@ import os
 import random  # noqa: F401
 
 from monarch._errors import ClientClosedError
+from monarch._mesh import plugins
 from monarch._mesh.actors import map_results  # noqa: F401
 from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.inspection import fault_signal
@@ -172,6 +173,8 @@ class Client:
         if proc.closed is None:  # the last words of the processes are read and printed
             heard_all.wait(1.0)
             self.printer.wait_printed(1.0)
+        if proc.closed is None:
+            plugins.client_ending()
         proc.close(
             ClientClosedError(
                 "shutdown_context() ran in this process: the client is closed and cannot be started again"

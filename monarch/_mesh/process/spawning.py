@@ -96,7 +96,7 @@ class Spawning:
                     self._expect(owned, rank, incarnation)
         owner.owned[spec.key] = owned
         recorder = recorders.active
-        if recorder is not None and not recorder.leaves_out(cls):
+        if recorder is not None and not recorder.leaves_out(internal):
             recorder.add(recording.actors_event(spec))
         effects: list[Notify | Gone] = []
         try:
@@ -221,6 +221,7 @@ class Spawning:
             failure,
             owned.group is not None,
             *_recording(spec.name, cls, rank),
+            getattr(cls, "_is_system_actor", False),
         )
         self._proc.post(spec.addresses[rank], spawn, args.body, args.buffers)
 

@@ -21,6 +21,7 @@ from typing import Any
 from monarch.actor.run_folders import user_folder
 from monarch.job.mounts.orders import Order
 from monarch.job.mounts.sidecar_messages import (
+    OBSERVER,
     CloseMounts,
     Done,
     End,
@@ -28,6 +29,7 @@ from monarch.job.mounts.sidecar_messages import (
     OpenMounts,
     Reply,
     Request,
+    StartObserver,
     peer,
     receive,
     send,
@@ -37,6 +39,7 @@ from monarch.job.progress import job_logger
 _READY = 60.0  # seconds for a sidecar to start
 _MOUNTS = 900.0  # to mount and bring files
 _CLEAR = 180.0  # to unmount, which takes longer when hosts are lost
+_OBSERVER = 90.0  # to start the process that keeps telemetry
 _END = 10.0  # to end, before it is killed
 _BETWEEN = 0.05
 
@@ -68,6 +71,14 @@ class Sidecar:
         if not orders and not self._connect():
             return
         self._ask(job, "open the mounts", OpenMounts(list(orders)), _MOUNTS)
+
+    def start_observer(self, job: Any) -> None:
+        """The job's observer runs in `observer_folder`. Starts the sidecar if there is none. RuntimeError in its words."""
+        self._ask(job, "start the observer", StartObserver(), _OBSERVER)
+
+    @property
+    def observer_folder(self) -> str:
+        return os.path.join(self.folder, OBSERVER)
 
     def runs(self) -> bool:
         return self._connect()

@@ -11,6 +11,7 @@ import msgspec
 
 from monarch.job.mounts.orders import Order
 
+OBSERVER = "observer"  # the folder of the job's observer in the sidecar's
 _LENGTH = struct.Struct("!I")
 _LARGEST = 16 << 20
 _CREDENTIALS = struct.Struct("3i")
@@ -26,6 +27,10 @@ class CloseMounts(msgspec.Struct, frozen=True, tag=True):
     pass
 
 
+class StartObserver(msgspec.Struct, frozen=True, tag=True):
+    """The job's observer is to run, in `observer` in the sidecar's folder, as long as the sidecar does."""
+
+
 class End(msgspec.Struct, frozen=True, tag=True):
     """The sidecar ends, whatever is mounted."""
 
@@ -38,7 +43,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     why: str
 
 
-Request = OpenMounts | CloseMounts | End
+Request = OpenMounts | CloseMounts | StartObserver | End
 Reply = Done | Failed
 
 _encoder = msgspec.msgpack.Encoder()

@@ -22,6 +22,7 @@ from monarch.config import settings
 from monarch.job.job_trait import job_loads
 from monarch.job.mounts.held import HeldMounts
 from monarch.job.mounts.sidecar_messages import (
+    OBSERVER,
     CloseMounts,
     Done,
     End,
@@ -29,6 +30,7 @@ from monarch.job.mounts.sidecar_messages import (
     OpenMounts,
     Reply,
     Request,
+    StartObserver,
     peer,
     receive,
     send,
@@ -102,11 +104,13 @@ class SidecarProgram:
                     self._programs -= 1
                     self._left = time.monotonic()
 
-    def _do(self, request: OpenMounts | CloseMounts) -> Reply:
+    def _do(self, request: OpenMounts | CloseMounts | StartObserver) -> Reply:
         with self._working, Warnings() as said:
             try:
                 if isinstance(request, OpenMounts):
                     self._mounts.update(request.orders, self._hosts())
+                elif isinstance(request, StartObserver):
+                    self._start_observer()
                 else:
                     self._mounts.close()
             except (RuntimeError, ValueError, OSError) as exc:
@@ -116,6 +120,11 @@ class SidecarProgram:
                 logger.exception("a request failed")
                 return Failed(traceback.format_exc())
             return Done(said.lines)
+
+    def _start_observer(self) -> None:
+        from monarch.observer import launcher
+
+        launcher.start(os.path.join(self._folder, OBSERVER))
 
     def _hosts(self) -> Any:
         if self._meshes is None:

@@ -22,6 +22,7 @@ NAMES = (
     "stacks",
     "doctor",
     "debug",
+    "query",
     "profile",
     "replay",
     "tui",
