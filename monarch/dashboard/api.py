@@ -93,15 +93,16 @@ class Api:
             "message-stats", lambda: shapes.message_stats(self._message_states(), self._rows(queries.pairs()))
         )
 
-    def message_activity(self, seconds: float | None = None) -> dict[str, Any]:
-        """Over all time, or the last `seconds`."""
-        return self._kept(("message-activity", seconds), lambda: self._message_activity(seconds))
+    def message_activity(self, seconds: float | None = None, to_now: bool = False) -> dict[str, Any]:
+        """From the first to the last message, or to now; or over the last `seconds`."""
+        return self._kept(("message-activity", seconds, to_now), lambda: self._message_activity(seconds, to_now))
 
-    def _message_activity(self, seconds: float | None) -> dict[str, Any]:
+    def _message_activity(self, seconds: float | None, to_now: bool) -> dict[str, Any]:
         span = self._rows(queries.message_span())[0]
-        if seconds is not None and span["end_us"] is not None:
-            end = self.now_us()
-            span = {**span, "start_us": max(span["start_us"], end - int(seconds * 1e6)), "end_us": end}
+        if span["end_us"] is not None and (to_now or seconds is not None):
+            span = {**span, "end_us": max(span["end_us"], self.now_us())}
+        if span["end_us"] is not None and seconds is not None:
+            span["start_us"] = max(span["start_us"], span["end_us"] - int(seconds * 1e6))
         rows = self._rows(queries.message_buckets(span["start_us"], span["end_us"])) if span["end_us"] else []
         if seconds is not None:
             span = {**span, "total": sum(row["messages"] for row in rows)}

@@ -58,7 +58,7 @@ def routes_of(api: Api) -> list[Any]:
         get("/api/summary", lambda ask: api.summary()),
         get("/api/endpoints", lambda ask: api.endpoints()),
         get("/api/message-stats", lambda ask: api.message_stats()),
-        get("/api/message-activity", lambda ask: api.message_activity(ask.seconds())),
+        get("/api/message-activity", lambda ask: api.message_activity(ask.seconds(), ask.flag("to_now", False))),
         get("/api/topology", lambda ask: api.topology(ask.flag("show_system", False))),
         get("/api/dag", _dag(api)),
         get(
