@@ -221,12 +221,19 @@ class Api:
     def tables(self) -> list[dict[str, Any]]:
         return self._kept("tables", lambda: shapes.tables(self._rows(queries.columns())))
 
-    def sql(self, text: str, seconds: float | None = None, limit: int | None = None) -> dict[str, Any]:
-        """What people typed. `rows` are lists; integers that JavaScript cannot hold are text."""
+    def sql(
+        self,
+        text: str,
+        seconds: float | None = None,
+        limit: int | None = None,
+        running: Callable[[Callable[[], None]], object] | None = None,
+    ) -> dict[str, Any]:
+        """What people typed. `rows` are lists; integers that JavaScript cannot hold are text. `running` is given what
+        cancels it."""
         seconds = min(seconds or SQL_SECONDS, SQL_LONGEST)
         most = min(limit or SQL_ROWS, SQL_ROWS)
         began = time.monotonic()
-        result = self._store.query(text, timeout=seconds, limit=most)
+        result = self._store.query(text, timeout=seconds, limit=most, running=running)
         rows = [shapes.exact(row) for row in tuples(result)]
         return {
             "columns": list(result.columns),
