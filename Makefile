@@ -12,7 +12,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks)
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab soak bench demo docs
+.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -52,13 +52,13 @@ format: $(READY)  ## let ruff format everything
 WAITING := $(addprefix tests/procs/test_,waits.py restarts.py interrupts.py exit.py threads.py other_loops.py chaos.py)
 
 test: $(READY)  ## every promise once, in a few minutes
-	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab and not ray'
+	@$(BIN)/python -m pytest -q $(WORKERS) --hypothesis-profile quick -m 'not full and not slow and not device and not lab and not browser and not ray'
 
 test-all: $(READY)  ## all tests, but for those marked slow or device
-	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not ray'
+	@$(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not browser and not ray'
 	@for who in always never; do \
 		echo "test-all: who waits reads: $$who"; \
-		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not ray' $(WAITING) || exit 1; \
+		MONARCH_WAITERS_READ=$$who $(BIN)/python -m pytest -q $(WORKERS) -m 'not slow and not device and not lab and not browser and not ray' $(WAITING) || exit 1; \
 	done
 
 test-ray: $(READY)  ## the tests that need Ray, which is installed for them
@@ -88,6 +88,17 @@ lab:  ## install what the labs need: Slurm, munge, sshd, FUSE (as root, on Debia
 
 test-lab: $(READY)  ## tests on a real Slurm and real sshds, each as a lab of its own on this machine
 	@$(BIN)/python -m pytest -q -rs tests/lab -m 'not slow'
+
+browser:  ## install what the browser tests need: Chromium (as root, on Debian)
+	@if command -v chromium >/dev/null; then echo 'browser: everything is installed'; exit 0; fi; \
+	if ! command -v apt-get >/dev/null; then \
+		echo "browser: no apt-get here; install Chromium with this system's own tools, so that 'chromium' is on PATH" >&2; exit 1; fi; \
+	if [ "$$(id -u)" -ne 0 ]; then echo 'browser: not installed: chromium; run this as root: sudo make browser' >&2; exit 1; fi; \
+	echo 'browser: installing chromium'; \
+	apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium fonts-dejavu-core >/dev/null
+
+test-browser: $(READY)  ## the dashboard's pages in a real Chromium
+	@$(BIN)/python -m pytest -q -rs tests/browser
 
 soak: $(READY)  ## random programs against a model: make soak SEEDS=10000
 	@$(BIN)/python -m tests.soak --seeds $(or $(SEEDS),2000)

@@ -6,7 +6,7 @@ The trunk, from _text to actor, imports only from its left. An optional package 
 does: it imports monarch.actor, monarch.config, monarch._errors, monarch._devices and its own files; job also the optional
 packages, tools also job, `__main__` also tools. SEEING are the rooms that look into a program that runs: each may import the
 trunk and those of them to its left. FACES are public paths of what monarch.tensor has, and import it and other
-faces, nothing else; monarch.gather_mount is one of monarch.remotemount. monarch.testing is the trunk's own test-kit and
+faces, nothing else; OTHER_FACES those of other packages. monarch.testing is the trunk's own test-kit and
 imports the trunk.
 `monarch/__init__.py` is in front of all: it loads names when they are touched and imports nothing before.
 
@@ -50,6 +50,7 @@ FACES = (
     "timer",
     "worker",
 )
+OTHER_FACES = {"gather_mount": "remotemount", "distributed_telemetry": "telemetry"}
 ROOT = ""  # monarch/__init__.py itself
 
 # The folders of a part, each importing only from its left and itself; TOP are the files beside them. The part's own
@@ -109,8 +110,8 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
         return target in TRUNK or target in SEEING[: SEEING.index(part)]
     if part in FACES:
         return target == "tensor" or target in FACES
-    if part == "gather_mount":
-        return target == "remotemount"
+    if part in OTHER_FACES:
+        return target == OTHER_FACES[part]
     if part in LATE:
         packages = parts - set(TRUNK) - set(LATE)
         return target in PUBLIC or target in packages or target in LATE[: LATE.index(part)]

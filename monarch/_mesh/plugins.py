@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,22 @@ def when_client_starts(fn: Callable[[Any], Any]) -> None:
 def client_started(client: Any) -> None:
     for fn in list(_on_client_started):
         fn(client)
+
+
+_on_client_ending: list[Callable[[], Any]] = []
+
+
+def when_client_ends(fn: Callable[[], Any]) -> None:
+    """`fn()` when the client of this process ends in order, its processes having ended, and can still send."""
+    _on_client_ending.append(fn)
+
+
+def client_ending() -> None:
+    for fn in list(_on_client_ending):
+        try:
+            fn()
+        except Exception as exc:  # of a face; the program ends all the same
+            logging.getLogger("monarch").debug("at the end of the client: %s", exc)
 
 
 _end_client: Callable[[float], Any] | None = None

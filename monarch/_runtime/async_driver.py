@@ -14,6 +14,7 @@ import selectors
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from monarch._runtime import recorder as recording
 from monarch._runtime.actor_threads import OnThread
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import CleanupTooLong, abandon, aborted_meanwhile, cleanup_failed, stop_owned
@@ -141,11 +142,15 @@ class AsyncDriver:
         behaviour, mailbox, now = instance.behaviour, instance.mailbox, instance.proc.loop.now
         assert behaviour is not None
         try:
+            if recording.active is not None:
+                recording.active.status(instance, "Initializing", before="Created")
             behaviour.construct()
             self._constructed = True
             await _result(behaviour.restarted())
             instance.ready.set()
             instance.proc.events.note("ready", instance.key)
+            if recording.active is not None:
+                recording.active.status(instance, "Idle", before="Initializing")
             turn = 0
             while True:
                 if instance.leaving is not None:
@@ -177,6 +182,8 @@ class AsyncDriver:
                 instance.current = None
                 instance.processed += 1
                 instance.busy += now() - item.started
+                if recording.active is not None and item not in instance.concurrent.values():
+                    recording.active.handled(instance, item)
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
                     instance.resume_senders()
         except Leave as leave:

@@ -60,4 +60,4 @@ class Departed(NamedTuple):
 
 def is_system(instance: Instance) -> bool:
     """Whether it belongs to the runtime and not to the program."""
-    return bool(getattr(getattr(instance.behaviour, "cls", None), "_is_system_actor", False))
+    return instance.system

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from monarch._runtime import recorder as recording
 from monarch._runtime.actor_threads import OnThread
 from monarch._runtime.context import Current, current
 from monarch._runtime.ending import abandon, aborted_meanwhile, cleanup_failed, stop_owned
@@ -45,11 +46,15 @@ def _run_sync(instance: Instance) -> None:
     current.set(Current(instance, instance.rank, instance.view))
     constructed = False
     try:
+        if recording.active is not None:
+            recording.active.status(instance, "Initializing", before="Created")
         behaviour.construct()
         constructed = True
         behaviour.restarted()
         instance.ready.set()
         instance.proc.events.note("ready", instance.key)
+        if recording.active is not None:
+            recording.active.status(instance, "Idle", before="Initializing")
         while True:
             if instance.leaving is not None:
                 raise instance.leaving
@@ -62,6 +67,8 @@ def _run_sync(instance: Instance) -> None:
                 instance.current = None
                 instance.processed += 1
                 instance.busy += now() - item.started
+                if recording.active is not None:
+                    recording.active.handled(instance, item)
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
                     instance.resume_senders()
             elif type(item) is Supervise:

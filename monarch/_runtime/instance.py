@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._runtime import recorder as recording
 from monarch._runtime.future import Slot
 from monarch._runtime.mailbox import WAKE, Mailbox
 from monarch._runtime.ordering import Numbering, Reorder, Session
@@ -21,15 +23,15 @@ from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
 if TYPE_CHECKING:
     from monarch._runtime.future import Source
     from monarch._runtime.loop import Loop
+    from monarch._runtime.watcher import Watcher
 
 
 class Delivery:
     """A Call as it arrived; `back` is the process its answer goes to (`up`: through the tree it came down), `source`
     the one it came from, `started` when the actor took it from its mailbox. `answered`: its endpoint has returned, and the
-    answer is on its way or about to be."""
+    answer is on its way or about to be. `arrived` and `told` are of the recorder, if there is one."""
 
-    __slots__ = ("answered", "back", "body", "buffers", "call", "source", "started", "up")
-    started: float
+    __slots__ = ("answered", "arrived", "back", "body", "buffers", "call", "source", "started", "told", "up")
 
     def __init__(self, call: Call, body: Buffer, buffers: Sequence[Buffer], source: str, up: bool = False) -> None:
         self.call = call
@@ -39,6 +41,8 @@ class Delivery:
         self.back = call.back or source
         self.up = up
         self.answered = False
+        self.started = self.arrived = 0.0
+        self.told = 0
 
     def arguments(self) -> Any:
         """Decodes them, once: lets go of the memory they came in, which an actor that waits would keep."""
@@ -135,6 +139,7 @@ class Instance:
         replaced: Failure | None = None,
         will_restart: bool = False,
         cls: str = "",
+        system: bool = False,
     ) -> None:
         self.proc: Any = proc  # with all it has: whoever uses more of it annotates it as Proc
         self._proc = proc
@@ -150,6 +155,7 @@ class Instance:
         self.owner = owner
         self.owner_proc = owner_proc
         self.cls = cls  # module.QualName of its class; "" of the client
+        self.system = system  # it belongs to the runtime and not to the program
         self.behaviour: Behaviour | None = None
         self.mailbox = Mailbox()
         self.numbering = Numbering()
@@ -163,6 +169,7 @@ class Instance:
         self.ready = Slot()  # constructed, and its `__restarted__` done; the end when it never came to that
         self.ended = Slot()
         self.thread_ident = 0
+        self.watcher: Watcher | None = None  # of one that is recorded, or replayed
         self.task: Any = None  # of an actor with an event loop: the one that handles its messages one by one
         self.paused_senders: set[str] = set()
         self.high_water = proc.mailbox_messages
@@ -189,6 +196,8 @@ class Instance:
         """Puts a message into the mailbox once all before it are there."""
         call = delivery.call
         mailbox = self.mailbox
+        if recording.active is not None:
+            delivery.arrived = monotonic()
         stream: Hashable = call.sender
         if call.incarnation != self.incarnation:
             stream = _unaware(call.sender)
@@ -297,6 +306,9 @@ class Instance:
                 return
             self.stopping = True
             waiting = self.mailbox.drain() + self._reorder.drain()
+        if recording.active is not None:
+            recording.active.status(self, "Stopping", reason)
+            self._record_unhandled(waiting)
         assert self.behaviour is not None
         failure = self._stop_failure = self.behaviour.describe_stop(reason)
         self._answer_all(waiting, failure)
@@ -328,6 +340,8 @@ class Instance:
                 waiting.append(self.current)
                 self.current = None
             ports, self.open_ports = self.open_ports, set()
+        if recording.active is not None:
+            self._record_unhandled(waiting)
         self._answer_all(waiting, failure)
         body = message.encode(failure)
         told = {(delivery.back, delivery.call.port, delivery.call.rank) for delivery in waiting}
@@ -335,6 +349,11 @@ class Instance:
             self._proc.answer(back, Answer(number, rank, FAILED), body, ())
         if self.paused_senders:
             self.resume_senders()
+
+    def _record_unhandled(self, waiting: Sequence[Delivery]) -> None:
+        for delivery in waiting:
+            if recording.active is not None:
+                recording.active.handled(self, delivery, failed=True)
 
     def _answer_all(self, waiting: Sequence[Delivery], failure: Failure) -> None:
         """Tells the callers of messages that were here when the actor ended. Of a message nobody waits for, its sender
@@ -349,6 +368,8 @@ class Instance:
             if self._finished:
                 return
             self._finished = True
+        if recording.active is not None:
+            recording.active.status(self, "Stopped" if leave.failure is None else "Failed", leave.reason)
         self._proc.actor_ended(self, leave.failure)
         self.ready.set(self.end)
         self.ended.set(leave.failure)

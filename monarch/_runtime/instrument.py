@@ -1,4 +1,5 @@
-"""Spans and metrics of the runtime and of programs, passed on to OpenTelemetry when the program uses it.
+"""Spans and metrics of the runtime and of programs, passed on to OpenTelemetry when the program uses it, and recorded while
+telemetry runs (`recorder`).
 
 The backend is whatever `opentelemetry` the program has imported itself (found in `sys.modules`; nothing is
 imported here), so a program without it pays one dict lookup where it reports, and nothing in endpoints.
@@ -13,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn, ParamSpec, TypeVar, overload
 
+from monarch._runtime import recorder as recording
 from monarch._runtime.functions import is_async
+from monarch._runtime.recorder import RecordedSpan
 from monarch.config import settings
 
 P = ParamSpec("P")
@@ -60,14 +62,23 @@ def tracer() -> Any:
 def span(name: str) -> AbstractContextManager[Any]:
     """A context manager whose body is one span called `name`; spans inside it become its children.
 
-    An exception that leaves the body is recorded in the span and goes on. Without OpenTelemetry nothing is
-    recorded. TypeError when `name` is no string.
+    An exception that leaves the body is recorded in the span and goes on. Recorded by OpenTelemetry if the program uses
+    it, and by telemetry if that runs. TypeError when `name` is no string.
     """
     if not isinstance(name, str):
         raise TypeError(f"the name of a span is a string, got {name!r}")
     backend = tracer()
+    if recording.active is None:
+        return _no_span if backend is None else _started(backend, name)
     if backend is None:
-        return _no_span
+        return RecordedSpan(name)
+    both = contextlib.ExitStack()
+    both.enter_context(RecordedSpan(name))
+    both.enter_context(_started(backend, name))
+    return both
+
+
+def _started(backend: Any, name: str) -> AbstractContextManager[Any]:
     found: AbstractContextManager[Any] = backend.start_as_current_span(name)
     return found
 
@@ -166,6 +177,7 @@ class Counter(_Instrument):
     """A sum that only grows."""
 
     _create = "create_counter"
+    _only_grows = True
 
     def add(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
         """Adds `amount`, cut to a whole number; raises what `int(amount)` does.
@@ -173,6 +185,8 @@ class Counter(_Instrument):
         Keys and values of `attributes` become text.
         """
         whole = int(amount)
+        if recording.active is not None:
+            recording.active.metrics.count(self.name, self.unit, whole, attributes, self._only_grows)
         backend = self._backend()
         if backend is not None:
             backend.add(whole, _text(attributes))
@@ -182,6 +196,7 @@ class UpDownCounter(Counter):
     """A sum that grows and shrinks."""
 
     _create = "create_up_down_counter"
+    _only_grows = False
 
 
 class Histogram(_Instrument):
@@ -192,9 +207,26 @@ class Histogram(_Instrument):
     def record(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
         """Records one value; raises what `float(amount)` does. `attributes` become text, as in a Counter."""
         value = float(amount)
+        if recording.active is not None:
+            recording.active.metrics.observe(self.name, self.unit, value, attributes)
         backend = self._backend()
         if backend is not None:
             backend.record(value, _text(attributes))
+
+
+class Gauge(_Instrument):
+    """A value at a time: the last one counts."""
+
+    _create = "create_gauge"
+
+    def set(self, amount: float, attributes: Mapping[Any, Any] | None = None) -> None:
+        """The value is `amount` from now on; raises what `float(amount)` does. `attributes` become text, as in a Counter."""
+        value = float(amount)
+        if recording.active is not None:
+            recording.active.metrics.set(self.name, self.unit, value, attributes)
+        backend = self._backend()
+        if backend is not None:
+            backend.set(value, _text(attributes))
 
 
 class Meter:
@@ -212,11 +244,8 @@ class Meter:
         """The advisory is taken and not passed on: buckets are for the program's OpenTelemetry views."""
         return Histogram(name, unit, description)
 
-    def create_gauge(self, name: str, unit: str = "", description: str = "") -> NoReturn:
-        """Warns and raises NotImplementedError."""
-        text = f"create_gauge({name!r}) is not supported; use create_up_down_counter or create_histogram"
-        warnings.warn(text, UserWarning, stacklevel=2)
-        raise NotImplementedError(text)
+    def create_gauge(self, name: str, unit: str = "", description: str = "") -> Gauge:
+        return Gauge(name, unit, description)
 
     def create_observable_counter(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
         """Raises NotImplementedError."""
@@ -234,7 +263,7 @@ class Meter:
 def _not_observable(what: str, name: str) -> NoReturn:
     raise NotImplementedError(
         f"{what}({name!r}): instruments that are observed through callbacks are not supported; report values "
-        f"with create_counter, create_up_down_counter or create_histogram"
+        f"with create_counter, create_up_down_counter, create_histogram or create_gauge"
     )
 
 
@@ -242,5 +271,6 @@ _meter = Meter()
 
 
 def get_meter() -> Meter:
-    """The Meter of this process. Its instruments report nothing until the program imports OpenTelemetry."""
+    """The Meter of this process. What its instruments report goes to telemetry while that runs, and to OpenTelemetry once the
+    program has imported it."""
     return _meter

@@ -76,8 +76,10 @@ class Port(Generic[T_contra]):
 
     def _deliver(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
         sender = ""
+        running = current.get()
+        if running is not None and running.instance.watcher is not None:
+            running.instance.watcher.sent(kind, body, buffers)
         if self.return_undeliverable:
-            running = current.get()
             sender = running.instance.unique if running is not None else self._proc.root_name
         self._used = True
         if self._on_used is not None:
@@ -178,6 +180,8 @@ def _open_queue(once: bool) -> Queue:
     running = current.get()
     if running is not None:
         queue.owner = running.instance
+        if running.instance.watcher is not None:
+            running.instance.watcher.opened(queue)
     return queue
 
 

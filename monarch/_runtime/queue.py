@@ -211,6 +211,7 @@ class Arrival(Source):
         self.set_ready()
 
     def value(self) -> Any:
+        self._queue.observed()
         unseen = self.unseen or self._queue.unseen
         if unseen is not None and (self.raw is None or self.raw[1] != VALUE):
             unseen.seen()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
+from monarch._runtime import recorder as recording
 from monarch._runtime.future import LOOK, Source
 from monarch._runtime.remote_errors import Raw, decode_answer, decode_failure, failure_error
 from monarch._runtime.unseen import Unseen, source_line
@@ -204,8 +205,8 @@ class Entry(Source):
     """Something that waits at a port."""
 
     __slots__ = (
-        "abandoned", "began", "broken", "caller", "code", "instruction", "number", "owner", "sending", "table", "taken",
-        "target", "timer", "unseen",
+        "abandoned", "began", "broken", "caller", "code", "instruction", "number", "owner", "record", "sending", "table",
+        "taken", "target", "timer", "unseen",
     )  # fmt: skip
 
     def __init__(self, target: Target | None) -> None:
@@ -220,6 +221,7 @@ class Entry(Source):
         self.code: CodeType | None = None  # where it does: see `source_line`
         self.instruction = 0
         self.unseen: Unseen | None = None  # a failure or an error that its observer is to see
+        self.record: recording.Sent | None = None  # of the recorder, if there is one
         self.abandoned = False  # nobody will observe it
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
@@ -290,6 +292,9 @@ class Entry(Source):
     def suspected(self, address: str, why: str) -> None:
         """See `Ports.suspected`."""
 
+    def observed(self) -> None:
+        """Its reader is about to see one of several things that came here."""
+
     def sources(self) -> Sequence[Source]:
         """What is ready when something comes here."""
         return (self,)
@@ -332,10 +337,21 @@ class Entry(Source):
         """Ranks of the addressed view that have not answered."""
         return list(range(len(self.target.addresses))) if self.target else []
 
+    def has_failed(self) -> bool:
+        """Whether what came is a failure or an error."""
+        return False
+
     def close(self) -> None:
         self.table.pop(self.number, None)
+        if self.record is not None:
+            self._record()
         if self.timer is not None:
             self.timer.cancel()
+
+    def _record(self) -> None:
+        sent, self.record = self.record, None
+        if sent is not None and recording.active is not None:
+            recording.active.answered(self, sent)
 
     def expire_after(self, proc: ProcForReplies, seconds: float) -> None:
         """Ends the wait with TimeoutError, naming who has not answered."""
@@ -409,7 +425,7 @@ class OneReply(_Result):
         self.number = self.instruction = 0
         self.table = _NO_TABLE
         self.target = target
-        self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = None
+        self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = self.record = None
         self.sending = self.abandoned = False
         self._raw: Raw | None = None
         self._error = None
@@ -427,6 +443,9 @@ class OneReply(_Result):
 
     def unanswered(self) -> list[int]:
         return [self.rank]
+
+    def has_failed(self) -> bool:
+        return self._error is not None or (self._raw is not None and self._raw[1] != VALUE)
 
     def progress(self) -> str:
         return f" for {monotonic() - self.began:.1f} s" if self.target is not None else ""
@@ -487,6 +506,11 @@ class Gather(_Result):
 
     def unanswered(self) -> list[int]:
         return [rank for rank, answer in enumerate(self._answers) if answer is None]
+
+    def has_failed(self) -> bool:
+        return self._error is not None or any(
+            answer is not None and answer[1] not in (VALUE, MERGED) for answer in self._answers
+        )
 
     def value(self) -> Any:
         if self.unseen is not None:

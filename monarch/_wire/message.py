@@ -127,6 +127,9 @@ class Spawn(_Telling, tag=3):
     index: int = 0
     failure: Failure | None = None  # then: why that one ended, for `__restarted__`
     restarts: bool = False  # a RestartPolicy puts another in its place should it fail
+    record: str = ""  # what it receives is recorded in this folder
+    record_bytes: int = 0  # and at most so much of it
+    system: bool = False  # it belongs to the runtime and not to the program
 
 
 class Restarted(_Message, tag=13):
@@ -176,6 +179,13 @@ class Ask(_Telling, tag=14):
     port: int
     rank: int
     question: str
+
+
+class Recorded(_Message, tag=16):
+    """To the client: what a process has recorded (`inspection.recording`), which it passes on unread. Answered on `port` with
+    (the client's time, seconds to wait before the next), msgpack."""
+
+    port: int
 
 
 class Chase(_Telling, tag=15):
@@ -834,7 +844,7 @@ class Combined(_Message, tag=71):
 
 
 Message = (
-    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Chase | Answer | Bounced
+    Hello | Welcome | Bye | Call | Spawn | Restarted | StopActor | Probe | Ask | Recorded | Chase | Answer | Bounced
     | SenderEnded | Pause | Failure | ActorEnded | SpawnProcs | RestartProcs | StopProcs | Watch | IncarnationAck
     | Pong | ListProcs | Shutdown | Flush | LogOption | Preload | ProcReachable | ProcStarted | ProcsRefused
     | ProcEnded | ProcsStopped | Suspected | Output | Printed | Flushed | StopProc | Ping | Envelope | LinkHello | Beat

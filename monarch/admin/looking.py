@@ -5,6 +5,7 @@ The calls here wait; servers run them on threads. LookFailed says in which way i
 
 from __future__ import annotations
 
+import pwd
 import time
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from monarch._wire.address import agent_of
 from monarch.admin import pyspy, references
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.programs import ProgramGone
-from monarch.admin.references import BadReference
+from monarch.admin.references import ROOT, BadReference
 from monarch.admin.tree import Tree, assemble, flight_recorder
 from monarch.config import settings
 
@@ -69,9 +70,12 @@ class Look:
     def tree(self) -> Tree:
         """All of it, from one survey. Processes that do not answer within the setting mesh_admin_single_host_timeout are in
         it as errors."""
-        return assemble(
-            self._ask("tree", timeout=settings.get("mesh_admin_single_host_timeout"), agents=True), time.time()
-        )
+        answers = self._ask("tree", timeout=settings.get("mesh_admin_single_host_timeout"), agents=True)
+        tree = assemble(answers, time.time())
+        root = tree.nodes[ROOT].properties.Root
+        if root is not None and root.started_by.isdecimal():
+            root.started_by = _name_of(int(root.started_by))
+        return tree
 
     def node(self, tree: Tree, reference: str) -> NodePayload:
         """One node; of an actor also the events that its process has noted."""
@@ -84,6 +88,10 @@ class Look:
             return found
         actor = msgspec.structs.replace(actor, flight_recorder=events)
         return msgspec.structs.replace(found, properties=msgspec.structs.replace(found.properties, Actor=actor))
+
+    def reach(self, address: str) -> None:
+        """Returns when that process or host agent has answered. LookFailed when it does not."""
+        self._one("tree", address, settings.get("mesh_admin_single_host_timeout"))
 
     def _events(self, address: str, key: str) -> str | None:
         argument = msgspec.msgpack.encode(Ask(key))
@@ -114,8 +122,11 @@ class Look:
             for row in rows
         ]
 
-    def stacks(self, tree: Tree, reference: str, *, native: bool = False, locals: bool = False) -> dict[str, Any]:
-        """The stacks of a process in the shape of py-spy's dump. It tells them itself, without py-spy, unless `native`."""
+    def stacks(
+        self, tree: Tree, reference: str, *, native: bool = False, locals: bool = False, runtime: bool = True
+    ) -> dict[str, Any]:
+        """The stacks of a process in the shape of py-spy's dump. It tells them itself, without py-spy, unless `native`.
+        `runtime`: with the runtime's own frames and threads."""
         address = self._process(tree, reference)
         timeout = settings.get("mesh_admin_pyspy_timeout")
         warnings = []
@@ -126,7 +137,7 @@ class Look:
                 return answered
             warnings.append(pyspy.why_not_native(answered))
         body = self._one(
-            "locals" if locals else "stacks", address, timeout, msgspec.msgpack.encode({"all_threads": True})
+            "locals" if locals else "stacks", address, timeout, msgspec.msgpack.encode({"all_threads": runtime})
         )
         return pyspy.result(body, warnings)
 
@@ -188,6 +199,14 @@ class Look:
         if error is not None and error.code == "process_ended":
             raise LookFailed(404, "not_found", error.message)
         return tree.addresses[node.identity]
+
+
+def _name_of(uid: int) -> str:
+    """Of a user, where the program did not know it: asked here, because name services may take their time."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def find(tree: Tree, reference: str) -> NodePayload:

@@ -11,6 +11,8 @@ from typing import Any
 
 import msgspec
 
+from monarch._mesh.inspection.stack_records import Frame, ProcessStacks, ThreadStack, decode_process
+
 LONGEST, FASTEST = 300, 1000  # seconds and samples a second of a profile
 
 
@@ -30,46 +32,9 @@ class ProfileWanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ValueError(f"rate_hz is 1 to {FASTEST} samples a second, got {self.rate_hz:g}")
 
 
-class _Frame(msgspec.Struct, array_like=True):
-    file: str
-    line: int
-    function: str
-    locals: dict[str, str] = {}
-
-
-class _Thread(msgspec.Struct, array_like=True):
-    """As `_mesh.inspection.stack_records.ThreadStack`."""
-
-    thread: str
-    native_id: int
-    frames: list[_Frame]
-    actor: str = ""
-    key: str = ""
-    rank: int = 0
-    endpoint: str = ""
-    seconds: float = 0.0
-    task: str = ""
-    idle: bool = False
-    state: str = ""
-
-
-class _Process(msgspec.Struct, array_like=True):
-    address: str
-    host: str
-    pid: int
-    mesh: str
-    rank: int
-    threads: list[_Thread]
-    how: str = ""
-    why: str = ""
-
-
-_decode = msgspec.msgpack.Decoder(_Process).decode
-
-
 def result(body: bytes, warnings: list[str]) -> dict[str, Any]:
     """`body`: the answer to question "stacks"."""
-    return _ok(_decode(body), "python_only", warnings)
+    return _ok(decode_process(body), "python_only", warnings)
 
 
 def native_result(body: bytes, address: str) -> dict[str, Any]:
@@ -77,7 +42,7 @@ def native_result(body: bytes, address: str) -> dict[str, Any]:
     told = msgspec.msgpack.decode(body)
     stacks, silent = (told["stacks"], told["silent"]) if isinstance(told, dict) else (told[0], told[1])
     for row in stacks:
-        process = msgspec.convert(row, _Process)
+        process = msgspec.convert(row, ProcessStacks)
         if process.address == address:
             return _ok(process, "native", [])
     why = silent.get(address, "it was not looked at")
@@ -91,7 +56,7 @@ def why_not_native(answered: dict[str, Any]) -> str:
     return f"native frames are not to be had ({found[0]}); fell back to Python frames"
 
 
-def _ok(process: _Process, mode: str, warnings: list[str]) -> dict[str, Any]:
+def _ok(process: ProcessStacks, mode: str, warnings: list[str]) -> dict[str, Any]:
     return {
         "Ok": {
             "pid": process.pid,
@@ -103,7 +68,7 @@ def _ok(process: _Process, mode: str, warnings: list[str]) -> dict[str, Any]:
     }
 
 
-def _trace(pid: int, thread: _Thread) -> dict[str, Any]:
+def _trace(pid: int, thread: ThreadStack) -> dict[str, Any]:
     return {
         "pid": pid,
         "thread_id": thread.native_id,
@@ -116,13 +81,13 @@ def _trace(pid: int, thread: _Thread) -> dict[str, Any]:
     }
 
 
-def _thread_name(thread: _Thread) -> str:
+def _thread_name(thread: ThreadStack) -> str:
     doing = f" {thread.endpoint}" if thread.endpoint else ""
     who = f" ({thread.actor}[{thread.rank}]{doing})" if thread.actor else ""
     return f"{thread.thread}{who}" + (f" task {thread.task}" if thread.task else "")
 
 
-def _frame(frame: _Frame, is_entry: bool) -> dict[str, Any]:
+def _frame(frame: Frame, is_entry: bool) -> dict[str, Any]:
     return {
         "name": frame.function,
         "filename": frame.file,

@@ -113,11 +113,13 @@ class _Api:
 
     async def _captured(self, request: Any, prefix: str) -> dict[str, Any]:
         reference = _reference(request, prefix)
-        native, locals = _flag(request, "native"), _flag(request, "locals")
+        native, locals, program = (_flag(request, name) for name in ("native", "locals", "program"))
         tree = await self._tree()
         found: dict[str, Any] = await self._asked.get(
-            ("stacks", reference, native, locals),
-            lambda: _on_thread(lambda: self._look.stacks(tree, reference, native=native, locals=locals)),
+            ("stacks", reference, native, locals, program),
+            lambda: _on_thread(
+                lambda: self._look.stacks(tree, reference, native=native, locals=locals, runtime=not program)
+            ),
         )
         return found
 

@@ -50,7 +50,9 @@ CountName = Literal[
     "direct_after",
     "restart_argument_bytes",
     "stack_signal",
+    "record_bytes",
     "tail_log_lines",
+    "log_file_bytes",
     "terminated_snapshot_retention",
     "rdma_max_chunk_size_mb",
     "rdma_tcp_fallback_parallelism",
@@ -63,6 +65,7 @@ FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
     "share_threads",
     "enable_log_forwarding",
+    "enable_file_capture",
     "stream_remote_output",
     "prefix_with_rank",
     "show_internal_frames",
@@ -77,12 +80,16 @@ FlagName = Literal[
 TextName = Literal[
     "channel_tcp_congestion",
     "runtime_dir",
+    "log_dir",
     "mesh_admin_addr",
     "preload",
     "pyspy_bin",
+    "record",
+    "record_folder",
     "rdma_ibverbs_target",
     "rdma_peer_device_affinity",
     "waiters_read",
+    "telemetry_recording",
 ]
 
 TransportName = Literal["default_transport",]

@@ -184,8 +184,12 @@ TABLE: tuple[Setting, ...] = (
     Setting("stream_remote_output", FLAG, True, "MONARCH_STREAM_REMOTE_OUTPUT",
             "Whether the client prints the output of processes on other hosts, each line with host and rank; otherwise it "
             "stays with their workers."),
-    _inert("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
-           "Whether processes' output is also written to files on their hosts."),
+    Setting("enable_file_capture", FLAG, False, "HYPERACTOR_MESH_ENABLE_FILE_CAPTURE",
+            "Whether the output of each process is also written to a file on its host."),
+    Setting("log_dir", TEXT, "", "MONARCH_LOG_DIR",
+            "Folder of those files on each host, MESH-ID/RANK.log in it; empty is ~/.local/state/monarch/logs."),
+    Setting("log_file_bytes", POSITIVE, 64 * MIB, "MONARCH_LOG_FILE_BYTES",
+            "Size at which such a file becomes RANK.log.1, in place of the one before, and another begins."),
     Setting("tail_log_lines", COUNT, 20, "HYPERACTOR_MESH_TAIL_LOG_LINES",
             "Last lines of a process's stderr shown when it fails; 0 is none."),
     Setting("prefix_with_rank", FLAG, True, "HYPERACTOR_PREFIX_WITH_RANK",
@@ -225,6 +229,9 @@ TABLE: tuple[Setting, ...] = (
            "Limit of a stack dump, as the caller counts."),
 
     # Telemetry
+    Setting("telemetry_recording", TEXT, "", "MONARCH_TELEMETRY_RECORDING",
+            "What processes record; monarch.telemetry.start() sets it. Words separated by commas: `on`, and `system` for the "
+            "runtime's own actors as well."),
     Setting("enable_otel_metrics", FLAG, True, "ENABLE_OTEL_METRICS",
             "Whether metrics go to OpenTelemetry if its exporter is set up."),
     Setting("enable_otel_tracing", FLAG, True, "ENABLE_OTEL_TRACING",
@@ -236,6 +243,16 @@ TABLE: tuple[Setting, ...] = (
     _inert("enable_recorder_tracing", FLAG, True, "ENABLE_RECORDER_TRACING", "Record traces in memory."),
     _inert("enable_sqlite_tracing", FLAG, False, "ENABLE_SQLITE_TRACING", "Record traces in SQLite."),
     _inert("scuba_log_enter_exit", FLAG, False, "SCUBA_LOG_ENTER_EXIT", "Log entering and leaving spans."),
+
+    # Record and replay
+    Setting("record", TEXT, "", "MONARCH_RECORD",
+            "Actors whose messages are recorded for `monarch replay`: names of meshes or classes, separated by commas, "
+            "with ranks or without (trainers, Trainer, trainers[3], trainers[0-7], all); asked when they are spawned."),
+    Setting("record_folder", TEXT, "", "MONARCH_RECORD_FOLDER",
+            "Where recordings are written, on the host of each actor; empty is a folder of this user alone under the "
+            "temporary one."),
+    Setting("record_bytes", COUNT, 1024 * MIB, "MONARCH_RECORD_BYTES",
+            "Most bytes of one recording; at the bound it stops, and says so."),
 
     # Bulk data
     Setting("rdma_allow_tcp_fallback", FLAG, True, "MONARCH_RDMA_ALLOW_TCP_FALLBACK",

@@ -48,6 +48,7 @@ class DebugController(Actor):
         self._conversation: Conversation | None = None
         self._proc = here()
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.ended = False
         self._watch = _Watch(self)
         self._proc.ports.add(self._watch)
         _here = self
@@ -155,7 +156,7 @@ class DebugController(Actor):
 
     def continue_all(self) -> None:
         for session in self._sessions.all():
-            if not session.runs:  # it would take them at its next breakpoint, which may be much later
+            if not session.continued:  # it would take them at its next breakpoint, which may be much later
                 session.type("clear")
                 session.type("c")
 
@@ -201,6 +202,7 @@ class DebugController(Actor):
         )  # fmt: skip
 
     async def __cleanup__(self, cause: Exception | None) -> None:
+        self.ended = True
         self._watch.close()
         if self._listener is not None:
             self._listener.close()

@@ -52,7 +52,8 @@ class Conversation:
                 if line is not None and not await self._do(line):
                     return
         except Closed:
-            pass
+            if self.replaced.is_set():
+                self._writer.write(b"\nAnother connection has taken the place of this one.\n")
         finally:
             if self._line is not None:
                 self._line.cancel()

@@ -166,10 +166,13 @@ class RankPdb(pdb.Pdb):
     do_restart = do_run
 
     def do_interact(self, arg: str) -> None:
-        """interact: a Python prompt with the names of this place; exit() or an empty Ctrl-D line leaves it."""
+        """interact: a Python prompt with the names of this place; exit() leaves it."""
         names = {**self.curframe.f_globals, **self.curframe_locals}  # type: ignore[union-attr]
         console = _Console(self, names)
-        console.interact(banner="*interactive* (exit() leaves it)", exitmsg="")
+        try:
+            console.interact(banner="*interactive* (exit() leaves it)", exitmsg="")
+        except _Leave:
+            pass
 
 
 class _Console(code.InteractiveConsole):
@@ -188,8 +191,6 @@ class _Console(code.InteractiveConsole):
         kept, sys.stdout = sys.stdout, self._owner.stdout
         try:
             super().runcode(code)
-        except _Leave:
-            raise EOFError from None
         finally:
             sys.stdout = kept
 

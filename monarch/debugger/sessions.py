@@ -51,6 +51,7 @@ class Session:
     _since: float = field(default_factory=time.monotonic)  # nobody is attached
     _answered: float = field(default_factory=time.monotonic)
     _input: deque[str] = field(default_factory=deque)
+    _last_line: str = ""
     _output: list[str] = field(default_factory=list)
     _size: int = 0
     _fresh: list[str] = field(default_factory=list)  # not yet taken by whoever is attached
@@ -65,7 +66,13 @@ class Session:
 
     @property
     def runs(self) -> bool:
-        return self._waiter is None and time.monotonic() - self._answered > _RUNS
+        """Since its last input, and for a while: for people who look at the table."""
+        return not self.waits and self._last_line != "" and time.monotonic() - self._answered > _RUNS
+
+    @property
+    def continued(self) -> bool:
+        """It has been told to go on, and has not come to another breakpoint."""
+        return not self.waits and self._last_line.strip() in ("c", "cont", "continue")
 
     def write(self, text: str, function: str, lineno: int) -> None:
         if function:
@@ -95,7 +102,8 @@ class Session:
             finally:
                 self._waiter = None
         self._answered = time.monotonic()
-        return self._input.popleft()
+        self._last_line = self._input.popleft()
+        return self._last_line
 
     def _patience_left(self) -> float | None:
         if self.patience is None or self.listener is not None:

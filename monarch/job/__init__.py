@@ -11,11 +11,10 @@ General layout, from the inside out:
     cache, contexts       the file that keeps a job between runs; several jobs of a project
     job_trait             the life of a job
     scheduled             what all schedulers have in common; a new one says four things
-    local, process, ...   one kind of job a file
-    mounts, sidecar       directories that a job brings to its hosts and back, and the process that holds them
+    local, process, ...   one kind of job a file or folder
+    mounts                directories that a job brings to its hosts and back
     project_file          jobs that pyproject.toml or monarch.toml describe
-    run_command, interactive_shell, port_forwarder
-                          what is done on hosts: exec_command, shell, PortForwarder
+    commands              what is done on hosts: exec_command, shell, PortForwarder
 """
 
 from __future__ import annotations
@@ -25,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch.job.batch import BatchJob
+    from monarch.job.commands.interactive_shell import shell
+    from monarch.job.commands.port_forwarder import PortForwarder
+    from monarch.job.commands.run_command import exec_command
     from monarch.job.components import MeshAdminConfig, TelemetryConfig
     from monarch.job.contexts import load_current_job, set_current_job
     from monarch.job.identities import (
@@ -37,18 +39,15 @@ if TYPE_CHECKING:
         service_proc_addr,
         service_proc_addrs,
     )
-    from monarch.job.interactive_shell import shell
     from monarch.job.job_state import JobState
     from monarch.job.job_trait import JobTrait, job_load, job_loads
     from monarch.job.local import LocalJob
     from monarch.job.names import DEFAULT_JOB_PATH
-    from monarch.job.port_forwarder import PortForwarder
     from monarch.job.process import ProcessJob
     from monarch.job.project_file import hosts_from_config
-    from monarch.job.run_command import exec_command
     from monarch.job.scheduled import Ended, Ready, ScheduledJob, SchedulerError, Waiting
-    from monarch.job.slurm import SlurmJob
-    from monarch.job.ssh import LoginJob, SSHJob
+    from monarch.job.slurm.job import SlurmJob
+    from monarch.job.ssh.job import LoginJob, SSHJob
     from monarch.job.worker_launch import WorkerLaunch
 
 # Each name and the module that has it, loaded when it is first used: most programs need one kind of job.
@@ -61,7 +60,7 @@ _HOMES = {
     "LocalJob": "local",
     "LoginJob": "ssh",
     "MeshAdminConfig": "components",
-    "PortForwarder": "port_forwarder",
+    "PortForwarder": "commands.port_forwarder",
     "ProcessJob": "process",
     "Ready": "scheduled",
     "SERVICE_PROC_IDS_ENV": "identities",
@@ -74,7 +73,7 @@ _HOMES = {
     "Waiting": "scheduled",
     "WorkerLaunch": "worker_launch",
     "deserialize_service_proc_ids": "identities",
-    "exec_command": "run_command",
+    "exec_command": "commands.run_command",
     "hosts_from_config": "project_file",
     "job_load": "job_trait",
     "job_loads": "job_trait",
@@ -85,7 +84,7 @@ _HOMES = {
     "service_proc_addr": "identities",
     "service_proc_addrs": "identities",
     "set_current_job": "contexts",
-    "shell": "interactive_shell",
+    "shell": "commands.interactive_shell",
 }
 
 __all__ = [

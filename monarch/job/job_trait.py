@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from monarch.job import cache
-from monarch.job.components import Component, MeshAdminConfig, Observed, TelemetryConfig
+from monarch.job.components import Component, MeshAdminConfig, Observed, TelemetryConfig, observed_url
 from monarch.job.job_state import JobState
 from monarch.job.names import DEFAULT_JOB_PATH
 from monarch.job.progress import LiveLine, job_logger
 
 if TYPE_CHECKING:
-    from monarch.job.mounts import Mounts
+    from monarch.job.mounts.component import Mounts
+    from monarch.telemetry import QueryEngineClient
+    from monarch.trace.profiling import Profile
 
 C = TypeVar("C", bound=Component)
 
@@ -246,12 +248,41 @@ class JobTrait(ABC):
         self._observed().telemetry = config or TelemetryConfig(**options)
         return self.enable_admin(mesh_admin_config)
 
+    def profile(self, on_trace_ready: Callable[[Profile], Any] | None = None, *, torch: bool = False) -> Profile:
+        """A `with` block whose calls and endpoints become a trace, which `profile.export_perfetto_trace(path)` writes. At its
+        end `on_trace_ready(profile)` is called, unless it raised. `torch`: with torch.profiler in every process.
+
+        RuntimeError without telemetry: see `enable_telemetry`, and docs/tracing.md.
+        """
+        from monarch.trace.profiling import Profile, ask_this
+
+        if self._observed().telemetry is None:
+            raise RuntimeError(
+                "job.profile() requires distributed telemetry; call job.enable_telemetry() before job.state()"
+            )
+        client = self._observed().query_client()
+        if client is None:
+            raise RuntimeError(
+                "distributed telemetry is not active; call job.state() before job.profile() and check telemetry startup logs"
+            )
+        return Profile(lambda: client, ask_this, on_trace_ready, torch=torch)
+
     def enable_admin(self, config: MeshAdminConfig | None = None, **options: Any) -> Self:
         """The job answers questions about itself; `options` are fields of MeshAdminConfig."""
         if config is not None and options:
             raise TypeError("give a MeshAdminConfig or its fields, not both")
         self._observed().admin = config or MeshAdminConfig(**options)
         return self
+
+    def telemetry_query_client(self) -> QueryEngineClient:
+        """For SQL over what the job records, in a program that has only loaded it. Starts and attaches nothing.
+
+        RuntimeError when the job does not run or its health cannot be known, when telemetry was not enabled, or when its
+        process does not answer.
+        """
+        from monarch.telemetry import QueryEngineClient
+
+        return QueryEngineClient(observed_url(self._holder))
 
     def remote_mount(
         self,
@@ -287,7 +318,7 @@ class JobTrait(ABC):
         return self
 
     def _mounts(self) -> Mounts:
-        from monarch.job.mounts import Mounts
+        from monarch.job.mounts.component import Mounts
 
         return self._component(Mounts)
 

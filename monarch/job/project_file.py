@@ -35,10 +35,10 @@ FILES = ("monarch.toml", "pyproject.toml")
 CLASSES = {
     "LocalJob": "monarch.job.local",
     "ProcessJob": "monarch.job.process",
-    "SlurmJob": "monarch.job.slurm",
-    "SSHJob": "monarch.job.ssh",
+    "SlurmJob": "monarch.job.slurm.job",
+    "SSHJob": "monarch.job.ssh.job",
     "KubernetesJob": "monarch.job.kubernetes",
-    "RayJob": "monarch.job.ray",
+    "RayJob": "monarch.job.ray.job",
     "SkyPilotJob": "monarch.job.skypilot",
 }
 

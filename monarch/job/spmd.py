@@ -98,7 +98,7 @@ def _native(scheduler: str, settings: dict[str, Any], hosts: int, name: str) -> 
 
         return ProcessJob({_MESH: hosts}, **settings)
     if scheduler == "slurm":
-        from monarch.job.slurm import SlurmJob
+        from monarch.job.slurm.job import SlurmJob
 
         return SlurmJob({_MESH: hosts}, **{"job_name": name, **settings})
     if scheduler == "kubernetes":

@@ -43,7 +43,7 @@ class Addresses(msgspec.Struct, frozen=True, kw_only=True):
 def more(serving: ObserverConfig, wanted: ObserverConfig) -> ObserverConfig:
     """What an observer that serves this serves from now on. The first who opens a part says how."""
     changes: dict[str, object] = {}
-    for part, fields in _PARTS.items():
+    for part, fields in PARTS.items():
         if getattr(wanted, part) and not getattr(serving, part):
             changes.update({name: getattr(wanted, name) for name in (part, *fields)})
     if not serving.certificate:
@@ -55,14 +55,14 @@ def ignored(serving: ObserverConfig, wanted: ObserverConfig) -> list[str]:
     """Fields of parts that are wanted and served otherwise already."""
     return [
         name
-        for part, fields in _PARTS.items()
+        for part, fields in PARTS.items()
         if getattr(wanted, part) and getattr(serving, part)
         for name in fields
         if getattr(wanted, name) != getattr(serving, name)
     ]
 
 
-_PARTS = {
+PARTS = {
     "telemetry": (
         "retention_secs",
         "snapshot_interval_secs",

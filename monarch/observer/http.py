@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._wire.loopback_peer import is_loopback
 from monarch.observer.gate import LocalGate, TokenGate
+from monarch.telemetry.routes import bringing, routes
 
 if TYPE_CHECKING:
     from monarch.observer.config import ObserverConfig
@@ -39,6 +40,22 @@ class Site(NamedTuple):
 class Served(NamedTuple):
     url: str
     note: str  # what was not to be had, "" for nothing
+    routing: Routing
+
+
+class Routing:
+    """The routes of a port, which may be replaced while it serves."""
+
+    def __init__(self, routes: Sequence[Any]) -> None:
+        self.use(routes)
+
+    def use(self, routes: Sequence[Any]) -> None:
+        from starlette.applications import Starlette
+
+        self._application: Any = Starlette(routes=list(routes))
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self._application(scope, receive, send)
 
 
 class HttpServer:
@@ -54,11 +71,12 @@ class HttpServer:
         """Serves it from now on. OSError when it cannot listen there."""
         listening, note = listen(site.host, site.port)
         try:
-            asyncio.run_coroutine_threadsafe(self._start(site, listening), self._loop).result(_STARTS)
+            routing = Routing(site.routes)
+            asyncio.run_coroutine_threadsafe(self._start(site, routing, listening), self._loop).result(_STARTS)
         except BaseException:
             listening.close()
             raise
-        return Served(url_of(site, listening.getsockname()), note)
+        return Served(url_of(site, listening.getsockname()), note, routing)
 
     def close(self) -> None:
         """Ends all servers. May be called again."""
@@ -71,13 +89,16 @@ class HttpServer:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
 
-    async def _start(self, site: Site, listening: socket.socket) -> None:
+    async def _start(self, site: Site, routing: Routing, listening: socket.socket) -> None:
         import uvicorn
 
         config = uvicorn.Config(
-            application(site),
+            guarded(routing, site),
             log_config=None,
             access_log=False,
             lifespan="off",
@@ -104,14 +125,11 @@ class HttpServer:
         )
 
 
-def application(site: Site) -> Any:
-    """The site's routes behind its gate."""
-    from starlette.applications import Starlette
-
-    inner = Starlette(routes=list(site.routes))
+def guarded(routing: Routing, site: Site) -> Any:
+    """The routes behind the gate that the place needs."""
     if is_loopback(site.host):
-        return LocalGate(inner)
-    return TokenGate(inner, site.token, secure=bool(site.certificate))
+        return LocalGate(routing)
+    return TokenGate(routing, site.token, secure=bool(site.certificate))
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:
@@ -150,13 +168,13 @@ def url_of(site: Site, name: tuple[Any, ...]) -> str:
 
 def api_site(store: Store, program: Any) -> Site:
     """For programs of this machine: SQL, what the dashboard shows, and what may be brought in."""
-    return Site([*_telemetry(store), *_dashboard(store, program)])
+    return Site([*routes(store), *bringing(store), *_dashboard(store, program)])
 
 
-def dashboard_site(config: ObserverConfig, store: Store | None, program: Any, token: str) -> Site:
+def dashboard_site(config: ObserverConfig, store: Store, program: Any, token: str) -> Site:
     """For people: pages, which read."""
     return Site(
-        [*_dashboard(store, program), *(_telemetry(store) if store is not None else [])],
+        _dashboard(store, program),
         config.dashboard_host,
         config.dashboard_port,
         token,
@@ -173,28 +191,13 @@ def _tls(config: ObserverConfig, host: str) -> tuple[str, str]:
     return ("", "") if is_loopback(host) else (config.certificate, config.private_key)
 
 
-def _telemetry(store: Store) -> list[Any]:
-    from monarch.telemetry.routes import routes
+def _dashboard(store: Store, program: Any) -> list[Any]:
+    from monarch.dashboard.routes import routes
 
-    return routes(store)
-
-
-def _dashboard(store: Store | None, program: Any) -> list[Any]:
-    return _routes("monarch.dashboard.routes", store, program)
+    return routes(store, program)
 
 
 def _admin(store: Store | None, program: Any) -> list[Any]:
-    return _routes("monarch.admin.routes", program)
+    from monarch.admin.routes import routes
 
-
-def _routes(module: str, *given: Any) -> list[Any]:
-    """Those of a face, if this version has it."""
-    import importlib
-
-    try:
-        found: list[Any] = importlib.import_module(module).routes(*given)
-    except ModuleNotFoundError as exc:
-        if exc.name is None or not module.startswith(exc.name):
-            raise
-        return []
-    return found
+    return routes(program, store)

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,10 +30,12 @@ class ObserverFailed(RuntimeError):
 
 
 class Observer:
-    """The one of a folder. Any thread. It ends with the process that started it."""
+    """The one of a folder. Any thread. It ends with the process that started it: this one, or the one in which `start` has
+    it started."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, start: Callable[[], object] | None = None) -> None:
         self.folder = folder
+        self._start_elsewhere = start
         self.socket = os.path.join(folder, "socket")
         self.token = secrets.token_urlsafe(24)
         self._starting = threading.Lock()
@@ -43,14 +46,17 @@ class Observer:
         ObserverFailed in its words."""
         with self._starting:
             if not self._answers():
-                self._start()
-            asked = frames.Serve(msgspec.structs.asdict(config), program, self.token)
-            try:
-                with self.connect(_SERVES) as connection:
-                    connection.sendall(frames.pack_struct(frames.SERVE, asked))
-                    kind, body = frames.receive(connection)
-            except (OSError, EOFError) as exc:
-                raise ObserverFailed(f"the observer does not answer ({exc}); it wrote: {self._said()}") from None
+                (self._start_elsewhere or self.start)()
+            return self._ask(config, program)
+
+    def _ask(self, config: ObserverConfig, program: str) -> Addresses:
+        asked = frames.Serve(msgspec.structs.asdict(config), program, self.token)
+        try:
+            with self.connect(_SERVES) as connection:
+                connection.sendall(frames.pack_struct(frames.SERVE, asked))
+                kind, body = frames.receive(connection)
+        except (OSError, EOFError) as exc:
+            raise ObserverFailed(f"the observer does not answer ({exc}); it wrote: {self._said()}") from None
         if kind == frames.SERVING:
             return msgspec.msgpack.decode(body, type=Addresses)
         raise ObserverFailed(body.decode(errors="replace"))
@@ -67,8 +73,14 @@ class Observer:
             raise
         return connection
 
+    def look(self) -> Addresses:
+        """What it serves. ObserverFailed when it does not run."""
+        return self._ask(ObserverConfig(), "")
+
     def end(self) -> None:
-        """Ends it. May be called again."""
+        """Ends it, if it is this process's. May be called again."""
+        if self._start_elsewhere is not None:
+            return
         try:
             with self.connect(_ENDS) as connection:
                 connection.sendall(frames.pack(frames.END))
@@ -89,7 +101,8 @@ class Observer:
             return False
         return True
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Starts it as a child of this process, and waits until it answers. ObserverFailed in its words."""
         os.makedirs(self.folder, mode=0o700, exist_ok=True)
         log = os.open(os.path.join(self.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         ready, said = os.pipe2(os.O_CLOEXEC)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from monarch.observer.config import ADMIN_PORT, Addresses, ObserverConfig
 from monarch.observer.observed import ObservedProgram
 
 if TYPE_CHECKING:
+    from monarch.telemetry.ingest import Ingest
     from monarch.telemetry.store import Store
 
 logger = logging.getLogger("monarch.observer")
@@ -24,10 +26,12 @@ class Observing:
     def __init__(self) -> None:
         self.program = ObservedProgram()
         self.store: Store | None = None
+        self.ingest: Ingest | None = None
+        self._stops: list[Callable[[], object]] = []
         self._config = ObserverConfig()
         self._servers = http.HttpServer()
         self._opening = threading.Lock()
-        self._urls: dict[str, str] = {}
+        self._served: dict[str, http.Served] = {}
 
     def program_here(self, folder: str) -> None:
         """The program with that run folder is the one to look into."""
@@ -42,44 +46,78 @@ class Observing:
             ]
             config = configs.more(self._config, wanted)
             host, port = _place(config.admin_addr)
-            if config.telemetry and self.store is None:
-                from monarch.telemetry.store import Store
-
-                self.store = Store()
-                notes += self._open("telemetry", http.api_site(self.store, self.program))
-            if config.dashboard:
-                notes += self._open("dashboard", http.dashboard_site(config, self.store, self.program, token))
+            sites: dict[str, Callable[[], http.Site]] = {}
+            if config.telemetry or config.dashboard:
+                fresh = self.store is None
+                store = self._keep(config)
+                sites["telemetry"] = lambda: http.api_site(store, self.program)
+                if config.dashboard:
+                    sites["dashboard"] = lambda: http.dashboard_site(config, store, self.program, token)
+                if fresh and "admin" in self._served:  # which has telemetry from now on
+                    self._served["admin"].routing.use(
+                        http.admin_site(config, store, self.program, host, port, token).routes
+                    )
             if config.admin:
-                notes += self._open("admin", http.admin_site(config, self.store, self.program, host, port, token))
-            opened = {part: part in self._urls for part in ("telemetry", "dashboard", "admin")}
+                sites["admin"] = lambda: http.admin_site(config, self.store, self.program, host, port, token)
+            for name, site in sites.items():
+                if name not in self._served:
+                    notes += self._open(name, site())
+            opened = {part: part in self._served for part in configs.PARTS}
             self._config = msgspec.structs.replace(config, **opened)  # what could not be opened may be asked for again
-            return Addresses(
-                pid=os.getpid(),
-                telemetry_url=self._urls.get("telemetry"),
-                dashboard_url=self._urls.get("dashboard"),
-                admin_url=self._urls.get("admin"),
-                notes=notes,
-            )
+            urls = {f"{part}_url": self._served[part].url for part in configs.PARTS if part in self._served}
+            return Addresses(pid=os.getpid(), notes=notes, **urls)
 
     def _open(self, name: str, site: http.Site) -> list[str]:
         """Notes for people."""
-        if name in self._urls:
-            return []
         try:
-            served = self._servers.serve(site)
+            served = self._served[name] = self._servers.serve(site)
         except OSError as exc:
             return [f"{name} cannot be served at {site.host}:{site.port}: {exc.strerror or exc}"]
-        self._urls[name] = served.url
         return [f"{name}: {served.note}"] if served.note else []
 
+    def _keep(self, config: ObserverConfig) -> Store:
+        """The tables, and what fills them and clears them up; made once."""
+        if self.store is not None:
+            return self.store
+        from monarch.telemetry.ingest import Ingest
+        from monarch.telemetry.machine import samplers
+        from monarch.telemetry.retention import Retention
+        from monarch.telemetry.store import Store
+
+        store = self.store = Store()
+        self.ingest = Ingest(store)
+        self._stops.append(Retention(store, config.retention_secs).start())
+        if config.snapshot_interval_secs > 0:
+            from monarch.observer.capture import Capture
+
+            self._stops.append(Capture(self.program, store, config.snapshot_interval_secs).start())
+        measured = samplers(
+            config.host_metrics_interval_secs,
+            config.gpu_metrics_interval_secs,
+            lambda row: store.insert_machine("host_metrics", row),
+            lambda row: store.insert_machine("gpu_metrics", row),
+        )
+        for sampler in measured:
+            sampler.start()
+            self._stops.append(sampler.stop)
+        return store
+
     def take_rows(self, batch: bytes) -> None:
-        """What a process has recorded."""
+        """What a process has recorded. May wait for room."""
+        if self.ingest is not None:
+            self.ingest.take(batch)
 
     def flush(self) -> None:
         """What was taken is in the tables."""
+        if self.ingest is not None:
+            self.ingest.flush()
 
     def close(self) -> None:
         self._servers.close()
+        for stop in self._stops:
+            stop()
+        if self.ingest is not None:
+            self.ingest.close()
         if self.store is not None:
             self.store.close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch.telemetry.json_rows import encode
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 300.0  # seconds that a request may ask for
 _LARGEST = 1 << 20  # bytes of a request
+_LARGEST_DUMP = 64 << 20
 
 
 def routes(store: Store) -> list[Any]:
@@ -43,12 +43,32 @@ def routes(store: Store) -> list[Any]:
     return [Route("/api/query", query, methods=["POST"])]
 
 
-async def _body(request: Any) -> Any:
+def bringing(store: Store) -> list[Any]:
+    """`POST /api/pyspy_dump {"dump_id", "proc_ref", "pyspy_result_json"}`: for programs of this machine only."""
+    from starlette.concurrency import run_in_threadpool
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def dump(request: Any) -> Any:
+        given = await _body(request, _LARGEST_DUMP)
+        names = ("dump_id", "proc_ref", "pyspy_result_json")
+        if given is None or not all(isinstance(given.get(name), str) for name in names):
+            return _error(400, f"missing {', '.join(names)} in request body")
+        try:
+            await run_in_threadpool(store.store_pyspy_dump, *(given[name] for name in names))
+        except ValueError as exc:
+            return _error(400, str(exc))
+        return JSONResponse({"dump_id": given["dump_id"]})
+
+    return [Route("/api/pyspy_dump", dump, methods=["POST"])]
+
+
+async def _body(request: Any, largest: int = _LARGEST) -> Any:
     """The JSON object that came; None for what is none, or too large."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size > _LARGEST:
+        if size > largest:
             return None
         parts.append(part)
     try:
@@ -66,6 +86,3 @@ def _error(status: int, text: str) -> Any:
     from starlette.responses import JSONResponse
 
     return JSONResponse({"error": text}, status)
-
-
-Routes = Callable[..., list[Any]]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from monarch.telemetry import statements
+from monarch.telemetry.dumps import dump_rows
 from monarch.telemetry.result import QueryError, QueryTimeout, Result
 from monarch.telemetry.tables import TABLES
 
@@ -48,6 +51,27 @@ class Store:
         self._writing = threading.Lock()
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
+    @contextmanager
+    def writing(self, reading: Mapping[str, Any] | None = None) -> Iterator[Callable[..., Any]]:
+        """What runs statements that write, all of them or none; they may read the Arrow tables `reading`. Any thread; one
+        at a time."""
+        tables = reading or {}
+        with self._writing:
+            run = self._connection.execute
+            try:
+                for name, table in tables.items():
+                    self._connection.register(name, table)
+                run("BEGIN")
+                try:
+                    yield run
+                except BaseException:
+                    run("ROLLBACK")
+                    raise
+                run("COMMIT")
+            finally:
+                for name in tables:
+                    self._connection.unregister(name)
+
     def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Rows of one table, each with a value for each column. Any thread; one at a time."""
         import pyarrow
@@ -55,16 +79,25 @@ class Store:
         columns = TABLES[table].columns
         data = {column.name: [row[at] for row in rows] for at, column in enumerate(columns)}
         batch = pyarrow.table({name: pyarrow.array(values) for name, values in data.items()})
-        with self._writing:
-            self._connection.register("incoming", batch)
-            try:
-                self._connection.execute(f'INSERT INTO "{table}" SELECT * FROM incoming')
-            finally:
-                self._connection.unregister("incoming")
+        with self.writing({"incoming": batch}) as run:
+            run(f'INSERT INTO "{table}" SELECT * FROM incoming')
 
-    def query(self, sql: str, *, timeout: float | None = None, limit: int | None = None) -> Result:
+    def insert_machine(self, table: str, row: Mapping[str, Any]) -> None:
+        """A measurement of this machine (`machine.Row`)."""
+        whole = {**row, "timestamp_us": round(row["timestamp"] * 1e6)}
+        self.insert(table, [tuple(whole.get(column.name) for column in TABLES[table].columns)])
+
+    def query(
+        self,
+        sql: str,
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        running: Callable[[Callable[[], None]], object] | None = None,
+    ) -> Result:
         """Runs one statement that reads. Any thread. QueryError for what may not run or fails; QueryTimeout after `timeout`
-        seconds. At most `limit` rows."""
+        seconds. At most `limit` rows. `running` is given, before it runs, what cancels it from another thread: that may be
+        called at any time and again, and misses a query that has not quite begun."""
         statements.check_length(sql)
         seconds = QUERY_SECONDS if timeout is None else timeout
         most = min(limit if limit is not None else MOST_ROWS, MOST_ROWS)
@@ -73,6 +106,8 @@ class Store:
         try:
             cursor = self._connection.cursor()
             with self._limited(cursor, seconds):
+                if running is not None:
+                    running(cursor.interrupt)
                 return self._run(cursor, statements.rewritten(sql), most, seconds)
         finally:
             self._slots.release()
@@ -103,19 +138,37 @@ class Store:
             timer.cancel()
             cursor.close()
 
+    def store_pyspy_dump(self, dump_id: str, proc_ref: str, pyspy_result_json: str) -> None:
+        """Keeps a stack dump, as `/v1/pyspy/{proc}` gives it. ValueError for what is none."""
+        for table, rows in dump_rows(dump_id, proc_ref, pyspy_result_json, round(time.time() * 1e6)).items():
+            if rows:
+                self.insert(table, rows)
+
+    def compact(self) -> None:
+        """Gives back the memory of rows that were deleted, unless a query runs: then the next time."""
+        with self._writing:
+            try:
+                self._connection.execute("CHECKPOINT datafusion")
+            except self._errors:
+                pass
+
     def close(self) -> None:
         with self._writing:
             self._connection.close()
 
 
 def engine() -> Any:
-    """DuckDB. ImportError that says how to get it."""
-    try:
-        import duckdb
-        import pyarrow  # noqa: F401
-    except ImportError as exc:
-        raise ImportError(
-            f"telemetry keeps its tables with {exc.name}, which is not installed: pip install 'pymonarch[telemetry]'",
-            name=exc.name,
-        ) from None
+    """DuckDB. ImportError as of `check_installed`."""
+    check_installed()
+    import duckdb
+
     return duckdb
+
+
+def check_installed() -> None:
+    """ImportError, which says how to get it, when a package is missing. Loads none: that takes half a second."""
+    for name in ("duckdb", "pyarrow", "starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(
+                f"telemetry needs {name}, which is not installed: pip install 'pymonarch[telemetry]'", name=name
+            )

@@ -224,7 +224,8 @@ TABLES: dict[str, Table] = {
             "telemetry_sources",
             BY_BOUND,
             _FEW,
-            "process_id, hostname, address, timestamp_us i64, rows u64, dropped u64, clock_offset_us i64, "
+            "process_id, hostname, address, timestamp_us i64, batches u64, batches_lost u64, dropped u64, "
+            "clock_offset_us i64, "
             "clock_error_us i64",
         ),
     )

@@ -105,7 +105,7 @@ def _job(config: Config, meshes: dict[str, int]) -> JobTrait:
 
         return ProcessJob(meshes, **config.scheduler_args)
     if config.scheduler == "slurm":
-        from monarch.job.slurm import SlurmJob
+        from monarch.job.slurm.job import SlurmJob
 
         return SlurmJob(meshes, **config.scheduler_args)
     if config.scheduler == "kubernetes":

@@ -19,12 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from monarch.trace.flame import Flame as Flame
+    from monarch.trace.profiling import Profile as Profile
+    from monarch.trace.profiling import profile as profile
+    from monarch.trace.sampling import sample as sample
 
 _PLACES = {
     "Flame": "flame",
+    "Profile": "profiling",
+    "profile": "profiling",
+    "sample": "sampling",
 }
 
-__all__ = ["Flame"]
+__all__ = ["Flame", "Profile", "profile", "sample"]
 
 
 def __getattr__(name: str) -> Any:

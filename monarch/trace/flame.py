@@ -23,10 +23,11 @@ _MOST_BOXES = 20_000  # the widest are drawn; the note below the picture says ho
 class Node:
     """A frame under its callers: how often seen, by which processes."""
 
-    __slots__ = ("children", "count", "name", "own", "seen_by")
+    __slots__ = ("caller", "children", "count", "name", "own", "seen_by")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, caller: Node | None = None) -> None:
         self.name = name
+        self.caller = caller
         self.count = 0
         self.own = 0  # as the innermost frame
         self.seen_by: set[str] = set()
@@ -39,7 +40,7 @@ class Node:
         for name in frames:
             below = node.children.get(name)
             if below is None:
-                below = node.children[name] = Node(name)
+                below = node.children[name] = Node(name, node)
             node = below
             node.count += count
             node.seen_by.add(process)
@@ -201,15 +202,18 @@ def _svg(flame: Flame) -> str:
             where += f" ({', '.join(sorted(node.seen_by))})"
         own = f", {node.own} of them here" if node.own and node.children else ""
         title = f"{node.name}: {node.count} stacks ({share:.1%}){own}{where}"
-        label = node.name if wide > 3 * _CHARACTER else ""
-        room = int((wide - 6) / _CHARACTER)
+        label = node.name
+        if node.caller is not None and len(node.seen_by) < len(node.caller.seen_by):  # here some went another way
+            which = f": {next(iter(node.seen_by))}" if len(node.seen_by) == 1 else ""
+            label = f"{len(node.seen_by)} of {len(node.caller.seen_by)}{which} | {label}"
+        whole, room = label, int((wide - 6) / _CHARACTER)
         if len(label) > room:
             label = label[: max(0, room - 1)] + "…" if room > 2 else ""
         y = top + depth * _ROW
         out.append(
             f'<g data-x="{left:.2f}" data-w="{wide:.2f}" data-d="{depth}"><title>{html.escape(title)}</title>'
             f'<rect x="{left:.2f}" y="{y}" width="{max(wide - 0.5, 0.2):.2f}" height="{_ROW - 1}" rx="1.5" '
-            f'fill="{_colour(node.name)}"/><text x="{left + 3:.2f}" y="{y + 12}" data-n="{html.escape(node.name)}">'
+            f'fill="{_colour(node.name)}"/><text x="{left + 3:.2f}" y="{y + 12}" data-n="{html.escape(whole)}">'
             f"{html.escape(label)}</text></g>"
         )
     out.append("</g>")
@@ -246,7 +250,7 @@ function show(x,w,d){boxes.forEach(function(g){
   if(!above&&!inside){g.style.display='none';return}
   g.style.display='';
   var nx=above?0:(gx-x)/w*W,nw=above?W:gw/w*W,room=Math.floor((nw-6)/C);
-  r.setAttribute('x',nx);r.setAttribute('width',Math.max(nw-0.5,0.2));r.style.opacity=above?0.5:1;
+  r.setAttribute('x',nx);r.setAttribute('width',Math.max(nw-0.5,0.2));r.style.opacity=above?0.75:1;
   t.setAttribute('x',nx+3);t.textContent=name.length<=room?name:room>2?name.slice(0,room-1)+'\\u2026':'';
 });}
 boxes.forEach(function(g){g.addEventListener('click',function(){

@@ -30,7 +30,7 @@ class FakeApi:
             start_as_current_span=self._span
         )
         metrics = types.ModuleType("opentelemetry.metrics")
-        kinds = ("create_counter", "create_up_down_counter", "create_histogram")
+        kinds = ("create_counter", "create_up_down_counter", "create_histogram", "create_gauge")
         metrics.get_meter = lambda scope: types.SimpleNamespace(  # type: ignore[attr-defined]
             **{kind: self._maker(kind) for kind in kinds}
         )
@@ -54,7 +54,7 @@ class FakeApi:
                 self.reports.append((kind, name, amount, attributes))
 
             self.made.append((kind, name, unit, description))
-            return types.SimpleNamespace(add=report, record=report)
+            return types.SimpleNamespace(add=report, record=report, set=report)
 
         return make
 
@@ -247,9 +247,12 @@ def test_an_instrument_can_be_sent(api: FakeApi) -> None:
     assert (type(copy), copy.name, copy.unit, copy.description) == (type(counter), "jobs", "1", "jobs done")
 
 
-def test_gauges_are_refused_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="create_gauge"), pytest.raises(NotImplementedError):
-        get_meter().create_gauge("level")
+def test_a_gauge_passes_its_value_on(api: FakeApi) -> None:
+    level = get_meter().create_gauge("level", "%", "how full")
+    level.set(1, {"tank": 2})
+    assert api.reports == [("create_gauge", "level", 1.0, {"tank": "2"})]
+    with pytest.raises(ValueError):
+        level.set("much")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["counter", "up_down_counter", "gauge"])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.job import command_plan
-from monarch.job.command_printer import CommandPrinter
+from monarch.job.commands import plan as command_plan
+from monarch.job.commands.printer import CommandPrinter
 from monarch.spmd.main_program import is_python
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch.actor import HostMesh, SupervisionError, get_active_proc_meshes, this_host
-from monarch.job.run_command import exec_command
+from monarch.job.commands.run_command import exec_command
 from tests.support.hosts import Hosts
 from tests.support.processes import Watch
 from tests.support.scripts import Scripts
@@ -177,7 +177,7 @@ def test_a_lost_process_is_an_error_and_the_others_are_stopped(two: HostMesh, tm
 def test_who_gives_up_waiting_does_not_end_it_and_the_interpreter_waits(scripts: Scripts, tmp_path: Path) -> None:
     source = f"""
         from monarch.actor import this_host
-        from monarch.job.run_command import exec_command
+        from monarch.job.commands.run_command import exec_command
 
         future = exec_command(this_host(), ["cat {tmp_path}/fifo; echo done"])
         try:
@@ -198,7 +198,7 @@ def test_who_gives_up_waiting_does_not_end_it_and_the_interpreter_waits(scripts:
 def test_a_killed_client_leaves_no_command(scripts: Scripts, tmp_path: Path, watch: type[Watch]) -> None:
     source = """
         from monarch.actor import this_host
-        from monarch.job.run_command import exec_command
+        from monarch.job.commands.run_command import exec_command
 
         exec_command(this_host(), ["echo $$; exec sleep 1000"]).get()
     """

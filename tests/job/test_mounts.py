@@ -17,11 +17,12 @@ import pytest
 
 from monarch.actor import Actor, endpoint
 from monarch.config import configured
-from monarch.job import LocalJob, ProcessJob, job_load, sidecar_program
-from monarch.job.mount_orders import Order, executables, gathered_mount, orders, remote_mount
-from monarch.job.sidecar import Sidecar, folder_of
-from monarch.job.sidecar_messages import CloseMounts, Done, End, OpenMounts, Reply, Request, peer, receive, send
-from monarch.job.sidecar_program import SidecarProgram
+from monarch.job import LocalJob, ProcessJob, job_load
+from monarch.job.mounts import sidecar_program
+from monarch.job.mounts.orders import Order, executables, gathered_mount, orders, remote_mount
+from monarch.job.mounts.sidecar import Sidecar, folder_of
+from monarch.job.mounts.sidecar_messages import CloseMounts, Done, End, OpenMounts, Reply, Request, peer, receive, send
+from monarch.job.mounts.sidecar_program import SidecarProgram
 from tests.support.faults import Faults
 from tests.support.hosts import ROOT
 from tests.support.mounts import contents, make_source

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from monarch.actor import ActorError, Point, this_host, this_proc
-from monarch.job.port_forwarder import PortForwarder
+from monarch.job.commands.port_forwarder import PortForwarder
 from tests.support.hosts import Hosts
 from tests.support.tiers import full
 

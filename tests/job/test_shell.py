@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from monarch.actor import this_host
-from monarch.job.interactive_shell import shell
+from monarch.job.commands.interactive_shell import shell
 from tests.support.hosts import Hosts
 from tests.support.processes import Watch
 from tests.support.terminal import Terminal
@@ -28,7 +28,7 @@ PROMPT = r"[$#] $"  # the machine has its own
 PROGRAM = """
 import sys
 from monarch.actor import this_host
-from monarch.job.interactive_shell import shell
+from monarch.job.commands.interactive_shell import shell
 
 status = shell(this_host(), env={"GREETING": "hello", "SHELL": "/bin/bash"})
 print("status", status, flush=True)

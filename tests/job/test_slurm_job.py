@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from monarch.job import SlurmJob, slurm_commands
+from monarch.job import SlurmJob
 from monarch.job.scheduled import Ended, Ready, SchedulerError, Waiting
-from monarch.job.slurm_script import Component
+from monarch.job.slurm import commands as slurm_commands
+from monarch.job.slurm.script import Component
 from monarch.job.worker_launch import WorkerLaunch
 
 

@@ -10,8 +10,10 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from monarch.job import slurm_batch, slurm_script, slurm_worker
-from monarch.job.slurm_script import Component, SlurmRequest
+from monarch.job.slurm import batch as slurm_batch
+from monarch.job.slurm import script as slurm_script
+from monarch.job.slurm import worker as slurm_worker
+from monarch.job.slurm.script import Component, SlurmRequest
 
 REQUEST = SlurmRequest(
     components=(Component(3, None),),
@@ -122,7 +124,7 @@ def test_shells_can_read_it(components: tuple[Component, ...], client: list[str]
 def test_a_batch_job_runs_its_client_beside_the_workers() -> None:
     script = slurm_script.script(REQUEST, ["python", "train.py", "--x", "1"])
     last = script.splitlines()[-1]
-    assert last.startswith("exec python -u -m monarch.job.slurm_batch --workers 'srun ")
+    assert last.startswith("exec python -u -m monarch.job.slurm.batch --workers 'srun ")
     assert last.endswith(" -- python train.py --x 1")
 
 
@@ -186,7 +188,7 @@ def test_the_batch_runner_ends_with_the_clients_status_and_ends_the_workers() ->
     assert sh is not None
     ran = subprocess.run(
         [
-            *(sys.executable, "-m", "monarch.job.slurm_batch", "--workers", "sleep 1000", "--"),
+            *(sys.executable, "-m", "monarch.job.slurm.batch", "--workers", "sleep 1000", "--"),
             *(sh, "-c", 'echo "$MONARCH_BATCH_JOB $PPID"; exit 7'),
         ],
         capture_output=True,

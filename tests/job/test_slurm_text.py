@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch.job import slurm_text
-from monarch.job.slurm_text import JobRow
+from monarch.job.slurm import text as slurm_text
+from monarch.job.slurm.text import JobRow
 
 
 def test_the_id_that_sbatch_printed() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.job import ssh_words
+from monarch.job.ssh import words as ssh_words
 
 
 def told(status: int, said: str) -> str:

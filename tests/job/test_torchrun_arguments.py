@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from monarch.job.command_plan import PYTHON, Sink
+from monarch.job.commands.plan import PYTHON, Sink
 from monarch.job.torchrun import arguments, failures, plan
 from monarch.job.torchrun.arguments import Options, Streams
 from monarch.job.torchrun.failures import Failure

@@ -17,8 +17,8 @@ import pytest
 from monarch.actor import Actor, HostMesh, current_rank, endpoint
 from monarch.gather_mount import GatherMount, gather_mount
 from monarch.job import ProcessJob, job_load
-from monarch.job.sidecar import folder_of
-from monarch.job.sidecar_messages import peer
+from monarch.job.mounts.sidecar import folder_of
+from monarch.job.mounts.sidecar_messages import peer
 from monarch.remotemount import fuse_process
 from monarch.remotemount.fuse_program import AHEAD
 from monarch.remotemount.remotemount import MountHandler, remotemount

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from monarch.job import SchedulerError
-from monarch.job.ray import RayJob, _amounts, _options
+from monarch.job.ray.job import RayJob, _amounts, _options
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from monarch._mesh.actors.behaviour import ActorBehaviour, Method
+from monarch._runtime import recorder as recording
 from monarch._runtime.context import Current, current
 from monarch._runtime.functions import is_async
 from monarch._runtime.instance import Delivery
@@ -92,6 +93,8 @@ class AsyncActorBehaviour(ActorBehaviour):
                 self.debugging.returned(instance, delivery.call, raised)
             self._running_tasks.discard(task)
             instance.busy += self.proc.loop.now() - delivery.started
+            if recording.active is not None and task in instance.concurrent:
+                recording.active.handled(instance, delivery)
             if raised is not None and (method.explicit or not isinstance(raised, Exception)):
                 # It stays among those that run: its caller is told with the end of the actor.
                 instance.mailbox.put_control(self._fatal(raised))

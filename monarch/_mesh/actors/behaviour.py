@@ -43,13 +43,13 @@ _FLOOD = 0.0003  # seconds between two answers of a busy actor under which they 
 class Method:
     """A method as messages name it."""
 
-    __slots__ = ("concurrent", "explicit", "fn", "is_async")
+    __slots__ = ("concurrent", "explicit", "fn", "is_async", "spans")
     fn: Callable[..., Any]
 
     def __init__(self, actor: Any, name: str) -> None:
         if name == NO_METHOD:
             self.fn = _nothing
-            self.explicit = self.concurrent = self.is_async = False
+            self.explicit = self.concurrent = self.is_async = self.spans = False
             return
         attribute = attribute_of(type(actor), name)
         prop = attribute if isinstance(attribute, EndpointProperty) else None
@@ -57,6 +57,7 @@ class Method:
         self.explicit = prop is not None and prop._user_port
         self.concurrent = prop is not None and prop._concurrent
         self.is_async = is_async(self.fn)
+        self.spans = prop is None or prop._instrument
         if prop is not None and prop._instrument:
             self.fn = instrument.instrumented(self.fn, name)
 
@@ -178,6 +179,8 @@ class ActorBehaviour:
             self._reply_error(delivery, exc)
             return
         instance = self.instance
+        if instance.watcher is not None:
+            instance.watcher.answered(delivery, body, buffers)
         # With more messages waiting, answers are written a few at a time.
         coalesce_within = _FLOOD if instance.mailbox.messages else 0.0
         delivery.answered = True  # before: whoever has the answer may ask at once what runs here

@@ -10,6 +10,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Coroutine, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, Self, TypeVar, overload
 
 from monarch._mesh import plugins
@@ -24,6 +25,7 @@ from monarch._mesh.actors.value_stream import ValueStream
 from monarch._mesh.casts.plan import Parted
 from monarch._mesh.casts.sender import fill_places, stamp
 from monarch._mesh.failures.ledger import process_failure
+from monarch._runtime import recorder as recording
 from monarch._runtime.context import current, root
 from monarch._runtime.event_loops import running_loop
 from monarch._runtime.functions import is_async
@@ -32,6 +34,7 @@ from monarch._runtime.ordering import RankKey
 from monarch._runtime.port import Port
 from monarch._runtime.queue import Arrival, Queue
 from monarch._runtime.replies import Entry, Gather, OneReply, Target
+from monarch._shape.as_json import shape_json, whole_json
 from monarch._wire import codec
 from monarch._wire.frame import SMALL
 from monarch._wire.message import FAILED, Answer, Call, Cast, encode
@@ -373,6 +376,13 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         self._arity = arity_of(self._method, 2 if self._property._user_port else 1)
         return self._arity
 
+    def _views(self) -> tuple[str, str]:
+        """The view and the whole mesh, as tables have them; made once a view."""
+        plan = self._mesh._plan
+        if plan.shown is None:
+            plan.shown = shape_json(self._mesh._shape), whole_json(self._mesh._spec.proc_mesh.extent)
+        return plan.shown
+
     def _receivers(self, only: int | None) -> Receivers:
         spec, addresses = self._mesh._spec, self._mesh._plan.addresses
         return Receivers(
@@ -409,6 +419,11 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         if buffers or 0 < proc.frame_limit < size:
             size = proc.check_size(body, buffers)
         spec, plan = self._mesh._spec, self._mesh._plan
+        if sender.watcher is not None:
+            from monarch._runtime.watcher import tell  # few actors have one
+
+            if tell(sender, self._mesh, self._name, adverb, only, reply, body, buffers):
+                return
         parted = plan.parted(proc.host) if only is None else None
         if parted is not None and not combine and len(parted.remote) < few(adverb):
             parted = None
@@ -419,6 +434,11 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         key, method, unique, view = spec.key, self._name, sender.unique, plan.view
         entry: Entry | None = None
         number, back, alone = 0, "", False
+        sent: recording.Sent | None = None
+        began = 0.0
+        if recording.active is not None:
+            began = monotonic()
+            sent = recording.active.sent(sender, key, spec.name, spec.cls, method, adverb, self._views())
         message: Call | None = None
         receiver_at = ""
         placement = None
@@ -433,6 +453,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
             elif reply is not None:
                 entry = reply
                 entry.caller = sender
+                entry.record = sent
                 # `choose` addresses the mesh, whichever rank it falls on; `map` one rank after another.
                 known = proc.hooks.check(key, receivers if adverb == CALL_ONE else plan.receivers)
                 if known is not None:
@@ -486,6 +507,8 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         finally:
             if placement is not None:
                 placement.close()
+        if sent is not None and entry is None and recording.active is not None:
+            recording.active.cast(sent, began, number)
 
     def _cast_remote(
         self,

@@ -16,6 +16,7 @@ class MeshSpec(MeshFacts, Protocol):
 
     name: str
     proc_mesh: Any
+    cls: type
 
     def failure_of(self, address: str, ended: ProcEnded) -> Failure:
         """What the end of the process at that address means to the actors."""

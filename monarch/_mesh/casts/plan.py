@@ -27,7 +27,7 @@ class Plan:
     `view` is the view's extent as it goes into messages.
     """
 
-    __slots__ = ("_parted", "_parted_for", "addresses", "ranks", "receivers", "view")
+    __slots__ = ("_parted", "_parted_for", "addresses", "ranks", "receivers", "shown", "view")
 
     def __init__(
         self, labels: tuple[str, ...], sizes: tuple[int, ...], ranks: Sequence[int], addresses: Sequence[str]
@@ -36,6 +36,7 @@ class Plan:
         self.ranks = tuple(ranks)
         self.addresses = tuple(addresses[rank] for rank in self.ranks)
         self.receivers: Receivers = tuple(zip(range(len(self.ranks)), self.ranks, self.addresses, strict=True))
+        self.shown: tuple[str, str] | None = None  # the view and the mesh it is of, for tables
         self._parted: Parted | None = None
         self._parted_for = ""
 

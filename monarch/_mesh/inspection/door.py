@@ -36,7 +36,10 @@ LAST = 5.0  # seconds until a connection that was refused is closed at the lates
 LONGEST = 3600.0  # seconds that a question may take
 
 # Each is called with a socket that blocks, and an argument, on a thread of the client. It closes the socket.
-STREAMS: dict[str, Question] = {}
+STREAMS: dict[str, Question] = {
+    "dashboard": Question("dashboard.starting", "serve"),
+    "debug": Question("debugger.visit", "serve"),
+}
 
 _LENGTH = struct.Struct("!I")
 _READ = 1 << 16

@@ -38,17 +38,31 @@ class Question(NamedTuple):
 
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
+    "debugger.editor.begin": Question("debugger.editor_rank", "begin"),
+    "debugger.editor.check": Question("debugger.editor_rank", "check"),
+    "debugger.editor.end": Question("debugger.editor_rank", "end"),
+    "debugger.editor.exchange": Question("debugger.editor_rank", "exchange", quick=True),
+    "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
+    "log.level": Question("_mesh.inspection.log_level"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
+    "samples": Question("_mesh.inspection.sampler"),
+    "torch.start": Question("_mesh.inspection.torch_profile", "start"),
+    "torch.stop": Question("_mesh.inspection.torch_profile", "stop"),
+    "torch.take": Question("_mesh.inspection.torch_profile", "take"),
     "tree": Question("_mesh.inspection.description", quick=True),
     "waits": Question("_mesh.inspection.wait_graph", quick=True),
     "stacks": Question("_mesh.inspection.thread_stacks", quick=True),
     "locals": Question("_mesh.inspection.thread_stacks", "answer_with_locals"),
     "failures": Question("_mesh.inspection.failure_list", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
+    "telemetry.record": Question("_mesh.inspection.recording", "switch"),
+    "telemetry.measure": Question("telemetry.machine", "measure"),
+    "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 
 # Answered by host agents.
 AGENT_QUESTIONS: dict[str, Question] = {
+    "output": Question("_mesh.inspection.output", quick=True),
     "tree": Question("_mesh.inspection.host_description", quick=True),
     "stacks_by_signal": Question("_mesh.inspection.agent_stacks", "answer_by_signal"),
     "native_stacks": Question("_mesh.inspection.agent_stacks", "answer_native"),

@@ -93,7 +93,7 @@ def sample(proc: Proc, wanted: Wanted, now: Callable[[], float] = time.perf_coun
             if waits:
                 idle += 1
             if not waits or wanted.idle:
-                stacks.add(name, frames[ident], waits)
+                stacks.add(name, frames[ident], waits, wanted.which == "all")
         del frames
         taken += 1
         spent += time.thread_time() - look_began
@@ -150,12 +150,15 @@ class Stacks:
         self._room = most_bytes
         self._names: dict[tuple[CodeType, int], str] = {}
 
-    def add(self, thread: str, frame: FrameType | None, waits: bool = False) -> None:
+    def add(self, thread: str, frame: FrameType | None, waits: bool = False, ours: bool = False) -> None:
+        """`ours`: with the runtime's frames below the program's, of which otherwise only the first one stays."""
         names = [IDLE] if waits else []
         while frame is not None and not waits:
             names.append(self._name(frame.f_code, frame.f_lineno))
             frame = frame.f_back
         names = _without_ours(names)
+        if not ours:
+            names = _first_of_ours(names)
         if len(names) > _DEEPEST:
             half = _DEEPEST // 2
             names[half:-half] = [f"({len(names) - _DEEPEST} frames)"]
@@ -191,6 +194,14 @@ def _without_ours(names: list[str]) -> list[str]:
     while count and ("(monarch/" in names[count - 1] or "(threading.py:" in names[count - 1]):
         count -= 1
     return names[:count] if count else names[:1]
+
+
+def _first_of_ours(names: list[str]) -> list[str]:
+    """What the runtime does for a call is one box: of its frames at the inner end, the one that the program called."""
+    count = 0
+    while count < len(names) and "(monarch/" in names[count]:
+        count += 1
+    return names[max(0, count - 1) :]
 
 
 def _plain(text: str) -> str:

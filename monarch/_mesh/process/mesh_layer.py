@@ -16,13 +16,14 @@ from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
-from monarch._mesh.inspection import questions, wait_graph  # noqa: F401  the question that is asked first
+from monarch._mesh.inspection import questions, recording, wait_graph  # noqa: F401  the question that is asked first
 from monarch._mesh.inspection.stuck_collectives import Explainer
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
 from monarch._mesh.meshes.replacer import AttachedMeshes
+from monarch._mesh.output import rank_files
 from monarch._mesh.process.health import Health
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.owners import Owners
@@ -49,6 +50,7 @@ from monarch._wire.message import (
     ProcStarted,
     Suspected,
 )
+from monarch.config import settings
 
 logger = logging.getLogger("monarch")
 
@@ -73,6 +75,7 @@ class MeshLayer(Hooks):
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()
         self._this_proc: ProcMesh | None = None
         self._threads_told = False
+        self._files_told = False
         self.when_agent_lost: Callable[[str], None] = lambda reason: None
         proc.hooks = self
         receivers: dict[type, Any] = {
@@ -147,6 +150,9 @@ class MeshLayer(Hooks):
             if started.threads and not self._threads_told:
                 self._threads_told = True
                 threads.say(procs.spec.name, started.threads)
+            if not self._files_told and settings.get("enable_file_capture"):
+                self._files_told = True
+                rank_files.say(procs.spec.name, procs.spec.uid, settings.get("log_dir"))
 
     def _on_refused(self, refused: ProcsRefused) -> None:
         procs = self.owned.procs.get(refused.mesh)
@@ -158,6 +164,7 @@ class MeshLayer(Hooks):
         self.proc.events.note(
             "process ended", "", f"{ended.address} {ended.detail}", "INFO" if ended.stopped else "ERROR"
         )
+        recording.process_ended(self.proc, ended)
         if name_of(ended.address) == AGENT:
             host = host_of(ended.address)
             self.attached.host_lost(host, ended.detail)  # first: what is lost with it asks whether it will come back

@@ -129,4 +129,5 @@ def _make_service(proc: Proc, mesh: Any, name: str, cls: Any, args: tuple[Any, .
     shown = f"{cls.__module__}.{cls.__qualname__}"
     view = encode_extent((), ())
     spawn = Spawn(name, name, 0, view, "", proc.address, "<process>", shown, needs_loop(cls))
+    spawn.system = getattr(cls, "_is_system_actor", False)
     proc.loop.call_soon(lambda: proc.post(proc.address, spawn, body, buffers))

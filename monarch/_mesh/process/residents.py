@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from monarch._errors import ActorError, SupervisionError
+from monarch._mesh import plugins
 from monarch._mesh.actors import breakpoints
 from monarch._mesh.actors.behaviour import ActorBehaviour
 from monarch._mesh.failures import ledger
+from monarch._mesh.inspection.recording import actor_event
 from monarch._mesh.meshes.owned import Acks
+from monarch._runtime import recorder as recording
 from monarch._runtime.context import root_of
 from monarch._runtime.driver import run
 from monarch._runtime.ending import abandon
@@ -19,7 +22,7 @@ from monarch._runtime.loop import start_thread
 from monarch._runtime.proc import Proc
 from monarch._shape.extent import Extent, Point
 from monarch._wire import codec, message
-from monarch._wire.frame import Frame
+from monarch._wire.frame import Buffer, Frame
 from monarch._wire.message import VALUE, Answer, Failure, Probe, Spawn, StopActor, decode_extent
 from monarch._wire.transport.base import Connection
 from monarch.config import settings
@@ -71,6 +74,7 @@ class Residents:
             replaced=spawn.failure,
             will_restart=spawn.restarts,
             cls=spawn.cls,
+            system=spawn.system,
         )
         point = Point(rank, Extent(*decode_extent(view)))
         shown = f"{spawn.cls} {spawn.name}" + (repr(point) if len(point) else "")
@@ -91,12 +95,19 @@ class Residents:
         label = "event-loop" if spawn.loop else "driver"
 
         if not spawn.cls.startswith("monarch.") and root_of(self._proc) is not None:
-            breakpoints.install_in_client()  # before it is constructed
+            breakpoints.install()  # before it is constructed
 
         def start() -> None:
-            start_thread(run, f"monarch-actor-{label}", instance)
+            if spawn.record:
+                start_thread(_run_recorded, f"monarch-actor-{label}", instance, spawn, body, buffers)
+            else:
+                start_thread(run, f"monarch-actor-{label}", instance)
 
         self._proc.add_actor(instance)
+        recorder = recording.active
+        if recorder is not None and not recorder.leaves_out(instance.system):
+            recorder.add(actor_event(instance, spawn.cls))
+            recorder.status(instance, "Created")
         if spawn.port:
             self._announce(instance, spawn, connection.remote)
         if self._gate_failure and not spawn.setup:
@@ -264,6 +275,11 @@ class Residents:
 def _give_up(notes: Sequence[Acks]) -> None:
     for note in notes:
         note.give_up(SupervisionError("it did not answer"))
+
+
+def _run_recorded(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    plugins.load("replay.recorder").begin(instance, spawn, body, buffers)
+    run(instance)
 
 
 _NONE = codec.encode_value(None)[0]

@@ -11,12 +11,13 @@ import os
 import random  # noqa: F401
 
 from monarch._errors import ClientClosedError
+from monarch._mesh import plugins
 from monarch._mesh.actors import map_results  # noqa: F401
 from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.inspection import fault_signal
 from monarch._mesh.inspection.door import Door
 from monarch._mesh.output.printer import Printer
-from monarch._mesh.process import named_actors
+from monarch._mesh.process import exporting, named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import leftovers
 from monarch._mesh.start.client_agent import ClientAgent
@@ -76,6 +77,7 @@ class Client:
         fault_signal.listen(self.directory, proc.address, loop.native_id)
         self._look_at_loop()
         faults.start()
+        exporting.begin_if_asked(proc, say=True)
 
     @property
     def lock(self) -> int:
@@ -172,6 +174,8 @@ class Client:
         if proc.closed is None:  # the last words of the processes are read and printed
             heard_all.wait(1.0)
             self.printer.wait_printed(1.0)
+        if proc.closed is None:
+            plugins.client_ending()
         proc.close(
             ClientClosedError(
                 "shutdown_context() ran in this process: the client is closed and cannot be started again"

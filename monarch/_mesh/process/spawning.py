@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from monarch._mesh import plugins
 from monarch._mesh.actors.arity import check_arguments, named
 from monarch._mesh.actors.receivers import Receivers, ReceiversUnknown, encode_for, explain
 from monarch._mesh.failures.ledger import Gone, Notify
 from monarch._mesh.failures.restart_policy import Group
+from monarch._mesh.inspection import recording
 from monarch._mesh.meshes.actor_mesh import ActorMesh, check_class
 from monarch._mesh.meshes.owned import Acks, ConstructorArgs, OwnedActors, OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh
@@ -18,6 +20,7 @@ from monarch._mesh.process.context import context
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.residents import Residents
 from monarch._mesh.process.spawn_sites import SpawnSites
+from monarch._runtime import recorder as recorders
 from monarch._runtime.context import current, root
 from monarch._runtime.future import Slot, Source, once
 from monarch._runtime.incarnations import last_on
@@ -31,6 +34,7 @@ from monarch._wire.address import agent_at
 from monarch._wire.ids import new_id
 from monarch._wire.message import Failure, ProcEnded, Spawn, SpawnProcs, StopActor
 from monarch._wire.peer import PeerEnded
+from monarch.config import settings
 
 logger = logging.getLogger("monarch")
 _SOON = 5.0  # seconds for a turn of the loop, which takes microseconds unless it has ended
@@ -91,6 +95,9 @@ class Spawning:
                 if incarnation := known.of(spec.key, rank, address):
                     self._expect(owned, rank, incarnation)
         owner.owned[spec.key] = owned
+        recorder = recorders.active
+        if recorder is not None and not recorder.leaves_out(internal):
+            recorder.add(recording.actors_event(spec))
         effects: list[Notify | Gone] = []
         try:
             for rank in range(len(spec.addresses)):
@@ -213,6 +220,8 @@ class Spawning:
             index,
             failure,
             owned.group is not None,
+            *_recording(spec.name, cls, rank),
+            getattr(cls, "_is_system_actor", False),
         )
         self._proc.post(spec.addresses[rank], spawn, args.body, args.buffers)
 
@@ -279,6 +288,10 @@ class Spawning:
         procs[spec.uid] = owned
         self._proc_sites.spawned(spec.uid)
         owner.owned[spec.uid] = owned
+        recorder = recorders.active
+        if recorder is not None:
+            for event in recording.procs_events(spec):
+                recorder.add(event)
         for index, (host, launch) in enumerate(zip(spec.hosts, launches, strict=True)):
             why = self._proc.mesh.attached.why_lost(host)
             if not why:
@@ -313,3 +326,11 @@ class Spawning:
         else:
             self._proc.loop.call_soon(ended)
             done.wait(_SOON)
+
+
+def _recording(name: str, cls: type, rank: int) -> tuple[str, int]:
+    """(folder, most bytes) of the recording of an actor; no folder: it is not recorded."""
+    if not settings.get("record"):
+        return "", 0
+    folder = plugins.load("replay.wish").wish(name, f"{cls.__module__}.{cls.__qualname__}", rank)
+    return folder, settings.get("record_bytes")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from monarch.job.command_plan import PYTHON
+from monarch.job.commands.plan import PYTHON
 
 # How agents of torchrun find each other and watch their workers. Here one program has started all of them.
 WITHOUT_MEANING = (

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 
-from monarch.job.command_plan import Command, Sink
+from monarch.job.commands.plan import Command, Sink
 from monarch.job.torchrun.arguments import Options, Streams
 from monarch.spmd import layout
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from monarch._devices import vendors
 from monarch.actor import Actor, Future, HostMesh, ProcMesh, context, endpoint, when_ready
-from monarch.job.command_actor import CommandActor, Ended
-from monarch.job.command_plan import Command
-from monarch.job.command_printer import CommandPrinter
-from monarch.job.run_command import one_by_one, own_folder
+from monarch.job.commands.actor import CommandActor, Ended
+from monarch.job.commands.plan import Command
+from monarch.job.commands.printer import CommandPrinter
+from monarch.job.commands.run_command import one_by_one, own_folder
 from monarch.job.torchrun import failures, plan
 from monarch.job.torchrun.arguments import Options
 from monarch.job.torchrun.failures import Failure, Tail

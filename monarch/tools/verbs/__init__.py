@@ -13,7 +13,25 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = ("apply", "run", "exec", "shell", "status", "stacks", "doctor", "logs", "kill", "context", "completion")
+NAMES = (
+    "apply",
+    "run",
+    "exec",
+    "shell",
+    "status",
+    "stacks",
+    "doctor",
+    "debug",
+    "query",
+    "profile",
+    "replay",
+    "tui",
+    "dashboard",
+    "logs",
+    "kill",
+    "context",
+    "completion",
+)
 
 
 def all_verbs() -> list[ModuleType]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from monarch.actor import Actor, HostMesh, endpoint
-from monarch.job.run_command import one_by_one
+from monarch.job.commands.run_command import one_by_one
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -35,7 +35,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from monarch.job import shell
-    from monarch.job.run_command import chosen_hosts
+    from monarch.job.commands.run_command import chosen_hosts
 
     env = environment(options.env)
     place = point(options.point) if options.point else None

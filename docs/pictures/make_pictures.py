@@ -1,0 +1,80 @@
+"""Makes the pictures of docs/dashboard.md from a real program, train.py.
+
+    .venv/bin/python docs/pictures/make_pictures.py
+
+Needs `make browser`, a minute, and the memory of 64 small processes.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LARGEST = 150_000  # bytes of a picture
+SIZE = {"width": 1200, "height": 760}
+PICTURES = {
+    "overview": ("/", "light"),
+    "topology": ("/topology", "light"),
+    "topology-dark": ("/topology", "dark"),
+    "stacks": ("/stacks", "light"),
+    "sql": ("/sql", "light"),
+    "hardware": ("/hardware", "dark"),
+}
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    running = subprocess.Popen([sys.executable, str(HERE / "train.py")], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    try:
+        url = ""
+        for line in running.stdout:
+            print(line, end="")
+            if line.startswith("Monarch Dashboard: "):
+                url = line.removeprefix("Monarch Dashboard: ").strip()
+            if line.startswith("waiting"):
+                break
+        deadline = time.monotonic() + 120  # until those that wait have done so for long enough to be named
+        while b"has been running" not in urllib.request.urlopen(f"{url}/api/summary").read():
+            assert time.monotonic() < deadline, "the dashboard does not show what the program does"
+            time.sleep(0.5)
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+            )
+            for name, (path, colours) in PICTURES.items():
+                context = browser.new_context(viewport=SIZE, color_scheme=colours, reduced_motion="reduce")
+                page = context.new_page()
+                page.goto(url + path)
+                page.get_by_text("live ·").wait_for()
+                if name == "sql":
+                    page.get_by_role("button", name="Actors by latest status").click()
+                    page.locator(".result td").first.wait_for()
+                if name.startswith("topology"):
+                    grid = page.get_by_role("application").first
+                    grid.focus()
+                    page.keyboard.press("f")
+                    if name == "topology":
+                        page.keyboard.press("Enter")
+                        page.get_by_role("dialog").get_by_text("State").first.wait_for()
+                page.wait_for_timeout(1500)
+                target = HERE / f"dashboard-{name}.png"
+                page.screenshot(path=target)
+                size = target.stat().st_size
+                print(f"{target.name}: {size:,} bytes")
+                assert size <= LARGEST, f"{target} has more than {LARGEST:,} bytes"
+                context.close()
+            browser.close()
+    finally:
+        running.terminate()
+        running.wait(30)
+
+
+if __name__ == "__main__":
+    main()

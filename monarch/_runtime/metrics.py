@@ -1,0 +1,109 @@
+"""What a process has measured since it was last taken: a sum, a distribution or a value for each instrument and its
+attributes. Bounded: beyond SERIES of them, what is measured under further attributes is counted and dropped."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any
+
+SERIES = 2_000
+BOUNDS = (
+    0.0,
+    5.0,
+    10.0,
+    25.0,
+    50.0,
+    75.0,
+    100.0,
+    250.0,
+    500.0,
+    750.0,
+    1e3,
+    2.5e3,
+    5e3,
+    7.5e3,
+    1e4,
+)  # as OpenTelemetry's
+
+Key = tuple[str, str, tuple[tuple[str, str], ...]]  # name, unit, attributes
+
+
+class Distribution:
+    __slots__ = ("count", "counts", "least", "most", "sum")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum = 0.0
+        self.least = float("inf")
+        self.most = float("-inf")
+        self.counts = [0] * (len(BOUNDS) + 1)
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.sum += value
+        self.least = min(self.least, value)
+        self.most = max(self.most, value)
+        self.counts[bisect_left(BOUNDS, value)] += 1
+
+
+class Metrics:
+    """Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since = monotonic()
+        self._sums: dict[tuple[Key, bool], int] = {}
+        self._distributions: dict[Key, Distribution] = {}
+        self._values: dict[Key, float] = {}
+        self.dropped = 0
+
+    def count(self, name: str, unit: str, amount: int, attributes: Mapping[Any, Any] | None, only_grows: bool) -> None:
+        key = _key(name, unit, attributes), only_grows
+        with self._lock:
+            if self._has_room(key in self._sums):
+                self._sums[key] = self._sums.get(key, 0) + amount
+
+    def observe(self, name: str, unit: str, value: float, attributes: Mapping[Any, Any] | None) -> None:
+        key = _key(name, unit, attributes)
+        with self._lock:
+            known = self._distributions.get(key)
+            if known is None:
+                if not self._has_room(False):
+                    return
+                known = self._distributions[key] = Distribution()
+            known.add(value)
+
+    def set(self, name: str, unit: str, value: float, attributes: Mapping[Any, Any] | None) -> None:
+        key = _key(name, unit, attributes)
+        with self._lock:
+            if self._has_room(key in self._values):
+                self._values[key] = value
+
+    def _has_room(self, known: bool) -> bool:
+        if known or len(self._sums) + len(self._distributions) + len(self._values) < SERIES:
+            return True
+        self.dropped += 1
+        return False
+
+    def take(self) -> tuple[float, float, list[tuple[Any, ...]], list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        """(since, now, sums, distributions, values): what came since the last time; a value is told once for each change."""
+        now = monotonic()
+        with self._lock:
+            since, self._since = self._since, now
+            sums = [(*key, only_grows, amount) for (key, only_grows), amount in self._sums.items()]
+            distributions = [
+                (*key, found.count, found.sum, found.least, found.most, found.counts)
+                for key, found in self._distributions.items()
+            ]
+            values = [(*key, value) for key, value in self._values.items()]
+            self._sums, self._distributions, self._values = {}, {}, {}
+        return since, now, sums, distributions, values
+
+
+def _key(name: str, unit: str, attributes: Mapping[Any, Any] | None) -> Key:
+    if not attributes:
+        return name, unit, ()
+    return name, unit, tuple(sorted((str(key), str(value)) for key, value in attributes.items()))

@@ -1,0 +1,263 @@
+"""What a process records of its actors, calls, spans, metrics and log while somebody listens (monarch.telemetry).
+
+`active` is the Recorder, None while nobody listens: then whoever could record pays one test. Otherwise it appends one tuple
+for each event, of what is at hand; rows are made of them elsewhere, in another process. Times are those of `time.monotonic`.
+
+Lossy: beyond LIMIT events that wait to be taken, further ones are counted and dropped. Actors of the runtime itself are left
+out unless `include_system`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from contextvars import ContextVar
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from monarch._runtime.future import running
+from monarch._runtime.metrics import Metrics
+
+if TYPE_CHECKING:
+    from monarch._wire.message import Call
+
+# What is recorded of: an Instance, a Delivery, an Entry. Those who record import this file, and not the other way round.
+Instance = Any
+Delivery = Any
+Entry = Any
+
+LIMIT = 50_000  # events that wait to be taken
+_LONG = 0.5  # seconds after which what is still under way is reported
+_WAITING = 256  # messages of one mailbox that are reported before they are handled
+_TEXT = 4096  # characters of a reason or a line of the log
+
+# Kinds of events, the first field of each.
+HANDLED = 0  # receiver, Call, back, arrived, started, ended, failed, instrumented, told
+UNDER_WAY = 1  # receiver, Call, back, arrived, started (0.0: it waits), instrumented, told
+CALLED = (
+    2  # sender, key, mesh, method, adverb, port, serial, view, began, ended, failed, told, parent Call, parent span
+)
+CALLING = 3  # as CALLED, and `ended` 0.0
+ACTOR = 4  # unique, key, name, rank, full name, display name, class, at
+STATUS = 5  # unique, status, reason, status before, at
+MESH = 6  # key, class, given name, full name, shape, parent key, parent view, at
+SPAN = 7  # serial, name, actor, parent Call, parent span, began, ended, thread, error
+LOG = 8  # logger, level, text, thread id, thread, module, file, line, actor, parent span, at
+SUM = 9  # name, unit, attributes, monotonic, amount, began, at
+HISTOGRAM = 10  # name, unit, attributes, count, sum, least, most, counts, began, at
+GAUGE = 11  # name, unit, attributes, value, at
+MACHINE = 12  # {column: value} of host_metrics
+DEVICE = 13  # {column: value} of gpu_metrics
+
+# How far a message or call was reported before it was over.
+NOT_TOLD, TOLD_WAITING, TOLD_STARTED = range(3)
+
+active: Recorder | None = None
+
+# The span of the program that runs: its serial number, 0 for none.
+span_now: ContextVar[int] = ContextVar("monarch_span", default=0)
+
+
+class Sent:
+    """What is noted of a call when it is sent. `serial` is unique in this process."""
+
+    __slots__ = ("adverb", "key", "mesh", "method", "parent", "sender", "serial", "span", "told", "view")
+
+    def __init__(
+        self, sender: str, key: str, mesh: str, method: str, adverb: int, view: tuple[str, str], serial: int
+    ) -> None:
+        self.sender = sender
+        self.key = key
+        self.mesh = mesh
+        self.method = method
+        self.adverb = adverb
+        self.view = view
+        now = running.get()
+        self.parent: Call | None = None if now is None else now.call
+        self.span = span_now.get()
+        self.serial = serial
+        self.told = NOT_TOLD
+
+
+class Recorder:
+    """Any thread records; one takes."""
+
+    def __init__(self, *, include_system: bool = False, limit: int = LIMIT) -> None:
+        self.include_system = include_system
+        self.limit = limit
+        self.client = ""  # the actor that stands for code which runs in none
+        self.dropped = 0  # about: threads count without a lock
+        self.events: deque[tuple[Any, ...]] = deque()
+        self.serials = itertools.count(1)
+        self.metrics = Metrics()
+
+    def add(self, event: tuple[Any, ...]) -> None:
+        events = self.events
+        if len(events) < self.limit:
+            events.append(event)
+        else:
+            self.dropped += 1
+
+    def take(self, most: int) -> list[tuple[Any, ...]]:
+        events = self.events
+        return [events.popleft() for _ in range(min(most, len(events)))]
+
+    def leaves_out(self, system: bool) -> bool:
+        """Whether what concerns such an actor is not recorded."""
+        return system and not self.include_system
+
+    # --- receivers
+
+    def handled(self, instance: Instance, delivery: Delivery, failed: bool = False) -> None:
+        """The actor is done with that message, or will not handle it (`failed`)."""
+        behaviour: Any = instance.behaviour
+        if behaviour is None or (instance.system and not self.include_system):
+            return
+        events = self.events
+        if len(events) >= self.limit:
+            self.dropped += 1
+            return
+        call = delivery.call
+        method = behaviour._methods.get(call.method)
+        events.append(
+            (
+                HANDLED,
+                instance.unique,
+                call,
+                delivery.back,
+                delivery.arrived,
+                delivery.started,
+                monotonic(),
+                failed,
+                method is not None and method.spans,
+                delivery.told,
+            )
+        )
+
+    def under_way(self, instance: Instance) -> None:
+        """Reports what that actor has handled, or left waiting, for long, so that it is seen while it lasts."""
+        behaviour: Any = instance.behaviour
+        if behaviour is None or (instance.system and not self.include_system):
+            return
+        since = monotonic() - _LONG
+        for delivery in [instance.current, *list(instance.concurrent.values())]:
+            if delivery is not None and delivery.told < TOLD_STARTED and delivery.started < since:
+                method = behaviour._methods.get(delivery.call.method)
+                self._tell(instance, delivery, delivery.started, method is not None and method.spans, TOLD_STARTED)
+        waiting = instance.mailbox.messages
+        for place in range(min(len(waiting), _WAITING)):
+            try:
+                delivery = waiting[place]
+            except IndexError:  # taken meanwhile
+                break
+            if delivery.told == NOT_TOLD and 0.0 < delivery.arrived < since:
+                self._tell(instance, delivery, 0.0, False, TOLD_WAITING)
+
+    def _tell(self, instance: Instance, delivery: Delivery, started: float, spans: bool, told: int) -> None:
+        before, delivery.told = delivery.told, told
+        event = (UNDER_WAY, instance.unique, delivery.call, delivery.back, delivery.arrived, started, spans, before)
+        self.add(event)
+
+    # --- callers
+
+    def sent(
+        self, sender: Instance, key: str, mesh: str, cls: Any, method: str, adverb: int, view: tuple[str, str]
+    ) -> Sent | None:
+        """A call is about to be sent; None when it is left out."""
+        if not self.include_system and (sender.system or getattr(cls, "_is_system_actor", False)):
+            return None
+        return Sent(sender.unique, key, mesh, method, adverb, view, next(self.serials))
+
+    def answered(self, entry: Entry, sent: Sent) -> None:
+        """That call has all its answers, or has failed."""
+        self._called(CALLED, sent, entry.number, entry.began, monotonic(), entry.has_failed())
+
+    def cast(self, sent: Sent, began: float, number: int) -> None:
+        """A call for whose answers this process does not wait was sent."""
+        self._called(CALLED, sent, number, began, monotonic(), False)
+
+    def waiting(self, entry: Entry) -> None:
+        """Reports a call that has had no answer for long."""
+        sent = entry.record
+        if sent is not None and sent.told == NOT_TOLD and entry.began < monotonic() - _LONG:
+            self._called(CALLING, sent, entry.number, entry.began, 0.0, False)
+            sent.told = TOLD_STARTED
+
+    def _called(self, kind: int, sent: Sent, number: int, began: float, ended: float, failed: bool) -> None:
+        self.add(
+            (
+                kind,
+                sent.sender,
+                sent.key,
+                sent.mesh,
+                sent.method,
+                sent.adverb,
+                number,
+                sent.serial,
+                sent.view,
+                began,
+                ended,
+                failed,
+                sent.told,
+                sent.parent,
+                sent.span,
+            )
+        )
+
+    # --- actors and meshes
+
+    def status(self, instance: Instance, status: str, reason: str = "", before: str = "") -> None:
+        if not self.leaves_out(instance.system):
+            self.add((STATUS, instance.unique, status, reason[:_TEXT], before, monotonic()))
+
+    # --- the program
+
+    def log(self, record: tuple[Any, ...]) -> None:
+        now = running.get()
+        actor = self.client if now is None else now.instance.unique
+        name, level, text, *rest = record
+        self.add((LOG, name, level, text[:_TEXT], *rest, actor, span_now.get(), monotonic()))
+
+
+class RecordedSpan:
+    """A span of the program, from `with` to its end."""
+
+    __slots__ = ("_began", "_name", "_parent", "_serial", "_token")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> RecordedSpan:
+        recorder = active
+        self._serial = 0 if recorder is None else next(recorder.serials)
+        self._parent = span_now.get()
+        self._token = span_now.set(self._serial)
+        self._began = monotonic()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        try:
+            span_now.reset(self._token)
+        except ValueError:  # left in another context, as generators may be
+            pass
+        recorder = active
+        if recorder is None or not self._serial:
+            return
+        now = running.get()
+        call = None if now is None else now.call
+        actor = recorder.client if now is None else now.instance.unique
+        recorder.add(
+            (
+                SPAN,
+                self._serial,
+                self._name,
+                actor,
+                call,
+                self._parent,
+                self._began,
+                monotonic(),
+                threading.current_thread().name,
+                "" if error is None else f"{type(error).__name__}: {error}"[:_TEXT],
+            )
+        )

@@ -1,0 +1,188 @@
+"""An editor debugs this process: debugpy here, whose bytes go to and fro in questions and answers of the runtime.
+
+debugpy connects to a socket that this process has made for it, and talks to nobody else: no port is open that would let other
+users of the host run code here. The threads of the runtime are not traced, so that the process goes on answering while all
+others stand at a breakpoint. `exchange` runs on the I/O thread and does not wait.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch.debugger import peers
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
+
+MISSING = "editors attach by debugpy, which is not installed where the rank runs: pip install 'pymonarch[debug]'"
+_CONNECT = 30.0  # seconds for debugpy to start
+_STOP = 10.0  # and to stop
+_READ = 1 << 18  # bytes of one answer
+_WAITING = 16 << 20  # bytes for debugpy that it has not taken; with more the conversation ends
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """`number` names the conversation; `folder`: the current one of the process."""
+
+    number: int
+    host: str
+    pid: int
+    folder: str
+
+
+class Exchange(msgspec.Struct, frozen=True):
+    """Bytes of the editor. `last`: it has gone."""
+
+    number: int
+    data: bytes = b""
+    last: bool = False
+
+
+class Exchanged(msgspec.Struct, frozen=True):
+    """Bytes for the editor. `ended`: there will be no more."""
+
+    data: bytes = b""
+    ended: bool = False
+
+
+class _Conversation:
+    def __init__(self, number: int, sock: socket.socket, hook: Any) -> None:
+        sock.setblocking(False)
+        self.number = number
+        self.hook = hook
+        self._sock = sock
+        self._to_send = bytearray()
+
+    def exchange(self, data: bytes) -> Exchanged:
+        self._to_send += data
+        try:
+            while self._to_send:
+                del self._to_send[: self._sock.send(self._to_send)]
+        except BlockingIOError:
+            if len(self._to_send) > _WAITING:
+                return Exchanged(ended=True)
+        except OSError:
+            pass  # what it said before is read below
+        try:
+            came = self._sock.recv(_READ)
+        except BlockingIOError:
+            return Exchanged()
+        except OSError:
+            came = b""
+        return Exchanged(came, not came)
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+_now: _Conversation | None = None
+_last = 0
+_lock = threading.Lock()
+
+
+def begin(proc: Proc, argument: bytes) -> bytes:
+    """Starts debugpy, or connects it again. One editor at a time: the one before is left."""
+    global _now, _last
+    _spare_this_thread()
+    try:
+        os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # a warning on stderr, for nobody
+        import debugpy  # noqa: T100
+    except ImportError:
+        raise RuntimeError(MISSING) from None
+    with _lock:
+        if _now is not None:
+            _leave(_now)
+        _spare_runtime()
+        hook = sys.breakpointhook
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            listening.settimeout(_CONNECT)
+            threading.Thread(
+                target=_connect, args=(debugpy, listening.getsockname()), name="monarch-debugpy", daemon=True
+            ).start()
+            sock, _ = listening.accept()
+        if not peers.is_ours(sock):
+            sock.close()
+            raise RuntimeError("another user's program came first; try again")
+        _last += 1
+        _now = _Conversation(_last, sock, hook)
+    return _opened(_last)
+
+
+def check(proc: Proc, argument: bytes) -> bytes:
+    """Whether an editor could attach. RuntimeError says why not."""
+    if importlib.util.find_spec("debugpy") is None:
+        raise RuntimeError(MISSING)
+    return _opened(0)
+
+
+def _opened(number: int) -> bytes:
+    return msgspec.msgpack.encode(Opened(number, socket.gethostname(), os.getpid(), os.getcwd()))
+
+
+def exchange(proc: Proc, argument: bytes) -> bytes:
+    """On the I/O thread."""
+    asked = _decode(argument)
+    conversation = _now
+    if conversation is None or conversation.number != asked.number:
+        return msgspec.msgpack.encode(Exchanged(ended=True))
+    answer = conversation.exchange(asked.data)
+    return msgspec.msgpack.encode(answer)
+
+
+def end(proc: Proc, argument: bytes) -> bytes:
+    """The editor has gone: all threads go on, nothing is traced any more."""
+    _spare_this_thread()
+    with _lock:
+        if _now is not None and _now.number == _decode(argument).number:
+            _leave(_now)
+    return b""
+
+
+_decode = msgspec.msgpack.Decoder(Exchange).decode
+
+
+def _leave(conversation: _Conversation) -> None:
+    global _now
+    _now = None
+    conversation.close()
+    importlib.import_module("pydevd").stoptrace()  # debugpy's tracer, importable where debugpy is loaded
+    tracer = importlib.import_module("_pydevd_bundle.pydevd_constants").get_global_debugger
+    limit = time.monotonic() + _STOP
+    while tracer() is not None and time.monotonic() < limit:  # its own threads may be stopping it at this moment
+        time.sleep(0.01)
+    sys.breakpointhook = conversation.hook
+
+
+def _connect(debugpy: Any, address: tuple[str, int]) -> None:
+    """Returns when the editor has said all that it has to say at first."""
+    _spare_this_thread()
+    try:
+        debugpy.connect(address)
+    except Exception as error:  # the conversation has ended before it began
+        print(f"monarch: debugpy: {error!r}", file=sys.stderr, flush=True)
+
+
+def _spare_runtime() -> None:
+    """All threads of the runtime but those of actors."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("monarch") and not thread.name.startswith("monarch-actor"):
+            _spare(thread)
+
+
+def _spare_this_thread() -> None:
+    _spare(threading.current_thread())
+
+
+def _spare(thread: Any) -> None:
+    """Attributes that pydevd, debugpy's tracer, looks at."""
+    thread.pydev_do_not_trace = True
+    thread.is_pydev_daemon_thread = True

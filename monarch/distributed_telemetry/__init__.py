@@ -1,0 +1,1 @@
+"""The path that programs written for other versions import telemetry from."""

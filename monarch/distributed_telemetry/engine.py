@@ -1,0 +1,29 @@
+"""`QueryEngine`: SQL whose results are Arrow tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from monarch.telemetry.client import QueryEngineClient
+
+__all__ = ["QueryEngine", "QueryEngineClient"]
+
+
+class QueryEngine:
+    """`source`: what `monarch.telemetry.start()` or a JobState gives: Telemetry, a QueryEngineClient, or its URL."""
+
+    def __init__(self, source: Any) -> None:
+        client = getattr(source, "client", source)
+        self._client = client if isinstance(client, QueryEngineClient) else QueryEngineClient(str(client))
+
+    def query(self, sql: str) -> Any:
+        """A `pyarrow.Table`. Raises what `QueryEngineClient.query` does."""
+        import pyarrow
+
+        reply = self._client.query(sql)
+        names = reply.get("columns") or list(reply["rows"][0] if reply["rows"] else ())
+        return pyarrow.table({name: [row[name] for row in reply["rows"]] for name in names})
+
+    def query_stream(self, sql: str) -> Any:
+        """The same as a `pyarrow.RecordBatchReader`."""
+        return self.query(sql).to_reader()

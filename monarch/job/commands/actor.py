@@ -1,0 +1,301 @@
+"""The end of a command in the process that runs it: starts it, hands out what it writes, and says how it ended.
+
+The client asks for each piece of output, so a command that writes faster than the client prints waits at its pipe. What a
+process holds is bounded: _PIECES pieces of at most _PIECE bytes.
+
+A child stays in the process group of its process. So whatever it started ends with the process, when that is stopped and also
+when it or the client is killed: the host agent ends the whole group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from monarch.actor import Actor, bind_context, concurrent_endpoint, endpoint, importable, start_thread
+from monarch.job.commands.plan import PYTHON, Command, Sink, shell_status
+from monarch.spmd.main_program import flush, main_status
+
+_PIECE = 64 * 1024
+_PIECES = 16
+_LEFT_OPEN = 1000  # milliseconds that is read on after the end, where something left running still has the pipe
+_NOT_FOUND, _NOT_ALLOWED = 127, 126  # as shells have it
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Something that a command wrote: to 1, stdout, or 2, stderr."""
+
+    stream: int
+    data: bytes
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """All was read. `status`: the exit status, as a shell says it; `signal`: what ended it, or 0; `at`: when, in
+    seconds since the epoch; `report`: what it wrote into the file that it was given for that."""
+
+    status: int
+    signal: int
+    pid: int
+    at: float = 0.0
+    report: bytes = b""
+
+
+class CommandActor(Actor):
+    """One command. `start` it, then `read` until it says Ended."""
+
+    def __init__(self) -> None:
+        self._pieces: asyncio.Queue[Piece | Ended] = asyncio.Queue(_PIECES)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._grace = 0.0
+        self._stopped = asyncio.Event()
+
+    @endpoint
+    async def start(self, command: Command) -> int:
+        """The pid of what runs it. What keeps it from starting is its output and its exit status, as in a shell.
+        OSError when a file for its output cannot be made."""
+        self._loop = asyncio.get_running_loop()
+        self._grace = command.grace
+        output = _Output([command.stdout, command.stderr])
+        try:
+            return self._start_here(command, output) if command.in_process else self._start_child(command, output)
+        except OSError as error:
+            _say(command, error, output.writing[1])
+            status = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_ALLOWED
+            output.close_writing()
+            self._follow(output, lambda: Ended(status, 0, 0, time.time()))
+            return 0
+
+    @concurrent_endpoint
+    async def read(self) -> list[Piece | Ended]:
+        """What came since the last call, in order; waits for something. The last one of all is Ended."""
+        found = [await self._pieces.get()]
+        while not self._pieces.empty():
+            found.append(self._pieces.get_nowait())
+        return found
+
+    @endpoint
+    async def send_signal(self, number: int) -> None:
+        """To the command, if it runs. A Python program in the process itself cannot be signalled: it ends with the
+        process."""
+        if self._child is not None:
+            self._child.send_signal(number)  # nothing, once it has ended
+
+    async def __cleanup__(self, exc: Exception | None) -> None:
+        child = self._child
+        if child is None or child.returncode is not None:
+            return
+        child.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._stopped.wait(), self._grace)
+        except TimeoutError:
+            child.kill()
+
+    # --- a child
+
+    def _start_child(self, command: Command, output: _Output) -> int:
+        words = [sys.executable, *command.words[1:]] if command.words[0] == PYTHON else command.words
+        report = _Report(command.report_variable)
+        self._child = child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output.writing[0],
+            stderr=output.writing[1],
+            cwd=_folder(command),
+            env={**command.defaults, **os.environ, **_path(command), **command.env, **report.environment},
+        )
+        output.close_writing()
+
+        def wait() -> Ended:
+            code = child.wait()
+            at = time.time()
+            try:
+                self._loop.call_soon_threadsafe(self._stopped.set)
+            except RuntimeError:  # the actor has stopped
+                pass
+            return Ended(shell_status(code), max(0, -code), child.pid, at, report.value())
+
+        self._follow(output, wait)
+        return child.pid
+
+    # --- a Python program in this process
+
+    def _start_here(self, command: Command, output: _Output) -> int:
+        folder = _folder(command)
+        if folder is not None:
+            os.chdir(folder)
+        os.environ.update({**_path(command), **command.env})
+        importable(__name__)  # found out now, and kept: a program may change sys.path while answers are encoded
+
+        def run() -> Ended:
+            with _redirected(output.writing):
+                output.close_writing()
+                return Ended(main_status(command.words), 0, os.getpid(), time.time())
+
+        self._follow(output, bind_context(run))
+        return os.getpid()
+
+    # --- output
+
+    def _follow(self, output: _Output, run: Callable[[], Ended]) -> None:
+        """Hands out what is written, and at the end what `run` returns, which waits for the end."""
+        threads = [
+            start_thread(self._pump, f"monarch-output-{number}", output, number)
+            for number in (1, 2)
+            if output.reading[number - 1] is not None
+        ]
+
+        def follow() -> None:
+            ended = run()
+            output.set_ended()
+            for thread in threads:
+                thread.join()
+            output.close()
+            self._put(ended)
+
+        start_thread(follow, "monarch-command")
+
+    def _pump(self, output: _Output, number: int) -> None:
+        for data in output.pieces(number - 1):
+            self._put(Piece(number, data))
+
+    def _put(self, item: Piece | Ended) -> None:
+        """Waits while the client has enough to print."""
+        try:
+            asyncio.run_coroutine_threadsafe(self._pieces.put(item), self._loop).result()
+        except (RuntimeError, asyncio.CancelledError):  # the actor has stopped: nobody reads any more
+            pass
+
+
+class _Report:
+    """A file for what a command wants to have told at its end. It is in memory, and leaves nothing behind whatever
+    happens."""
+
+    def __init__(self, variable: str) -> None:
+        self._file = os.memfd_create("monarch-report", os.MFD_CLOEXEC) if variable else -1
+        self.environment = {variable: f"/proc/{os.getpid()}/fd/{self._file}"} if variable else {}
+
+    def value(self) -> bytes:
+        """What it wrote, _PIECE bytes at most. Once."""
+        if self._file < 0:
+            return b""
+        data = os.pread(self._file, _PIECE, 0)
+        os.close(self._file)
+        return data
+
+
+class _Output:
+    """The two streams of a command. `writing`: what it writes to; `reading`: where that comes out, None where it goes
+    straight into a file."""
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self._sinks = sinks
+        self._ended = os.eventfd(0, os.EFD_CLOEXEC)
+        self._files: list[int | None] = []
+        self.reading: list[int | None] = []
+        self.writing: list[int] = []
+        try:
+            for sink in sinks:
+                file = _opened(sink)
+                if sink.shown or file is None:
+                    reading, writing = os.pipe()
+                    self.reading.append(reading)
+                    self.writing.append(writing)
+                    self._files.append(file)
+                else:
+                    self.reading.append(None)
+                    self.writing.append(file)
+                    self._files.append(None)
+        except BaseException:
+            self.close_writing()
+            self.close()
+            raise
+
+    def pieces(self, index: int) -> Iterator[bytes]:
+        """What comes out, for the client; into the file as well, if there is one. Ends when nobody can write any more, and a
+        while after the command has ended."""
+        reading, file, shown = self.reading[index], self._files[index], self._sinks[index].shown
+        assert reading is not None
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        poll.register(self._ended, select.POLLIN)
+        patience = None
+        while ready := poll.poll(patience):
+            if all(descriptor == self._ended for descriptor, _ in ready):
+                poll.unregister(self._ended)
+                patience = _LEFT_OPEN
+                continue
+            data = os.read(reading, _PIECE)
+            if not data:
+                return
+            if file is not None:
+                _write(file, data)
+            if shown:
+                yield data
+
+    def set_ended(self) -> None:
+        os.eventfd_write(self._ended, 1)
+
+    def close_writing(self) -> None:
+        for descriptor in self.writing:
+            os.close(descriptor)
+        self.writing = []
+
+    def close(self) -> None:
+        for descriptor in (*self.reading, *self._files, self._ended):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+@contextmanager
+def _redirected(descriptors: Sequence[int]) -> Iterator[None]:
+    """Inside, 1 and 2 of this process, and of what it starts, lead to these; afterwards to where they led."""
+    flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    try:
+        for number, descriptor in enumerate(descriptors, 1):
+            os.dup2(descriptor, number)
+        yield
+        flush()
+    finally:
+        for number, descriptor in enumerate(kept, 1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+
+
+def _folder(command: Command) -> str | None:
+    if command.workdir is None:
+        return command.folder if os.path.isdir(command.folder) else None
+    return command.workdir
+
+
+def _path(command: Command) -> dict[str, str]:
+    if not command.path_first:
+        return {}
+    return {"PATH": os.pathsep.join(filter(None, (command.path_first, os.environ.get("PATH", os.defpath))))}
+
+
+def _opened(sink: Sink) -> int | None:
+    if not sink.file:
+        return None
+    os.makedirs(os.path.dirname(os.path.abspath(sink.file)), exist_ok=True)
+    return os.open(sink.file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def _write(file: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def _say(command: Command, error: OSError, descriptor: int) -> None:
+    what = error.filename if isinstance(error.filename, str) else command.words[0]
+    _write(descriptor, f"{what}: {error.strerror or error}\n".encode())

@@ -1,0 +1,212 @@
+"""A job's sidecar: one detached process for each allocation, which holds what is to outlive the program. Here is the
+program's side of it.
+
+It has a folder of its own, 0700, among those of this user's runs: `socket`, `lock` (held locked as long as it lives), `log`
+(0600). Each program that uses the job keeps a connection open, so that the sidecar knows when nobody is there any more. A
+sidecar that has gone is started again by the next request.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from monarch.actor.run_folders import user_folder
+from monarch.job.mounts.orders import Order
+from monarch.job.mounts.sidecar_messages import (
+    OBSERVER,
+    CloseMounts,
+    Done,
+    End,
+    Failed,
+    OpenMounts,
+    Reply,
+    Request,
+    StartObserver,
+    peer,
+    receive,
+    send,
+)
+from monarch.job.progress import job_logger
+
+_READY = 60.0  # seconds for a sidecar to start
+_MOUNTS = 900.0  # to mount and bring files
+_CLEAR = 180.0  # to unmount, which takes longer when hosts are lost
+_OBSERVER = 90.0  # to start the process that keeps telemetry
+_END = 10.0  # to end, before it is killed
+_BETWEEN = 0.05
+
+
+def folder_of(job: Any) -> str:
+    """Where the sidecar of the job's allocation is. Kept in the job, for programs whose runs are elsewhere."""
+    name = f"sidecar-{job.apply_id}"
+    kept: str = job.__dict__.get("_sidecar_folder", "")
+    if os.path.basename(kept) != name:
+        kept = job._sidecar_folder = os.path.join(user_folder(), name)
+    return kept
+
+
+class Sidecar:
+    """That of a job's allocation, running or not."""
+
+    _connection: socket.socket | None = None
+
+    def __init__(self, job: Any) -> None:
+        self.folder = folder_of(job)
+
+    def __del__(self) -> None:
+        """A job that a program drops is still a job."""
+        self._drop()
+
+    def open_mounts(self, job: Any, orders: Sequence[Order]) -> None:
+        """These are mounted and up to date, and no others. Starts the sidecar if there is none and something to mount.
+        RuntimeError in its words."""
+        if not orders and not self._connect():
+            return
+        self._ask(job, "open the mounts", OpenMounts(list(orders)), _MOUNTS)
+
+    def start_observer(self, job: Any) -> None:
+        """The job's observer runs in `observer_folder`. Starts the sidecar if there is none. RuntimeError in its words."""
+        self._ask(job, "start the observer", StartObserver(), _OBSERVER)
+
+    @property
+    def observer_folder(self) -> str:
+        return os.path.join(self.folder, OBSERVER)
+
+    def runs(self) -> bool:
+        return self._connect()
+
+    def end(self, job: Any) -> None:
+        """Unmounts everything and ends it. Nothing if there is none. RuntimeError when a mount is in use; then all stays."""
+        if not self._connect():
+            return
+        self._ask(job, "close the mounts", CloseMounts(), _CLEAR)
+        connection = self._connection
+        if connection is None:
+            return
+        pid = os.pidfd_open(peer(connection))
+        try:
+            send(connection, End())
+            if not select.select([pid], [], [], _END)[0]:
+                job_logger().warning("the job's sidecar does not end, and is killed; its log was %s/log", self.folder)
+                signal.pidfd_send_signal(pid, signal.SIGKILL)
+                select.select([pid], [], [], _END)
+        except OSError:  # it has ended
+            pass
+        finally:
+            os.close(pid)
+            self._drop()
+
+    def _ask(self, job: Any, what: str, request: Request, limit: float) -> None:
+        if not self._connect():
+            self._start(job)
+        connection = self._connection
+        assert connection is not None
+        connection.settimeout(limit)
+        try:
+            send(connection, request)
+            reply: Reply = receive(connection, Reply)
+        except TimeoutError:
+            self._drop()
+            raise RuntimeError(
+                f"job sidecar failed to {what}: no answer in {limit:g} s; its log: {self.folder}/log"
+            ) from None
+        except (OSError, EOFError):
+            self._drop()
+            raise RuntimeError(
+                f"job sidecar failed to {what}: it has ended; it wrote: {self._said()}; the next state() starts another"
+            ) from None
+        if isinstance(reply, Failed):
+            raise RuntimeError(f"job sidecar failed to {what}:\n{reply.why}")
+        assert isinstance(reply, Done)
+        for warning in reply.warnings:
+            job_logger().warning("%s", warning)
+
+    def _connect(self) -> bool:
+        """Whether there is one, which is connected then."""
+        if self._connection is not None:
+            gone, _, _ = select.select([self._connection], [], [], 0)
+            if not gone:
+                return True
+            self._drop()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            connection.connect(os.path.join(self.folder, "socket"))
+            peer(connection)
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return False
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+        return True
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _start(self, job: Any) -> None:
+        """Of several programs that start one at a time, one's runs; the others use that. RuntimeError with what it wrote when
+        none comes up."""
+        os.makedirs(self.folder, mode=0o700, exist_ok=True)
+        log = os.open(os.path.join(self.folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        ready, said = os.pipe2(os.O_CLOEXEC)
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "monarch.job.mounts.sidecar_program", self.folder, str(said)],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                pass_fds=[said],
+                cwd="/",
+                env=_environment(),
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+            os.close(said)
+        threading.Thread(target=process.wait, name="monarch-sidecar", daemon=True).start()
+        try:
+            assert process.stdin is not None
+            try:
+                with process.stdin as stdin:
+                    stdin.write(job.dumps())  # a pipe that nobody else has: the job's secret is in it
+            except BrokenPipeError:
+                pass
+            select.select([ready], [], [], _READY)  # it is ready, or it has ended
+        finally:
+            os.close(ready)
+        pause = threading.Event()
+        for _ in range(int(_END / _BETWEEN)):  # one that another program has started may not listen yet
+            if self._connect():
+                return
+            pause.wait(_BETWEEN)
+        raise RuntimeError(f"job sidecar failed to start: it wrote: {self._said()}")
+
+    def _said(self) -> str:
+        try:
+            with open(os.path.join(self.folder, "log"), errors="replace") as file:
+                return file.read()[-2000:].strip() or "nothing"
+        except OSError:
+            return "nothing"
+
+
+def _environment() -> dict[str, str]:
+    paths = [path for path in sys.path if os.path.isabs(path)]
+    kept = {name: value for name, value in os.environ.items() if name != "MONARCH_RUN"}  # of the program's own run
+    return {
+        "HYPERACTOR_MESH_ATTACH_CONFIG_TIMEOUT": "20s",  # its hosts were there a moment ago: one that is not is lost
+        **kept,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "PYTHONSAFEPATH": "1",
+        "HYPERACTOR_PROCESS_NAME": "job_sidecar",
+    }

@@ -1,0 +1,276 @@
+"""Records what one actor receives, as it happens.
+
+With the kernel before the actor sees it: a message before its endpoint runs, an answer before the code that waits for it gets
+it. So the recording of a process that was killed has all that it had seen. What the actor did is written with what it sees
+next. All writing is done on the actor's own threads; the I/O
+thread only notes what came. A recording that fails (disk full, bound reached) stops and says so; the actor goes on.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from monarch._mesh.failures.ledger import MeshFailure
+from monarch._runtime.instance import Delivery, Instance
+from monarch._runtime.log_thread import log
+from monarch._runtime.remote_errors import Raw
+from monarch._runtime.replies import Entry
+from monarch._runtime.watcher import Asking
+from monarch._text import clip
+from monarch._wire import codec, message
+from monarch._wire.frame import Buffer
+from monarch._wire.message import Bounced, Spawn
+from monarch.replay import surroundings
+from monarch.replay.behaviour import watch
+from monarch.replay.events import (
+    Answered,
+    Asked,
+    Begin,
+    Done,
+    Ended,
+    Event,
+    GaveUp,
+    Opened,
+    Piece,
+    Returned,
+    Seeds,
+    Sent,
+    Sources,
+    Started,
+    Stopped,
+    Supervised,
+    summary,
+)
+from monarch.replay.writer import Full, Writer
+
+_log = logging.getLogger("monarch")
+_TEXT = 2_000  # characters of an exception
+
+
+def begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buffer]) -> None:
+    """On the actor's thread, before anything of it runs. An actor that cannot be recorded runs all the same."""
+    who = f"{spawn.name}[{spawn.rank}]"
+    try:
+        writer = Writer(spawn.record, spawn.name, spawn.rank, spawn.record_bytes)
+    except OSError as exc:
+        log(_log, logging.WARNING, "actor %s is not recorded: %s", who, exc)
+        return
+    behaviour: Any = instance.behaviour
+    recorder = Recorder(instance, writer)
+    proc = instance.proc
+    event = Begin(
+        _now(), spawn.key, spawn.name, spawn.rank, spawn.view, spawn.cls, spawn.loop, behaviour.display,
+        instance.incarnation, proc.address, proc.mesh.name, socket.gethostname(), os.getpid(), surroundings.facts(),
+        list(sys.path), surroundings.environment(os.environ), surroundings.modules(),
+    )  # fmt: skip
+    recorder.add(event, [body, *buffers])
+    recorder.add(Seeds(_now()), [pickle.dumps(surroundings.seeds())])
+    recorder.flush()
+    instance.watcher = recorder
+    watch(behaviour)
+    log(_log, logging.INFO, "actor %s is recorded in %s", who, writer.path)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+class Recorder:
+    """The watcher of an actor that is recorded."""
+
+    def __init__(self, instance: Instance, writer: Writer) -> None:
+        self._instance = instance
+        self._writer: Writer | None = writer
+        self._path = writer.path
+        # Appending is atomic, and the order in which things are appended is the order of the recording.
+        self._waiting: deque[tuple[Event, list[Piece]]] = deque()
+        self._writing = threading.Lock()
+        self._messages = 0
+        self._numbers: dict[int, int] = {}  # of messages under way, by the id of their Delivery
+        self._ports = 0
+        self._entries: dict[int, int] = {}  # numbers of ports, by the id of their Entry, while they are open
+        self._within = threading.local()
+
+    # --- writing
+
+    def add(self, event: Event, pieces: Sequence[Piece] = ()) -> None:
+        if self._writer is not None:
+            self._waiting.append((event, list(pieces)))
+
+    def flush(self) -> None:
+        """Writes all that was noted. Any thread but the I/O thread."""
+        if not self._waiting:
+            return
+        with self._writing:
+            batch = []
+            while self._waiting:
+                batch.append(self._waiting.popleft())
+            if self._writer is None or not batch:
+                return
+            try:
+                self._writer.write(batch)
+            except Full:
+                self._stop("the bound on its size is reached (setting record_bytes)")
+            except OSError as exc:
+                self._stop(f"{exc.strerror or exc}")
+
+    def _stop(self, why: str) -> None:
+        assert self._writer is not None
+        writer, self._writer = self._writer, None
+        writer.end(Stopped(_now(), why))
+        self._waiting.clear()
+        instance = self._instance
+        log(_log, logging.WARNING, "recording of actor %s[%d] stopped after %d bytes: %s. What is in %s can be replayed",
+            instance.name, instance.rank, writer.size, why, writer.path)  # fmt: skip
+
+    def close(self) -> None:
+        self.flush()
+        with self._writing:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.end(None)
+
+    # --- what the actor handles
+
+    def constructed(self, cls: type) -> None:
+        self.add(Sources(_now(), surroundings.sources(cls)))
+
+    def started(self, delivery: Delivery, behaviour: Any) -> None:
+        self._messages += 1
+        self._numbers[id(delivery)] = self._messages
+        call = message.encode(delivery.call)
+        self.add(Started(_now(), self._messages, call, delivery.source), [delivery.body, *delivery.buffers])
+        self.flush()
+
+    def answered(self, delivery: Delivery, body: bytes, buffers: Sequence[memoryview]) -> None:
+        size, check, short = summary([body, *buffers])
+        self._done(delivery, "returned", "", size, check, short)
+
+    def ended(self, delivery: Delivery, outcome: str, error: BaseException | None) -> None:
+        text = "" if error is None else clip(f"{type(error).__name__}: {error}", _TEXT)
+        self._done(delivery, outcome, text, 0, 0, [])
+
+    def _done(self, delivery: Delivery, outcome: str, text: str, size: int, check: int, pieces: list[Piece]) -> None:
+        number = self._numbers.pop(id(delivery), 0)
+        if number:
+            self.add(Done(_now(), number, outcome, text, size, check), pieces)
+
+    def supervised(self, failure: MeshFailure) -> None:
+        self.add(Supervised(_now()), [message.encode(failure._failure)])
+        self.flush()
+
+    def returned(self, bounced: Bounced) -> None:
+        self.add(Returned(_now()), [message.encode(bounced)])
+        self.flush()
+
+    def leaving(self, cause: Exception | None) -> None:
+        end = self._instance.end
+        self.add(Ended(_now(), cause is not None, clip(end.report, _TEXT) if end is not None else ""))
+        self.flush()
+        self._instance.ended.on_ready(self.close)
+
+    # --- what it asks of others, and what they answer
+
+    def asked(self, call: Asking) -> bool:
+        port = self._watch(call.entry)
+        size, check, short = summary([call.body, *call.buffers])
+        self.add(Asked(_now(), call.mesh, call.method, call.adverb, list(call.ranks), port, size, check), short)
+        if call.entry is not None and call.entry.caller is None:
+            call.entry.caller = self._instance
+        return False
+
+    def opened(self, queue: Entry) -> None:
+        self.add(Opened(_now(), self._watch(queue)))
+
+    def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
+        size, check, short = summary([body, *buffers])
+        self.add(Sent(_now(), kind, size, check), short)
+
+    def _watch(self, entry: Entry | None) -> int:
+        """The number of a port whose answers are recorded from now on."""
+        if entry is None:
+            return 0
+        known = self._entries.get(id(entry))
+        if known is None:
+            self._ports += 1
+            known = self._entries[id(entry)] = self._ports
+            kind: Any = type(entry)
+            entry.__class__ = _recorded_class(kind)
+        return known
+
+    def received(self, entry: Entry, raw: Raw) -> None:
+        port = self._entries.get(id(entry))
+        if port is not None:
+            self.add(Answered(_now(), port, raw[0], raw[1]), [raw[2], *raw[3]])
+
+    def gave_up(self, entry: Entry, error: BaseException) -> None:
+        port = self._entries.get(id(entry))
+        if port is None or getattr(self._within, "receive", False):
+            return
+        try:
+            body, buffers = codec.encode(error)
+        except Exception:
+            body, buffers = codec.encode(RuntimeError(str(error)))
+        self.add(GaveUp(_now(), port, clip(f"{type(error).__name__}: {error}", _TEXT)), [body, *buffers])
+
+    def closed(self, entry: Entry) -> None:
+        self._entries.pop(id(entry), None)
+
+
+class _RecordedEntry:
+    """In front of what waits for answers of a recorded actor. Without fields of its own: an entry becomes one in place."""
+
+    __slots__ = ()
+
+    def _recorder(self: Any) -> Recorder | None:
+        instance = self.caller or self.owner
+        watcher = instance.watcher if instance is not None else None
+        return watcher if isinstance(watcher, Recorder) else None
+
+    def receive(self: Any, raw: Raw) -> None:
+        recorder = self._recorder()
+        if recorder is None:
+            super().receive(raw)  # type: ignore[misc]
+            return
+        recorder.received(self, raw)
+        recorder._within.receive = True  # what it makes of the answer follows from the answer
+        try:
+            super().receive(raw)  # type: ignore[misc]
+        finally:
+            recorder._within.receive = False
+
+    def give_up(self: Any, error: BaseException) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.gave_up(self, error)
+        super().give_up(error)  # type: ignore[misc]
+
+    def close(self: Any) -> None:
+        super().close()  # type: ignore[misc]
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.closed(self)
+
+    def value(self: Any) -> Any:
+        self.observed()
+        return super().value()  # type: ignore[misc]
+
+    def observed(self: Any) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.flush()
+
+
+@functools.cache
+def _recorded_class(kind: Any) -> Any:
+    return type(f"Recorded{kind.__name__}", (_RecordedEntry, kind), {"__slots__": ()})

@@ -1,0 +1,227 @@
+"""`replay(path)`: builds the actor of a recording here, alone, and does to it what was done to it then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import linecache
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from monarch._mesh.actors.behaviour import ActorBehaviour
+from monarch._runtime.context import home, set_home
+from monarch._runtime.driver import run
+from monarch._runtime.instance import Instance
+from monarch._runtime.loop import Loop
+from monarch._wire import codec
+from monarch.config import settings
+from monarch.replay import surroundings, unrepeatable
+from monarch.replay.behaviour import watch
+from monarch.replay.events import Begin, Recorded, RecordingError, Seeds, Sources, read
+from monarch.replay.player import Divergence, Player
+from monarch.replay.process import ReplayProc
+from monarch.replay.replayer import Debugging, Replayer, ReplayOver
+from monarch.replay.show import Show
+from monarch.replay.trust import open_trusted
+
+_PATIENCE = 60.0  # seconds without any progress after which a replay is given up
+_NOT_TAKEN = ("MONARCH_", "HYPERACTOR_", "PYTHON")  # of the environment then: they govern this process
+
+
+@dataclass
+class Outcome:
+    """How a replay went. `status` is the exit status of `monarch replay`.
+
+    `ended`: what ended it. `messages`: handled. `failure`: the text of what the last failed message raised, or the failure
+    of the actor. `divergence`: where it has left its recording, which ends a replay. `notes`: what to know about it.
+    """
+
+    messages: int = 0
+    ended: str = ""
+    failure: str = ""
+    divergence: Divergence | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """0: as recorded, and nothing failed; 1: the failure came again; 3: it went another way."""
+        return 3 if self.divergence is not None else 1 if self.failure else 0
+
+
+def replay(
+    path: str | os.PathLike[str],
+    *,
+    at: int = 0,
+    until_failure: bool = False,
+    pdb: bool = False,
+    trust: bool = False,
+    patience: float = _PATIENCE,
+    say: Callable[[str], Any] = print,
+) -> Outcome:
+    """Replays a recording in this process, and returns how it went.
+
+    `at`: opens pdb in the endpoint that handles message number `at`. `pdb`: opens it where a message fails, or where the
+    actor does something else than then. `until_failure`: ends with the first message that fails. `trust`: also a file that
+    belongs to somebody else, or that others may write: a recording holds pickles, and decoding one runs what its writer
+    wanted. `patience`: seconds without progress after which it ends. `say` gets lines for people.
+
+    RecordingError when the file is no recording, is not to be trusted, or when the class cannot be loaded here.
+    """
+    with open_trusted(path, trust) as file:
+        events = read(file)
+        first = next(events, None)
+        if first is None or not isinstance(first.event, Begin):
+            raise RecordingError(f"{path}: nothing was recorded but the beginning of the file")
+        return _Replay(first.event, first.pieces, events, Debugging(at, until_failure, pdb), patience, say).run()
+
+
+class _Replay:
+    def __init__(
+        self,
+        begin: Begin,
+        pieces: list[bytes],
+        events: Iterator[Recorded],
+        debugging: Debugging,
+        patience: float,
+        say: Callable[[str], Any],
+    ) -> None:
+        self._begin = begin
+        self._pieces = pieces
+        self._events = events
+        self._debugging = debugging
+        self._patience = patience
+        self._say = say
+        self._unloadable: RecordingError | None = None
+
+    def run(self) -> Outcome:
+        begin, say = self._begin, self._say
+        say(f"replaying {begin.cls} {begin.name}[{begin.rank}], recorded on {begin.host}, pid {begin.pid}")
+        for difference in surroundings.differences(begin.facts, begin.modules):
+            say(f"  not as then: {difference}")
+        if begin.facts.get("folder") != os.getcwd():
+            say(f"  not as then: it ran in {begin.facts.get('folder')}; relative names of files mean other files here")
+        with _as_then(begin):
+            return self._run()
+
+    def _run(self) -> Outcome:
+        begin = self._begin
+        before = home()
+        loop = Loop("monarch-replay-io")
+        proc = ReplayProc(begin.proc, loop, begin.mesh)
+        instance = Instance(
+            proc, key=begin.key, name=begin.name, rank=begin.rank, view=begin.view, incarnation=begin.incarnation
+        )
+        kind: type[ActorBehaviour] = ActorBehaviour
+        if begin.loop:
+            from monarch._mesh.actors.async_behaviour import AsyncActorBehaviour
+
+            kind = AsyncActorBehaviour
+        behaviour = kind(instance, self._load, begin.display, f"{begin.name}-{begin.key}")
+        instance.behaviour = behaviour
+        show = Show()
+        player = Player(self._prepared(), not begin.loop, show.same, show.text)
+        self._replayer = replayer = Replayer(instance, player, self._debugging, self._say)
+        instance.watcher = replayer
+        watch(behaviour)
+        proc.add_actor(instance)
+        set_home(proc)
+        loop.start()
+        try:
+            self._on_thread(instance, replayer)
+        finally:
+            set_home(before)
+            proc.close(RuntimeError("the replay has ended"))
+        return self._outcome(instance, replayer, player)
+
+    def _prepared(self) -> Iterator[Recorded]:
+        """The events, without those that only prepare, which are obeyed."""
+        for recorded in self._events:
+            if isinstance(recorded.event, Seeds):
+                surroundings.plant(pickle.loads(recorded.pieces[0]))
+            elif isinstance(recorded.event, Sources):
+                for name, text in recorded.event.files.items():
+                    self._source(name, text)
+            else:
+                yield recorded
+
+    def _source(self, name: str, text: str) -> None:
+        """The file of the class, for tracebacks and pdb where it is not; and a word when it has changed."""
+        try:
+            same = Path(name).read_text(encoding="utf-8") == text
+        except OSError:
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+            self._say(f"  not as then: there is no {name} here; its lines are shown as they were then")
+            return
+        if not same:
+            self._say(f"  not as then: {name} has changed")
+
+    def _load(self) -> Any:
+        try:
+            loaded = codec.decode(self._pieces[0], self._pieces[1:])
+        except (ImportError, AttributeError) as exc:
+            self._unloadable = RecordingError(
+                f"the class {self._begin.cls} cannot be loaded here: {exc}. Its module was found by one of "
+                f"{', '.join(self._begin.path[:5])}: put it on PYTHONPATH, as it was then"
+            )
+            raise self._unloadable from exc
+        for note in unrepeatable.used_by(loaded[0]):
+            self._say(f"  cannot be replayed: {note}")
+        return loaded
+
+    def _on_thread(self, instance: Instance, replayer: Replayer) -> None:
+        """In this thread, so that pdb has the terminal; in another where an event loop runs here, as in a notebook."""
+        context = contextvars.copy_context()
+        replayer.begin()
+        if not _loop_runs_here():
+            with replayer.watchdog(self._patience, threading.get_ident()):
+                context.run(run, instance)
+            return
+        thread = threading.Thread(target=context.run, args=(run, instance), name="monarch-replay", daemon=True)
+        with replayer.watchdog(self._patience, 0):
+            thread.start()
+            while thread.is_alive() and not replayer.stuck:
+                thread.join(0.1)
+
+    def _outcome(self, instance: Instance, replayer: Replayer, player: Player) -> Outcome:
+        failure = replayer.failure
+        if self._unloadable is not None:
+            raise self._unloadable
+        ended = replayer.stopped or player.ended
+        if instance.end is not None and ReplayOver.__name__ in instance.end.report:
+            ended = f"{player.ended}{replayer.waited}"
+        elif not failure and instance.end is not None and not instance.end.stopped and replayer.divergence is None:
+            failure = instance.end.report  # of its constructor, or of what no message waits for
+        return Outcome(player.done, ended, failure, replayer.divergence, list(player.notes))
+
+
+def _loop_runs_here() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _as_then(begin: Begin) -> Iterator[None]:
+    """The search path and the environment of then, as far as they do not govern this process; put back at the end."""
+    path, environment = list(sys.path), dict(os.environ)
+    sys.path += [place for place in begin.path if place not in sys.path and os.path.isdir(place)]
+    for name, value in begin.environment.items():
+        if name not in os.environ and not name.startswith(_NOT_TAKEN):
+            os.environ[name] = value
+    recorded = settings.LAYERS.runtime()
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        for name in set(os.environ) - set(environment):
+            del os.environ[name]
+        settings.LAYERS.set_runtime(recorded)

@@ -1,0 +1,182 @@
+"""Puts what processes have recorded into the tables: batches wait here and are taken together, by one thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch.telemetry import batches
+from monarch.telemetry.batches import COLUMNS, NAMES, SOURCE, Gathered
+from monarch.telemetry.expansion import STATEMENTS
+from monarch.telemetry.tables import TABLES
+
+if TYPE_CHECKING:
+    from monarch._mesh.inspection.recording import BatchHead
+    from monarch.telemetry.store import Store
+
+logger = logging.getLogger("monarch.observer")
+
+MOST_WAITING = 64 << 20  # bytes that wait; whoever brings more waits
+_TOGETHER = 100_000  # events that are taken at a time
+_PAUSE = 0.1  # seconds between two turns, in which more comes: many rows at a time cost less
+
+_FLOATS = "arrived started ended began happened shift sum least most value"
+_WHOLES = "seq port serial told adverb rank parent_seq parent_span thread_id line count"
+_FLAGS = "failed spans is_monotonic"
+
+
+class Ingest:
+    """`take` from any thread; may wait for room."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._taken = self._done = 0  # batches
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._closed = False
+        self.sources: dict[str, Source] = {}
+        self.left_out = 0  # batches that could not be read
+        self._thread = threading.Thread(target=self._run, name="ingest", daemon=True)
+        self._thread.start()
+
+    def take(self, batch: bytes) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes < MOST_WAITING or self._closed)
+            self._waiting.append(batch)
+            self._bytes += len(batch)
+            self._taken += 1
+            self._changed.notify_all()
+
+    def flush(self, timeout: float = 30.0) -> bool:
+        """Returns when what was taken before is in the tables; False when that takes too long."""
+        with self._changed:
+            wanted = self._taken
+            return self._changed.wait_for(lambda: self._done >= wanted or self._closed, timeout)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(5.0)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return
+            time.sleep(_PAUSE)
+            self._turn()
+
+    def _turn(self) -> None:
+        gathered, count, size = Gathered(), 0, 0
+        while gathered.count < _TOGETHER:
+            try:
+                batch = self._waiting.popleft()
+            except IndexError:
+                break
+            count += 1
+            size += len(batch)
+            try:
+                gathered.add(*batches.decode(batch))
+            except (msgspec.MsgspecError, IndexError, KeyError, TypeError) as exc:  # of another version
+                self.left_out += 1
+                logger.warning("a batch could not be read: %s", exc)
+        try:
+            self.insert(gathered)
+        except Exception:  # the engine's: no memory is left
+            logger.exception("%d events are lost", gathered.count)
+        with self._changed:
+            self._bytes -= size
+            self._done += count
+            self._changed.notify_all()
+
+    def insert(self, gathered: Gathered) -> None:
+        """Makes rows of events."""
+        kinds = [name for name, rows in gathered.rows.items() if rows]
+        with self._store.writing({f"in_{name}": arrow(name, gathered.rows[name]) for name in kinds}) as run:
+            for name in kinds:
+                for statement in STATEMENTS[name]:
+                    run(statement)
+        for table, rows in (("host_metrics", gathered.machine), ("gpu_metrics", gathered.devices)):
+            if rows:
+                names = [column.name for column in TABLES[table].columns]
+                self._store.insert(table, [tuple(row.get(name) for name in names) for row in rows])
+        self._note(gathered.heads)
+
+    def _note(self, heads: list[BatchHead]) -> None:
+        for head in heads:
+            known = self.sources.get(head.address)
+            if known is None:
+                known = self.sources[head.address] = Source(head)
+            known.note(head)
+        rows = [source.row() for source in {head.address: self.sources[head.address] for head in heads}.values()]
+        if rows:
+            with self._store.writing() as run:
+                run("DELETE FROM telemetry_sources WHERE address IN (SELECT unnest(?))", [[row[2] for row in rows]])
+            self._store.insert("telemetry_sources", rows)
+
+
+class Source:
+    """A process that records, as far as it is known here."""
+
+    def __init__(self, head: BatchHead) -> None:
+        self.head = head
+        self.first = head.number
+        self.batches = 0
+
+    def note(self, head: BatchHead) -> None:
+        if head.pid != self.head.pid:  # another process took its place
+            self.first, self.batches = head.number, 0
+        self.head = head
+        self.batches += 1
+
+    def row(self) -> tuple[Any, ...]:
+        head = self.head
+        return (
+            head.process,
+            head.hostname,
+            head.address,
+            round((head.wall + head.offset) * 1e6),
+            self.batches,
+            max(0, head.number - self.first + 1 - self.batches),
+            head.dropped,
+            round(head.offset * 1e6),
+            round(head.error * 1e6),
+        )
+
+
+_KINDS = {name: kind for kind, name in NAMES.items()}
+
+
+def arrow(name: str, rows: list[list[Any]]) -> Any:
+    """The events of a kind as columns."""
+    import pyarrow as pa
+
+    types = {
+        **dict.fromkeys(_FLOATS.split(), pa.float64()),
+        **dict.fromkeys(_WHOLES.split(), pa.uint64()),
+        **dict.fromkeys(_FLAGS.split(), pa.bool_()),
+        "amount": pa.int64(),
+    }
+    columns = (*COLUMNS[_KINDS[name]], *SOURCE)
+    values = list(zip(*rows, strict=True))
+    arrays = []
+    for column, given in zip(columns, values, strict=True):
+        if column in ("attributes", "counts"):  # lists, which are JSON in the tables
+            arrays.append(pa.array([as_json(value) if value else None for value in given], pa.string()))
+        else:
+            arrays.append(pa.array(given, types.get(column, pa.string())))
+    return pa.table(arrays, names=list(columns))
+
+
+def as_json(value: Any) -> str:
+    """Attributes, which come as pairs, and counts."""
+    return msgspec.json.encode(dict(value) if value and isinstance(value[0], list) else value).decode()

@@ -1,0 +1,180 @@
+"""monarch debug: breakpoints of a program that runs, and editors attached to its ranks."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from monarch.admin.programs import Program
+
+NAME = "debug"
+LINE = "breakpoints of a program that runs: list them, attach, continue; or attach an editor"
+TEXT = """\
+Without an action: a prompt at which the endpoints that stand at a breakpoint() are listed, attached to and let go; `help`
+there shows the commands. Ctrl-C throws a line away, or detaches while a rank runs; Ctrl-D detaches, or leaves. What stands at
+a breakpoint stays there.
+
+The program is that of this user on this machine; --pid says which where there are several. --host and --port connect to a
+debugger elsewhere, which listens as its program's MONARCH_DEBUG_SERVER_HOST says; MONARCH_DEBUG_TOKEN is the token that it
+has printed.
+
+examples:
+  monarch debug                                 the prompt
+  monarch debug list                            what stands at breakpoints now
+  monarch debug attach trainers 3               straight to the pdb of rank 3
+  monarch debug continue                        clear all breakpoints and let everything go on
+  monarch debug --on-exception                  from now on every endpoint that raises stops there first
+  monarch debug --dap 3 --mesh trainers         VS Code, or another editor that speaks DAP, on rank 3
+"""
+TOKEN = "MONARCH_DEBUG_TOKEN"
+_DAP_PORT = 5678
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", nargs="?", choices=("list", "attach", "continue"), help="do that, without the prompt")
+    parser.add_argument("actor", nargs="?", metavar="ACTOR", help="of attach")
+    parser.add_argument("rank", nargs="?", type=int, metavar="RANK", help="of attach")
+    parser.add_argument("--pid", type=int, metavar="PID", help="of the program, where several run")
+    parser.add_argument(
+        "--host", metavar="HOST", help="a debugger that listens there, instead of a program of this machine"
+    )
+    parser.add_argument(
+        "--port", type=int, metavar="PORT", help="its port (27000); with --dap the editor's port (5678)"
+    )
+    parser.add_argument(
+        "--on-exception",
+        action=argparse.BooleanOptionalAction,
+        help="whether endpoints that raise stop there, until somebody has looked or debug_exception_timeout is over",
+    )
+    parser.add_argument("--dap", type=int, metavar="RANK", help="a port for an editor that debugs this rank")
+    parser.add_argument(
+        "--mesh", metavar="NAME", help="of --dap: a mesh of processes or actors (default: the only one)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    attach = options.action == "attach"
+    if attach != (options.rank is not None):
+        options.parser.error("attach takes ACTOR RANK" if attach else f"{options.action} takes nothing behind it")
+    if options.dap is not None:
+        if options.action or options.host:
+            options.parser.error("--dap goes with --pid, --mesh and --port only")
+        return _serve_editor(options)
+    if options.host or options.port:
+        return _by_network(options)
+    from monarch.admin.programs import choose
+
+    program = choose(options.pid)
+    if options.on_exception is not None:
+        _set_on_exception(program, options.on_exception)
+    if options.action in ("list", "continue"):
+        print(_ask(program, what=options.action)["text"], end="")
+        return 0
+    if options.on_exception is False and not attach:
+        return 0
+    from monarch.debugger.prompt import Prompt
+
+    def names() -> Any:
+        return [(name, rank) for name, rank in _ask(program, what="names")["names"]]
+
+    with _stream(program, what="talk")[0] as sock:
+        return Prompt(sock, names, "the program has ended, or another connection has taken over").run(
+            f"attach {options.actor} {options.rank}" if attach else ""
+        )
+
+
+def _stream(program: Program, **visit: Any) -> tuple[socket.socket, dict[str, Any]]:
+    """A stream to the program's debugger, and its first line. ValueError when it cannot be had."""
+    import msgspec
+
+    from monarch.debugger.visit import STREAM, Visit
+
+    sock = program.stream(STREAM, msgspec.msgpack.encode(Visit(**visit)))
+    try:
+        line = b""
+        while not line.endswith(b"\n"):
+            data = sock.recv(1)  # no more than the line: what follows is the conversation's
+            if not data:
+                raise ConnectionError(f"the program (pid {program.pid}) has closed the connection")
+            line += data
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ValueError(answer["error"])
+    except BaseException:
+        sock.close()
+        raise
+    return sock, answer
+
+
+def _ask(program: Program, **visit: Any) -> dict[str, Any]:
+    sock, answer = _stream(program, **visit)
+    sock.close()
+    return answer
+
+
+def _set_on_exception(program: Program, on: bool) -> None:
+    answer = _ask(program, what="exceptions", on=on)
+    print(f"exceptions {'stop' if on else 'do not stop'} in {answer['processes']} processes", file=sys.stderr)
+    for address, why in answer["silent"].items():
+        print(f"  {address}: {why}", file=sys.stderr)
+
+
+# --- a debugger that listens
+
+
+def _by_network(options: argparse.Namespace) -> int:
+    if options.on_exception is not None:
+        options.parser.error("--on-exception asks a program of this machine: leave --host and --port out")
+    from monarch.debugger.prompt import Prompt, exchange
+
+    host, port = options.host or "localhost", options.port or 27000
+    try:
+        sock = socket.create_connection((host, port), 30.0)
+    except OSError as error:
+        raise OSError(
+            f"no debugger listens on {host}:{port} ({error.strerror or error}): it begins to with the first breakpoint that "
+            f"a program reaches"
+        ) from None
+    with sock:
+        sock.settimeout(None)
+        token = os.environ.get(TOKEN, "")
+        if token:
+            sock.sendall(f"{token}\n".encode())
+        if options.action in ("list", "continue"):
+            print(exchange(sock, options.action), end="")
+            return 0
+        return Prompt(sock).run(f"attach {options.actor} {options.rank}" if options.action else "")
+
+
+# --- editors
+
+
+def _serve_editor(options: argparse.Namespace) -> int:
+    from monarch.admin.programs import choose
+    from monarch.debugger import editor_port
+
+    program = choose(options.pid)
+    visit = {"mesh": options.mesh, "rank": options.dap}
+    facts = _ask(program, what="check", **visit)
+    wanted = options.port if options.port is not None else _DAP_PORT
+    with editor_port.listen(wanted) as listening:
+        port = listening.getsockname()[1]
+        if wanted not in (0, port):
+            print(f"port {wanted} is taken: it is port {port} instead", file=sys.stderr)
+        name = f"rank {options.dap}" + (f" of {options.mesh}" if options.mesh else "")
+        print(
+            f"An editor that attaches to 127.0.0.1:{port} debugs {name} (host {facts['host']}, pid {facts['pid']}).\n"
+            f"For VS Code, in .vscode/launch.json:\n\n{editor_port.entry(name, port, facts['folder'])}\n\nCtrl-C ends this.",
+            flush=True,
+        )
+        editor_port.serve(
+            listening,
+            lambda: _stream(program, what="editor", **visit)[0],
+            lambda text: print(f"monarch debug: {text}", file=sys.stderr, flush=True),
+        )
+    return 0

@@ -1,0 +1,62 @@
+"""monarch replay: an actor's recording, played again alone."""
+
+from __future__ import annotations
+
+import argparse
+
+NAME = "replay"
+LINE = "runs a recorded actor again, alone and here, under pdb if you like"
+TEXT = """\
+Builds the actor of a recording in this process and gives it the same messages and answers in the same order. Nothing is
+sent anywhere. MONARCH_RECORD=trainers makes recordings as a program runs; docs/replay.md says more.
+
+A recording holds pickles: replaying it runs what its writer wanted. Files of other users, or that others may write, need
+--trust.
+
+exit codes: 0 it went as recorded; 1 a message failed, as said; 3 it went another way than then; 2 wrong usage
+
+examples:
+  monarch replay trainers-341-20260312-101500-4711.monarchrec
+  monarch replay FILE --until-failure --pdb        pdb where it failed
+  monarch replay FILE --at 57                      pdb at the beginning of message 57
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a recording (*.monarchrec)")
+    parser.add_argument("--at", type=_number, default=0, metavar="N", help="pdb at the beginning of message N (from 1)")
+    parser.add_argument("--until-failure", action="store_true", help="end with the first message that fails")
+    parser.add_argument("--pdb", action="store_true", help="pdb where a message fails, or goes another way than then")
+    parser.add_argument("--trust", action="store_true", help="also a file that others may have written")
+    parser.add_argument(
+        "--patience", type=float, default=60.0, metavar="SECONDS", help="without progress, until it is given up (60)"
+    )
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def run(options: argparse.Namespace) -> int:
+    from monarch.replay import replay
+
+    outcome = replay(
+        options.file,
+        at=options.at,
+        until_failure=options.until_failure,
+        pdb=options.pdb,
+        trust=options.trust,
+        patience=options.patience,
+        say=lambda line: print(line, flush=True),
+    )
+    for note in outcome.notes:
+        print(f"  note: {note}")
+    if outcome.divergence is not None and not options.pdb:
+        print(outcome.divergence)
+    elif outcome.failure and not options.pdb:
+        print(outcome.failure)
+    print(f"{outcome.messages} message{'s' if outcome.messages != 1 else ''} handled; {outcome.ended}")
+    return outcome.status

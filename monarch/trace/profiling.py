@@ -1,0 +1,235 @@
+"""`profile()`: what actors called and ran during a block, from telemetry, as a trace file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from monarch._mesh.inspection import survey
+from monarch._mesh.inspection.survey import Answers
+from monarch.trace import perfetto
+from monarch.trace.spans import ActorName, Drawn, SpanRow, draw
+from monarch.trace.timeline import Timeline, chrome
+from monarch.trace.torch_profiles import Ask, TorchProfiles
+
+if TYPE_CHECKING:
+    from monarch.admin.programs import Program
+
+_PAGE = 50_000  # rows asked for at a time
+_SETTLE = 0.2  # seconds between two looks at whether rows still come
+_BATCHES = 1.5  # seconds in which processes send what they have by themselves
+_DRAIN = 10.0  # seconds after which it goes on with what has come
+_QUERY = 60.0  # seconds that one query may take
+
+
+class Client(Protocol):
+    """What queries telemetry: a QueryEngineClient, or a Store's stand-in."""
+
+    def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]: ...
+
+
+class Profile:
+    """A `with` block whose calls and endpoints become a trace. Once only.
+
+    `telemetry()` gives what is to be asked for rows, and raises what explains why there is none. `on_trace_ready(profile)` is
+    called at the end of the block, when it did not raise. `torch`: torch.profiler runs in every process meanwhile.
+    """
+
+    def __init__(
+        self,
+        telemetry: Callable[[], Client],
+        ask: Ask,
+        on_trace_ready: Callable[[Profile], Any] | None = None,
+        *,
+        torch: bool = False,
+        say: Callable[[str], Any] = print,
+    ) -> None:
+        self._telemetry = telemetry
+        self._ask = ask
+        self._on_trace_ready = on_trace_ready
+        self._torch = TorchProfiles(ask) if torch else None
+        self._say = say
+        self._state = "new"
+        self._client: Client | None = None
+        self._start = self._end = 0
+        self.path: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"<Profile ({self._state})>"
+
+    def __enter__(self) -> Profile:
+        if self._state != "new":
+            raise RuntimeError("profile context cannot be reused")
+        self._client = self._telemetry()
+        self._state = "active"
+        if self._torch is not None:
+            self._torch.start()
+        self._start = _now_us()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end = _now_us()
+        if self._torch is not None:
+            self._torch.stop()
+        self._drain()
+        self._state = "complete"
+        if error is None and self._on_trace_ready is not None:
+            self._on_trace_ready(self)
+
+    def export_perfetto_trace(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """Writes the trace for ui.perfetto.dev, and says how many spans are in it. Without a path it goes to
+        /tmp/$USER/monarch_profiles/. `profile.path` is the path as well. RuntimeError unless the block is over."""
+        timeline, drawn = self._timeline()
+        place = _place(path, ".pftrace")
+        with _fresh(place) as file:
+            perfetto.write(timeline, file)
+        return self._said(place, drawn)
+
+    def export_chrome_trace(self, path: str | os.PathLike[str] | None = None) -> Path:
+        """The same as JSON, for chrome://tracing and other tools."""
+        timeline, drawn = self._timeline()
+        place = _place(path, ".json")
+        with _fresh(place) as file:
+            file.write(chrome(timeline).encode())
+        return self._said(place, drawn)
+
+    def _said(self, place: Path, drawn: Drawn) -> Path:
+        for line in drawn.lines():
+            self._say(line)
+        for line in self._torch.lines() if self._torch is not None else ():
+            self._say(line)
+        self.path = place
+        return place
+
+    def _timeline(self) -> tuple[Timeline, Drawn]:
+        if self._state != "complete" or self._client is None:
+            what = "is not active" if self._state == "new" else "has not completed"
+            raise RuntimeError(f"profile context {what}")
+        client = self._client
+        timeline, drawn = draw(spans(client, self._start, self._end), self._start, self._end, actor_names(client))
+        if self._torch is not None:
+            self._torch.add_to(timeline)
+        return timeline, drawn
+
+    def _drain(self) -> None:
+        """What was recorded in the block is on its way: waits until all processes have sent it and no more rows come."""
+        assert self._client is not None
+        deadline = time.monotonic() + _DRAIN
+        try:
+            flushed = self._ask("telemetry.flush", b"", 5.0, None).replies
+        except Exception:  # the program may have ended: then what has come is what there is
+            flushed = {}
+        if not flushed:
+            time.sleep(_BATCHES)
+        before = -1
+        while time.monotonic() < deadline:
+            rows = self._client.query("SELECT count(*) AS n FROM span_events", timeout=_QUERY)["rows"]
+            if rows[0]["n"] == before:
+                return
+            before = rows[0]["n"]
+            time.sleep(_SETTLE)
+
+
+def profile(on_trace_ready: Callable[[Profile], Any] | None = None, *, torch: bool = False) -> Profile:
+    """A `with` block whose calls and endpoints become a trace of this program, which needs `monarch.telemetry.start()`.
+
+        with monarch.trace.profile() as profile:
+            trainers.step.call().get()
+        profile.export_perfetto_trace("step.pftrace")
+
+    `torch`: torch.profiler runs in every process that has loaded torch, and its operators and kernels lie on the same time
+    line. RuntimeError when entered without telemetry.
+    """
+    return Profile(_telemetry_of_this, ask_this, on_trace_ready, torch=torch)
+
+
+def ask_this(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> Answers:
+    return survey.ask(question, argument, timeout=timeout, only=only).get()
+
+
+def profile_of(program: Program | None, telemetry: Callable[[], Client], *, torch: bool = False, **how: Any) -> Profile:
+    """As `profile`, of another program on this machine; None: of what is recorded, with nobody to ask beside that."""
+
+    def ask(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> Answers:
+        if program is None:
+            return Answers({}, {})
+        return program.ask(question, argument, timeout=timeout, only=only)
+
+    return Profile(telemetry, ask, torch=torch, **how)
+
+
+def _telemetry_of_this() -> Client:
+    from monarch import telemetry
+
+    running = telemetry.running()
+    if running is None:
+        raise RuntimeError("profile() needs telemetry: call monarch.telemetry.start() before what is to be profiled")
+    return running.client
+
+
+def spans(client: Client, start_us: int, end_us: int) -> Iterator[SpanRow]:
+    """Rows of spans that touch the window, page by page."""
+    last = (-1, "", -1)
+    while True:
+        at, process, number = last
+        sql = f"""
+            SELECT s.timestamp_us, s.process_id, s.id, any_value(s.name) AS name, any_value(s.target) AS target,
+                any_value(s.fields_json) AS fields_json,
+                min(CASE WHEN e.event_type = 'enter' THEN e.timestamp_us END) AS enter_us,
+                max(CASE WHEN e.event_type = 'exit' THEN e.timestamp_us END) AS exit_us
+            FROM spans s LEFT JOIN span_events e ON s.process_id = e.process_id AND s.id = e.id
+            WHERE s.timestamp_us < {end_us} AND (s.timestamp_us > {at} OR (s.timestamp_us = {at}
+                AND (s.process_id > {_quoted(process)} OR (s.process_id = {_quoted(process)} AND s.id > {number}))))
+            GROUP BY s.timestamp_us, s.process_id, s.id
+            HAVING exit_us IS NULL OR exit_us >= {start_us}
+            ORDER BY s.timestamp_us, s.process_id, s.id LIMIT {_PAGE}"""
+        rows = client.query(sql, timeout=_QUERY)["rows"]
+        for row in rows:
+            yield SpanRow(
+                row["process_id"], row["id"], row["name"], row["target"], row["fields_json"], row["enter_us"],
+                row["exit_us"],
+            )  # fmt: skip
+        if len(rows) < _PAGE:
+            return
+        last = (rows[-1]["timestamp_us"], rows[-1]["process_id"], rows[-1]["id"])
+
+
+def actor_names(client: Client) -> dict[str, ActorName]:
+    """How the tracks of actors are called, by id."""
+    rows = client.query("SELECT id, full_name, display_name FROM actors", timeout=_QUERY)["rows"]
+    names: dict[str, ActorName] = {}
+    for row in rows:
+        full = str(row["full_name"])
+        root = row["display_name"] == "<root>"
+        names[str(row["id"])] = ActorName("<root>" if root else full.partition("@")[0])
+    return names
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _place(path: str | os.PathLike[str] | None, suffix: str) -> Path:
+    if path is not None:
+        return Path(path)
+    user = os.environ.get("USER")
+    if not user:
+        raise RuntimeError("USER is not set; pass an explicit output path")
+    folder = Path(f"/tmp/{user}/monarch_profiles")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}{suffix}"
+
+
+def _fresh(place: Path) -> Any:
+    """Written anew, readable by this user only: names and arguments of a program may be in it."""
+    return os.fdopen(os.open(place, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")

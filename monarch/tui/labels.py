@@ -1,0 +1,131 @@
+"""One line about each node, and what stands in the right column of the tree. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from monarch.admin.payloads import Actor, Error, NodePayload, Proc
+
+STUCK_FROM = 1.0  # seconds that an endpoint has been running from which the tree says so
+
+
+def label(node: NodePayload) -> str:
+    properties = node.properties
+    if properties.Root is not None:
+        return "root"
+    if properties.Host is not None:
+        host = properties.Host
+        name = host.hostname or host.addr
+        return f"{name}  ({_count(host.num_procs, 'proc')})" + ("  [no answer]" if host.problem else "")
+    if properties.Proc is not None:
+        return proc_label(properties.Proc)
+    if properties.Actor is not None:
+        return actor_name(node)
+    error = properties.Error
+    assert error is not None
+    return f"{short(node.identity)}  [error] {error.code}: {_first_line(error)}"
+
+
+def proc_label(proc: Proc) -> str:
+    stopped, system = len(proc.stopped_children), len(set(proc.system_children) - set(proc.stopped_children))
+    parts = [f"{system} system"] if system else []
+    parts.append(f"{proc.num_actors - system} user")
+    if stopped:
+        parts.append(f"{stopped} stopped" + (" (max retained)" if stopped >= proc.stopped_retention_cap else ""))
+    text = f"{proc.proc_name}  ({_count(proc.num_actors, 'actor')}: {', '.join(parts)})"
+    if proc.is_poisoned:
+        text += f"  [POISONED: {proc.failed_actor_count} failed]"
+    elif proc.failed_actor_count:
+        text += f"  [{proc.failed_actor_count} failed]"
+    return text + (f"  [{proc.state}]" if proc.state not in ("running", "") else "")
+
+
+def actor_name(node: NodePayload) -> str:
+    """name[rank]; the client is "client"."""
+    actor = node.properties.Actor
+    assert actor is not None
+    return "client" if actor.status == "client" else f"{actor.name}[{actor.rank}]"
+
+
+def short(reference: str) -> str:
+    """A reference without its location."""
+    return reference.rpartition("@")[0] or reference
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def _first_line(error: Error) -> str:
+    return error.message.splitlines()[0] if error.message else ""
+
+
+def has_failed(node: NodePayload) -> bool:
+    properties = node.properties
+    if properties.Actor is not None:
+        return properties.Actor.status == "failed" or properties.Actor.failure_info is not None
+    if properties.Proc is not None:
+        return properties.Proc.is_poisoned or properties.Proc.failed_actor_count > 0
+    return properties.Error is not None and properties.Error.code != "starting"
+
+
+def searched(node: NodePayload) -> str:
+    """The text that the filter looks at."""
+    actor = node.properties.Actor
+    if actor is None:
+        return label(node)
+    return f"{actor_name(node)} {short(node.identity)} {actor.actor_type} {actor.actor_status}"
+
+
+def stuck(nodes: Mapping[str, NodePayload], node: NodePayload) -> float:
+    """For how many seconds the oldest endpoint has been running, of an actor, or of those in a process."""
+    actor = node.properties.Actor
+    if actor is not None:
+        return (actor.stuck_ms or 0) / 1000
+    if node.properties.Proc is None:
+        return 0.0
+    return max((stuck(nodes, nodes[child]) for child in node.children if child in nodes), default=0.0)
+
+
+def note(nodes: Mapping[str, NodePayload], node: NodePayload) -> str:
+    """What the right column says: how long it has been at it, and what it waits for."""
+    actor = node.properties.Actor
+    if actor is None:
+        seconds = stuck(nodes, node)
+        return age(seconds) if seconds >= STUCK_FROM else ""
+    return actor_note(actor)
+
+
+def actor_note(actor: Actor) -> str:
+    if actor.status in ("failed", "stopped", "zombie", "stopping", "initializing", "created"):
+        return actor.status
+    waits = f"→ {actor.waits_for[0].target}" if actor.waits_for else ""
+    seconds = (actor.stuck_ms or 0) / 1000
+    if seconds < STUCK_FROM:
+        return waits if actor.status == "client" else ""
+    endpoint = actor.execution.active_handlers[0].name if actor.execution and actor.execution.active_handlers else ""
+    return " ".join(part for part in (endpoint, age(seconds), waits) if part)
+
+
+def age(seconds: float) -> str:
+    """A duration in few characters: 4.2s, 3m05s, 2h07m, 3d02h."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
+
+
+def size(count: int | None) -> str:
+    """Bytes for people."""
+    if count is None:
+        return "-"
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

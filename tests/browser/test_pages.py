@@ -1,0 +1,191 @@
+"""The dashboard as people see it, in a real Chromium."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGES = {
+    "/": "Slowest endpoints",
+    "/topology": "trainers",
+    "/topology?view=graph": "node1:26600",
+    "/actors": "trainers",
+    "/sql": "actor_status_events",
+    "/hardware": "GPU load",
+    "/stacks": "Trainer.step",
+    "/traces": "None yet",
+}
+LUMINANCE = (
+    "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0)"
+)
+
+
+@pytest.mark.parametrize("size", [(1280, 720), (390, 844)], ids=["desk", "phone"])
+def test_every_page_opens(window: Any, served: Any, size: tuple[int, int]) -> None:
+    opened = window(size=size)
+    for path, text in PAGES.items():
+        page = opened.open(served.url + path)
+        page.get_by_text(text).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{path} is wider than the window"
+        assert not page.locator(".missing:visible").count(), path
+    assert opened.problems == []
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+def test_colours_follow_the_system_and_the_switch(window: Any, served: Any, colours: str) -> None:
+    page = window(colours).open(served.url)
+    page.locator(".figure").first.wait_for()
+    assert (page.evaluate(LUMINANCE) > 384) == (colours == "light")
+    other = "dark" if colours == "light" else "light"
+    for _ in range(3):
+        page.locator("#theme").click()
+        if page.locator("#theme").get_attribute("title") == f"Colours: {other}":
+            break
+    assert (page.evaluate(LUMINANCE) > 384) == (other == "light")
+    page.reload()
+    assert (page.evaluate(LUMINANCE) > 384) == (other == "light")  # remembered
+
+
+def test_it_can_be_walked_by_keyboard(window: Any, served: Any) -> None:
+    opened = window()
+    page = opened.open(served.url)
+    page.locator("nav a").first.wait_for()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the page"
+    seen = []
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.getAttribute('href') ?? document.activeElement.id"))
+        if seen[-1] == "/topology":
+            break
+    assert "/topology" in seen
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"  # the focus is seen
+    page.keyboard.press("Enter")
+    grid = page.get_by_role("application", name=re.compile("^trainers"))
+    grid.focus()
+    says = grid.locator("xpath=..").locator("[aria-live]")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function("element => element.textContent.includes('rank 9')", arg=says.element_handle())
+    page.keyboard.press("f")
+    page.wait_for_function("element => element.textContent.includes('rank 42')", arg=says.element_handle())
+    assert "failed" in says.text_content()
+    page.keyboard.press("Enter")
+    drawer = page.get_by_role("dialog")
+    drawer.get_by_text("torch.OutOfMemoryError").wait_for()
+    assert drawer.get_by_role("heading", name="trainers 42").count() == 1
+    page.keyboard.press("Escape")
+    drawer.wait_for(state="hidden")
+    assert grid.evaluate("element => element === document.activeElement")
+    assert opened.problems == []
+
+
+def test_a_failed_rank_is_found_from_the_overview(window: Any, served: Any) -> None:
+    page = window().open(served.url)
+    page.locator("#health").get_by_text("1 failed").wait_for()
+    page.get_by_role("link", name="look").first.click()
+    page.get_by_role("heading", name="Trainer trainers{'gpus': 42/64}").wait_for()
+    page.get_by_text("Traceback (most recent call last)").wait_for()
+    page.locator(".events li").last.get_by_text("Failed").wait_for()
+    page.get_by_role("button", name=re.compile("history of message")).first.click()
+    page.locator("td.history").get_by_text("queued").wait_for()
+    page.get_by_role("button", name="Capture now").click()
+    page.locator(".missing:visible").wait_for()  # this process has ended
+    page.go_back()
+    page.get_by_text("Messages over time").wait_for()
+
+
+def test_the_explorer_filters(window: Any, served: Any) -> None:
+    page = window().open(f"{served.url}/actors")
+    tree = page.get_by_role("tree", name="Actors by mesh")
+    tree.get_by_role("treeitem").first.wait_for()
+    page.get_by_label("Filter").fill("failed")
+    page.get_by_text("1 of 138").wait_for()
+    page.get_by_label("Filter").press("Tab")
+    tree.get_by_role("treeitem").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Trainer trainers{'gpus': 42/64}").wait_for()
+
+
+def test_sql(window: Any, served: Any) -> None:
+    opened = window()
+    page = opened.open(f"{served.url}/sql")
+    editor = page.get_by_label("SQL", exact=True)
+    editor.fill("SELECT id, rank FROM actors ORDER BY rank DESC LIMIT 2")
+    editor.press("Control+Enter")
+    page.get_by_role("status").get_by_text("2 rows").wait_for()
+    ids = page.locator(".result tbody tr td:first-child").all_text_contents()
+    assert all(name.isdigit() and len(name) > 15 for name in ids)
+    with page.expect_download() as download:
+        page.get_by_role("button", name="CSV").click()
+    text = Path(download.value.path()).read_text()
+    assert text.splitlines()[0] == "id,rank" and ids[0] in text
+    editor.fill("DELETE FROM actors")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_role("alert").get_by_text("telemetry is read, not written").wait_for()
+    editor.fill("SELECT count(*) FROM range(1000000000) a, range(100000) b")
+    editor.press("Control+Enter")
+    page.get_by_role("status").get_by_text("running,").wait_for()
+    editor.press("Escape")
+    page.get_by_role("status").get_by_text("cancelled").wait_for()
+    refused = [problem for problem in opened.problems if "400" not in problem]
+    assert refused == []
+
+
+def test_the_straggler_is_marked(window: Any, served: Any) -> None:
+    page = window().open(f"{served.url}/stacks")
+    page.get_by_text("Not where the others are").wait_for()
+    page.get_by_text("trainers 17").first.wait_for()
+    bars = page.locator(".icicle button")
+    page.locator(".icicle button.straggler").first.click()
+    page.wait_for_function("() => document.querySelectorAll('.icicle button').length === 2")
+    bars.first.focus()
+    page.keyboard.press("Escape")
+    page.wait_for_function("() => document.querySelectorAll('.icicle button').length > 2")
+
+
+def test_thousands_of_ranks_are_drawn_at_once(window: Any, serve: Any, capsys: Any) -> None:
+    served = serve(4096, 60.0)
+    opened = window()
+    page = opened.open(f"{served.url}/topology")
+    page.locator("canvas[data-draw-ms]").first.wait_for()
+    page.get_by_role("application", name=re.compile("^trainers")).focus()
+    page.keyboard.press("f")
+    page.get_by_text("rank 42  ·").wait_for()
+    times = page.evaluate("[...document.querySelectorAll('canvas')].map(canvas => Number(canvas.dataset.drawMs))")
+    with capsys.disabled():
+        print(f"\n4,096 ranks: canvases drawn in {max(times):.1f} ms at most")
+    assert opened.problems == []
+
+
+def test_a_server_that_is_killed_is_said(window: Any, serve: Any) -> None:
+    served = serve(8)
+    page = window().open(served.url)
+    page.get_by_text("live ·").wait_for()
+    page.get_by_text("Slowest endpoints").wait_for()
+    served.stop()
+    page.get_by_text("reconnecting").wait_for()
+    page.get_by_role("alert").get_by_text("What is shown is what was last known").wait_for()
+    assert page.locator(".figure").count() == 6  # what was known stays
+
+
+def test_a_hidden_page_asks_nothing(window: Any, served: Any) -> None:
+    opened = window()
+    page = opened.open(served.url)
+    page.get_by_text("live ·").wait_for()
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true}); window.away = true"
+    )
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.get_by_text("paused").wait_for()
+    asked.clear()
+    page.wait_for_function("() => (window.turns = (window.turns ?? 0) + 1) > 240")  # 4 s of frames
+    assert asked == []
+    page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+    page.get_by_text("live ·").wait_for()
+    page.wait_for_event("request", predicate=lambda request: "/api/summary" in request.url)

@@ -1,0 +1,55 @@
+"""A simulated job in a store, for the tests of the dashboard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from monarch.dashboard.api import Api
+from monarch.dashboard.living import Stacks
+from monarch.dashboard.simulated_job import SimulatedJob
+from monarch.telemetry.store import Store
+
+START = 1_700_000_000_000_000
+RANKS = 64
+
+
+class Recorded:
+    """A simulated job that has run for a time and stands still."""
+
+    def __init__(self, store: Store, job: SimulatedJob) -> None:
+        self.store = store
+        self.job = job
+
+    def about(self) -> dict[str, Any]:
+        return {"name": "train.py", "pid": 4711, "started_us": START, "command": "python train.py"}
+
+    def payloads(self) -> list[dict[str, Any]]:
+        return self.job.payloads()
+
+    def stacks(self) -> Stacks:
+        return Stacks(list(self.job.stacks()), {"node9/agent": "it does not answer"})
+
+    def stacks_of(self, reference: str) -> Stacks:
+        return Stacks([stack for stack in self.job.stacks() if stack.where == "trainers 17"], {})
+
+    def profile(self, seconds: float, path: str) -> None:
+        if seconds == 13:
+            raise RuntimeError("no luck")
+        with open(path, "wb") as file:
+            file.write(b"trace")
+
+    def api(self) -> Api:
+        return Api(self.store, self, lambda: self.job.now_us / 1e6)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Iterator[Recorded]:
+    store = Store()
+    job = SimulatedJob(ranks=RANKS, start_us=START, failure_at=12.0)
+    for table, rows in job.advance(START + 60_000_000).items():
+        store.insert(table, rows)
+    yield Recorded(store, job)
+    store.close()

@@ -1,0 +1,158 @@
+"""An editor attaches to a rank: a conversation in the Debug Adapter Protocol, through `monarch debug --dap`."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiers import full
+
+pytest.importorskip("debugpy")
+TIMEOUT = 60
+pytestmark = full
+SOURCE = Path(__file__).with_name("program.py")
+LINE = next(number for number, line in enumerate(SOURCE.read_text().splitlines(), 1) if "an editor stops here" in line)
+
+
+class Editor:
+    def __init__(self, port: int) -> None:
+        self._sock = socket.create_connection(("127.0.0.1", port), TIMEOUT)
+        self._file = self._sock.makefile("rwb")
+        self._number = 0
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """The body of the answer."""
+        self.send(command, **arguments)
+        answer = self.until(lambda message: message.get("command") == command and message["type"] == "response")
+        assert answer["success"], answer
+        return answer.get("body")
+
+    def send(self, command: str, **arguments: Any) -> None:
+        self._number += 1
+        message = {"seq": self._number, "type": "request", "command": command, "arguments": arguments}
+        body = json.dumps(message).encode()
+        self._file.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        self._file.flush()
+
+    def until(self, wanted: Callable[[Any], bool]) -> Any:
+        while True:
+            length = 0
+            while (line := self._file.readline()) not in (b"\r\n", b""):
+                name, _, value = line.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            assert length, "it ended"
+            message = json.loads(self._file.read(length))
+            if wanted(message):
+                return message
+
+    def attach(self, line: int) -> None:
+        self.ask("initialize", adapterID="debugpy", pathFormat="path", linesStartAt1=True, columnsStartAt1=True)
+        self.send("attach", justMyCode=False)
+        self.until(lambda message: message.get("event") == "initialized")
+        self.breakpoints(line)
+        self.ask("configurationDone")
+
+    def breakpoints(self, *lines: int) -> None:
+        self.ask("setBreakpoints", source={"path": str(SOURCE)}, breakpoints=[{"line": line} for line in lines])
+
+    def close(self) -> None:
+        self._file.close()
+        self._sock.close()
+
+
+class Port:
+    """`monarch debug --dap 1`."""
+
+    def __init__(self, running: Any) -> None:
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "monarch", "debug", "--pid", str(running.process.pid)),
+                *("--dap", "1", "--mesh", "worker", "--port", "0"),
+            ],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=running.environment,
+        )  # fmt: skip
+        assert self.process.stdout is not None
+        self.said = ""
+        while not self.said.endswith("Ctrl-C ends this.\n"):
+            line = self.process.stdout.readline()
+            assert line, self.said
+            self.said += line
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(TIMEOUT)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def port(running: Any) -> Iterator[Port]:
+    made = Port(running)
+    yield made
+    made.close()
+
+
+def test_an_editor(running: Any, port: Port) -> None:
+    entry = json.loads(port.said[port.said.index("{") : port.said.rindex("}") + 1])
+    assert entry["type"] == "debugpy"
+    assert entry["pathMappings"][0]["remoteRoot"] == str(SOURCE.parent)
+    number = entry["connect"]["port"]
+    for value in (7, 8):  # it leaves, and comes again
+        editor = Editor(number)
+        editor.attach(LINE)
+        running.call(f"plain {value}")
+        stopped = editor.until(lambda message: message.get("event") == "stopped")["body"]
+        assert stopped["reason"] == "breakpoint"
+        frame = editor.ask("stackTrace", threadId=stopped["threadId"])["stackFrames"][0]
+        assert (frame["name"], frame["line"]) == ("plain", LINE)
+        scope = editor.ask("scopes", frameId=frame["id"])["scopes"][0]
+        found = editor.ask("variables", variablesReference=scope["variablesReference"])["variables"]
+        assert ("seen", str(3 * value)) in [(one["name"], one["value"]) for one in found]
+        editor.breakpoints()
+        editor.ask("continue", threadId=stopped["threadId"])
+        assert running.line() == f"answer {3 * value} {3 * value}"
+        editor.ask("disconnect", terminateDebuggee=False)
+        editor.close()
+    # Afterwards breakpoint() is the debugger's own again.
+    running.call("add 1")
+    talk = running.talk()
+    limit = time.monotonic() + TIMEOUT
+    while talk("list").count("| worker ") != 2:
+        assert time.monotonic() < limit
+    talk("continue")
+    assert running.line() == "answer 212 212"
+
+
+def test_an_editor_that_is_killed_lets_the_rank_go_on(running: Any, port: Port) -> None:
+    found = re.search(r"127\.0\.0\.1:(\d+)", port.said)
+    assert found is not None
+    editor = Editor(int(found[1]))
+    editor.attach(LINE)
+    running.call("plain 5")
+    editor.until(lambda message: message.get("event") == "stopped")
+    port.process.send_signal(signal.SIGKILL)
+    assert running.line() == "answer 15 15"
+    editor.close()
+
+
+def test_mistakes(running: Any) -> None:
+    def debug(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "monarch", "debug", "--pid", str(running.process.pid), *words],
+            env=running.environment, capture_output=True, text=True, timeout=TIMEOUT, check=False,
+        )  # fmt: skip
+        assert done.returncode, done
+        return done.stderr
+
+    assert "no mesh 'other', but looped, pair, worker" in debug("--dap", "0", "--mesh", "other")
+    assert "there is no rank 5: the mesh has 2" in debug("--dap", "5", "--mesh", "pair")

@@ -1,0 +1,235 @@
+"""Actors that are recorded, and replayed alone: in memory, where the recording is as among processes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monarch.actor import Actor, Channel, Port, concurrent_endpoint, context, current_rank, endpoint, this_host
+from monarch.replay import Outcome, RecordingError, recording, replay
+from monarch.testing import InProcessCluster
+
+
+class Database(Actor):
+    def __init__(self) -> None:
+        self.rows = {number: f"row {number}" for number in range(10)}
+
+    @endpoint
+    def get(self, key: int) -> str:
+        return self.rows[key]
+
+    @endpoint
+    def tell(self, port: Port[int], value: int) -> None:
+        port.send(value)
+
+
+class Trainer(Actor):
+    def __init__(self, database: Any, start: int) -> None:
+        self.database = database
+        self.total = start
+        self.seen: list[Any] = []
+
+    @endpoint
+    def step(self, key: int) -> int:
+        row = self.database.get.call_one(key).get(timeout=60)
+        self.seen.append((row, current_rank().rank, context().actor_instance.name))
+        self.total += len(row)
+        if key == 7:
+            raise ValueError(f"rank {current_rank().rank} cannot train on {row!r}")
+        return self.total
+
+    @endpoint
+    def by_chance(self) -> float:
+        return random.random()
+
+    @endpoint
+    def over_channel(self) -> int:
+        port, receiver = Channel[int].open()
+        for value in (1, 2, 3):
+            self.database.tell.broadcast(port, value)
+        return sum(receiver.recv().get(timeout=60) for _ in range(3))
+
+    @endpoint
+    def survives(self) -> str:
+        try:
+            self.database.get.call_one(99).get(timeout=60)
+        except Exception as exc:
+            return type(exc).__name__
+        return "nothing"
+
+    @endpoint(explicit_response_port=True)
+    def by_port(self, port: Port[int], value: int) -> None:
+        port.send(value + self.total)
+
+
+class Gatherer(Actor):
+    """With an event loop: its calls overlap."""
+
+    def __init__(self, database: Any) -> None:
+        self.database = database
+        self.order: list[int] = []
+
+    @concurrent_endpoint
+    async def fetch(self, key: int) -> str:
+        row = await self.database.get.call_one(key)
+        self.order.append(key)
+        return str(row)
+
+    @endpoint
+    async def all(self, keys: list[int]) -> list[str]:
+        return list(await asyncio.gather(*[_of(self.database.get.call_one(key)) for key in keys]))
+
+    @endpoint
+    async def in_order(self) -> list[int]:
+        return self.order
+
+
+async def _of(future: Any) -> str:
+    return str(await future)
+
+
+def _record(folder: Path, run: Callable[[Any], Any], cls: Any = Trainer, *args: Any, ranks: int = 1) -> list[Path]:
+    with InProcessCluster(), recording(cls, folder=folder):
+        procs = this_host().spawn_procs(per_host={"gpus": ranks})
+        database = this_host().spawn_procs(per_host={"gpus": 1}).spawn("db", Database)
+        run(procs.spawn("actors", cls, database, *args))
+    return sorted(folder.glob("actors-*.monarchrec"))
+
+
+def _replay(path: Path, **how: Any) -> tuple[Outcome, list[str]]:
+    said: list[str] = []
+    return replay(path, say=said.append, patience=60.0, **how), said
+
+
+def test_the_crash_of_one_rank_comes_again_alone(tmp_path: Path) -> None:
+    def run(trainers: Any) -> None:
+        trainers.step.call(1).get(timeout=60)
+        trainers.step.call(2).get(timeout=60)
+        with pytest.raises(Exception, match="cannot train"):
+            trainers.slice(gpus=2).step.call_one(7).get(timeout=60)
+
+    files = _record(tmp_path, run, Trainer, 100, ranks=3)
+    assert [path.name.split("-")[1] for path in files] == ["0", "1", "2"]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    outcome, said = _replay(files[2])
+    assert outcome.divergence is None
+    assert outcome.status == 1
+    assert outcome.messages == 3
+    assert outcome.failure.startswith("message 3, step(), raised:")
+    assert "ValueError: rank 0 cannot train on 'row 7'" in outcome.failure
+    assert said[0].startswith("replaying tests.replay.test_replay.Trainer actors[2], recorded on ")
+    fine, _ = _replay(files[0])
+    assert (fine.status, fine.messages, fine.failure) == (0, 2, "")
+
+
+def test_answers_channels_ports_and_chance_are_as_then(tmp_path: Path) -> None:
+    said: dict[str, Any] = {}
+
+    def run(trainers: Any) -> None:
+        said["chance"] = trainers.by_chance.call_one().get(timeout=60)
+        said["channel"] = trainers.over_channel.call_one().get(timeout=60)
+        said["survives"] = trainers.survives.call_one().get(timeout=60)
+        said["port"] = trainers.by_port.call_one(5).get(timeout=60)
+
+    (file,) = _record(tmp_path, run, Trainer, 100)
+    assert said["channel"] == 6
+    outcome, _ = _replay(file)
+    assert outcome.divergence is None, str(outcome.divergence)
+    assert (outcome.status, outcome.messages) == (0, 4)
+
+
+def test_an_actor_with_an_event_loop(tmp_path: Path) -> None:
+    def run(gatherer: Any) -> None:
+        waits = [gatherer.fetch.call_one(key) for key in range(6)]
+        assert [wait.get(timeout=60) for wait in waits] == [f"row {key}" for key in range(6)]
+        assert gatherer.all.call_one([3, 1, 2]).get(timeout=60) == ["row 3", "row 1", "row 2"]
+        gatherer.in_order.call_one().get(timeout=60)
+
+    (file,) = _record(tmp_path, run, Gatherer)
+    outcome, _ = _replay(file)
+    assert outcome.divergence is None, str(outcome.divergence)
+    assert (outcome.status, outcome.messages) == (0, 8)
+
+
+def test_code_that_has_changed_leaves_the_recording_and_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = _record(tmp_path, lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    before = Trainer.step._method
+
+    def changed(self: Any, key: int) -> Any:
+        return before(self, key + 1)
+
+    monkeypatch.setattr(Trainer.step, "_method", changed)
+    monkeypatch.setattr(Trainer.step, "_local", None)
+    outcome, _ = _replay(file)
+    assert outcome.status == 3
+    assert str(outcome.divergence).startswith(
+        "replay has left the recording at message 1 (step): then it called db.get(3), now it called db.get(4)\n  File "
+    )
+
+
+def test_another_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file,) = _record(tmp_path, lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    monkeypatch.setattr(Trainer.step, "_method", lambda self, key: self.database.get.call_one(key).get() + "!")
+    monkeypatch.setattr(Trainer.step, "_local", None)
+    outcome, _ = _replay(file)
+    assert "then message 1 returned 5, now message 1 returned 'row 3!'" in str(outcome.divergence)
+
+
+def test_a_recording_that_reached_its_bound_is_replayed_up_to_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with InProcessCluster(), recording("actors", folder=tmp_path, most=20_000):
+        database = this_host().spawn_procs(per_host={"gpus": 1}).spawn("db", Database)
+        trainer: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("actors", Trainer, database, 0)
+        for _ in range(200):
+            trainer.step.call_one(3).get(timeout=60)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size < 30_000
+    outcome, _ = _replay(file)
+    assert outcome.status == 0
+    assert 0 < outcome.messages < 200
+    assert outcome.ended.startswith("the recording ends here: the bound on its size is reached (setting record_bytes)")
+
+
+def test_a_file_cut_off_at_any_byte_is_replayed_up_to_there(tmp_path: Path) -> None:
+    (file,) = _record(tmp_path / "whole", lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    data = file.read_bytes()
+    for size in range(len(data) - 1, len(data) - 900, -97):
+        cut = tmp_path / "cut"
+        cut.write_bytes(data[:size])
+        cut.chmod(0o600)
+        outcome, _ = _replay(cut)
+        assert outcome.divergence is None and outcome.failure == ""
+    damaged = bytearray(data)
+    damaged[-10] ^= 1
+    cut.write_bytes(damaged)
+    assert "damaged" in _replay(cut)[0].ended or _replay(cut)[0].status == 0
+
+
+def test_what_others_may_have_written_needs_trust(tmp_path: Path) -> None:
+    (file,) = _record(tmp_path / "mine", lambda trainers: trainers.step.call(3).get(timeout=60), Trainer, 0)
+    file.chmod(0o666)
+    with pytest.raises(RecordingError, match=r"can be written by others\. A recording holds pickles"):
+        replay(file)
+    assert _replay(file, trust=True)[0].status == 0
+
+
+def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(b"hello")
+    other.chmod(0o600)
+    with pytest.raises(RecordingError, match="it is no recording of an actor"):
+        replay(other)
+    other.write_bytes(b"MONARCHREC1\n")
+    with pytest.raises(RecordingError, match="nothing was recorded"):
+        replay(other)
+    other.write_bytes(b"MONARCHREC9\n")
+    with pytest.raises(RecordingError, match="another version of pymonarch"):
+        replay(other)
