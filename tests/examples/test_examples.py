@@ -47,6 +47,13 @@ def test_getting_started_prints_a_line_for_every_stop(tmp_path: Path) -> None:
     ]
 
 
+@full
+def test_stuck_finds_the_rank_that_never_enters(tmp_path: Path) -> None:
+    said = "\n".join(run("stuck.py", cwd=tmp_path))
+    assert "ranks 0-2 wait in all_reduce #3 of group default_pg; rank 3 has not entered it" in said
+    assert "in load_batch()" in said
+
+
 def test_ping_pong_plays_rallies_in_which_the_players_take_turns(tmp_path: Path) -> None:
     *rallies, score = run("ping_pong.py", "--rallies", "4", cwd=tmp_path)
     assert len(rallies) == 4
