@@ -86,11 +86,14 @@ class Observing:
 
         store = self.store = Store()
         self.ingest = Ingest(store)
+        store.missing.append(self.ingest.missing_hosts)
         self._stops.append(Retention(store, config.retention_secs).start())
         if config.snapshot_interval_secs > 0:
             from monarch.observer.capture import Capture
 
-            self._stops.append(Capture(self.program, store, config.snapshot_interval_secs).start())
+            capture = Capture(self.program, store, config.snapshot_interval_secs)
+            self._stops.append(capture.start())
+            store.missing.append(capture.missing_hosts)
         measured = samplers(
             config.host_metrics_interval_secs,
             config.gpu_metrics_interval_secs,

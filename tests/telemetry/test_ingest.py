@@ -278,8 +278,10 @@ def test_the_quickest_exchange_says_how_clocks_differ() -> None:
 def test_what_was_lost_on_the_way_is_counted(ingest: Ingest, store: Store) -> None:
     put(ingest, batch([handled(1)], number=4), batch([handled(2)], number=7, dropped=9))
     assert rows(store, "SELECT batches, batches_lost, dropped FROM telemetry_sources") == [(2, 2, 9)]
+    assert ingest.missing_hosts() == {"node"}
     put(ingest, batch([handled(3)], number=1, pid=6))  # another process took its place
     assert rows(store, "SELECT batches, batches_lost FROM telemetry_sources") == [(1, 0)]
+    assert ingest.missing_hosts() == set()
 
 
 @pytest.mark.parametrize(
