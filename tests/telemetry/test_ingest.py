@@ -41,10 +41,8 @@ def handled(seq: int = 1, *, failed: bool = False, started: float = 2.0, told: i
 
 def called(seq: int = 1, adverb: int = 0, told: int = 0, failed: bool = False, **changes: Any) -> Any:
     parent, span = changes.get("parent"), changes.get("span", 0)
-    return (
-        *(recorder.CALLED, "client.0", "key", "counters", "inc", adverb, 7, seq, VIEW),
-        *(0.5, 3.5, failed, told, parent, span),
-    )
+    sent = ("client.0", "key", "counters", "inc", adverb, seq, VIEW, parent, span)
+    return (recorder.CALLED, sent, 7, 0.5, 3.5, failed, told)
 
 
 def batch(events: list[Any], address: str = "unix:x/m.0", number: int = 1, **changes: Any) -> bytes:
