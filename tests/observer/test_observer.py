@@ -118,6 +118,18 @@ def test_what_is_wrong_with_a_query_is_said_with_its_status(observer: Observer) 
     assert error.value.code == 408
 
 
+def test_who_goes_away_cancels_the_query(observer: Observer) -> None:
+    url = observer.serve(ObserverConfig(telemetry=True)).telemetry_url
+    assert url is not None
+    host, _, port = url.removeprefix("http://").partition(":")
+    body = b'{"sql": "SELECT count(*) FROM range(1000000000) a, range(1000000000) b", "timeout": 250}'
+    head = f"POST /api/query HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(8):  # as many as run at a time: if they went on, nobody else's would
+        with socket.create_connection((host, int(port)), 60) as connection:
+            connection.sendall(head + body)
+    assert QueryEngineClient(url, 60).query("SELECT 1 AS one", timeout=60)["rows"] == [{"one": 1}]
+
+
 def test_what_cannot_be_served_is_told_to_who_asks(observer: Observer) -> None:
     with pytest.raises(ObserverFailed, match="an address is host:port, got 'nonsense'"):
         observer.serve(ObserverConfig(admin=True, admin_addr="nonsense"))
