@@ -134,6 +134,16 @@ def test_a_program_that_has_ended_and_one_that_is_silent() -> None:
     assert Server(asked).get("/v1/root").error[:2] == (504, "gateway_timeout")
 
 
+def test_a_process_that_is_silent_and_one_that_has_ended() -> None:
+    asked = program()
+    asked.told = [trees.agent(["uid.0"], [trees.ended("uid.1")], state="stopped", why="stopped by signal SIGSTOP")]
+    server = Server(asked)
+    silent = server.get(f"/v1/{encoded(PROC)}").error
+    assert silent[:2] == (504, "gateway_timeout") and "SIGSTOP" in silent[2]
+    ended = server.get(f"/v1/{encoded(f'mesh-1<uid>@{HOST}')}").json["properties"]["Error"]
+    assert ended["code"] == "process_ended" and "signal 9" in ended["message"]
+
+
 def test_a_mistake_of_ours_is_an_internal_error() -> None:
     asked = program()
 
