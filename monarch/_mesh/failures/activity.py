@@ -132,6 +132,11 @@ class Job(NamedTuple):
         return self._method is not None and bool(self._method.is_async)
 
     @property
+    def is_debugged(self) -> bool:
+        """Whether its actor stands, or stood, at a breakpoint: see `actors.breakpoints`."""
+        return "debugging" in vars(self.instance.behaviour)
+
+    @property
     def queued(self) -> int:
         """Messages that wait until this one has been handled."""
         return len(self.instance.mailbox.messages) if self.delivery is self.instance.current else 0
