@@ -243,7 +243,7 @@ def test_another_user_is_refused(scripts: Any) -> None:
     found = re.search(r"nc localhost (\d+)", next(line for line in process.stderr if "nc localhost" in line))
     assert found is not None
     stranger = (
-        "import os, socket, sys; sock = socket.socket(); os.setuid(65534); "
+        "import os, socket, sys; os.setuid(65534); sock = socket.socket(); "
         "sock.connect(('127.0.0.1', int(sys.argv[1]))); print(sock.recv(1000).decode(), end='')"
     )
     done = subprocess.run(
