@@ -17,6 +17,12 @@ def test_nothing_to_say() -> None:
     assert stuck.lines(WaitGraph([], [handler(0, 59.0)], {}), 60.0, []) == []
 
 
+def test_the_debugger_itself_is_left_out() -> None:
+    who = "<root>.<monarch.debugger.controller.DebugController debug_controller>"
+    own = RunningHandler(who, 0, "node", 1, "client", "debugger_read", 500.0, "", 0, "")
+    assert stuck.lines(WaitGraph([], [own], {}), 60.0, []) == []
+
+
 def test_endpoints_and_processes() -> None:
     graph = WaitGraph([], [handler(rank, 100.0 - rank) for rank in range(30)], {"p.99": "did not answer"})
     lines = stuck.lines(graph, 60.0, ["p.0"])

@@ -133,8 +133,9 @@ class Job(NamedTuple):
 
     @property
     def is_debugged(self) -> bool:
-        """Whether its actor stands, or stood, at a breakpoint: see `actors.breakpoints`."""
-        return "debugging" in vars(self.instance.behaviour)
+        """Whether it waits for people: its actor stands at a breakpoint (see `actors.breakpoints`), or serves those."""
+        behaviour: Any = self.instance.behaviour
+        return "debugging" in vars(behaviour) or getattr(behaviour.cls, "_waits_for_people", False)
 
     @property
     def queued(self) -> int:
