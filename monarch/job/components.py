@@ -169,10 +169,10 @@ class Observed(Component):
 
 def _installed() -> bool:
     """Whether what keeps the tables is here; says what is missing."""
-    from monarch.telemetry.store import engine
+    from monarch.telemetry.store import check_installed
 
     try:
-        engine()
+        check_installed()
     except ImportError as exc:
         job_logger().warning("%s; the job goes on without telemetry", exc)
         return False
