@@ -1,8 +1,8 @@
-"""Makes the pictures of docs/dashboard.md from a real program: 64 ranks, of which 17 is slow and 42 is killed.
+"""Makes the pictures of docs/dashboard.md from a real program, train.py.
 
-    python docs/pictures/make_pictures.py
+    .venv/bin/python docs/pictures/make_pictures.py
 
-Needs `make browser`, half a minute, and the memory of 64 small processes. The program is below, under `program`.
+Needs `make browser`, a minute, and the memory of 64 small processes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ import urllib.request
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RANKS, SLOW, KILLED = {"hosts": 8, "gpus": 8}, 17, 42
 LARGEST = 150_000  # bytes of a picture
-SIZE = {"width": 1280, "height": 800}
+SIZE = {"width": 1200, "height": 760}
 PICTURES = {
     "overview": ("/", "light"),
     "topology": ("/topology", "light"),
@@ -28,62 +27,10 @@ PICTURES = {
 }
 
 
-def program() -> None:
-    import os
-    import signal
-
-    import monarch.dashboard
-    from monarch.actor import Actor, current_rank, endpoint, this_host
-
-    class Loader(Actor):
-        @endpoint
-        def next_batch(self) -> int:
-            time.sleep(0.01)
-            return 1
-
-    class Trainer(Actor):
-        def __init__(self, loaders: Loader) -> None:
-            self.loaders = loaders
-
-        @endpoint
-        def step(self, number: int) -> None:
-            self.loaders.next_batch.choose().get()
-            self.read_data() if current_rank().rank == SLOW else self.compute()
-            if number == 25 and current_rank().rank == KILLED:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def compute(self) -> None:
-            time.sleep(0.5)
-
-        def read_data(self) -> None:
-            time.sleep(1.4)
-
-        @endpoint
-        def all_reduce(self) -> None:
-            self.read_data() if current_rank().rank == SLOW else self.wait_for_the_others()
-
-        def wait_for_the_others(self) -> None:
-            time.sleep(600)
-
-    monarch.dashboard.start(port=0)
-    procs = this_host().spawn_procs(RANKS, name="workers")
-    trainers = procs.spawn("trainers", Trainer, procs.slice(gpus=0).spawn("loaders", Loader))
-    try:
-        for number in range(26):
-            trainers.step.call(number).get()
-    except Exception as error:
-        print(f"{type(error).__name__}: {error}".splitlines()[0], flush=True)
-    alive = [trainers.flatten("rank").slice(rank=slice(0, KILLED)), trainers.flatten("rank").slice(rank=slice(KILLED + 1, 64))]
-    waiting = [part.all_reduce.call() for part in alive]
-    print("waiting", flush=True)
-    time.sleep(600)
-    del waiting
-
-
 def main() -> None:
     from playwright.sync_api import sync_playwright
 
-    running = subprocess.Popen([sys.executable, __file__, "program"], stdout=subprocess.PIPE, text=True)
+    running = subprocess.Popen([sys.executable, str(HERE / "train.py")], stdout=subprocess.PIPE, text=True)
     assert running.stdout is not None
     try:
         url = ""
@@ -93,18 +40,21 @@ def main() -> None:
                 url = line.removeprefix("Monarch Dashboard: ").strip()
             if line.startswith("waiting"):
                 break
-        deadline = time.monotonic() + 60
-        while b'"failed":' not in urllib.request.urlopen(f"{url}/api/summary").read() and time.monotonic() < deadline:
+        deadline = time.monotonic() + 120  # until those that wait have done so for long enough to be named
+        while b"has been running" not in urllib.request.urlopen(f"{url}/api/summary").read():
+            assert time.monotonic() < deadline, "the dashboard does not show what the program does"
             time.sleep(0.5)
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+            browser = playwright.chromium.launch(
+                executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
+            )
             for name, (path, colours) in PICTURES.items():
                 context = browser.new_context(viewport=SIZE, color_scheme=colours, reduced_motion="reduce")
                 page = context.new_page()
                 page.goto(url + path)
                 page.get_by_text("live ·").wait_for()
                 if name == "sql":
-                    page.get_by_role("button", name="Who sends to whom").click()
+                    page.get_by_role("button", name="Actors by latest status").click()
                     page.locator(".result td").first.wait_for()
                 if name.startswith("topology"):
                     grid = page.get_by_role("application").first
@@ -127,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    program() if sys.argv[1:] == ["program"] else main()
+    main()

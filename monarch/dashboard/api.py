@@ -93,15 +93,16 @@ class Api:
             "message-stats", lambda: shapes.message_stats(self._message_states(), self._rows(queries.pairs()))
         )
 
-    def message_activity(self, seconds: float | None = None) -> dict[str, Any]:
-        """Over all time, or the last `seconds`."""
-        return self._kept(("message-activity", seconds), lambda: self._message_activity(seconds))
+    def message_activity(self, seconds: float | None = None, to_now: bool = False) -> dict[str, Any]:
+        """From the first to the last message, or to now; or over the last `seconds`."""
+        return self._kept(("message-activity", seconds, to_now), lambda: self._message_activity(seconds, to_now))
 
-    def _message_activity(self, seconds: float | None) -> dict[str, Any]:
+    def _message_activity(self, seconds: float | None, to_now: bool) -> dict[str, Any]:
         span = self._rows(queries.message_span())[0]
-        if seconds is not None and span["end_us"] is not None:
-            end = self.now_us()
-            span = {**span, "start_us": max(span["start_us"], end - int(seconds * 1e6)), "end_us": end}
+        if span["end_us"] is not None and (to_now or seconds is not None):
+            span = {**span, "end_us": max(span["end_us"], self.now_us())}
+        if span["end_us"] is not None and seconds is not None:
+            span["start_us"] = max(span["start_us"], span["end_us"] - int(seconds * 1e6))
         rows = self._rows(queries.message_buckets(span["start_us"], span["end_us"])) if span["end_us"] else []
         if seconds is not None:
             span = {**span, "total": sum(row["messages"] for row in rows)}
@@ -220,12 +221,19 @@ class Api:
     def tables(self) -> list[dict[str, Any]]:
         return self._kept("tables", lambda: shapes.tables(self._rows(queries.columns())))
 
-    def sql(self, text: str, seconds: float | None = None, limit: int | None = None) -> dict[str, Any]:
-        """What people typed. `rows` are lists; integers that JavaScript cannot hold are text."""
+    def sql(
+        self,
+        text: str,
+        seconds: float | None = None,
+        limit: int | None = None,
+        running: Callable[[Callable[[], None]], object] | None = None,
+    ) -> dict[str, Any]:
+        """What people typed. `rows` are lists; integers that JavaScript cannot hold are text. `running` is given what
+        cancels it."""
         seconds = min(seconds or SQL_SECONDS, SQL_LONGEST)
         most = min(limit or SQL_ROWS, SQL_ROWS)
         began = time.monotonic()
-        result = self._store.query(text, timeout=seconds, limit=most)
+        result = self._store.query(text, timeout=seconds, limit=most, running=running)
         rows = [shapes.exact(row) for row in tuples(result)]
         return {
             "columns": list(result.columns),

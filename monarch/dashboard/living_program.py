@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._mesh import plugins
 from monarch._mesh.inspection import stacks_of_program
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch.admin.looking import Look, LookFailed
 from monarch.dashboard.icicle import Stack
 from monarch.dashboard.living import Stacks
 from monarch.dashboard.store import Store, records
+from monarch.trace.profiling import profile_of
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
@@ -70,8 +70,7 @@ class LivingProgram:
         return Stacks([stack for process in found.processes for stack in folded(process)], found.silent)
 
     def profile(self, seconds: float, path: str) -> None:
-        profiling = plugins.load("trace.profiling")
-        with profiling.profile_of(self._program, lambda: _Client(self._store), say=logger.info) as profile:
+        with profile_of(self._program, lambda: _Client(self._store), say=logger.info) as profile:
             threading.Event().wait(seconds)
         profile.export_perfetto_trace(path)
 

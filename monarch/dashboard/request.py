@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 _MOST_ID = 2**64 - 1
@@ -17,6 +18,19 @@ class Ask:
     def __init__(self, request: Any, body: dict[str, Any]) -> None:
         self._request = request
         self.body = body
+        self._cancel: Callable[[], None] | None = None
+
+    def cancelled_by(self, cancel: Callable[[], None]) -> None:
+        """What answers it can be cancelled so."""
+        self._cancel = cancel
+
+    def cancel(self) -> None:
+        """Any thread; may be called again."""
+        if self._cancel is not None:
+            try:
+                self._cancel()
+            except Exception:  # it has just ended
+                pass
 
     @property
     def path(self) -> str:

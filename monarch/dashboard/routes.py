@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -21,6 +22,7 @@ logger = logging.getLogger("monarch.dashboard")
 STATIC = Path(__file__).parent / "static"
 PAGES = ("overview", "topology", "actors", "sql", "hardware", "stacks", "traces")
 LARGEST_REQUEST = 1 << 20  # bytes
+GONE_AFTER = 0.5  # seconds between two looks at whether a browser still waits for its query
 
 # Nothing from other sites, no script within a page, and no other page may frame this one.
 HEADERS = {
@@ -58,7 +60,7 @@ def routes_of(api: Api) -> list[Any]:
         get("/api/summary", lambda ask: api.summary()),
         get("/api/endpoints", lambda ask: api.endpoints()),
         get("/api/message-stats", lambda ask: api.message_stats()),
-        get("/api/message-activity", lambda ask: api.message_activity(ask.seconds())),
+        get("/api/message-activity", lambda ask: api.message_activity(ask.seconds(), ask.flag("to_now", False))),
         get("/api/topology", lambda ask: api.topology(ask.flag("show_system", False))),
         get("/api/dag", _dag(api)),
         get(
@@ -92,7 +94,7 @@ def routes_of(api: Api) -> list[Any]:
             _answering(lambda ask: api.start_profile(ask.number("seconds") or 10.0), body=True),
             methods=["POST"],
         ),
-        Route("/api/sql", _answering(lambda ask: _sql(api, ask), body=True), methods=["POST"]),
+        Route("/api/sql", _answering(lambda ask: _sql(api, ask), body=True, cancels=True), methods=["POST"]),
         Route("/static/{name:path}", _static, methods=["GET"]),
         Route("/", _page, methods=["GET"]),
         *(Route(f"/{page}", _page, methods=["GET"]) for page in PAGES),
@@ -103,7 +105,7 @@ def _sql(api: Api, ask: Ask) -> Any:
     text = ask.body.get("sql")
     if not isinstance(text, str) or not text.strip():
         raise BadRequest("missing 'sql' in request body")
-    return api.sql(text, ask.number("timeout"), int(ask.number("limit") or 0) or None)
+    return api.sql(text, ask.number("timeout"), int(ask.number("limit") or 0) or None, ask.cancelled_by)
 
 
 def _dag(api: Api) -> Callable[[Ask], Any]:
@@ -120,16 +122,23 @@ def _dag(api: Api) -> Callable[[Ask], Any]:
 # --- a request answered
 
 
-def _answering(answer: Callable[[Ask], Any], body: bool = False) -> Callable[..., Any]:
-    """An endpoint of starlette: `answer` on a thread, what it gives as JSON, what it raises as a status with a text."""
+def _answering(answer: Callable[[Ask], Any], body: bool = False, cancels: bool = False) -> Callable[..., Any]:
+    """An endpoint of starlette: `answer` on a thread, what it gives as JSON, what it raises as a status with a text.
+    `cancels`: when nobody waits for it any more, it is cancelled."""
     from starlette.concurrency import run_in_threadpool
 
     async def endpoint(request: Any) -> Any:
         try:
             ask = Ask(request, await _body(request) if body else {})
-            return await run_in_threadpool(_answered, answer, ask)
         except BadRequest as exc:
             return _error(400, str(exc))
+        if not cancels:
+            return await run_in_threadpool(_answered, answer, ask)
+        task = asyncio.ensure_future(run_in_threadpool(_answered, answer, ask))
+        while not (await asyncio.wait([task], timeout=GONE_AFTER))[0]:
+            if await request.is_disconnected():
+                ask.cancel()
+        return task.result()
 
     return endpoint
 

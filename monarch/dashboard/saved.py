@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from monarch.telemetry import statements
@@ -37,7 +38,14 @@ class SavedStore:
         self._connection.execute("SET enable_external_access = false")
         self._connection.execute("SET lock_configuration = true")
 
-    def query(self, sql: str, *, timeout: float | None = None, limit: int | None = None) -> Result:
+    def query(
+        self,
+        sql: str,
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        running: Callable[[Callable[[], None]], object] | None = None,
+    ) -> Result:
         """As monarch.telemetry.store.Store.query."""
         statements.check_length(sql)
         seconds = QUERY_SECONDS if timeout is None else timeout
@@ -46,6 +54,8 @@ class SavedStore:
         timer = threading.Timer(seconds, cursor.interrupt)
         timer.daemon = True
         timer.start()
+        if running is not None:
+            running(cursor.interrupt)
         try:
             statements.check(sql, [str(one.type).rpartition(".")[2] for one in cursor.extract_statements(sql)])
             cursor.execute(statements.rewritten(sql))

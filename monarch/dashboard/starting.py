@@ -12,13 +12,14 @@ from monarch import telemetry
 from monarch._mesh import plugins
 from monarch.telemetry.starting import FOLDER, run_folder
 
+HOST, PORT = "127.0.0.1", 8265
 LONGEST_ORDER = 4096  # bytes
 
 _lock = threading.Lock()
 _said: set[str] = set()
 
 
-def start(host: str = "127.0.0.1", port: int = 8265) -> str:
+def start(host: str = HOST, port: int = PORT) -> str:
     """Serves the dashboard of this program, from the process beside it, and prints where; its URL. Starts telemetry when
     it does not run yet: the dashboard shows what is recorded from then on.
 
@@ -43,7 +44,8 @@ def opened(host: str, port: int) -> tuple[str, list[str]]:
     """The URL, and what people should know of it."""
     running = telemetry.start()
     if running.dashboard_url:
-        return running.dashboard_url, []
+        asked = (host, port) != (HOST, PORT)
+        return running.dashboard_url, ["the dashboard is open already: where it is now holds"] if asked else []
     folder = run_folder()
     addresses = plugins.load("observer.launcher").start(
         os.path.join(folder, FOLDER), program=folder, dashboard=True, dashboard_host=host, dashboard_port=port
@@ -61,7 +63,7 @@ def serve(sock: socket.socket, argument: bytes) -> None:
     answer: dict[str, Any]
     try:
         order = json.loads(argument[:LONGEST_ORDER] or b"{}")
-        url, notes = opened(str(order.get("host") or "127.0.0.1"), int(order.get("port", 8265)))
+        url, notes = opened(str(order.get("host") or HOST), int(order.get("port", PORT)))
         answer = {"url": url, "notes": notes}
     except Exception as exc:  # whoever asked tells people
         answer = {"error": str(exc) or type(exc).__name__}

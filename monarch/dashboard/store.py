@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 
@@ -17,8 +17,16 @@ class Result(Protocol):
 class Store(Protocol):
     """`monarch.telemetry.store.Store`, and the stores of saved and simulated programs."""
 
-    def query(self, sql: str, *, timeout: float | None = None, limit: int | None = None) -> Any:
-        """Runs one statement that reads. ValueError for bad SQL and statements that write, TimeoutError after `timeout`."""
+    def query(
+        self,
+        sql: str,
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        running: Callable[[Callable[[], None]], object] | None = None,
+    ) -> Any:
+        """Runs one statement that reads. ValueError for bad SQL and statements that write, TimeoutError after `timeout`.
+        `running` is given what cancels it."""
 
 
 def records(result: Any) -> list[dict[str, Any]]:

@@ -87,9 +87,17 @@ class Store:
         whole = {**row, "timestamp_us": round(row["timestamp"] * 1e6)}
         self.insert(table, [tuple(whole.get(column.name) for column in TABLES[table].columns)])
 
-    def query(self, sql: str, *, timeout: float | None = None, limit: int | None = None) -> Result:
+    def query(
+        self,
+        sql: str,
+        *,
+        timeout: float | None = None,
+        limit: int | None = None,
+        running: Callable[[Callable[[], None]], object] | None = None,
+    ) -> Result:
         """Runs one statement that reads. Any thread. QueryError for what may not run or fails; QueryTimeout after `timeout`
-        seconds. At most `limit` rows."""
+        seconds. At most `limit` rows. `running` is given, before it runs, what cancels it from another thread: that may be
+        called at any time and again, and misses a query that has not quite begun."""
         statements.check_length(sql)
         seconds = QUERY_SECONDS if timeout is None else timeout
         most = min(limit if limit is not None else MOST_ROWS, MOST_ROWS)
@@ -98,6 +106,8 @@ class Store:
         try:
             cursor = self._connection.cursor()
             with self._limited(cursor, seconds):
+                if running is not None:
+                    running(cursor.interrupt)
                 return self._run(cursor, statements.rewritten(sql), most, seconds)
         finally:
             self._slots.release()

@@ -51,6 +51,8 @@ def test_activity(recorded: Any) -> None:
     whole = api.message_activity()
     assert len(whole["buckets"]) == 44
     assert sum(whole["buckets"]) == whole["total"] == api.summary()["message_counts"]["total"]
+    until_now = api.message_activity(to_now=True)
+    assert until_now["end_us"] == recorded.job.now_us and until_now["total"] == whole["total"]
     last = api.message_activity(20.0)
     assert sum(last["buckets"]) == last["total"] < whole["total"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,21 @@ def test_a_form_of_another_site_is_no_query(client: httpx.Client) -> None:
     assert client.post("/api/sql", content="{", headers={"content-type": "application/json"}).status_code == 400
     large = client.post("/api/sql", json={"sql": "x" * (routes.LARGEST_REQUEST + 1)})
     assert (large.status_code, "at most" in large.json()["error"]) == (400, True)
+
+
+def test_a_query_ends_when_nobody_waits_for_it(client: httpx.Client) -> None:
+    """All places for queries are taken by some that never end, whose browsers go: then there is room again."""
+    port = client.base_url.port
+    body = b'{"sql": "SELECT count(*) FROM range(1000000000) a, range(1000000) b", "timeout": 300}'
+    head = (
+        b"POST /api/sql HTTP/1.1\r\nhost: localhost:%d\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    gone = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    for each in gone:
+        each.sendall(head % (port, len(body)) + body)
+    for each in gone:
+        each.close()
+    assert client.post("/api/sql", json={"sql": "SELECT 1", "timeout": 50}).json()["rows"] == [[1]]
 
 
 def test_only_questions_are_posted(client: httpx.Client) -> None:

@@ -75,7 +75,6 @@ class Served:
         proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         layer.when_agent_lost = _agent_lost
         set_home(proc)
-        fault_signal.listen(spec.folder, address)
         transport.listen(listening)
         agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
@@ -84,6 +83,7 @@ class Served:
         recording.begin_if_asked(proc)
         loop.start()
         exporting.begin_if_asked(proc)
+        fault_signal.listen(spec.folder, address, loop.native_id)
 
     def _on_stop(self, stop: StopProc) -> None:
         if stop.incarnation in (None, self.proc.incarnation):

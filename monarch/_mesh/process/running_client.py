@@ -70,11 +70,11 @@ class Client:
         self.printer.far_agents = self._far_agents
         transport.listen(listening)
         self.door = Door(proc, self.directory)
-        fault_signal.listen(self.directory, proc.address)
         connection = transport.connect(started.socket, agent_at(host))
         proc.processes.use_agent(connection)
         connection.start()
         loop.start()
+        fault_signal.listen(self.directory, proc.address, loop.native_id)
         self._look_at_loop()
         faults.start()
         exporting.begin_if_asked(proc, say=True)

@@ -45,7 +45,8 @@ export function histogram({values, from, to, width = 640, height = 190, format, 
   values.forEach((value, index) => {
     if (value) svg.append(s("rect", {class: "bucket", x: LEFT + index * each + .5, width: Math.max(1, each - 1.5), y: y(value), height: Math.max(1, TOP + inner.height - y(value)), rx: 1.5}));
   });
-  if (onset !== null && onset >= from && onset <= to) {
+  if (onset !== null && onset >= from) {
+    onset = Math.min(onset, to);
     const right = x(onset) > width * .6;
     svg.append(s("line", {class: "mark", x1: x(onset), x2: x(onset), y1: TOP, y2: TOP + inner.height}),
       s("text", {class: "marktext", x: x(onset) + (right ? -6 : 6), y: TOP + 10, "text-anchor": right ? "end" : "start"}, onsetText));

@@ -62,3 +62,8 @@ export function firstLine(text) {
   if (lines.length === 0) return "";
   return (lines[0].startsWith("Traceback") ? lines[lines.length - 1] : lines[0]).trim();
 }
+
+/** A file by its last folder and its name. */
+export function shortFile(path) {
+  return path.split("/").slice(-2).join("/");
+}

@@ -2,7 +2,7 @@
 
 import {h, show} from "../dom.js";
 import {get} from "../api.js";
-import {clock, clockMillis, duration, firstLine, number, shortName} from "../format.js";
+import {clock, clockMillis, duration, firstLine, number, shortFile, shortName} from "../format.js";
 import {watch} from "../poller.js";
 import {ORDER, known} from "../states.js";
 import {stateDot} from "./topology.js";
@@ -123,7 +123,7 @@ function follow(root, id) {
     try {
       const found = await get(`/api/actors/${id}/stacks`);
       show(place, ...found.threads.map(thread => h("div", {class: "card"}, h("h3", {}, thread.name, thread.idle ? h("span", {class: "soft"}, "  idle") : null),
-        h("ol", {class: "mono small"}, ...[...thread.frames].reverse().map(([name, file, line]) => h("li", {}, `${name}  `, h("span", {class: "soft"}, `${file}:${line}`)))))),
+        h("ol", {class: "mono small"}, ...[...thread.frames].reverse().map(([name, file, line]) => h("li", {}, `${name}  `, h("span", {class: "soft", title: file}, `${shortFile(file)}:${line}`)))))),
       found.threads.length ? null : h("p", {class: "empty"}, "No thread of it runs code of the program now."), found.silent ? h("p", {class: "missing"}, found.silent) : null);
     } catch (problem) { show(place, h("p", {class: "missing"}, problem.message)); }
   }

@@ -35,7 +35,7 @@ export function open(root) {
   function follow() {
     activityEnd?.();
     shown = null;
-    activityEnd = watch(`/api/message-activity${seconds ? `?seconds=${seconds}` : ""}`, value => { shown = value; draw(); });
+    activityEnd = watch(`/api/message-activity?${seconds ? `seconds=${seconds}` : "to_now=true"}`, value => { shown = value; draw(); });
   }
   function draw() {
     if (!shown) return;

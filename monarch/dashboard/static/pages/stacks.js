@@ -2,7 +2,7 @@
 
 import {h, show} from "../dom.js";
 import {get} from "../api.js";
-import {clock, number, plural} from "../format.js";
+import {clock, number, plural, shortFile} from "../format.js";
 
 const LINE = 23, EVERY = 2500, NARROWEST = 0.25; // percent
 
@@ -49,7 +49,7 @@ export function open(root) {
     chart.style.height = `${(deepest + 1) * LINE}px`;
     show(chart, ...buttons, whole.count ? null : h("p", {class: "empty"}, taken.threads ? "Every thread is idle." : "No thread runs code of the program."));
     const few = stragglers(whole);
-    show(findings, few.length ? h("section", {class: "panel", style: {"margin-bottom": "16px"}}, h("h2", {class: "warn"}, "Not where the others are"), h("ul", {class: "concerns gap"}, ...few.slice(0, 6).map(each => h("li", {}, h("span", {class: "glyph warn", "aria-hidden": "true"}, "!"), h("span", {class: "text"}, h("b", {}, each.ranks.join(", ")), " at ", h("span", {class: "mono"}, `${each.leaf.name} ${each.leaf.file}:${each.leaf.line}`)), h("span", {class: "soft small"}, `the others: ${each.others}`))))) : null);
+    show(findings, few.length ? h("section", {class: "panel", style: {"margin-bottom": "16px"}}, h("h2", {class: "warn"}, "Not where the others are"), h("ul", {class: "concerns gap"}, ...few.slice(0, 6).map(each => h("li", {}, h("span", {class: "glyph warn", "aria-hidden": "true"}, "!"), h("span", {class: "text"}, h("b", {}, each.ranks.join(", ")), " at ", h("span", {class: "mono"}, `${each.leaf.name} ${shortFile(each.leaf.file)}:${each.leaf.line}`)), h("span", {class: "soft small"}, `the others: ${each.others}`))))) : null);
     const names = Object.entries(taken.silent);
     show(silent, names.length ? h("section", {class: "panel gap"}, h("h2", {}, `${plural(names.length, "process")}`.replace("processs", "processes"), " did not say"), h("ul", {class: "small"}, ...names.slice(0, 50).map(([name, why]) => h("li", {}, h("span", {class: "mono"}, name), ": ", why)))) : null);
     if (taken.all.cut) says.textContent += ", the deepest are left out";
@@ -103,7 +103,7 @@ function stragglers(root) {
   const visit = (node, above) => {
     if (node.straggler) {
       const most = above.children.find(child => !child.straggler);
-      found.push({ranks: node.ranks, leaf: innermost(node), others: most ? `${innermost(most).name} ${innermost(most).file}:${innermost(most).line}` : "elsewhere"});
+      found.push({ranks: node.ranks, leaf: innermost(node), others: most ? `${innermost(most).name} ${shortFile(innermost(most).file)}:${innermost(most).line}` : "elsewhere"});
       return;
     }
     for (const child of node.children) visit(child, node);
