@@ -115,6 +115,9 @@ def test_a_program_is_looked_at_from_outside(running: Running) -> None:
         assert "trainers" in names
         mine = get(f"actors/{cell['id']}/stacks")["threads"]
         assert any(frame[0].endswith("step") for thread in mine for frame in thread["frames"])
+        process = cell["full_name"].partition(".")[2]
+        captured = client.post("/api/pyspy/capture", json={"proc_ref": process}).json()["Ok"]
+        assert any(frame["name"].endswith("step") for trace in captured["stack_traces"] for frame in trace["frames"])
         of_dead = client.get(f"/api/actors/{failed['actor_id']}/stacks")
         assert of_dead.status_code == 503 or of_dead.json()["threads"] == []
         assert client.get("/", headers={"host": "evil.example"}).status_code == 403
