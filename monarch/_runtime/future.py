@@ -42,7 +42,7 @@ Note = tuple[int, Any, float, bool, Any]
 _MADE = object()
 _PENDING = object()
 _creating = threading.Lock()  # the queue of wakers of any Source: two observers may come first
-LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where"
+LOOK = ". print(monarch.actor.wait_graph().get()) shows who waits for whom, and where; `monarch doctor` which rank is stuck"
 _TIMEOUT_LIMIT = 1e9  # seconds; what threading accepts is a little over nine billion
 
 

@@ -246,6 +246,12 @@ class Loop:
         """Runs the loop on a thread of its own."""
         self._thread = start_thread(self.run, self.name)
 
+    @property
+    def native_id(self) -> int:
+        """The number that the system has for its thread; 0 before it runs."""
+        thread = self._thread
+        return 0 if thread is None else thread.native_id or 0
+
     def stop(self) -> None:
         """Ends the loop after the current callback. `join` waits for its thread."""
         self._stopped = True

@@ -10,12 +10,12 @@ import datetime
 import msgspec
 
 
-class Memory(msgspec.Struct):
+class Memory(msgspec.Struct, gc=False):
     process_rss_bytes: int | None
     process_vm_size_bytes: int | None
 
 
-class Root(msgspec.Struct):
+class Root(msgspec.Struct, gc=False):
     num_hosts: int
     started_at: str
     started_by: str
@@ -28,7 +28,7 @@ class Root(msgspec.Struct):
     silent: dict[str, str]  # processes that gave no answer, and why
 
 
-class Host(msgspec.Struct):
+class Host(msgspec.Struct, gc=False):
     addr: str
     num_procs: int
     system_children: list[str]
@@ -42,7 +42,7 @@ class Host(msgspec.Struct):
     problem: str | None
 
 
-class Debug(msgspec.Struct):
+class Debug(msgspec.Struct, gc=False):
     memory: Memory
     actor_work_queue_depth_total: int
     actor_work_queue_depth_max: int
@@ -50,7 +50,7 @@ class Debug(msgspec.Struct):
     last_nonzero_queue_depth_age_ms: int | None
 
 
-class Proc(msgspec.Struct):
+class Proc(msgspec.Struct, gc=False):
     proc_name: str
     num_actors: int
     system_children: list[str]
@@ -68,7 +68,7 @@ class Proc(msgspec.Struct):
     started_at: str
 
 
-class OrderingSession(msgspec.Struct):
+class OrderingSession(msgspec.Struct, gc=False):
     session_id: str
     sender: str | None
     last_released_seq: int
@@ -78,7 +78,7 @@ class OrderingSession(msgspec.Struct):
     newest_buffered_seq: int | None
 
 
-class InboundOrdering(msgspec.Struct):
+class InboundOrdering(msgspec.Struct, gc=False):
     enabled: bool
     snapshot_complete: bool
     skipped_session_count: int
@@ -89,7 +89,7 @@ class InboundOrdering(msgspec.Struct):
     sessions: list[OrderingSession]
 
 
-class FailureInfo(msgspec.Struct):
+class FailureInfo(msgspec.Struct, gc=False):
     error_message: str
     root_cause_actor: str
     root_cause_name: str | None
@@ -97,20 +97,20 @@ class FailureInfo(msgspec.Struct):
     is_propagated: bool
 
 
-class ActiveHandler(msgspec.Struct):
+class ActiveHandler(msgspec.Struct, gc=False):
     name: str
     active_count: int
     oldest_since: str
 
 
-class Execution(msgspec.Struct):
+class Execution(msgspec.Struct, gc=False):
     active_count: int
     active_handlers: list[ActiveHandler]
     complete: bool
     truncated: bool
 
 
-class WaitsFor(msgspec.Struct):
+class WaitsFor(msgspec.Struct, gc=False):
     """The actor waits for an answer of `target` (mesh.endpoint), of that many ranks."""
 
     target: str
@@ -118,7 +118,7 @@ class WaitsFor(msgspec.Struct):
     since: str
 
 
-class Actor(msgspec.Struct):
+class Actor(msgspec.Struct, gc=False):
     actor_status: str  # as `status` and `status_detail` in one text
     actor_type: str
     instance_id: str
@@ -141,14 +141,14 @@ class Actor(msgspec.Struct):
     stuck_ms: int | None  # how long its oldest endpoint has been running; null: none runs
 
 
-class Error(msgspec.Struct):
+class Error(msgspec.Struct, gc=False):
     """In place of a node that cannot be told of: its process has ended, or does not answer."""
 
     code: str
     message: str
 
 
-class Properties(msgspec.Struct, omit_defaults=True):
+class Properties(msgspec.Struct, omit_defaults=True, gc=False):
     """Exactly one of them is there."""
 
     Root: Root | None = None
@@ -158,7 +158,7 @@ class Properties(msgspec.Struct, omit_defaults=True):
     Error: Error | None = None
 
 
-class NodePayload(msgspec.Struct):
+class NodePayload(msgspec.Struct, gc=False):
     identity: str
     properties: Properties
     children: list[str]
@@ -174,7 +174,7 @@ def kind_of(properties: Properties) -> str:
     return next(name for name in properties.__struct_fields__ if getattr(properties, name) is not None)
 
 
-class AdminInfo(msgspec.Struct):
+class AdminInfo(msgspec.Struct, gc=False):
     """Which server answers."""
 
     actor_id: str
@@ -183,13 +183,13 @@ class AdminInfo(msgspec.Struct):
     url: str
 
 
-class Nodes(msgspec.Struct):
+class Nodes(msgspec.Struct, gc=False):
     """The whole tree in one answer."""
 
     nodes: list[NodePayload]
 
 
-class ConfigEntry(msgspec.Struct):
+class ConfigEntry(msgspec.Struct, gc=False):
     name: str
     value: str
     default_value: str | None
@@ -199,20 +199,20 @@ class ConfigEntry(msgspec.Struct):
     has_effect: bool
 
 
-class ApiError(msgspec.Struct, omit_defaults=True):
+class ApiError(msgspec.Struct, omit_defaults=True, gc=False):
     code: str
     message: str
     details: dict[str, str] | None = None
 
 
-class ApiErrorEnvelope(msgspec.Struct):
+class ApiErrorEnvelope(msgspec.Struct, gc=False):
     error: ApiError
 
 
 def iso(at: float) -> str:
     """Seconds since the epoch as text: 2026-11-22T03:20:55.502Z."""
     moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return moment.isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
 
 
 def seconds(text: str) -> float:

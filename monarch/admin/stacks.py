@@ -1,5 +1,4 @@
-"""The stacks of a program and what is wrong with it, from outside; also of one whose client cannot answer, as far as its
-processes are on this machine: they are signalled from here."""
+"""The stacks of a program and what is wrong with it, from outside. A client that cannot answer is signalled from here."""
 
 from __future__ import annotations
 
@@ -38,17 +37,16 @@ def stacks_of(program: Program, wanted: Wanted) -> Stacks:
 
 
 def _without_client(program: Program, wanted: Wanted, why: str) -> Stacks:
-    """Of the processes on this machine; nobody says which there are elsewhere."""
+    """Only the client can ask the others, who may be well: these are not signalled, and py-spy alone looks at them."""
     host = f"unix:{program.folder}"
-    names = fault_signal.listening(program.folder) or [CLIENT]
-    addresses = [f"{host}/{name}" for name in names]
-    if wanted.only is not None:
-        addresses = [address for address in addresses if address in wanted.only]
-    by_signal = agent_stacks.by_signal(program.folder, StacksByAgent(addresses, wanted.seconds, wanted.all_threads))
-    found = [msgspec.structs.replace(process, why=why) for process in by_signal.stacks]
-    silent = dict(by_signal.silent)
+    client = f"{host}/{CLIENT}"
+    given = StacksByAgent([client], wanted.seconds, wanted.all_threads, wanted.pyspy)
+    told = agent_stacks.by_signal(program.folder, given)
+    found = [msgspec.structs.replace(process, why=why) for process in told.stacks]
+    others = [f"{host}/{name}" for name in fault_signal.listening(program.folder) if name != CLIENT]
+    silent = {**dict.fromkeys(others, "only its client could ask it; --native looks at it with py-spy"), **told.silent}
     if wanted.native:
-        given = StacksByAgent(addresses, wanted.native_seconds, wanted.all_threads, wanted.pyspy)
+        given = msgspec.structs.replace(given, addresses=[client, *others], seconds=wanted.native_seconds)
         native = agent_stacks.by_pyspy(program.folder, given)
         found = stacks_of_program.with_native(found, native.stacks)
         for process in native.stacks:

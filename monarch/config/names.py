@@ -52,6 +52,7 @@ CountName = Literal[
     "stack_signal",
     "record_bytes",
     "tail_log_lines",
+    "log_file_bytes",
     "terminated_snapshot_retention",
     "rdma_max_chunk_size_mb",
     "rdma_tcp_fallback_parallelism",
@@ -64,6 +65,7 @@ FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
     "share_threads",
     "enable_log_forwarding",
+    "enable_file_capture",
     "stream_remote_output",
     "prefix_with_rank",
     "show_internal_frames",
@@ -78,6 +80,7 @@ FlagName = Literal[
 TextName = Literal[
     "channel_tcp_congestion",
     "runtime_dir",
+    "log_dir",
     "mesh_admin_addr",
     "preload",
     "pyspy_bin",

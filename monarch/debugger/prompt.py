@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -60,6 +61,7 @@ _PDB_COMMANDS = [
 ]
 _HISTORY = 1_000  # lines kept from one run to the next
 _READ = 1 << 16
+_LOOK = 0.5  # seconds between two looks whether the other side is still there
 _HINT = 2.0  # seconds without a prompt after which it is said how to get one
 
 Names = Callable[[], Sequence[tuple[str, int]]]
@@ -98,17 +100,19 @@ class _News(Exception):
 
 
 class Prompt:
-    """`names`: the actors and ranks that stand at breakpoints, for completion."""
+    """`names`: the actors and ranks that stand at breakpoints, for completion. `end`: what the other side's end means."""
 
-    def __init__(self, sock: socket.socket, names: Names = list) -> None:
+    def __init__(self, sock: socket.socket, names: Names = list, end: str = "the connection has ended") -> None:
         self._sock = sock
         self._names = names
+        self._end = end
         self._changed = threading.Condition()
         self._text = ""  # came, not yet printed
         self._gone = False
         self._attached = False
         self._typing = False
         self._draft = ""
+        self._typed = b""  # of a pipe or file
         self._known_names: Sequence[tuple[str, int]] = ()
         self._on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -133,7 +137,7 @@ class Prompt:
                 if line.strip() in ("quit", "q") and not self._attached:
                     self._drain()
                     return 0
-        print("monarch debug: the connection has ended", file=sys.stderr)
+        print(f"monarch debug: {self._end}", file=sys.stderr)
         return 1
 
     # --- what comes
@@ -223,12 +227,23 @@ class Prompt:
                 self._text += prompt
         return None
 
-    def _from_file(self, prompt: str) -> str:
+    def _from_file(self, prompt: str) -> str | None:
+        """A line of a pipe or file; None when the connection has ended first."""
         print(prompt, end="", flush=True)
-        line = sys.stdin.readline()
-        if not line:
-            raise EOFError
-        return line.rstrip("\n")
+        while b"\n" not in self._typed:
+            if not select.select([0], [], [], _LOOK)[0]:
+                if self._gone:
+                    return None
+                continue
+            data = os.read(0, _READ)
+            if not data:
+                if not self._typed:
+                    raise EOFError
+                data = b"\n"
+            self._typed += data
+        line, _, self._typed = self._typed.partition(b"\n")
+        print(line.decode(errors="replace"), flush=True)  # what is shown reads as a terminal would show it
+        return line.decode(errors="replace")
 
     @contextlib.contextmanager
     def _line_editor(self) -> Iterator[None]:

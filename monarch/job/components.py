@@ -83,6 +83,10 @@ class Observed(Component):
         Observed.__init__(self)
         self.__dict__.update(state)
 
+    def query_client(self) -> Any:
+        """What answers queries about the job, in a process in which `state()` was called; None when nothing is recorded."""
+        return getattr(self._addresses, "client", None)
+
     def before_connect(self, job: Any) -> None:
         """What is recorded begins here, so that the making of the hosts is part of it."""
         self._addresses = None
@@ -165,10 +169,10 @@ class Observed(Component):
 
 def _installed() -> bool:
     """Whether what keeps the tables is here; says what is missing."""
-    from monarch.telemetry.store import engine
+    from monarch.telemetry.store import check_installed
 
     try:
-        engine()
+        check_installed()
     except ImportError as exc:
         job_logger().warning("%s; the job goes on without telemetry", exc)
         return False

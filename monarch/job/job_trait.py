@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from monarch.job import cache
@@ -22,6 +22,7 @@ from monarch.job.progress import LiveLine, job_logger
 if TYPE_CHECKING:
     from monarch.job.mounts.component import Mounts
     from monarch.telemetry import QueryEngineClient
+    from monarch.trace.profiling import Profile
 
 C = TypeVar("C", bound=Component)
 
@@ -246,6 +247,25 @@ class JobTrait(ABC):
             raise TypeError("give a TelemetryConfig or its fields, not both")
         self._observed().telemetry = config or TelemetryConfig(**options)
         return self.enable_admin(mesh_admin_config)
+
+    def profile(self, on_trace_ready: Callable[[Profile], Any] | None = None, *, torch: bool = False) -> Profile:
+        """A `with` block whose calls and endpoints become a trace, which `profile.export_perfetto_trace(path)` writes. At its
+        end `on_trace_ready(profile)` is called, unless it raised. `torch`: with torch.profiler in every process.
+
+        RuntimeError without telemetry: see `enable_telemetry`, and docs/tracing.md.
+        """
+        from monarch.trace.profiling import Profile, ask_this
+
+        if self._observed().telemetry is None:
+            raise RuntimeError(
+                "job.profile() requires distributed telemetry; call job.enable_telemetry() before job.state()"
+            )
+        client = self._observed().query_client()
+        if client is None:
+            raise RuntimeError(
+                "distributed telemetry is not active; call job.state() before job.profile() and check telemetry startup logs"
+            )
+        return Profile(lambda: client, ask_this, on_trace_ready, torch=torch)
 
     def enable_admin(self, config: MeshAdminConfig | None = None, **options: Any) -> Self:
         """The job answers questions about itself; `options` are fields of MeshAdminConfig."""

@@ -18,6 +18,8 @@ from monarch.telemetry import frames
 logger = logging.getLogger("monarch.observer")
 
 _CONNECTIONS = 64
+_ATTEMPTS = 200  # at the lock
+_BETWEEN = 0.05
 
 
 def main() -> None:
@@ -51,14 +53,25 @@ def main() -> None:
 
 
 def own(folder: str) -> bool:
-    """Takes the folder's lock for as long as this process lives. False when another observer has it."""
+    """Takes the folder's lock for as long as this process lives. False when another observer has it, and answers; one that
+    was killed may hold it for a moment longer than its sockets."""
     os.makedirs(folder, mode=0o700, exist_ok=True)
     lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+    pause = threading.Event()
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if _answers(os.path.join(folder, "socket")):
+                return False
+        pause.wait(_BETWEEN)
+    raise RuntimeError(f"the lock of {folder} is taken, and nobody answers there")
+
+
+def _answers(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        return connection.connect_ex(path) == 0
 
 
 def accept(listening: socket.socket, observing: Observing, end: int) -> None:

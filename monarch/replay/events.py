@@ -234,10 +234,10 @@ def _cut(why: str) -> Recorded:
 
 
 def summary(pieces: Sequence[Piece]) -> tuple[int, int, list[Piece]]:
-    """Of what the actor sent: (size, checksum, the pieces if they are short)."""
+    """Of what the actor sent: (size, checksum, copies of the pieces if they are short)."""
     size, check = 0, 0
     for piece in pieces:
         flat = piece if isinstance(piece, bytes) else memoryview(piece).cast("B")
         size += len(flat)
         check = zlib.crc32(flat, check)
-    return size, check, list(pieces) if size <= KEPT_WHOLE else []
+    return size, check, [bytes(piece) for piece in pieces] if size <= KEPT_WHOLE else []

@@ -1,7 +1,8 @@
 """Records what one actor receives, as it happens.
 
-On disk before the actor sees it: a message before its endpoint runs, an answer before the code that waits for it gets it. So
-the recording of a process that was killed has all that it had seen. All writing is done on the actor's own threads; the I/O
+With the kernel before the actor sees it: a message before its endpoint runs, an answer before the code that waits for it gets
+it. So the recording of a process that was killed has all that it had seen. What the actor did is written with what it sees
+next. All writing is done on the actor's own threads; the I/O
 thread only notes what came. A recording that fails (disk full, bound reached) stops and says so; the actor goes on.
 """
 
@@ -163,7 +164,6 @@ class Recorder:
         number = self._numbers.pop(id(delivery), 0)
         if number:
             self.add(Done(_now(), number, outcome, text, size, check), pieces)
-            self.flush()  # the buffers are the actor's own, which it may change after this
 
     def supervised(self, failure: MeshFailure) -> None:
         self.add(Supervised(_now()), [message.encode(failure._failure)])
@@ -185,19 +185,16 @@ class Recorder:
         port = self._watch(call.entry)
         size, check, short = summary([call.body, *call.buffers])
         self.add(Asked(_now(), call.mesh, call.method, call.adverb, list(call.ranks), port, size, check), short)
-        self.flush()
         if call.entry is not None and call.entry.caller is None:
             call.entry.caller = self._instance
         return False
 
     def opened(self, queue: Entry) -> None:
         self.add(Opened(_now(), self._watch(queue)))
-        self.flush()
 
     def sent(self, kind: int, body: bytes, buffers: Sequence[memoryview]) -> None:
         size, check, short = summary([body, *buffers])
         self.add(Sent(_now(), kind, size, check), short)
-        self.flush()
 
     def _watch(self, entry: Entry | None) -> int:
         """The number of a port whose answers are recorded from now on."""

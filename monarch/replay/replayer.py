@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import contextlib
 import os
 import pdb  # noqa: T100  it is what opens it
@@ -184,6 +185,10 @@ class Replayer:
 
     def ended(self, delivery: Delivery, outcome: str, error: BaseException | None) -> None:
         if isinstance(error, ReplayOver):
+            return
+        if isinstance(error, bdb.BdbQuit):
+            self._numbers.pop(id(delivery), None)
+            self.stop("pdb was left")
             return
         text = "" if error is None else clip(f"{type(error).__name__}: {error}", 2_000)
         if error is not None and id(delivery) in self._numbers:

@@ -24,6 +24,7 @@ _NAMES = {
     "TZ",
 }
 _LARGE_FILE = 1 << 20
+_MOST_FILES = 10
 _SECRET = ("SECRET", "TOKEN", "PASS", "KEY", "CREDENTIAL", "AUTH")
 
 
@@ -112,14 +113,20 @@ def _installed(name: str) -> str | None:
 
 
 def sources(cls: type) -> dict[str, str]:
-    """The file that a class is from, if it can be read and is not large."""
-    import inspect
-
-    try:
-        path = inspect.getsourcefile(cls)
-        if path is None or os.path.getsize(path) > _LARGE_FILE:
-            return {}
-        with open(path, encoding="utf-8") as file:
-            return {path: file.read()}
-    except (OSError, TypeError, ValueError):
-        return {}
+    """The files that the methods of a class are from, if they can be read and are not large."""
+    found: dict[str, str] = {}
+    for owner in cls.__mro__:
+        if owner is object or owner.__module__.startswith("monarch."):
+            continue
+        for member in vars(owner).values():
+            function = getattr(member, "_method", None) or getattr(member, "__func__", None) or member
+            code = getattr(function, "__code__", None)
+            if code is None or code.co_filename in found or len(found) >= _MOST_FILES:
+                continue
+            try:
+                if os.path.getsize(code.co_filename) <= _LARGE_FILE:
+                    with open(code.co_filename, encoding="utf-8") as file:
+                        found[code.co_filename] = file.read()
+            except (OSError, ValueError):
+                pass
+    return found

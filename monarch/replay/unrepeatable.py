@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import types
 from collections.abc import Iterator
 
@@ -48,7 +49,7 @@ def _look(label: str, function: types.FunctionType, found: dict[str, None], seen
     seen.add(function.__code__)
     scope = function.__globals__
     for code in _codes(function.__code__):
-        names = set(code.co_names)
+        attributes = _attributes(code)
         for name in code.co_names:
             if name in _BUILTINS and name not in scope:
                 found[f"{label} uses {name}(): {_BUILTINS[name]} are not as then"] = None
@@ -56,11 +57,11 @@ def _look(label: str, function: types.FunctionType, found: dict[str, None], seen
                 found[f"{label} uses {name}: the contents of devices are not as then"] = None
             value = scope.get(name)
             if isinstance(value, types.ModuleType) and value.__name__ in _MODULES:
-                _module(label, value.__name__, names, found)
+                _module(label, value.__name__, attributes.get(name, set()), found)
             elif isinstance(value, type) and value.__name__ in _CLASSES:
                 found[f"{label} uses {name}: {_CLASSES[value.__name__]} are not as then"] = None
             elif isinstance(value, (types.BuiltinFunctionType, type)) and value.__module__ in _MODULES:
-                _module(label, value.__module__, {*names, name}, found)
+                _module(label, value.__module__, {*attributes.get(name, set()), name}, found)
             elif isinstance(value, types.FunctionType) and value.__module__ == function.__module__:
                 _look(name, value, found, seen)
 
@@ -72,6 +73,17 @@ def _module(label: str, module: str, names: set[str], found: dict[str, None]) ->
         shown = f"{module}.{name}" if name else module
         verb = "are" if _MODULES[module].startswith(("random", "other")) else "is"
         found[f"{label} uses {shown}: {_MODULES[module]} {verb} not as then"] = None
+
+
+def _attributes(code: types.CodeType) -> dict[str, set[str]]:
+    """By global name: what is taken of it, as `monotonic` of `time`."""
+    found: dict[str, set[str]] = {}
+    name = ""
+    for instruction in dis.get_instructions(code):
+        if name and instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            found.setdefault(name, set()).add(str(instruction.argval))
+        name = str(instruction.argval) if instruction.opname == "LOAD_GLOBAL" else ""
+    return found
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

@@ -27,8 +27,8 @@ def wish(name: str, cls: str, rank: int) -> str:
     folder = settings.get("record_folder") or default_folder()
     if folder not in _said:
         _said.add(folder)
-        log(_log, logging.WARNING, "actors %s are recorded: what they receive goes into %s, on the hosts where they run "
-            "(setting record)", wanted, folder)  # fmt: skip
+        text = "what actors receive is recorded in %s, on the hosts where they run (setting record is %r)"
+        log(_log, logging.WARNING, text, folder, wanted)
     return folder
 
 

@@ -19,7 +19,7 @@ from monarch.config import configure
 from monarch.telemetry import frames
 from monarch.telemetry.client import QueryEngineClient
 from monarch.telemetry.relay import Relay
-from monarch.telemetry.store import engine
+from monarch.telemetry.store import check_installed
 
 logger = logging.getLogger("monarch.telemetry")
 
@@ -156,11 +156,12 @@ class Telemetry:
                 logger.error("telemetry has ended: %s. The program goes on without", exc)
                 self._give_up()
             return False
-        self.url, self.dashboard_url = addresses.telemetry_url, addresses.dashboard_url
-        self.client.url = self.url
         logger.warning(
-            "telemetry's process (the observer) has ended, and what it kept is lost; another runs, at %s", self.url
+            "telemetry's process (the observer) has ended, and what it kept is lost; another runs, at %s",
+            addresses.telemetry_url,
         )
+        self.client.url = self.url = addresses.telemetry_url
+        self.dashboard_url, self.admin_url = addresses.dashboard_url, addresses.admin_url
         return True
 
     def _give_up(self) -> None:
@@ -221,7 +222,7 @@ def start(
     ImportError when DuckDB is not installed; RuntimeError in a process that is no program of its own, or when the process
     beside it cannot be started.
     """
-    engine()
+    check_installed()
     folder = run_folder()
     launcher = plugins.load("observer.launcher")
     wanted = launcher.ObserverConfig(

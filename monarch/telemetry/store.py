@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -157,13 +158,17 @@ class Store:
 
 
 def engine() -> Any:
-    """DuckDB. ImportError that says how to get it."""
-    try:
-        import duckdb
-        import pyarrow  # noqa: F401
-    except ImportError as exc:
-        raise ImportError(
-            f"telemetry keeps its tables with {exc.name}, which is not installed: pip install 'pymonarch[telemetry]'",
-            name=exc.name,
-        ) from None
+    """DuckDB. ImportError as of `check_installed`."""
+    check_installed()
+    import duckdb
+
     return duckdb
+
+
+def check_installed() -> None:
+    """ImportError, which says how to get it, when a package is missing. Loads none: that takes half a second."""
+    for name in ("duckdb", "pyarrow", "starlette", "uvicorn"):
+        if importlib.util.find_spec(name) is None:
+            raise ImportError(
+                f"telemetry needs {name}, which is not installed: pip install 'pymonarch[telemetry]'", name=name
+            )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, BinaryIO
 
-from monarch.trace.protobuf import data, double, fixed64, sint, text, uint
+from monarch.trace.protobuf import data, double, fixed64, sint, text, uint, varint
 from monarch.trace.timeline import Instant, Lane, Process, Slice, Timeline, lanes
 
 _SEQUENCE = 1
@@ -18,6 +19,12 @@ _CLEARED, _NEEDS = 1, 2  # TracePacket.SequenceFlags
 _BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
 _REALTIME = 1  # BUILTIN_CLOCK_REALTIME: nanoseconds since the epoch
 _CHUNK = 1 << 16
+_NOTES = 100_000  # encoded notes that are kept
+_HEAD = uint(10, _SEQUENCE)
+_NEEDED = uint(13, _NEEDS)
+
+
+_when = itemgetter(0, 1, 2)
 
 
 class _Names:
@@ -25,14 +32,15 @@ class _Names:
 
     def __init__(self, field: int) -> None:
         self._field = field
-        self._ids: dict[str, int] = {}
+        self._ids: dict[str, bytes] = {}
         self.news: list[bytes] = []
 
-    def id(self, name: str) -> int:
+    def id(self, name: str) -> bytes:
+        """As a varint."""
         number = self._ids.get(name)
         if number is None:
-            number = self._ids[name] = len(self._ids) + 1
-            self.news.append(data(self._field, uint(1, number) + text(2, name)))
+            number = self._ids[name] = varint(len(self._ids) + 1)
+            self.news.append(data(self._field, b"\x08" + number + text(2, name)))
         return number
 
 
@@ -43,6 +51,7 @@ class Writer:
         self._categories = _Names(1)  # InternedData.event_categories, event_names, debug_annotation_names
         self._names = _Names(2)
         self._keys = _Names(3)
+        self._notes: dict[tuple[tuple[str, Any], type], bytes] = {}
 
     def packets(self, timeline: Timeline) -> Iterator[bytes]:
         defaults = data(59, uint(58, _REALTIME))  # trace_packet_defaults { timestamp_clock_id }
@@ -51,7 +60,7 @@ class Writer:
             yield from self._process(process)
 
     def _packet(self, body: bytes) -> bytes:
-        return data(1, uint(10, _SEQUENCE) + body)
+        return data(1, _HEAD + body)
 
     def _process(self, process: Process) -> Iterator[bytes]:
         uuid = _uuid(process.name)
@@ -70,28 +79,37 @@ class Writer:
     def _events(self, track: int, lane: Lane, instants: list[Instant]) -> Iterator[bytes]:
         """In the order of time, which begins and ends of nested slices need."""
         moments: list[tuple[int, int, int, bytes]] = []  # time; ends, then instants, then begins; inner ends first
+        place = uint(11, track)
+        begin, instantly, end = uint(9, _BEGIN) + place, uint(9, _INSTANT) + place, uint(9, _END) + place
         for index, one in enumerate(lane.slices):
-            moments.append((one.start, 2, index, self._begin(track, one)))
-            moments.append((one.end, 0, -index, uint(9, _END) + uint(11, track)))
+            moments.append((one.start, 2, index, self._begin(begin, one)))
+            moments.append((one.end, 0, -index, end))
         for index, instant in enumerate(instants):
-            moments.append((instant.at, 1, index, self._instant(track, instant)))
+            named = b"\x50" + self._names.id(instant.name)
+            moments.append((instant.at, 1, index, instantly + named + _flows(instant.flows, instant.ends)))
         # Names that are new come with the first packet, whichever that is.
         interned = self._interned()
-        for at, _, _, event in sorted(moments, key=lambda moment: moment[:3]):
-            yield self._packet(uint(8, at) + uint(13, _NEEDS) + interned + data(11, event))
+        moments.sort(key=_when)
+        for at, _, _, event in moments:
+            yield self._packet(uint(8, at) + _NEEDED + interned + data(11, event))
             interned = b""
 
-    def _begin(self, track: int, one: Slice) -> bytes:
-        event = uint(9, _BEGIN) + uint(11, track) + uint(10, self._names.id(one.name))
+    def _begin(self, head: bytes, one: Slice) -> bytes:
+        parts = [head, b"\x50", self._names.id(one.name)]
         if one.category:
-            event += uint(3, self._categories.id(one.category))
-        for key, value in one.notes.items():
-            event += data(4, uint(1, self._keys.id(key)) + _value(value))
-        return event + _flows(one.flows, one.ends)
-
-    def _instant(self, track: int, instant: Instant) -> bytes:
-        event = uint(9, _INSTANT) + uint(11, track) + uint(10, self._names.id(instant.name))
-        return event + _flows(instant.flows, instant.ends)
+            parts += (b"\x18", self._categories.id(one.category))
+        notes = self._notes
+        for note in one.notes.items():
+            try:
+                parts.append(notes[note, type(note[1])])
+            except KeyError:
+                made = data(4, b"\x08" + self._keys.id(note[0]) + _value(note[1]))
+                if len(notes) < _NOTES and isinstance(note[1], str):  # others are hardly ever the same twice
+                    notes[note, str] = made
+                parts.append(made)
+        if one.flows or one.ends:
+            parts.append(_flows(one.flows, one.ends))
+        return b"".join(parts)
 
     def _interned(self) -> bytes:
         news = b"".join(piece for names in (self._categories, self._names, self._keys) for piece in names.news)

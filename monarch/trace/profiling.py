@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,17 +10,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from monarch._mesh.inspection import survey
+from monarch._mesh.inspection.survey import Answers
 from monarch.trace import perfetto
 from monarch.trace.spans import ActorName, Drawn, SpanRow, draw
 from monarch.trace.timeline import Timeline, chrome
 from monarch.trace.torch_profiles import Ask, TorchProfiles
 
 if TYPE_CHECKING:
-    from monarch._mesh.inspection.survey import Answers
     from monarch.admin.programs import Program
 
 _PAGE = 50_000  # rows asked for at a time
 _SETTLE = 0.2  # seconds between two looks at whether rows still come
+_BATCHES = 1.5  # seconds in which processes send what they have by themselves
 _DRAIN = 10.0  # seconds after which it goes on with what has come
 _QUERY = 60.0  # seconds that one query may take
 
@@ -121,8 +121,12 @@ class Profile:
         """What was recorded in the block is on its way: waits until all processes have sent it and no more rows come."""
         assert self._client is not None
         deadline = time.monotonic() + _DRAIN
-        with contextlib.suppress(Exception):  # the program may have ended: then what has come is what there is
-            self._ask("telemetry.flush", b"", 5.0, None)
+        try:
+            flushed = self._ask("telemetry.flush", b"", 5.0, None).replies
+        except Exception:  # the program may have ended: then what has come is what there is
+            flushed = {}
+        if not flushed:
+            time.sleep(_BATCHES)
         before = -1
         while time.monotonic() < deadline:
             rows = self._client.query("SELECT count(*) AS n FROM span_events", timeout=_QUERY)["rows"]
@@ -149,10 +153,12 @@ def ask_this(question: str, argument: bytes, timeout: float, only: Sequence[str]
     return survey.ask(question, argument, timeout=timeout, only=only).get()
 
 
-def profile_of(program: Program, telemetry: Callable[[], Client], *, torch: bool = False, **how: Any) -> Profile:
-    """As `profile`, of another program on this machine."""
+def profile_of(program: Program | None, telemetry: Callable[[], Client], *, torch: bool = False, **how: Any) -> Profile:
+    """As `profile`, of another program on this machine; None: of what is recorded, with nobody to ask beside that."""
 
     def ask(question: str, argument: bytes, timeout: float, only: Sequence[str] | None) -> Answers:
+        if program is None:
+            return Answers({}, {})
         return program.ask(question, argument, timeout=timeout, only=only)
 
     return Profile(telemetry, ask, torch=torch, **how)

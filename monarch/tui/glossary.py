@@ -22,8 +22,8 @@ _ENTRIES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "right column",
-        "the endpoint that has been running longest, for how long, and what it waits for",
-        "运行最久的端点、时长及其等待的对象",
+        "the endpoint that has been running longest, for how long, → what it waits for",
+        "运行最久的端点、时长，→ 其等待的对象",
     ),
     (
         "Status",

@@ -99,7 +99,7 @@ def note(nodes: Mapping[str, NodePayload], node: NodePayload) -> str:
 def actor_note(actor: Actor) -> str:
     if actor.status in ("failed", "stopped", "zombie", "stopping", "initializing", "created"):
         return actor.status
-    waits = f"waits for {actor.waits_for[0].target}" if actor.waits_for else ""
+    waits = f"→ {actor.waits_for[0].target}" if actor.waits_for else ""
     seconds = (actor.stuck_ms or 0) / 1000
     if seconds < STUCK_FROM:
         return waits if actor.status == "client" else ""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from monarch.debugger.visit import STREAM, Visit
+from tests.support.tiers import full
 
 TIMEOUT = 60
 PDB = "(Pdb) "
@@ -173,6 +174,7 @@ def test_exceptions_stop_when_asked(running: Any) -> None:
     talk.close()
 
 
+@full
 def test_short_commands(running: Any) -> None:
     def debug(*words: str, status: int = 0) -> str:
         done = subprocess.run(
@@ -195,6 +197,7 @@ def test_short_commands(running: Any) -> None:
     assert "takes nothing behind it" in debug("list", "worker", "1", status=2)
 
 
+@full
 def test_a_killed_rank(own: Any) -> None:
     own.call("add 1")
     talk = own.talk()
@@ -209,6 +212,7 @@ def test_a_killed_rank(own: Any) -> None:
     talk.close()
 
 
+@full
 def test_a_killed_program(own: Any, watch: Any) -> None:
     """Its ranks end with it, also those that stand at a breakpoint."""
     own.call("add 1")

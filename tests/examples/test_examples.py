@@ -239,3 +239,13 @@ def test_elastic_ddp_replaces_a_host_and_goes_on(tmp_path: Path) -> None:
     assert "  replaced: host 2" in lines
     assert any(re.fullmatch(r"  recovered in \d+\.\d\d s, on with step 10", line) for line in lines)
     assert re.fullmatch(r"trained: 20 steps, loss 0\.\d{4} -> 0\.\d{4}", lines[-1])
+
+
+def test_debugging_stops_at_the_broken_sample_and_goes_on_without_it(tmp_path: Path) -> None:
+    *shown, losses = run("debugging.py", cwd=tmp_path)
+    text = "\n".join(shown)
+    assert "| trainers     |      2 | {'gpus': 2} |" in text
+    assert "(Pdb) p step, batch\n(3, [3.0, 5.0, -1.0])\n" in text
+    assert "'no logarithm'" in text
+    assert text.endswith("Quitting debug session...")
+    assert losses == "[4.024, 5.179, 4.586, 6.335]"

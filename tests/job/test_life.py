@@ -261,8 +261,52 @@ def test_subclasses_of_programs_need_the_four_hooks_only() -> None:
 def test_an_installation_without_telemetry_says_so_and_goes_on(told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
+    from monarch.job.mounts.sidecar import Sidecar
+    from monarch.telemetry import starting
+
+    def fail(self: Sidecar, job: Any) -> None:
+        raise RuntimeError("job sidecar failed to start the observer")
+
+    monkeypatch.setattr(Sidecar, "start_observer", fail)
+    monkeypatch.setattr(starting, "run_folder", lambda: "/nowhere")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     job = FakeJob("one").enable_telemetry(retention_secs=60)
     state = job.state()
-    assert state.telemetry_url is None
-    assert "this version has no monarch.telemetry: the job goes on without it" in told()
+    assert state.telemetry_url is state.admin_url is state.query_engine_client is None
+    said = "\n".join(told())
+    assert (
+        "telemetry needs duckdb, which is not installed: pip install 'pymonarch[telemetry]'; the job goes on without"
+        in said
+    )
+    assert (
+        "job sidecar telemetry bootstrap failed; telemetry disabled for this job: job sidecar failed to start" in said
+    )
+
+
+def test_who_asks_for_telemetry_is_told_what_is_wrong_in_order() -> None:
+    class Sick(FakeJob):
+        health: Any = True
+
+        def _is_running(self) -> bool:
+            if isinstance(self.health, Exception):
+                raise self.health
+            return bool(self.health)
+
+    job = Sick("one")
+    with pytest.raises(RuntimeError, match="the saved job is not active"):
+        job.telemetry_query_client()
+    job.state()
+    job.health = OSError("no route")
+    with pytest.raises(RuntimeError, match="the health of the job could not be checked: OSError: no route"):
+        job.telemetry_query_client()
+    job.health = False
+    with pytest.raises(RuntimeError, match="the job is not running or not healthy"):
+        job.telemetry_query_client()
+    job.health = True
+    with pytest.raises(
+        RuntimeError, match=r"not configured for this job: call enable_telemetry\(\) and apply it again"
+    ):
+        job.telemetry_query_client()
+    job.enable_telemetry()
+    with pytest.raises(RuntimeError, match="the connection to the job's telemetry failed"):
+        job.telemetry_query_client()

@@ -137,7 +137,7 @@ def test_keys_move_expand_and_collapse() -> None:
         await screen.loaded()
         await screen.press("j", "down", "tab")
         assert screen.selected == PROC
-        assert "w[0]" in screen.row(3) and "step 1m15s waits for db" in screen.row(3)
+        assert "w[0]" in screen.row(3) and "step 1m15s → db.get" in screen.row(3)
         await screen.press("k", "up", "G")
         assert screen.selected == f"mesh-1<uid>@{HOST}"
         await screen.press("g")
@@ -260,7 +260,7 @@ def test_what_goes_wrong_behind_an_overlay_is_shown_in_it() -> None:
     run(test, source=source)
 
 
-@pytest.mark.parametrize("size", first_of([(39, 20), (100, 7), (1, 1)]))
+@pytest.mark.parametrize("size", first_of([pytest.param(size) for size in ((39, 20), (100, 7), (1, 1))]))
 def test_too_small(size: tuple[int, int]) -> None:
     async def test(screen: Driven) -> None:
         await screen.until(lambda: len(screen.app.state) > 0)

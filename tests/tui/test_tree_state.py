@@ -179,7 +179,7 @@ def test_the_right_column_says_for_how_long_and_for_whom() -> None:
     shown = state(list(tree.nodes.values()))
     shown.expand(PROC)
     notes = {row.label: row.note for row in shown.rows()}
-    assert notes["b[0]"] == "step 1m15s waits for db.get"
+    assert notes["b[0]"] == "step 1m15s → db.get"
     assert notes["c[0]"] == ""
     assert notes["mesh-0<uid>  (2 actors: 2 user)"] == "1m15s"
 

@@ -21,22 +21,21 @@ if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
     from monarch._wire.message import Call
 
+_installed = False
 _passed_over = False
 
 
 def install() -> None:
-    """In a process of a mesh."""
-    sys.breakpointhook = _hook
-    _take_set_trace()
-    stop_on_exceptions(settings.get("debug_on_exception"))
-
-
-def install_in_client() -> None:
-    """In the root client, when it gets an actor of the program: a hook that the program, or an editor, has set stays."""
+    """In a process of a mesh, and in the root client when it gets an actor of the program. A hook that the program, or an
+    editor, has set stays."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
     if sys.breakpointhook is sys.__breakpointhook__:
-        install()
-    elif sys.breakpointhook is not _hook and ActorBehaviour.debugging is None:
-        stop_on_exceptions(settings.get("debug_on_exception"))
+        sys.breakpointhook = _hook
+        _take_set_trace()
+    stop_on_exceptions(settings.get("debug_on_exception"))
 
 
 def _hook(*args: Any, **kwargs: Any) -> Any:

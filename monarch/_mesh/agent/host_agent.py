@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 
@@ -29,6 +30,7 @@ from monarch._mesh.agent.roster import ABANDONED_GRACE
 from monarch._mesh.agent.routes import Link
 from monarch._mesh.inspection import fault_signal
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
+from monarch._mesh.output.rank_files import folder_of
 from monarch._mesh.start import agent_process, forkserver, launch, leftovers, threads
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._mesh.start.forkserver_pool import ForkServers, Order
@@ -336,11 +338,13 @@ class HostAgent(BaseHostAgent):
         mesh = self._meshes.get(start.mesh)
         if mesh is None:
             spec = start.spec
-            tail = settings.told(msgspec.msgpack.decode(spec.config), "tail_log_lines")
+            told = partial(settings.told, msgspec.msgpack.decode(spec.config))
+            tail, limit = told("tail_log_lines"), told("log_file_bytes")
+            files = folder_of(told("log_dir")) if told("enable_file_capture") else ""
             forward, with_rank = spec.forward_logs, spec.prefix_with_rank
-            mesh = MeshOutput(start.name, forward, with_rank, spec.client, tail, spec.stream_lines)
+            mesh = MeshOutput(start.name, forward, with_rank, spec.client, tail, spec.stream_lines, files, limit)
             self._meshes[start.mesh] = mesh
-        output = self._running[start.key] = ProcOutput(mesh, start.rank)
+        output = self._running[start.key] = ProcOutput(mesh, start.rank, start.address, start.incarnation)
         return self.outputs.open(output)
 
     def _on_preload(self, frame: Frame) -> None:
@@ -430,6 +434,7 @@ class HostAgent(BaseHostAgent):
         self.links.close()
         self.servers.close()
         self.outputs.flush()
+        self.outputs.files.flush(1.0)
         self._memory.close()
         _kill_descendants()
         remove_directory(self.directory)

@@ -112,7 +112,7 @@ def last_recorded(*recordings: bytes) -> dict[str, Recorded]:
     found: dict[str, Recorded] = {}
     for text in recordings:
         try:
-            entries = json.loads(text)["entries"]
+            entries = list(json.loads(text)["entries"])
         except (ValueError, KeyError, TypeError):
             continue
         for entry in entries:
@@ -126,6 +126,6 @@ def last_recorded(*recordings: bytes) -> dict[str, Recorded]:
                 operation = str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"])
                 ended = entry.get("retired", entry.get("state") == "completed") or entry.get("state") == "completed"
                 found[name] = Recorded(number, sendable(operation, NAME_LIMIT), [int(n) for n in sizes[0]], not ended)
-            except (KeyError, TypeError, ValueError, IndexError):
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError):
                 continue
     return found

@@ -12,7 +12,7 @@ import resource
 import socket
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -29,7 +29,9 @@ from monarch._runtime.waiting import Wait
 from monarch._wire.message import Failure
 from monarch.config import settings
 
-MOST_ACTORS = 10_000  # of one process; it says how many are left out
+Named = Callable[[str, str, int, bool], str]
+
+MOST_ACTORS = 5_000  # of one process, which take it some 50 ms; it says how many are left out
 _HANDLERS = 64  # endpoint names of one actor that run, the oldest
 _WAITS = 16  # of one actor
 _SESSIONS = 64  # senders of one actor of which messages are held back
@@ -37,8 +39,8 @@ _TEXT = 4_000  # characters of a failure's report
 _ABANDONED = "(abandoned: it did not end in time)"
 
 
-class Facts(msgspec.Struct, array_like=True):
-    """Travels as an array: fields are added at the end only."""
+class Facts(msgspec.Struct, array_like=True, gc=False):
+    """Travels as an array: fields are added at the end only. Trees of facts have no rings, so nothing collects them."""
 
 
 class Handler(Facts):
@@ -164,9 +166,10 @@ def describe(proc: Proc, ask: Ask) -> ProcessFacts:
         instances.insert(0, root)
     left_out = max(0, len(instances) - MOST_ACTORS)
     waits = _waits(proc.waits.standing(), root)
-    actors = [_actor(proc, instance, clock, waits, ask) for instance in instances[:MOST_ACTORS]]
+    named = identities.actor_ids(proc)
+    actors = [_actor(proc, instance, named, clock, waits, ask) for instance in instances[:MOST_ACTORS]]
     name = identities.proc_id(proc)
-    stopped = [_departed(departed, proc, ask) for departed in proc.departed.copy()]
+    stopped = [_departed(departed, named, proc, ask) for departed in proc.departed.copy()]
     taken = max((instance.last_taken for instance in instances), default=0.0)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     rss, vm = memory()
@@ -239,7 +242,9 @@ def _waits(standing: Iterable[Wait], root: Instance | None) -> dict[int, list[Wa
     return found
 
 
-def _actor(proc: Proc, instance: Instance, clock: _Clock, waits: dict[int, list[Wait]], ask: Ask) -> ActorFacts:
+def _actor(
+    proc: Proc, instance: Instance, named: Named, clock: _Clock, waits: dict[int, list[Wait]], ask: Ask
+) -> ActorFacts:
     call = instance.last_call
     handlers, handling = _handlers(instance, clock)
     status, detail = _status(instance, handlers, clock)
@@ -247,7 +252,7 @@ def _actor(proc: Proc, instance: Instance, clock: _Clock, waits: dict[int, list[
     in_full = ask.actor in (instance.key, "*")
     return ActorFacts(
         instance.key,
-        str(identities.actor_address(instance)),
+        named(instance.key, instance.name, instance.rank, instance.behaviour is None or instance.key == instance.name),
         instance.name,
         instance.rank,
         instance.unique,
@@ -259,7 +264,7 @@ def _actor(proc: Proc, instance: Instance, clock: _Clock, waits: dict[int, list[
         detail,
         instance.created_at,
         instance.processed,
-        instance.busy,
+        instance.busy + _so_far(instance, clock),
         len(instance.mailbox.messages),
         instance.peak,
         "" if call is None else call.method,
@@ -287,6 +292,12 @@ def _handlers(instance: Instance, clock: _Clock) -> tuple[list[Handler], int]:
         known.since = min(known.since, since)
     oldest = sorted(found.values(), key=lambda handler: handler.since)
     return oldest[:_HANDLERS], len(jobs)
+
+
+def _so_far(instance: Instance, clock: _Clock) -> float:
+    """Seconds in the endpoint that runs now in turn."""
+    now = instance.current
+    return 0.0 if now is None or now.answered else max(0.0, clock.loop - now.started)
 
 
 def _status(instance: Instance, handlers: list[Handler], clock: _Clock) -> tuple[str, str]:
@@ -326,16 +337,14 @@ def _session(session: Session) -> tuple[str, int, int, int, int]:
     return (sender if isinstance(sender, str) else str(sender[0])), *session[1:]
 
 
-def _departed(departed: Departed, proc: Proc, ask: Ask) -> ActorFacts:
+def _departed(departed: Departed, named: Named, proc: Proc, ask: Ask) -> ActorFacts:
     failure: Failure = departed.failure
-    uid = identities.actor_uid(departed.key, departed.name, departed.rank, departed.key == departed.name)
-    name = identities.address_of(uid, proc)
     reason = _reason(failure)
     abandoned = failure.stopped and _ABANDONED in reason
     in_full = ask.actor in (departed.key, "*")
     return ActorFacts(
         departed.key,
-        str(name),
+        named(departed.key, departed.name, departed.rank, departed.key == departed.name),
         departed.name,
         departed.rank,
         departed.unique,

@@ -1,14 +1,18 @@
 """The last resort: the stacks of a process that does not answer, because native code holds its interpreter lock.
 
 Each process lets Python's faulthandler listen for a signal (setting `stack_signal`), with a file in the run folder to
-write to. Whoever may see that folder, the host agent or a program of the same user, sends the signal and reads the file. A
-process is signalled only when it has said in a note beside that file that it listens, when the kernel says that it still has
-a handler, and when the descriptor is still that file: the default action of the signal would end a process, and
-a program may have closed descriptors that are not its own. A process that is stopped is not waited for.
+write to. Whoever may see that folder, the host agent or a program of the same user, sends the signal and reads the file.
 
-The handler runs on whichever thread the kernel interrupts, mostly the main one, and system calls are restarted (SA_RESTART)
-or, where they cannot be (sleep, poll, epoll), give EINTR, after which Python goes on waiting. It walks frames without the
-interpreter lock, so it is sent only when a process has not answered.
+That must harm no process:
+
+- It is signalled only when it has said in a note beside that file that it listens, when the kernel says that it still has
+  a handler (without one the signal would end it), and when the descriptor is still that file (a program may have closed
+  descriptors that are not its own). One that is stopped is not waited for.
+- faulthandler follows the frames of all threads without the interpreter lock: a process whose threads run Python code
+  crashes after a dozen of such signals. So a process is signalled only when its I/O thread is seen to ask for the
+  lock in vain, and no thread works as those do that share it: in turns of milliseconds. Then it is native code that holds
+  the lock, and no frame changes.
+- The signal goes to the I/O thread, so no system call of the program is interrupted.
 """
 
 from __future__ import annotations
@@ -23,22 +27,28 @@ from monarch._wire.address import name_of
 from monarch.config import settings
 
 NOTE, DUMP = ".listens", ".stacks"  # of the note and of the file, after the name of the process
-LARGEST = 8 << 20  # bytes of a file that are kept; it is emptied before each signal
-_LOOKS = 0.02  # seconds between two looks whether all has been written
+LARGEST = 8 << 20  # bytes of a file that are read; the file is emptied before each signal
+_LOOKS = 0.002  # seconds between two looks whether all has been written
+_AT_ONCE = 16  # processes that are signalled at a time
+_WAKES = 5  # how often a thread has to be seen to ask for the lock again; it does each switch interval, 1 or 5 ms
+_WATCHED = 0.3  # seconds for which threads are watched
+_TURN = (
+    200_000  # nanoseconds on the processor, from which a thread that then waits had the lock: to ask for it takes few
+)
 
 
 class CannotSignal(RuntimeError):
     """Why a process was not asked by a signal."""
 
 
-def listen(folder: str, address: str) -> None:
-    """Lets this process write its stacks when it is signalled. What goes wrong is written into the note: nothing here keeps
-    a process from starting."""
+def listen(folder: str, address: str, thread: int) -> None:
+    """Lets this process write its stacks when it is signalled. `thread`: the number of its I/O thread. What goes wrong is
+    written into the note: nothing here keeps a process from starting."""
     path = os.path.join(folder, name_of(address))
     number = settings.get("stack_signal")
     with contextlib.suppress(OSError):
         try:
-            text = _register(number, path + DUMP)
+            text = _register(number, path + DUMP, thread)
         except (OSError, ValueError, RuntimeError, AttributeError) as exc:
             text = f"- {exc}"
         descriptor = os.open(path + NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -48,7 +58,7 @@ def listen(folder: str, address: str) -> None:
             os.close(descriptor)
 
 
-def _register(number: int, path: str) -> str:
+def _register(number: int, path: str, thread: int) -> str:
     import faulthandler
 
     if number == 0:
@@ -57,7 +67,7 @@ def _register(number: int, path: str) -> str:
         return f"- the program uses signal {number} itself; the setting stack_signal names another"
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(number, file, all_threads=True, chain=False)
-    return f"{number} {file}"
+    return f"{number} {file} {thread}"
 
 
 def forget(folder: str, name: str) -> None:
@@ -76,18 +86,23 @@ def listening(folder: str) -> list[str]:
 
 
 class Note(NamedTuple):
-    """What a process has said: its pid, the signal it listens for and its descriptor of the file; or why it does not."""
+    """What a process has said: its pid, the signal it listens for, its descriptor of the file and its I/O thread; or why it
+    does not listen."""
 
     pid: int
     number: int
     descriptor: int
+    thread: int
     why: str = ""
 
 
 def read_note(text: str) -> Note:
     """ValueError for what is no note."""
     pid, number, rest = text.split(" ", 2)
-    return Note(int(pid), 0, -1, rest) if number == "-" else Note(int(pid), int(number), int(rest))
+    if number == "-":
+        return Note(int(pid), 0, -1, 0, rest)
+    descriptor, thread = rest.split(" ")
+    return Note(int(pid), int(number), int(descriptor), int(thread))
 
 
 def pid_of(folder: str, name: str) -> int:
@@ -100,34 +115,22 @@ def pid_of(folder: str, name: str) -> int:
 
 
 class Signalled:
-    """One request. `ask` sends the signal; `take` gives what has been written, or None while that may not be all."""
+    """One process. CannotSignal says why not."""
 
     def __init__(self, folder: str, name: str) -> None:
-        self.name = name
         self._path = os.path.join(folder, name)
-        self._size = -1
-        self._device = False
-        self.pid = 0
-
-    def ask(self) -> None:
-        """CannotSignal says why not."""
         try:
             with open(self._path + NOTE) as file:
-                note = read_note(file.read())
+                self._note = read_note(file.read())
         except FileNotFoundError:
             raise CannotSignal("it has not begun to listen for the signal, or has ended") from None
         except (OSError, ValueError) as exc:
             raise CannotSignal(f"its note cannot be read: {exc}") from None
-        self.pid = note.pid
-        state = self._check(note)
-        try:
-            os.truncate(self._path + DUMP, 0)
-            os.kill(note.pid, note.number)
-        except OSError as exc:
-            raise CannotSignal(f"signal {note.number} could not be sent: {exc.strerror}") from None
-        self._device = state == "D"
+        self.pid = self._note.pid
+        self._check()
 
-    def _check(self, note: Note) -> str:
+    def _check(self) -> None:
+        note = self._note
         status = status_of(note.pid)
         if not status:
             raise CannotSignal("it has ended")
@@ -138,7 +141,7 @@ class Signalled:
             raise CannotSignal(f"it is stopped by a debugger (pid {status.get('TracerPid', '?')})")
         if not note.number:
             raise CannotSignal(note.why)
-        if not int(status.get("SigCgt", "0"), 16) >> (note.number - 1) & 1:
+        if not _has(status, "SigCgt", note.number):
             raise CannotSignal(f"it does not handle signal {note.number} any more")
         try:
             same = os.path.samestat(os.stat(f"/proc/{note.pid}/fd/{note.descriptor}"), os.stat(self._path + DUMP))
@@ -146,24 +149,98 @@ class Signalled:
             same = False
         if not same:
             raise CannotSignal("the descriptor that it would write to is not open any more")
-        return state
 
-    def take(self) -> str | None:
-        """What was written, when it has not become more since the last look."""
+    def dump(self, deadline: float) -> str:
+        """What it wrote. Blocks."""
+        note = self._note
+        why = why_not_held(note.pid, note.thread)
+        if why:
+            raise CannotSignal(why)
+        self._check()
         try:
-            size = os.stat(self._path + DUMP).st_size
-            if size == 0 or size != self._size:
-                self._size = size
-                return None
-            with open(self._path + DUMP, "rb") as file:
-                return file.read(LARGEST).decode(errors="replace")
-        except OSError as exc:
-            raise CannotSignal(f"what it wrote cannot be read: {exc}") from None
+            os.truncate(self._path + DUMP, 0)
+            import ctypes  # here: every process imports this file, and few get here
 
-    def late(self) -> str:
-        """Why nothing was written in time."""
-        wait = " It waits in the kernel, for a device or a file system (state D)." if self._device else ""
-        return f"it wrote nothing after the signal.{wait}"
+            if ctypes.CDLL(None, use_errno=True).tgkill(note.pid, note.thread, note.number) != 0:
+                raise CannotSignal("it has ended")
+        except (OSError, AttributeError) as exc:
+            raise CannotSignal(f"signal {note.number} could not be sent: {exc}") from None
+        size = 0
+        while time.monotonic() <= deadline:
+            time.sleep(_LOOKS)
+            if _has(status_of(note.pid, note.thread), "SigPnd", note.number):
+                continue  # it has not begun to write
+            before, size = size, os.stat(self._path + DUMP).st_size
+            if 0 < size == before:
+                with open(self._path + DUMP, "rb") as file:
+                    return file.read(LARGEST).decode(errors="replace")
+        raise CannotSignal("it wrote nothing after the signal")
+
+
+def why_not_held(pid: int, thread: int) -> str:
+    """Why it cannot be said that native code holds the interpreter lock; "" when it does. `thread` asks for it in vain: it
+    wakes up each switch interval, and waits for the same futex again. Takes _WATCHED seconds."""
+    before = _work_of_threads(pid)
+    first = int(status_of(pid, thread).get(_SWITCHES, "0"))
+    until = time.monotonic() + _WATCHED
+    while time.monotonic() < until:
+        call = _system_call(pid, thread)
+        if call is None:
+            return (
+                "what its threads wait for cannot be seen from here: the kernel shows that to the same user, and with yama's "
+                "ptrace_scope 1 only to parents; --native shows it as root"
+            )
+        if call not in ("running", _FUTEX):
+            return _NOT_HELD
+        time.sleep(_LOOKS)
+    if int(status_of(pid, thread).get(_SWITCHES, "0")) - first < _WAKES:
+        return "its I/O thread does not ask for the interpreter lock: it waits for something else, or never runs"
+    for number, (ran, waits) in _work_of_threads(pid).items():
+        ran_before, waits_before = before.get(number, (0, 0))
+        turns = waits - waits_before
+        if turns > 0 and ran - ran_before > _TURN * turns:
+            return _NOT_HELD
+    return ""
+
+
+_SWITCHES = "voluntary_ctxt_switches"
+_NOT_HELD = (
+    "nothing shows that native code holds its interpreter lock: it may get too little of the processor, or have much to do; "
+    "--native looks at it with py-spy"
+)
+
+
+def _work_of_threads(pid: int) -> dict[int, tuple[int, int]]:
+    """Of each thread (nanoseconds on the processor, how often it went to wait by itself)."""
+    found = {}
+    try:
+        for name in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{name}/schedstat") as file:
+                ran = int(file.read().split()[0])
+            found[int(name)] = ran, int(status_of(pid, int(name)).get(_SWITCHES, "0"))
+    except (OSError, ValueError, IndexError):  # a thread has just ended; the others count
+        pass
+    return found
+
+
+# By machine, the number of the system call with which a thread waits for a lock.
+_FUTEX = {"x86_64": "202", "aarch64": "98", "ppc64le": "221", "s390x": "238", "riscv64": "98"}.get(
+    os.uname().machine, "?"
+)
+
+
+def _system_call(pid: int, thread: int) -> str | None:
+    """The number of the one that a thread is in, `running` when in none; None when that is not shown."""
+    try:
+        with open(f"/proc/{pid}/task/{thread}/syscall") as file:
+            return file.read().partition(" ")[0].strip()
+    except OSError:
+        return None
+
+
+def _has(status: dict[str, str], key: str, number: int) -> bool:
+    """Whether a set of signals in a status has that one."""
+    return bool(int(status.get(key, "0"), 16) >> (number - 1) & 1)
 
 
 _STATES = {
@@ -173,44 +250,32 @@ _STATES = {
 }
 
 
-def status_of(pid: int) -> dict[str, str]:
-    """/proc/<pid>/status; {} when there is no such process."""
+def status_of(pid: int, thread: int | None = None) -> dict[str, str]:
+    """/proc/<pid>/status, or that of one of its threads; {} when there is no such process."""
     try:
-        with open(f"/proc/{pid}/status", errors="replace") as file:
+        with open(f"/proc/{pid}/{'' if thread is None else f'task/{thread}/'}status", errors="replace") as file:
             return {key: value.strip() for key, _, value in (line.partition(":") for line in file)}
     except OSError:
         return {}
 
 
 def ask_by_signal(folder: str, names: list[str], seconds: float) -> tuple[dict[str, tuple[int, str]], dict[str, str]]:
-    """Signals these processes of a run folder, all at once, and waits `seconds` at most: (pid and dump by name; why not, by
-    name). Blocks."""
+    """Signals these processes of a run folder, and waits `seconds` at most for each: (pid and dump, by the process's name;
+    why not, by name). Blocks."""
+    from concurrent.futures import ThreadPoolExecutor  # every process imports this file, and few get here
+
     dumps: dict[str, tuple[int, str]] = {}
     silent: dict[str, str] = {}
-    waiting: list[Signalled] = []
-    for name in names:
-        signalled = Signalled(folder, name)
+
+    def ask(name: str) -> None:
         try:
-            signalled.ask()
-            waiting.append(signalled)
+            signalled = Signalled(folder, name)
+            dumps[name] = signalled.pid, signalled.dump(time.monotonic() + seconds)
         except CannotSignal as exc:
             silent[name] = str(exc)
-    deadline = time.monotonic() + seconds
-    while waiting:
-        time.sleep(_LOOKS)
-        late = time.monotonic() > deadline
-        still = []
-        for signalled in waiting:
-            try:
-                text = signalled.take()
-            except CannotSignal as exc:
-                silent[signalled.name] = str(exc)
-                continue
-            if text is not None:
-                dumps[signalled.name] = signalled.pid, text
-            elif late:
-                silent[signalled.name] = signalled.late()
-            else:
-                still.append(signalled)
-        waiting = still
+        except OSError as exc:  # its files went with it
+            silent[name] = f"it has ended ({exc.strerror})"
+
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="monarch-signals") as pool:
+        list(pool.map(ask, names))
     return dumps, silent

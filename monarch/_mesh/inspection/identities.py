@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from monarch._wire.address import name_of, split_proc_name
@@ -33,6 +34,22 @@ def actor_address(instance: Instance) -> ActorAddr:
     """Names an actor everywhere."""
     singleton = instance.behaviour is None or instance.key == instance.name
     return address_of(actor_uid(instance.key, instance.name, instance.rank, singleton), instance.proc)
+
+
+def actor_ids(proc: Proc) -> Callable[[str, str, int, bool], str]:
+    """Of many actors of one process: `str(actor_address(...))` by key, name, rank and whether it is a singleton."""
+    where = f".{proc_id(proc)}@{ActorAddr(addr=proc.reached_at, proc_name='x', actor_name='x').addr}"
+    ranks: dict[int, str] = {}
+
+    def named(key: str, name: str, rank: int, singleton: bool) -> str:
+        if singleton:
+            return key + where
+        digits = ranks.get(rank)
+        if digits is None:
+            digits = ranks[rank] = encode58(rank, _RANK_DIGITS)
+        return f"{name}<{key}{digits}>{where}"
+
+    return named
 
 
 def address_of(uid: Uid, proc: Proc) -> ActorAddr:

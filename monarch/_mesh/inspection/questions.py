@@ -43,6 +43,7 @@ QUESTIONS: dict[str, Question] = {
     "debugger.editor.end": Question("debugger.editor_rank", "end"),
     "debugger.editor.exchange": Question("debugger.editor_rank", "exchange", quick=True),
     "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
+    "log.level": Question("_mesh.inspection.log_level"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
     "samples": Question("_mesh.inspection.sampler"),
     "torch.start": Question("_mesh.inspection.torch_profile", "start"),
@@ -61,6 +62,7 @@ QUESTIONS: dict[str, Question] = {
 
 # Answered by host agents.
 AGENT_QUESTIONS: dict[str, Question] = {
+    "output": Question("_mesh.inspection.output", quick=True),
     "tree": Question("_mesh.inspection.host_description", quick=True),
     "stacks_by_signal": Question("_mesh.inspection.agent_stacks", "answer_by_signal"),
     "native_stacks": Question("_mesh.inspection.agent_stacks", "answer_native"),

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from monarch._mesh.inspection import identities
+from monarch._runtime import log_tap
 from monarch._runtime import recorder as recorders
 from monarch._runtime.context import root_of
 from monarch._runtime.instance import Instance
@@ -110,12 +111,12 @@ class Recording:
         self._on_way = 0
         self._wait_until = 0.0
         self._clock = Clock()
-        self._handler = _Handler(self.recorder)
+        self._logs = _Logs(self.recorder)
         self._stopped = False
 
     def start(self) -> None:
         recorders.active = self.recorder
-        logging.getLogger().addHandler(self._handler)
+        log_tap.add(self._logs)
         for event in existing(self._proc, self.recorder):
             self.recorder.add(event)
         self._proc.loop.call_rarely(PERIOD, self._tick)
@@ -124,7 +125,7 @@ class Recording:
         self._stopped = True
         if recorders.active is self.recorder:
             recorders.active = None
-        logging.getLogger().removeHandler(self._handler)
+        log_tap.remove(self._logs)
 
     def _tick(self) -> None:
         if self._stopped or self._proc.closed is not None:
@@ -400,21 +401,13 @@ def process_name(proc: Proc) -> str:
     return str(identities.proc_id(proc))
 
 
-class _Handler(logging.Handler):
-    """What the program and the runtime log."""
+class _Logs:
+    """What the program and the runtime log, from INFO on."""
 
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__(logging.INFO)
         self._recorder = recorder
 
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.name.startswith(_OWN):
-            return
-        try:
-            text = record.getMessage()
-            if record.exc_info and record.exc_info[1] is not None:
-                text += f"\n{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+    def __call__(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.INFO and not record.name.startswith(_OWN):
             rest = (record.thread or 0, record.threadName or "", record.module, record.pathname, record.lineno)
-            self._recorder.log((record.name, record.levelname, text, *rest))
-        except Exception:
-            self.handleError(record)
+            self._recorder.log((record.name, record.levelname, log_tap.text_of(record), *rest))

@@ -280,6 +280,16 @@ class ProcMesh(Handle):
         level_set.on_ready(once(stop))
         return make_future(Then(All([acks, level_set, stopped]), lambda _values: None), CoroutineFuture)
 
+    def set_log_level(self, level: int | str, logger: str = "") -> Future[None]:
+        """Sets the level of a logger (the root logger) in these processes, also while their actors are busy. Begins at once.
+
+        `level`: a number from 0 to 255, or a name such as "DEBUG"; ValueError for others. The Future raises RuntimeError when
+        a process has not taken it, with the reason. A process that is restarted begins with its old level.
+        """
+        from monarch._mesh.inspection import log_level  # loaded when first used
+
+        return log_level.set_in(self._addresses(), level, logger)
+
     # --- what optional packages bring
 
     @property

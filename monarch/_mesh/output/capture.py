@@ -9,13 +9,17 @@ import os
 import socket
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 from monarch._mesh.output import budget, log_lines
 from monarch._mesh.output.budget import Budget
+from monarch._mesh.output.kept import KeptOutput, KeptOutputs
 from monarch._mesh.output.last_words import LastWords
 from monarch._mesh.output.left_out import LeftOut
+from monarch._mesh.output.rank_files import RankFile, RankFiles, path_of
 from monarch._runtime.loop import Loop, Timer
+from monarch._wire.address import name_of, split_proc_name
 from monarch._wire.message import Output
 
 _READ = 65536
@@ -44,7 +48,15 @@ class MeshOutput:
     """
 
     def __init__(
-        self, name: str, forward: bool, with_rank: bool, client: str = "", tail: int = 20, streams: bool = False
+        self,
+        name: str,
+        forward: bool,
+        with_rank: bool,
+        client: str = "",
+        tail: int = 20,
+        streams: bool = False,
+        files: str = "",
+        file_limit: int = 0,
     ) -> None:
         self.name = name
         self.client = client  # address of the client that sees it
@@ -54,6 +66,8 @@ class MeshOutput:
         self.streams = streams
         self.stream = streams
         self.window = 0.0
+        self.files = files  # the folder of a file for each process; "": there are none
+        self.file_limit = file_limit
         self.counted = 0  # the number of what is folded, where it is counted
         self.aggregators: dict[int, log_lines.Aggregator] = {}
 
@@ -61,9 +75,15 @@ class MeshOutput:
 class ProcOutput:
     """The pipes of one process, and the last lines it wrote to stderr."""
 
-    def __init__(self, mesh: MeshOutput, rank: int) -> None:
+    def __init__(self, mesh: MeshOutput, rank: int, address: str = "", incarnation: int = 0) -> None:
         self.mesh = mesh
         self.rank = rank
+        self.file: RankFile | None = None
+        if mesh.files:
+            uid = (split_proc_name(name_of(address)) or ("", 0))[0]
+            self.file = RankFile(path_of(mesh.files, mesh.name, uid, rank), mesh.file_limit)
+        path = self.file.path if self.file is not None else ""
+        self.kept = KeptOutput(address, incarnation, mesh.name, rank, mesh.forward or bool(path), path)
         self.tail = LastWords(mesh.tail)
         self.pipes: list[_Pipe] = []
         self.counted = 0  # its number, where what is on its way is counted
@@ -93,6 +113,8 @@ class Outputs:
         self._note_timer: Timer | None = None
         self._echo = {1: log_lines.Echo(1), 2: log_lines.Echo(2)}
         self._echo_timer: Timer | None = None
+        self.kept = KeptOutputs()
+        self.files = RankFiles(self._complain)
         self._procs: set[ProcOutput] = set()
         self._budget = Budget()
         self._numbers = itertools.count(1)
@@ -112,7 +134,7 @@ class Outputs:
             mesh.counted = mesh.counted or next(self._numbers)
             self._origins[mesh.counted] = mesh, log_lines.origin(f"{socket.gethostname()} {mesh.name}", 0, False)
         for name, stream in (("stdout", 1), ("stderr", 2)):
-            if stream == 1 and not output.mesh.forward:
+            if stream == 1 and not output.mesh.forward and output.file is None:
                 continue
             read_fd, write_fd = os.pipe()
             pipe = _Pipe(read_fd, stream)
@@ -120,6 +142,7 @@ class Outputs:
             self._loop.add(read_fd, lambda mask, pipe=pipe: self._read(output, pipe))  # type: ignore[misc]
             writing[name] = write_fd
         self._procs.add(output)
+        self.kept.add(output.kept)
         return writing
 
     def close(self, output: ProcOutput) -> None:
@@ -133,6 +156,9 @@ class Outputs:
             self._take_lines(output, pipe, pipe.lines.flush())
             self._close_pipe(pipe)
         self._procs.discard(output)
+        self.kept.end(output.kept)
+        if output.file is not None:
+            self.files.close(output.file)
         if output.counted:
             self._say_lost(output.counted)
             del self._origins[output.counted]
@@ -216,6 +242,8 @@ class Outputs:
 
     def _take(self, output: ProcOutput, pipe: _Pipe, data: bytes) -> None:
         mesh = output.mesh
+        if output.file is not None:
+            self.files.write(output.file, data)
         if not mesh.forward:
             echo = self._echo[pipe.stream]
             echo.write(data)
@@ -230,6 +258,8 @@ class Outputs:
     def _take_lines(self, output: ProcOutput, pipe: _Pipe, lines: list[str]) -> None:
         if pipe.stream == 2:
             output.tail.take(lines)
+        if lines:
+            output.kept.take(pipe.stream, lines, time.time())
         mesh = output.mesh
         if not lines or not mesh.forward or not mesh.stream:
             return
@@ -274,6 +304,14 @@ class Outputs:
             self._send(client, Output(2, self._left_out.pop(client).take()))
         if self._left_out:
             self._note_timer = self._loop.call_later(_NOTE_AGAIN, self._say_left_out)
+
+    def _complain(self, text: str) -> None:
+        """To the clients whose processes write files; any thread."""
+        self._loop.call_soon(lambda: self._tell_clients(f"monarch: {text} [host {socket.gethostname()}]\n"))
+
+    def _tell_clients(self, text: str) -> None:
+        for client in sorted({output.mesh.client for output in self._procs if output.file is not None}):
+            self._send(client, Output(2, text))
 
     def _echo_later(self) -> None:
         """The terminal takes no more for now: tries again, and reads on from the processes then."""

@@ -27,6 +27,7 @@ from monarch._mesh.actors import breakpoints
 from monarch._mesh.failures import main_thread  # noqa: F401  of monarch.actor, which the program's modules import
 from monarch._mesh.inspection import fault_signal, recording
 from monarch._mesh.output import log_prefix
+from monarch._mesh.process import exporting
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
@@ -74,7 +75,6 @@ class Served:
         proc.receivers[StopProc] = lambda connection, stop, frame: self._on_stop(stop)
         layer.when_agent_lost = _agent_lost
         set_home(proc)
-        fault_signal.listen(spec.folder, address)
         transport.listen(listening)
         agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
         agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
@@ -82,6 +82,8 @@ class Served:
         proc.processes.use_agent(agent)
         recording.begin_if_asked(proc)
         loop.start()
+        exporting.begin_if_asked(proc)
+        fault_signal.listen(spec.folder, address, loop.native_id)
 
     def _on_stop(self, stop: StopProc) -> None:
         if stop.incarnation in (None, self.proc.incarnation):

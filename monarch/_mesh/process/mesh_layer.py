@@ -23,6 +23,7 @@ from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of
 from monarch._mesh.meshes.owned import OwnedProcs
 from monarch._mesh.meshes.proc_mesh import ProcMesh, proc_mesh_of
 from monarch._mesh.meshes.replacer import AttachedMeshes
+from monarch._mesh.output import rank_files
 from monarch._mesh.process.health import Health
 from monarch._mesh.process.owned_meshes import OwnedMeshes
 from monarch._mesh.process.owners import Owners
@@ -49,6 +50,7 @@ from monarch._wire.message import (
     ProcStarted,
     Suspected,
 )
+from monarch.config import settings
 
 logger = logging.getLogger("monarch")
 
@@ -73,6 +75,7 @@ class MeshLayer(Hooks):
         self._meshes: weakref.WeakSet[ProcMesh] = weakref.WeakSet()
         self._this_proc: ProcMesh | None = None
         self._threads_told = False
+        self._files_told = False
         self.when_agent_lost: Callable[[str], None] = lambda reason: None
         proc.hooks = self
         receivers: dict[type, Any] = {
@@ -147,6 +150,9 @@ class MeshLayer(Hooks):
             if started.threads and not self._threads_told:
                 self._threads_told = True
                 threads.say(procs.spec.name, started.threads)
+            if not self._files_told and settings.get("enable_file_capture"):
+                self._files_told = True
+                rank_files.say(procs.spec.name, procs.spec.uid, settings.get("log_dir"))
 
     def _on_refused(self, refused: ProcsRefused) -> None:
         procs = self.owned.procs.get(refused.mesh)

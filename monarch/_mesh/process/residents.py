@@ -95,7 +95,7 @@ class Residents:
         label = "event-loop" if spawn.loop else "driver"
 
         if not spawn.cls.startswith("monarch.") and root_of(self._proc) is not None:
-            breakpoints.install_in_client()  # before it is constructed
+            breakpoints.install()  # before it is constructed
 
         def start() -> None:
             if spawn.record:

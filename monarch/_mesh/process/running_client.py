@@ -17,7 +17,7 @@ from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.inspection import fault_signal
 from monarch._mesh.inspection.door import Door
 from monarch._mesh.output.printer import Printer
-from monarch._mesh.process import named_actors
+from monarch._mesh.process import exporting, named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import leftovers
 from monarch._mesh.start.client_agent import ClientAgent
@@ -70,13 +70,14 @@ class Client:
         self.printer.far_agents = self._far_agents
         transport.listen(listening)
         self.door = Door(proc, self.directory)
-        fault_signal.listen(self.directory, proc.address)
         connection = transport.connect(started.socket, agent_at(host))
         proc.processes.use_agent(connection)
         connection.start()
         loop.start()
+        fault_signal.listen(self.directory, proc.address, loop.native_id)
         self._look_at_loop()
         faults.start()
+        exporting.begin_if_asked(proc, say=True)
 
     @property
     def lock(self) -> int:

@@ -83,7 +83,9 @@ def run(options: argparse.Namespace) -> int:
         return [(name, rank) for name, rank in _ask(program, what="names")["names"]]
 
     with _stream(program, what="talk")[0] as sock:
-        return Prompt(sock, names).run(f"attach {options.actor} {options.rank}" if attach else "")
+        return Prompt(sock, names, "the program has ended, or another connection has taken over").run(
+            f"attach {options.actor} {options.rank}" if attach else ""
+        )
 
 
 def _stream(program: Program, **visit: Any) -> tuple[socket.socket, dict[str, Any]]:

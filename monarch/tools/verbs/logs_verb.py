@@ -1,34 +1,93 @@
-"""monarch logs: what the hosts of a job have written."""
+"""monarch logs: what the processes of a program, or the hosts of a job, have written; and how much they log."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from monarch.job.log_file import end_of
 from monarch.tools.verbs.status_verb import running_job
 
+if TYPE_CHECKING:
+    import re
+
+    from monarch._mesh.output.kept import Told, Wanted
+    from monarch.admin.programs import Program
+
 NAME = "logs"
-LINE = "what the job's hosts have written into their logs"
+LINE = "what the ranks of a program, or the hosts of a job, have written; and the level at which they log"
 TEXT = """\
-Prints the end of the logs of a job's hosts, of all of them or of those named: worker programs, and what a scheduler
+Without options: the end of the logs of a job's hosts, of all of them or of those named: worker programs, and what a scheduler
 collects. Logs that lie on other machines are not reached from here; `monarch exec` reads them there.
+
+With options, or where no job runs: the last lines of the processes of a program that runs on this machine as this user, which
+the agents of its hosts keep (2,000 lines a process, also for a while after its end), wherever these are. A process whose
+stdout goes straight to the program's terminal has its stderr there only; enable_file_capture=1, or enable_log_forwarding, has
+both kept.
+
+--level sets the level of a logger in the processes that run, the root logger or --logger.
 
 examples:
   monarch logs
   monarch logs -n 200 trainers_0
+  monarch logs -f --rank 3
+  monarch logs --mesh trainers --rank 0-7 --grep 'loss|nan' --since 10m
+  monarch logs --level DEBUG --mesh trainers --rank 3
 """
 _LINES = 20
+_LOOK = 0.5  # seconds between two looks of --follow
+_HOSTS_AGAIN = 20  # looks until it is asked again which hosts there are
+_ANSWER = 5.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="NAME", help="logs whose name has this in it (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="logs of a job whose name has this in it (default: all)"
+    )
     parser.add_argument("-n", "--lines", type=int, default=_LINES, metavar="N", help=f"the last N lines ({_LINES})")
-    parser.add_argument("--paths", action="store_true", help="only say where they are")
+    parser.add_argument("--paths", action="store_true", help="only say where the files are")
+    parser.add_argument(
+        "-f", "--follow", action="store_true", help="go on with what they write, until the program ends"
+    )
+    parser.add_argument("--rank", action="append", default=[], metavar="N,N-N", help="of these ranks (default: all)")
+    parser.add_argument("--mesh", metavar="NAME", help="of the processes of this mesh")
+    parser.add_argument("--grep", metavar="RE", help="only lines in which this regular expression is found")
+    parser.add_argument("--since", metavar="TIME", help="not older than 10m, 2h, 14:05 or 2026-01-31 14:05")
+    parser.add_argument("--level", metavar="LEVEL", help="set the level: DEBUG, INFO, WARNING, ERROR or a number")
+    parser.add_argument("--logger", metavar="NAME", help="of --level: this logger (default: the root logger)")
+    parser.add_argument("--pid", type=int, metavar="PID", help="of the program, where several run")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.logger is not None and options.level is None:
+        options.parser.error("--logger goes with --level")
+    asked = (options.follow, options.rank, options.mesh, options.grep, options.since, options.level, options.pid)
+    if any(asked):
+        if options.names:
+            options.parser.error("NAME is of a job's logs; the processes of a program are chosen by --mesh and --rank")
+        return _of_program(options)
+    try:
+        return _of_job(options)
+    except ValueError as no_job:
+        if options.names:
+            raise
+        try:
+            return _of_program(options)
+        except ValueError as no_program:
+            if "no program" in str(no_program):
+                raise no_job from None
+            raise
+
+
+# --- a job
+
+
+def _of_job(options: argparse.Namespace) -> int:
     job, name = running_job()
     files = job._log_files()
     if options.names:
@@ -50,3 +109,103 @@ def last_lines(path: str | os.PathLike[str], count: int) -> str:
     lines = end_of(path, 4 << 20).splitlines(keepends=True)
     text = "".join(lines[-count:]) if count > 0 else ""
     return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+# --- a program
+
+
+def _of_program(options: argparse.Namespace) -> int:
+    from monarch._mesh.output.kept import Wanted
+    from monarch.admin.programs import choose
+    from monarch.tools import log_lines
+
+    ranks = log_lines.ranks(options.rank)
+    pattern = log_lines.expression(options.grep) if options.grep else None
+    since = log_lines.since(options.since, time.time()) if options.since else None
+    program = choose(options.pid)
+    if options.level is not None:
+        return _set_level(program, options, ranks)
+    agents, told = _ask(program, Wanted(options.mesh, ranks, since=since))
+    if not told and not options.follow:
+        raise ValueError(_nothing(program, options))
+    if options.paths:
+        print("\n".join(f"{one.mesh} {one.rank}: {one.file or '(no file: enable_file_capture)'}" for one in told))
+        return 0
+    lines = log_lines.merged(told, pattern)
+    if since is None:
+        lines = lines[-options.lines :] if options.lines > 0 else []
+    for one, line in lines:
+        print(log_lines.shown(one, line))
+    _say_half(told)
+    sys.stdout.flush()
+    if options.follow:
+        _follow(program, agents, Wanted(options.mesh, ranks, log_lines.cursors(told)), pattern)
+    return 0
+
+
+def _follow(program: Program, agents: list[str], wanted: Wanted, pattern: re.Pattern[str] | None) -> None:
+    """Until the program ends."""
+    from msgspec.structs import replace
+
+    from monarch.admin.programs import ProgramGone
+    from monarch.tools import log_lines
+
+    try:
+        for look in itertools.count(1):
+            time.sleep(_LOOK)
+            agents, told = _ask(program, wanted, agents if look % _HOSTS_AGAIN else None)
+            for one in told:
+                if one.missed:
+                    print(f"[{one.mesh} {one.rank}] ({one.missed} lines came faster than they are read here)")
+            for one, line in log_lines.merged(told, pattern):
+                print(log_lines.shown(one, line))
+            sys.stdout.flush()
+            wanted = replace(wanted, after={**wanted.after, **log_lines.cursors(told)})
+    except ProgramGone:
+        print("(the program has ended)", file=sys.stderr)
+
+
+def _ask(program: Program, wanted: Wanted, agents: list[str] | None = None) -> tuple[list[str], list[Told]]:
+    """The agents of its hosts, and what those (None: all there are) tell."""
+    import msgspec
+
+    from monarch._mesh.output.kept import Told
+
+    answers = program.ask("output", msgspec.msgpack.encode(wanted), timeout=_ANSWER, only=agents, agents=True)
+    told = [one for reply in answers.replies.values() for one in msgspec.msgpack.decode(reply, type=list[Told])]
+    return list(answers.replies), sorted(told, key=lambda one: (one.mesh, one.rank))
+
+
+def _nothing(program: Program, options: argparse.Namespace) -> str:
+    if options.mesh or options.rank:
+        return f"the program (pid {program.pid}) has no such processes: `monarch logs --pid {program.pid}` shows all"
+    return f"the program (pid {program.pid}) has no processes"
+
+
+def _say_half(told: Iterable[Told]) -> None:
+    if any(not one.whole for one in told):
+        print(
+            "(only what was written to stderr: stdout goes straight to the program's terminal. "
+            "configure(enable_file_capture=True), or HYPERACTOR_MESH_ENABLE_FILE_CAPTURE=1, has both kept)",
+            file=sys.stderr,
+        )
+
+
+def _set_level(program: Program, options: argparse.Namespace, ranks: list[int] | None) -> int:
+    import msgspec
+
+    from monarch._mesh.inspection.log_level import QUESTION, Level, level_of
+    from monarch._mesh.output.kept import Wanted
+
+    text = options.level
+    level = level_of(int(text) if text.isdecimal() else text)
+    _, told = _ask(program, Wanted(options.mesh, ranks, lines=0))
+    addresses = sorted({one.address for one in told if not one.ended})
+    if not addresses:
+        raise ValueError(_nothing(program, options))
+    order = msgspec.msgpack.encode(Level(level, options.logger or ""))
+    answers = program.ask(QUESTION, order, timeout=_ANSWER, only=addresses)
+    for address, why in answers.silent.items():
+        print(f"{address}: {why}", file=sys.stderr)
+    print(f"the level of {options.logger or 'the root logger'} is {text} in {len(answers.replies)} processes")
+    return 1 if answers.silent else 0

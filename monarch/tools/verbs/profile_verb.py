@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from monarch.tools.durations import duration
 
 if TYPE_CHECKING:
     from monarch.admin.programs import Program
@@ -31,7 +32,6 @@ examples:
   monarch profile --flame 10s -o train.svg
   monarch profile --flame --threads --all     every thread by itself
 """
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,23 +49,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from monarch.admin.programs import choose
-
-    program = choose(options.pid)
-    if options.flame:
-        if options.torch:
-            raise ValueError("--flame and --torch are two kinds of profile: ask for one")
-        print(_flame(program, options), flush=True)
-        return 0
-    print(_trace(program, options), flush=True)
+    if options.flame and options.torch:
+        raise ValueError("--flame and --torch are two kinds of profile: ask for one")
+    print(_flame(options) if options.flame else _trace(options), flush=True)
     return 0
 
 
-def _flame(program: Program, options: argparse.Namespace) -> Path:
+def _flame(options: argparse.Namespace) -> Path:
+    from monarch.admin.programs import choose
     from monarch.trace import sample
     from monarch.trace.sampling import check
 
     check(options.duration, options.rate)
+    program = choose(options.pid)
     _say(f"Looking at {program.pid} for {options.duration:g}s...")
     flame = sample(
         options.duration,
@@ -84,10 +80,15 @@ def _flame(program: Program, options: argparse.Namespace) -> Path:
     return path
 
 
-def _trace(program: Program, options: argparse.Namespace) -> Path:
+def _trace(options: argparse.Namespace) -> Path:
+    from monarch.tools.verbs.query_verb import client_of
     from monarch.trace.profiling import profile_of
 
-    with profile_of(program, lambda: _telemetry(program), torch=options.torch, say=_say) as profile:
+    client = client_of(options.pid)
+    program = _recorded_at(client.url, options.pid)
+    if program is None and options.torch:
+        raise ValueError("which program is to run torch.profiler? Say so with --pid")
+    with profile_of(program, lambda: client, torch=options.torch, say=_say) as profile:
         _say(f"Collecting traces for {options.duration:g}s...")
         time.sleep(options.duration)
     if options.output and options.output.endswith(".json"):
@@ -95,21 +96,19 @@ def _trace(program: Program, options: argparse.Namespace) -> Path:
     return profile.export_perfetto_trace(options.output or _name(".pftrace"))
 
 
-def _telemetry(program: Program) -> Any:
-    """What answers queries about the program."""
-    from monarch.observer.config import ObserverConfig
-    from monarch.observer.launcher import Observer
-    from monarch.telemetry import QueryEngineClient
-    from monarch.telemetry.starting import FOLDER
+def _recorded_at(url: str, pid: int | None) -> Program | None:
+    """The program whose telemetry that is; of a job it may not run here any more."""
+    from monarch.admin.programs import choose, running_programs
+    from monarch.tools.verbs.query_verb import recorded_by
 
-    observer = Observer(os.path.join(program.folder, FOLDER))
-    url = observer.serve(ObserverConfig()).telemetry_url if os.path.exists(observer.socket) else None
-    if url is None:
-        raise RuntimeError(
-            f"program {program.pid} records nothing: call monarch.telemetry.start() in it, or job.enable_telemetry() before "
-            f"job.state(). `monarch profile --flame` needs neither"
-        )
-    return QueryEngineClient(url)
+    if pid is not None:
+        return choose(pid)
+    programs = running_programs()
+    for program in programs:
+        client = recorded_by(program.folder)
+        if client is not None and client.url == url:
+            return program
+    return programs[0] if len(programs) == 1 else None
 
 
 def _name(suffix: str) -> Path:
@@ -118,16 +117,3 @@ def _name(suffix: str) -> Path:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def duration(text: str) -> float:
-    """Seconds of `500ms`, `10s`, `2m`, `1h`."""
-    number = text.rstrip("mshMSH").strip()
-    unit = text[len(number) :].strip()
-    try:
-        seconds = float(number) * _UNITS[unit]
-    except (ValueError, KeyError):
-        raise argparse.ArgumentTypeError("duration must be a positive number followed by ms, s, m, or h") from None
-    if not seconds > 0 or seconds == float("inf"):
-        raise argparse.ArgumentTypeError("duration must be greater than zero")
-    return seconds

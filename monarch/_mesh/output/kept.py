@@ -1,0 +1,123 @@
+"""The last lines of each process's output, for `monarch logs`: kept by its host agent, also after its end. Pure.
+
+Bounds: `LINES` lines and `SIZE` characters a process; of ended processes the last `ENDED` ones.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+LINES = 2_000
+SIZE = 1 << 18
+ENDED = 256
+LARGEST = 1 << 20  # characters of lines in one answer; the last ones
+
+
+class Line(msgspec.Struct, frozen=True, array_like=True):
+    """`number`: counts the lines of the process, from 1. `at`: seconds since the epoch, on its host. `stream`: 1 or 2."""
+
+    number: int
+    at: float
+    stream: int
+    text: str
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which lines. `mesh`: the name of a mesh, None for all; `ranks` likewise. `after`: of each process (by its key) only
+    lines with higher numbers. `since`: not older than that. `lines`: at most the last so many of a process; 0 asks only which
+    there are."""
+
+    mesh: str | None = None
+    ranks: list[int] | None = None
+    after: dict[str, int] = {}
+    since: float | None = None
+    lines: int = LINES
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What one process has written. `key` names it and its incarnation; `whole`: stdout is kept too, not only stderr;
+    `file`: where all of it is. `missed`: lines after the one asked for that are no longer kept. `last`: the number of the
+    last line."""
+
+    key: str
+    address: str
+    mesh: str
+    rank: int
+    ended: bool
+    whole: bool
+    file: str
+    missed: int
+    last: int
+    lines: list[Line]
+
+
+class KeptOutput:
+    """Of one process."""
+
+    def __init__(self, address: str, incarnation: int, mesh: str, rank: int, whole: bool, file: str) -> None:
+        self.key = f"{address}~{incarnation}"
+        self.address = address
+        self.mesh = mesh
+        self.rank = rank
+        self.whole = whole
+        self.file = file
+        self.ended = False
+        self._lines: deque[Line] = deque()
+        self._size = 0
+        self._last = 0
+
+    def take(self, stream: int, lines: Iterable[str], now: float) -> None:
+        for text in lines:
+            self._last += 1
+            self._lines.append(Line(self._last, now, stream, text))
+            self._size += len(text)
+        while len(self._lines) > LINES or self._size > SIZE:
+            self._size -= len(self._lines.popleft().text)
+
+    def tell(self, wanted: Wanted, room: int) -> Told:
+        after = wanted.after.get(self.key)
+        chosen: list[Line] = []
+        for line in reversed(self._lines):
+            if (after is not None and line.number <= after) or len(chosen) >= wanted.lines:
+                break
+            if wanted.since is not None and line.at < wanted.since:
+                break
+            room -= len(line.text)
+            if room < 0:
+                break
+            chosen.append(line)
+        first = self._lines[0].number if self._lines else self._last + 1
+        missed = max(0, first - after - 1) if after is not None else 0
+        return Told(
+            self.key, self.address, self.mesh, self.rank, self.ended, self.whole, self.file, missed, self._last,
+            chosen[::-1],
+        )  # fmt: skip
+
+
+class KeptOutputs:
+    """Of a host."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, KeptOutput] = {}
+        self._ended: deque[KeptOutput] = deque(maxlen=ENDED)
+
+    def add(self, kept: KeptOutput) -> None:
+        self._running[kept.key] = kept
+
+    def end(self, kept: KeptOutput) -> None:
+        kept.ended = True
+        if self._running.pop(kept.key, None) is not None:
+            self._ended.append(kept)
+
+    def tell(self, wanted: Wanted) -> list[Told]:
+        """Of every process that is meant, within LARGEST in all."""
+        chosen = [
+            kept
+            for kept in [*self._ended, *self._running.values()]
+            if wanted.mesh in (None, kept.mesh) and (wanted.ranks is None or kept.rank in wanted.ranks)
+        ]
+        share = LARGEST // max(1, len(chosen))
+        return [kept.tell(wanted, share) for kept in chosen]

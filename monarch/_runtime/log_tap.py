@@ -1,0 +1,54 @@
+"""Hears of every log record that is made in this process, without a handler: one on the root logger would change what the
+program's own logging does (`logging.basicConfig`, and what Python prints where there are no handlers)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+Tap = Callable[[logging.LogRecord], None]
+
+_taps: tuple[Tap, ...] = ()
+_lock = threading.Lock()
+_installed = False
+
+
+def add(tap: Tap) -> None:
+    """`tap(record)` for each record from now on, in the thread that logs; it must neither log nor raise."""
+    global _taps, _installed
+    with _lock:
+        _taps = (*_taps, tap)
+        if not _installed:
+            _installed = True
+            logging.setLogRecordFactory(_Factory(logging.getLogRecordFactory()))
+
+
+def remove(tap: Tap) -> None:
+    global _taps
+    with _lock:
+        _taps = tuple(known for known in _taps if known is not tap)
+
+
+class _Factory:
+    def __init__(self, make: Any) -> None:
+        self._make = make
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record: logging.LogRecord = self._make(*args, **kwargs)
+        for tap in _taps:
+            tap(record)
+        return record
+
+
+def text_of(record: logging.LogRecord) -> str:
+    """The message, without the prefix that names the actor, and what was raised."""
+    try:
+        text = record.getMessage()
+    except Exception:  # which the program's handlers report
+        text = str(record.msg)
+    text = text.removeprefix(getattr(record, "actor_prefix", ""))
+    if record.exc_info and record.exc_info[1] is not None:
+        text += f"\n{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+    return text

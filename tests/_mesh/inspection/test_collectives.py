@@ -1,0 +1,60 @@
+"""What torch has recorded of its collectives."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from monarch._mesh.inspection.collectives import Recorded, groups, last_recorded
+
+
+def entry(number: int, name: str = "0", operation: str = "gloo:all_reduce", **more: object) -> dict[str, object]:
+    return {
+        "process_group": [name, "default_pg"],
+        "collective_seq_id": number,
+        "profiling_name": operation,
+        "input_sizes": [[3, 5]],
+        "retired": True,
+        "state": "scheduled",
+        "is_p2p": False,
+    } | more
+
+
+def recording(*entries: object) -> bytes:
+    return json.dumps({"version": "2.10", "entries": entries}).encode()
+
+
+def test_the_last_collective_of_each_group() -> None:
+    text = recording(entry(1), entry(1, "1"), entry(2, "1", "nccl:broadcast", retired=False))
+    assert last_recorded(text) == {
+        "0": Recorded(1, "all_reduce", [3, 5], False),
+        "1": Recorded(2, "broadcast", [3, 5], True),
+    }
+
+
+def test_sends_and_receives_do_not_count() -> None:
+    assert last_recorded(recording(entry(4), entry(9, is_p2p=True)))["0"].number == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "running"), [({"state": "completed", "retired": False}, False), ({"retired": None}, True)]
+)
+def test_whether_it_has_ended(more: dict[str, object], running: bool) -> None:
+    assert last_recorded(recording(entry(1, **more)))["0"].running is running
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{}", b"[]", b"\xff", recording(1, {}, {"process_group": []}, entry(1, input_sizes=3))]
+)
+def test_what_is_not_understood_is_passed_over(text: bytes) -> None:
+    assert last_recorded(text) == {}
+
+
+def test_an_input_without_shape() -> None:
+    assert last_recorded(recording(entry(1, "0", "barrier", input_sizes=[])))["0"] == Recorded(1, "barrier", [], False)
+
+
+def test_a_process_without_torch_has_no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.distributed.distributed_c10d", None)
+    assert list(groups()) == []

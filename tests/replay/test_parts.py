@@ -1,0 +1,234 @@
+"""Parts of recordings and replays: which actors are recorded, the file, who is trusted, what cannot be replayed."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from monarch.actor import Actor, endpoint
+from monarch.replay import surroundings, unrepeatable, wish
+from monarch.replay.events import (
+    MAGIC,
+    Answered,
+    Asked,
+    Done,
+    Event,
+    Piece,
+    Recorded,
+    Sent,
+    Started,
+    Stopped,
+    encode,
+    read,
+    summary,
+)
+from monarch.replay.player import Player
+from monarch.replay.trust import suspicion
+from monarch.replay.writer import Full, Writer, make_folder
+
+
+@pytest.mark.parametrize(
+    ("pattern", "recorded"),
+    [
+        ("trainers", True), ("Trainer", True), ("train.Trainer", True), ("train*", True), ("all", True),
+        ("trainers[3]", True), ("trainers[0-3]", True), ("all[3]", True),
+        ("trainers[2]", False), ("trainers[4-9]", False), ("loaders", False), ("trainer", False), ("trainers[x]", False),
+    ],
+)  # fmt: skip
+def test_which_actors_are_meant(pattern: str, recorded: bool) -> None:
+    assert wish.matches(pattern, "trainers", "train.Trainer", 3) is recorded
+
+
+@pytest.mark.parametrize("wanted", ["", "a,,b", "a[", "trainers[x]", "a[1-]"])
+def test_what_names_nothing_is_refused(wanted: str) -> None:
+    if wanted == "a[":
+        wish.check(wanted)  # a name, if an odd one
+        return
+    with pytest.raises(ValueError, match="names no actors to record"):
+        wish.check(wanted)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 1 << 40), st.lists(st.binary(max_size=50), max_size=3)), max_size=8), st.data()
+)
+def test_a_file_gives_back_what_was_written_up_to_any_cut(
+    written: list[tuple[int, list[bytes]]], data: st.DataObject
+) -> None:
+    blob = MAGIC
+    ends = [len(blob)]
+    for number, pieces in written:
+        blob += b"".join(bytes(piece) for piece in encode(Started(0, number, b"call", ""), list(pieces)))
+        ends.append(len(blob))
+    cut = data.draw(st.integers(len(MAGIC), len(blob)))
+    whole = sum(end <= cut for end in ends) - 1
+    events = list(read(io.BytesIO(blob[:cut])))
+    expected = [Recorded(Started(0, number, b"call", ""), list(pieces)) for number, pieces in written[:whole]]
+    assert events[:whole] == expected
+    assert [type(rest.event) for rest in events[whole:]] == ([] if cut in ends else [Stopped])
+
+
+def test_a_writer_stops_at_its_bound_and_ends_with_a_word(tmp_path: Path) -> None:
+    writer = Writer(str(tmp_path), "a/b", 3, 200)
+    with pytest.raises(Full):
+        writer.write([(Started(0, number, b"x" * 30, ""), []) for number in range(10)])
+    writer.end(Stopped(0, "enough"))
+    writer.end(None)
+    path = Path(writer.path)
+    assert path.name.startswith("a_b-3-") and path.stat().st_mode & 0o777 == 0o600
+    with open(path, "rb") as file:
+        events = [recorded.event for recorded in read(file)]
+    assert 0 < len(events) - 1 < 10
+    assert events[-1] == Stopped(0, "enough")
+
+
+def test_two_recordings_of_one_name_are_two_files(tmp_path: Path) -> None:
+    writers = [Writer(str(tmp_path), "a", 0, 1000) for _ in range(3)]
+    assert len({writer.path for writer in writers}) == 3
+    for writer in writers:
+        writer.end(None)
+
+
+def test_a_folder_that_others_may_write_in_is_refused(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    make_folder(str(made))
+    assert made.stat().st_mode & 0o777 == 0o700
+    made.chmod(0o777)
+    with pytest.raises(PermissionError, match="others may write in"):
+        make_folder(str(made))
+
+
+def test_who_may_have_written_a_recording(tmp_path: Path) -> None:
+    file = tmp_path / "r"
+    file.write_bytes(b"")
+    file.chmod(0o644)
+    assert suspicion(str(file), file.stat()) == ""
+    found = list(file.stat())
+    found[4] = os.getuid() + 1
+    assert suspicion(str(file), os.stat_result(found)) == "belongs to another user"
+    tmp_path.chmod(0o777)
+    assert suspicion(str(file), file.stat()) == "lies in a folder in which others may write"
+    assert suspicion("/dev/null", os.stat("/dev/null")) == "is not an ordinary file"
+
+
+class Unsteady(Actor):
+    @endpoint
+    def when(self) -> float:
+        return time.monotonic()
+
+    @endpoint
+    def who(self) -> str:
+        return _name()
+
+    @endpoint
+    def read(self, path: str) -> str:
+        with open(path) as file:
+            return file.read()
+
+    @endpoint
+    def steady(self) -> float:
+        return random.random()
+
+
+def _name() -> str:
+    return str(uuid.uuid4())
+
+
+def test_what_cannot_be_replayed_is_found_in_the_code() -> None:
+    assert unrepeatable.used_by(Unsteady) == [
+        "Unsteady.when uses time.monotonic: the time is not as then",
+        "_name uses uuid.uuid4: random bytes of the system are not as then",
+        "Unsteady.read uses open(): files are not as then",
+    ]
+
+
+def test_secrets_of_the_environment_are_not_recorded() -> None:
+    found = {"RANK": "3", "MONARCH_SECRET": "x", "HF_TOKEN": "y", "OMP_NUM_THREADS": "2", "HOME": "/root"}
+    assert surroundings.environment(found) == {"RANK": "3", "OMP_NUM_THREADS": "2"}
+
+
+def test_random_numbers_go_on_as_they_would_have() -> None:
+    states = surroundings.seeds()
+    then = [random.random() for _ in range(3)]
+    surroundings.plant(states)
+    assert [random.random() for _ in range(3)] == then
+
+
+def test_differences_are_said() -> None:
+    facts = surroundings.facts() | {"python": "3.10.1"}
+    said = surroundings.differences(facts, {"no_such_package_of_ours": "1.0"})
+    assert said[0].startswith("python 3.10.1 then, ")
+    assert said[1] == "no_such_package_of_ours 1.0 then, not installed here"
+
+
+# --- the player
+
+
+def _asked(method: str, text: bytes, port: int = 0) -> tuple[Event, list[Piece]]:
+    size, check, pieces = summary([text])
+    return Asked(0, "db", method, 0, [0], port, size, check), pieces
+
+
+def _show(event: Event, pieces: list[Piece]) -> str:
+    return f"it called {event.method}" if isinstance(event, Asked) else type(event).__name__
+
+
+def _player(events: list[tuple[Event, list[Piece]]], strict: bool = True) -> Player:
+    recorded = [Recorded(event, [bytes(piece) for piece in pieces]) for event, pieces in events]
+    return Player(iter(recorded), strict, lambda a, b: a == b, _show)
+
+
+def test_an_answer_is_given_after_what_was_asked_before_it() -> None:
+    started, answered, done = Started(0, 1, b"", ""), Answered(0, 1, 0, 0), Done(0, 1, "nothing", "", 0, 0)
+    player = _player([(started, []), _asked("get", b"1", 1), (answered, [b"2"]), (done, [])])
+    assert [given.event for given in player.inputs()] == [started]
+    assert player.inputs() == []
+    then, divergence = player.output(*_asked("get", b"1"))
+    assert then is not None and divergence is None
+    assert [given.event for given in player.inputs()] == [answered]
+    assert player.ended == ""
+    player.output(done, [])
+    assert player.inputs() == []
+    assert (player.ended, player.started, player.done) == ("the recording ends here", 1, 1)
+
+
+def test_another_call_is_a_divergence_with_both_sides() -> None:
+    player = _player([(Started(0, 1, b"", ""), []), _asked("get", b"1")])
+    player.inputs()
+    player.name(1, "step")
+    _, divergence = player.output(*_asked("put", b"1"))
+    assert str(divergence) == (
+        "replay has left the recording at message 1 (step): then it called get, now it called put"
+    )
+
+
+def test_with_an_event_loop_the_order_may_differ_and_is_noted() -> None:
+    events = [_asked("a", b""), _asked("b", b""), _asked("c", b"")]
+    player = _player(events, strict=False)
+    assert player.output(*_asked("b", b""))[1] is None
+    assert player.output(*_asked("a", b""))[1] is None
+    assert player.output(*_asked("c", b""))[1] is None
+    assert player.notes == ["an actor with an event loop did some things in another order than then"]
+    strict = _player(events)
+    assert strict.output(*_asked("b", b""))[1] is not None
+
+
+def test_of_what_is_large_only_the_size_of_what_differs_is_known() -> None:
+    large = Sent(0, 0, 5000, 1)
+    player = _player([(large, [])])
+    assert player.output(Sent(0, 0, 5000, 2), [])[1] is None
+    assert "other bytes" in player.notes[0]
+
+
+def test_beyond_the_recording_nothing_is_compared() -> None:
+    player = _player([(Stopped(0, "the disk was full"), [])])
+    assert player.inputs() == []
+    assert player.output(*_asked("a", b"")) == (None, None)
+    assert player.ended == "the recording ends here: the disk was full"

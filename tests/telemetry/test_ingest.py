@@ -1,0 +1,338 @@
+"""From what processes send to rows: each table, its values, how they join, and which rows go first."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from monarch._mesh.inspection.recording import BatchHead, Clock
+from monarch._runtime import recorder
+from monarch._wire.message import Call
+from monarch.telemetry import batches
+from monarch.telemetry.batches import Gathered
+from monarch.telemetry.ingest import Ingest
+from monarch.telemetry.retention import Retention, sweep_period, too_old, trim
+from monarch.telemetry.store import Store
+from monarch.telemetry.tables import TABLES, Table
+
+NOW = 1_000.0  # of the process's monotonic clock
+WALL = 1_700_000_000.0
+SHIFT = WALL - NOW
+VIEW = ('{"labels":["gpus"]}', '{"labels":["gpus"]}')
+encode = msgspec.msgpack.Encoder().encode
+
+
+def us(at: float) -> int:
+    return round((at + SHIFT) * 1e6)
+
+
+def call(seq: int = 1, method: str = "inc", port: int = 7, to: str = "key", sender: str = "client.0") -> Call:
+    return Call(to, sender, seq, method, port, "", 0, b"", 0)
+
+
+def handled(seq: int = 1, *, failed: bool = False, started: float = 2.0, told: int = 0, receiver: str = "key.0") -> Any:
+    return (recorder.HANDLED, receiver, call(seq), "unix:x/client", 1.0, started, 3.0, failed, True, told)
+
+
+def called(seq: int = 1, adverb: int = 0, told: int = 0, failed: bool = False, **changes: Any) -> Any:
+    parent, span = changes.get("parent"), changes.get("span", 0)
+    return (
+        *(recorder.CALLED, "client.0", "key", "counters", "inc", adverb, 7, seq, VIEW),
+        *(0.5, 3.5, failed, told, parent, span),
+    )
+
+
+def batch(events: list[Any], address: str = "unix:x/m.0", number: int = 1, **changes: Any) -> bytes:
+    head = BatchHead(address, "workers-0<m>", "node", 5, NOW, WALL, 0.0, 0.0, number, 0)
+    return encode((msgspec.structs.replace(head, **changes), events))
+
+
+@pytest.fixture(scope="module")
+def only_store() -> Iterator[Store]:
+    made = Store()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(only_store: Store) -> Store:
+    with only_store.writing() as run:
+        for table in TABLES:
+            run(f"DELETE FROM {table}")
+    return only_store
+
+
+@pytest.fixture
+def ingest(store: Store) -> Iterator[Ingest]:
+    made = Ingest(store)
+    yield made
+    made.close()
+
+
+def put(ingest: Ingest, *given: bytes) -> None:
+    gathered = Gathered()
+    for one in given:
+        gathered.add(*batches.decode(one))
+    ingest.insert(gathered)
+
+
+def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    return store.query(sql, timeout=60).rows
+
+
+# --- messages
+
+
+def test_a_message_that_was_handled(ingest: Ingest, store: Store) -> None:
+    put(ingest, batch([handled()]))
+    ((id, at, endpoint, port),) = rows(store, "SELECT id, timestamp_us, endpoint, port_index FROM messages")
+    assert (at, endpoint, port) == (us(1.0), "inc", 7)
+    events = rows(store, "SELECT message_id, timestamp_us, status FROM message_status_events ORDER BY timestamp_us")
+    assert events == [(id, us(1.0), "queued"), (id, us(2.0), "active"), (id, us(3.0), "complete")]
+    ((name, process, fields, started),) = rows(store, "SELECT name, process_id, fields_json, timestamp_us FROM spans")
+    assert (name, process, json.loads(fields)["name"], started) == ("python_user_span", "workers-0<m>", "inc", us(2.0))
+    assert rows(store, "SELECT event_type, timestamp_us FROM span_events ORDER BY 2, 1 DESC") == [
+        ("enter", us(2.0)),
+        ("exit", us(3.0)),
+        ("close", us(3.0)),
+    ]
+
+
+def test_a_message_that_was_refused_was_never_active(ingest: Ingest, store: Store) -> None:
+    put(ingest, batch([handled(failed=True, started=0.0)]))
+    assert rows(store, "SELECT status FROM message_status_events ORDER BY timestamp_us") == [("queued",), ("failed",)]
+    assert rows(store, "SELECT count(*) FROM spans") == [(0,)]
+
+
+def test_what_is_under_way_is_seen_and_told_once(ingest: Ingest, store: Store) -> None:
+    """Waiting at one look, running at the next, done at the third: each row once."""
+    waits = (recorder.UNDER_WAY, "key.0", call(), "unix:x/client", 1.0, 0.0, False, 0)
+    runs = (recorder.UNDER_WAY, "key.0", call(), "unix:x/client", 1.0, 2.0, True, 1)
+    status = "SELECT status FROM message_status_events ORDER BY timestamp_us"
+    put(ingest, batch([waits]))
+    assert rows(store, status) == [("queued",)]
+    put(ingest, batch([runs], number=2))
+    assert rows(store, status) == [("queued",), ("active",)]
+    assert rows(store, "SELECT event_type FROM span_events") == [("enter",)]
+    put(ingest, batch([handled(told=2)], number=3))
+    assert rows(store, status) == [("queued",), ("active",), ("complete",)]
+    assert rows(store, "SELECT count(*) FROM messages") == [(1,)]
+    assert rows(store, "SELECT event_type FROM span_events ORDER BY timestamp_us, 1 DESC") == [
+        ("enter",),
+        ("exit",),
+        ("close",),
+    ]
+
+
+def test_a_message_from_before_recording_has_a_time(ingest: Ingest, store: Store) -> None:
+    event = list(handled())
+    event[4] = 0.0
+    put(ingest, batch([event]))
+    assert rows(store, "SELECT timestamp_us FROM messages") == [(us(2.0),)]
+
+
+# --- calls
+
+
+def test_a_call_and_its_message_correlate(ingest: Ingest, store: Store) -> None:
+    put(ingest, batch([called()], address="unix:x/client"), batch([handled()]))
+    ((target, fields),) = rows(store, "SELECT target, fields_json FROM spans WHERE name = 'call'")
+    assert target == "monarch_hyperactor::telemetry::endpoint"
+    known = json.loads(fields)
+    assert (known["mesh"], known["method"], known["call_name"]) == ("counters", "inc", "call")
+    ((there,),) = rows(store, "SELECT fields_json FROM spans WHERE name = 'python_user_span'")
+    assert json.loads(there)["correlation_id"] == known["correlation_id"]
+    assert rows(store, "SELECT count(*) FROM messages JOIN sent_messages ON from_actor_id = sender_actor_id") == [(1,)]
+    assert rows(store, "SELECT view_json FROM sent_messages") == [(VIEW[0],)]
+
+
+@pytest.mark.parametrize(
+    ("adverb", "name"), list(enumerate(["call", "call_one", "choose", "stream", "broadcast", "send", "rref"]))
+)
+def test_the_adverb_names_the_span(ingest: Ingest, store: Store, adverb: int, name: str) -> None:
+    put(ingest, batch([called(adverb=adverb)]))
+    assert rows(store, "SELECT name FROM spans") == [(name,)]
+
+
+def test_what_the_runtime_measures_of_calls(ingest: Ingest, store: Store) -> None:
+    put(ingest, batch([called(1), called(2, failed=True), handled()]))
+    sums = dict(rows(store, "SELECT name, sum_u64 FROM metric_sums"))
+    assert sums == {
+        "actor.messages_sent": 2,
+        "actor.messages_received": 1,
+        "endpoint_call_throughput": 2,
+        "endpoint_call_error": 1,
+    }
+    histogram = "SELECT count, sum_f64, bucket_counts_json, bounds_json FROM metric_histograms WHERE name = "
+    ((count, total, counts, bounds),) = rows(store, f"{histogram}'endpoint_call_latency_us_histogram'")
+    assert (count, total) == (2, pytest.approx(6e6))
+    assert sum(json.loads(counts)) == 2 and len(json.loads(counts)) == len(json.loads(bounds)) + 1
+
+
+def test_spans_of_the_program_have_parents(ingest: Ingest, store: Store) -> None:
+    outer = (recorder.SPAN, 1, "outer", "key.0", call(), 0, 1.0, 3.0, "main", "")
+    inner = (recorder.SPAN, 2, "inner", "key.0", call(), 1, 1.5, 2.5, "main", "ValueError: no")
+    put(ingest, batch([inner, outer, called(span=2), handled()]))
+    family = dict(
+        rows(
+            store,
+            "SELECT a.name, b.name FROM spans a LEFT JOIN spans b ON b.id = a.parent_id AND b.process_id = a.process_id",
+        )
+    )
+    assert family == {"inner": "outer", "outer": "python_user_span", "call": "inner", "python_user_span": None}
+    ((fields,),) = rows(store, "SELECT fields_json FROM spans WHERE name = 'inner'")
+    assert json.loads(fields)["error"] == "ValueError: no"
+
+
+# --- actors, meshes, logs, metrics
+
+
+def test_actors_and_meshes_are_there_once(ingest: Ingest, store: Store) -> None:
+    actor = (
+        recorder.ACTOR,
+        "key.0",
+        "key",
+        "counters",
+        0,
+        "counters<key1111>.p@unix:x",
+        "<root>.<C counters>",
+        "m.C",
+        1.0,
+    )
+    mesh = (recorder.MESH, "key", "Python<C>", "counters", "counters-key", "{}", "procs", "", 1.0)
+    statuses = [
+        (recorder.STATUS, "key.0", "Created", "", "", 1.0),
+        (recorder.STATUS, "key.0", "Failed", "boom", "Idle", 2.0),
+    ]
+    put(ingest, batch([actor, mesh, actor, *statuses]))
+    put(ingest, batch([actor, mesh], number=2))
+    joined = "SELECT a.full_name, m.given_name, a.rank FROM actors a JOIN meshes m ON m.id = a.mesh_id"
+    assert rows(store, joined) == [("counters<key1111>.p@unix:x", "counters", 0)]
+    status = "SELECT new_status, reason FROM actor_status_events JOIN actors a ON a.id = actor_id ORDER BY timestamp_us"
+    assert rows(store, status.replace("timestamp_us", "actor_status_events.timestamp_us")) == [
+        ("Created", None),
+        ("Failed", "boom"),
+    ]
+    ((fields,),) = rows(store, "SELECT fields_json FROM events WHERE fields_json LIKE '%Failed%'")
+    assert json.loads(fields)["prev_status"] == "Idle"
+
+
+def test_logs_and_metrics(ingest: Ingest, store: Store) -> None:
+    log = (recorder.LOG, "my.logger", "WARNING", 'say "hi"', 5, "main", "mod", "/a/b.py", 12, "key.0", 0, 1.0)
+    metrics = [
+        (recorder.SUM, "jobs", "1", (("kind", "a"),), True, 3, 0.0, 1.0),
+        (recorder.SUM, "open", "1", (), False, -2, 0.0, 1.0),
+        (recorder.GAUGE, "level", "%", (), 0.5, 1.0),
+        (recorder.HISTOGRAM, "time", "ms", (), 2, 3.0, 1.0, 2.0, [2, 0], 0.0, 1.0),
+    ]
+    put(ingest, batch([log, *metrics]))
+    ((name, target, level, fields, line),) = rows(store, "SELECT name, target, level, fields_json, line FROM events")
+    assert (name, target, level, line) == ("event b.py:12", "my.logger", "WARNING", 12)
+    assert json.loads(fields)["message"] == 'say "hi"'
+    sums = rows(
+        store,
+        "SELECT name, attributes_json, is_monotonic, sum_i64, sum_u64, temporality FROM metric_sums ORDER BY name",
+    )
+    assert sums == [
+        ("jobs", '{"kind":"a"}', True, None, 3, "delta"),
+        ("open", "{}", False, -2, None, "delta"),
+    ]
+    assert rows(store, "SELECT name, unit, value_f64 FROM metric_gauges") == [("level", "%", 0.5)]
+    assert rows(store, "SELECT count, sum_f64, bucket_counts_json FROM metric_histograms") == [(2, 3.0, "[2,0]")]
+
+
+def test_a_measurement_of_a_host(ingest: Ingest, store: Store) -> None:
+    row = {column.name: 1 for column in TABLES["host_metrics"].columns} | {"hostname": "node", "timestamp": WALL}
+    put(ingest, batch([(recorder.MACHINE, row)], offset=2.0))
+    assert rows(store, "SELECT hostname, timestamp_us, cpu_percent FROM host_metrics") == [
+        ("node", round((WALL + 2) * 1e6), 1.0)
+    ]
+
+
+# --- clocks, losses, what is wrong
+
+
+def test_times_are_corrected_by_the_difference_of_clocks(ingest: Ingest, store: Store) -> None:
+    put(ingest, batch([handled()], offset=5.0, error=0.001))
+    assert rows(store, "SELECT timestamp_us FROM messages") == [(us(6.0),)]
+    assert rows(store, "SELECT clock_offset_us, clock_error_us FROM telemetry_sources") == [(5_000_000, 1000)]
+
+
+def test_the_quickest_exchange_says_how_clocks_differ() -> None:
+    clock = Clock()
+    assert clock.best == (0.0, 0.0)
+    clock.learn(sent=10.0, there=115.0, back=20.0)  # a slow one: 100 s ahead, give or take 5
+    clock.learn(sent=30.0, there=130.6, back=31.0)
+    offset, error = clock.best
+    assert (offset, error) == (pytest.approx(100.1), pytest.approx(0.5))
+    for _ in range(8):  # what was learned long ago is forgotten: clocks drift
+        clock.learn(sent=40.0, there=143.0, back=42.0)
+    assert clock.best == (pytest.approx(102.0), pytest.approx(1.0))
+
+
+def test_what_was_lost_on_the_way_is_counted(ingest: Ingest, store: Store) -> None:
+    put(ingest, batch([handled(1)], number=4), batch([handled(2)], number=7, dropped=9))
+    assert rows(store, "SELECT batches, batches_lost, dropped FROM telemetry_sources") == [(2, 2, 9)]
+    put(ingest, batch([handled(3)], number=1, pid=6))  # another process took its place
+    assert rows(store, "SELECT batches, batches_lost FROM telemetry_sources") == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"", b"\xc1", encode([1, 2]), encode(("head", [])), batch([[99, "of a later version"]]), batch([[]]), batch([5])],
+    ids=["nothing", "no msgpack", "no batch", "no head", "a later version", "an empty event", "no event"],
+)
+def test_what_cannot_be_read_costs_nobody_else_his_rows(ingest: Ingest, store: Store, garbage: bytes) -> None:
+    for one in (garbage, batch([handled()])):
+        ingest.take(one)
+    assert ingest.flush(60)
+    assert rows(store, "SELECT count(*) FROM messages") == [(1,)]
+
+
+# --- which rows go
+
+
+def fill(ingest: Ingest, floods: int, others: int, quiet: int) -> None:
+    events = [handled(seq) for seq in range(floods)]
+    given = [batch(events, address="unix:x/m.0")]
+    for rank in range(1, others + 1):
+        receiver = f"key.{rank}"
+        given.append(batch([handled(seq, receiver=receiver) for seq in range(quiet)], address=f"unix:x/m.{rank}"))
+    put(ingest, *given)
+
+
+def test_one_that_floods_loses_its_own_rows_first(ingest: Ingest, store: Store) -> None:
+    fill(ingest, floods=5_000, others=4, quiet=100)
+    table = TABLES["messages"]
+    with store.writing() as run:
+        run(trim(Table(table.name, table.columns, table.leaves, 1_000), 1_000))
+    counts = rows(store, "SELECT count(*) AS n FROM messages GROUP BY to_actor_id ORDER BY n")
+    assert counts == [(100,)] * 4 + [(600,)]
+
+
+def test_rows_leave_when_they_are_too_old(ingest: Ingest, store: Store) -> None:
+    put(ingest, batch([handled(1)]), batch([handled(2)], wall=WALL + 3600))
+    Retention(store, 1200.0).sweep(WALL + 3600)
+    assert rows(store, "SELECT count(*) FROM messages") == [(1,)]
+    assert rows(store, "SELECT count(*) FROM message_status_events") == [(3,)]
+    assert not any("actors" in statement or "meshes" in statement for statement in too_old(1.0, 0.0))
+
+
+@pytest.mark.parametrize(("retention", "period"), [(3600, 300), (600, 60), (100, 30), (10, 10), (100_000, 300)])
+def test_how_often_old_rows_are_swept(retention: float, period: float) -> None:
+    assert sweep_period(retention) == period
+
+
+def test_the_last_snapshots_stay(store: Store) -> None:
+    store.insert("nodes", [(f"s{number}", "root", "root", number) for number in range(125)])
+    store.insert("snapshots", [(f"s{number}", number) for number in range(125)])
+    Retention(store, 0.0).sweep(time.time())
+    assert rows(store, "SELECT count(*), min(snapshot_ts) FROM snapshots") == [(120, 5)]
+    assert rows(store, "SELECT count(*) FROM nodes") == [(120,)]
+    store.compact()
+    assert rows(store, "SELECT count(*) FROM nodes") == [(120,)]
