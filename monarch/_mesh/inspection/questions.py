@@ -39,6 +39,7 @@ class Question(NamedTuple):
 
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
+    "clock": Question("_mesh.inspection.wall_clock", quick=True),
     "debugger.editor.begin": Question("debugger.editor_rank", "begin"),
     "debugger.editor.check": Question("debugger.editor_rank", "check"),
     "debugger.editor.end": Question("debugger.editor_rank", "end"),
