@@ -1,12 +1,13 @@
 """The last resort: the stacks of a process that does not answer, because native code holds its interpreter lock.
 
 Each process lets Python's faulthandler listen for a signal (setting `stack_signal`), with a file in the run folder to
-write to. Whoever may see that folder, the host agent or a program of the same user, sends the signal and reads the file.
+write to, whose first line is a note: who listens, and how. Whoever may see that folder, the host agent or a program of the
+same user, sends the signal and reads the file.
 
 That must harm no process:
 
-- It is signalled only when it has said in a note beside that file that it listens, when the kernel says that it still has
-  a handler (without one the signal would end it), and when the descriptor is still that file (a program may have closed
+- It is signalled only when it has said in that note that it listens, when the kernel says that it still has a handler
+  (without one the signal would end it), and when the descriptor is still that file (a program may have closed
   descriptors that are not its own). One that is stopped is not waited for.
 - faulthandler follows the frames of all threads without the interpreter lock: a process whose threads run Python code
   crashes after a dozen of such signals. So a process is signalled only when its I/O thread is seen to ask for the
@@ -26,8 +27,8 @@ from typing import NamedTuple
 from monarch._wire.address import name_of
 from monarch.config import settings
 
-NOTE, DUMP = ".listens", ".stacks"  # of the note and of the file, after the name of the process
-LARGEST = 8 << 20  # bytes of a file that are read; the file is emptied before each signal
+FILE = ".stacks"  # after the name of the process
+LARGEST = 8 << 20  # bytes of a file that are read; it is cut back to its note before each signal
 _LOOKS = 0.002  # seconds between two looks whether all has been written
 _AT_ONCE = 16  # processes that are signalled at a time
 _WAKES = 5  # how often a thread has to be seen to ask for the lock again; it does each switch interval, 1 or 5 ms
@@ -45,43 +46,40 @@ class CannotSignal(RuntimeError):
 def listen(folder: str, address: str, thread: int) -> None:
     """Lets this process write its stacks when it is signalled. `thread`: the number of its I/O thread. What goes wrong is
     written into the note: nothing here keeps a process from starting."""
-    path = os.path.join(folder, name_of(address))
-    number = settings.get("stack_signal")
+    path = os.path.join(folder, name_of(address)) + FILE
     with contextlib.suppress(OSError):
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            text = _register(number, path + DUMP, thread)
+            number = _register(settings.get("stack_signal"), file)
+            note = f"{number} {file} {thread}"
         except (OSError, ValueError, RuntimeError, AttributeError) as exc:
-            text = f"- {exc}"
-        descriptor = os.open(path + NOTE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, f"{os.getpid()} {text}".encode(errors="replace"))
-        finally:
-            os.close(descriptor)
+            note = f"- {exc}".partition("\n")[0]
+        os.write(file, f"{os.getpid()} {note}\n".encode(errors="replace"))
+        if note.startswith("-"):
+            os.close(file)
 
 
-def _register(number: int, path: str, thread: int) -> str:
+def _register(number: int, file: int) -> int:
     import faulthandler
 
     if number == 0:
-        return "- the setting stack_signal is 0"
+        raise ValueError("the setting stack_signal is 0")
     if signal.getsignal(number) != signal.SIG_DFL:
-        return f"- the program uses signal {number} itself; the setting stack_signal names another"
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        raise ValueError(f"the program uses signal {number} itself; the setting stack_signal names another")
     faulthandler.register(number, file, all_threads=True, chain=False)
-    return f"{number} {file} {thread}"
+    return number
 
 
 def forget(folder: str, name: str) -> None:
-    """Removes the files of a process that has ended."""
-    for suffix in (NOTE, DUMP):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(folder, name + suffix))
+    """Removes the file of a process that has ended."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(folder, name + FILE))
 
 
 def listening(folder: str) -> list[str]:
     """The names of the processes that have a note in a run folder."""
     try:
-        return sorted(entry.removesuffix(NOTE) for entry in os.listdir(folder) if entry.endswith(NOTE))
+        return sorted(entry.removesuffix(FILE) for entry in os.listdir(folder) if entry.endswith(FILE))
     except OSError:
         return []
 
@@ -98,8 +96,8 @@ class Note(NamedTuple):
 
 
 def read_note(text: str) -> Note:
-    """ValueError for what is no note."""
-    pid, number, rest = text.split(" ", 2)
+    """The first line of a file. ValueError for what is no note."""
+    pid, number, rest = text.partition("\n")[0].split(" ", 2)
     if number == "-":
         return Note(int(pid), 0, -1, 0, rest)
     descriptor, thread = rest.split(" ")
@@ -109,8 +107,8 @@ def read_note(text: str) -> Note:
 def pid_of(folder: str, name: str) -> int:
     """Of a process in that run folder; 0 when it is not known here."""
     try:
-        with open(os.path.join(folder, name + NOTE)) as file:
-            return read_note(file.read()).pid
+        with open(os.path.join(folder, name + FILE), errors="replace") as file:
+            return read_note(file.readline()).pid
     except (OSError, ValueError):
         return 0
 
@@ -119,10 +117,12 @@ class Signalled:
     """One process. CannotSignal says why not."""
 
     def __init__(self, folder: str, name: str) -> None:
-        self._path = os.path.join(folder, name)
+        self._path = os.path.join(folder, name + FILE)
         try:
-            with open(self._path + NOTE) as file:
-                self._note = read_note(file.read())
+            with open(self._path, "rb") as file:
+                line = file.readline()
+            self._head = len(line)
+            self._note = read_note(line.decode(errors="replace"))
         except FileNotFoundError:
             raise CannotSignal("it has not begun to listen for the signal, or has ended") from None
         except (OSError, ValueError) as exc:
@@ -145,7 +145,7 @@ class Signalled:
         if not _has(status, "SigCgt", note.number):
             raise CannotSignal(f"it does not handle signal {note.number} any more")
         try:
-            same = os.path.samestat(os.stat(f"/proc/{note.pid}/fd/{note.descriptor}"), os.stat(self._path + DUMP))
+            same = os.path.samestat(os.stat(f"/proc/{note.pid}/fd/{note.descriptor}"), os.stat(self._path))
         except OSError:
             same = False
         if not same:
@@ -159,22 +159,23 @@ class Signalled:
             raise CannotSignal(why)
         self._check()
         try:
-            os.truncate(self._path + DUMP, 0)
+            os.truncate(self._path, self._head)
             import ctypes  # here: every process imports this file, and few get here
 
             if ctypes.CDLL(None, use_errno=True).tgkill(note.pid, note.thread, note.number) != 0:
                 raise CannotSignal("it has ended")
         except (OSError, AttributeError) as exc:
             raise CannotSignal(f"signal {note.number} could not be sent: {exc}") from None
-        size = 0
+        size = self._head
         deadline = time.monotonic() + seconds
         while time.monotonic() <= deadline:
             time.sleep(_LOOKS)
             if _has(status_of(note.pid, note.thread), "SigPnd", note.number):
                 continue  # it has not begun to write
-            before, size = size, os.stat(self._path + DUMP).st_size
-            if 0 < size == before:
-                with open(self._path + DUMP, "rb") as file:
+            before, size = size, os.stat(self._path).st_size
+            if self._head < size == before:
+                with open(self._path, "rb") as file:
+                    file.seek(self._head)
                     return file.read(LARGEST).decode(errors="replace")
         raise CannotSignal("it wrote nothing after the signal")
 

@@ -18,8 +18,7 @@ import pytest
 
 from monarch._mesh.inspection import fault_dump, fault_signal
 from monarch._mesh.inspection.fault_signal import (
-    DUMP,
-    NOTE,
+    FILE,
     CannotSignal,
     Signalled,
     ask_by_signal,
@@ -108,8 +107,8 @@ def settle(process: subprocess.Popen[str]) -> None:
 
 def signalled(process: subprocess.Popen[str], folder: Path) -> None:
     """The signal itself, without asking whether it may be sent; returns when it has been answered."""
-    note = read_note((folder / f"p.0{NOTE}").read_text())
-    file = folder / f"p.0{DUMP}"
+    note = read_note((folder / f"p.0{FILE}").read_text())
+    file = folder / f"p.0{FILE}"
     before = file.stat().st_size
     settle(process)
     assert ctypes.CDLL(None).tgkill(process.pid, note.thread, note.number) == 0
@@ -211,7 +210,7 @@ def test_a_setting_that_means_none(program: Any, folder: Path, setting: int, why
 
 def test_another_signal(program: Any, folder: Path) -> None:
     process = program(before="configure(stack_signal=41)")
-    assert read_note((folder / f"p.0{NOTE}").read_text()).number == 41
+    assert read_note((folder / f"p.0{FILE}").read_text()).number == 41
     signalled(process, folder)
 
 
@@ -232,15 +231,14 @@ def test_a_descriptor_that_is_not_the_file_any_more_is_noticed(program: Any, fol
 
 @pytest.mark.parametrize("text", ["", "1", "x 50 3 4", "1 2", "1 2 x y", "1 50 3"])
 def test_a_note_that_is_none(folder: Path, text: str) -> None:
-    (folder / f"p.0{NOTE}").write_text(text)
+    (folder / f"p.0{FILE}").write_text(text)
     assert "its note cannot be read" in why_not(folder)
 
 
 def test_the_files_are_the_users_alone_and_go_with_the_process(program: Any, folder: Path) -> None:
     program()
     assert fault_signal.listening(str(folder)) == ["p.0"]
-    for suffix in (NOTE, DUMP):
-        assert (folder / f"p.0{suffix}").stat().st_mode & 0o777 == 0o600
+    assert (folder / f"p.0{FILE}").stat().st_mode & 0o777 == 0o600
     fault_signal.forget(str(folder), "p.0")
     assert list(folder.iterdir()) == []
     assert fault_signal.listening(str(folder / "nowhere")) == []
