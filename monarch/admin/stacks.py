@@ -51,7 +51,7 @@ def _without_client(program: Program, wanted: Wanted, why: str) -> Stacks:
         found = stacks_of_program.with_native(found, native.stacks)
         for process in native.stacks:
             silent.pop(process.address, None)
-        silent |= {address: f"no native frames: {why}" for address, why in native.silent.items()}
+        silent |= {address: f"{folding.NO_NATIVE} ({why})" for address, why in native.silent.items()}
     return Stacks(stacks_of_program.ordered(folding.completed(found)), silent)
 
 

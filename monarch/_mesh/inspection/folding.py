@@ -14,6 +14,7 @@ import msgspec
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, Frame, ProcessStacks, ThreadStack
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 
+NO_NATIVE = "no native frames"  # with which the reason begins for which py-spy has shown nothing of a process
 GROUPS = 30  # groups of a mesh that are shown
 _RANGES = 12  # ranges of ranks that are shown of one group
 
@@ -222,10 +223,16 @@ def page(processes: Sequence[ProcessStacks], silent: Mapping[str, str]) -> str:
         if len(section.groups) > GROUPS:
             lines.append(f"  ({len(section.groups) - GROUPS} more groups of ranks are left out)")
     lines += _notes(processes)
-    if silent:
-        lines += ["", f"no stacks of {len(silent)} {'process' if len(silent) == 1 else 'processes'}:"]
-        meshes = {uid: process.mesh for process in processes if (uid := _uid(process)[0]) and process.mesh}
-        lines += [f"  {named_address(address, meshes)}: {why}" for address, why in silent.items()]
+    meshes = {uid: process.mesh for process in processes if (uid := _uid(process)[0]) and process.mesh}
+    gone = {address: why for address, why in silent.items() if not why.startswith(NO_NATIVE)}
+    if gone:
+        lines += ["", f"no stacks of {len(gone)} {'process' if len(gone) == 1 else 'processes'}:"]
+        lines += [f"  {named_address(address, meshes)}: {why}" for address, why in gone.items()]
+    native: dict[str, list[str]] = {}
+    for address, why in silent.items():
+        if address not in gone:
+            native.setdefault(why, []).append(named_address(address, meshes))
+    lines += [f"\n{why}: {', '.join(those)}" for why, those in native.items()]
     return "\n".join(lines).strip() or "no thread is in a line of the program"
 
 

@@ -99,7 +99,7 @@ def gather(ask: Ask, wanted: Wanted, known: Mapping[str, str] | None = None) -> 
         processes = with_native(processes, native.stacks)
         for process in native.stacks:
             silent.pop(process.address, None)
-        silent |= {address: f"no native frames: {why}" for address, why in native.silent.items()}
+        silent |= {address: f"{folding.NO_NATIVE} ({why})" for address, why in native.silent.items()}
     return Stacks(ordered(folding.completed(processes)), silent)
 
 
