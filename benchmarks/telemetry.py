@@ -118,7 +118,7 @@ def recording(count: int) -> None:
     recorder = Recorder(limit=10**9)
     call = Call("key", "client.0", 1, "echo", 5, "", 0, b"", 0)
     delivery = Delivery(call, b"", (), "unix:x/client")
-    behaviour = SimpleNamespace(_methods={"echo": SimpleNamespace(spans=True)})
+    behaviour = SimpleNamespace(_methods={"echo": SimpleNamespace(spans=True, concurrent=False)})
     receiver = SimpleNamespace(unique="key.0", system=False, behaviour=behaviour)
     sender = SimpleNamespace(unique="client.0", system=False)
     entry = SimpleNamespace(number=5, began=1.0, told=0, has_failed=lambda: False)

@@ -179,11 +179,11 @@ class AsyncDriver:
                 instance.last_call = item.call
                 instance.current = item
                 await behaviour.handle_async(item)
+                if recording.active is not None:
+                    recording.active.handled(instance, item)
                 instance.current = None
                 instance.processed += 1
                 instance.busy += now() - item.started
-                if recording.active is not None and item not in instance.concurrent.values():
-                    recording.active.handled(instance, item)
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
                     instance.resume_senders()
         except Leave as leave:

@@ -64,11 +64,11 @@ def _run_sync(instance: Instance) -> None:
                 instance.last_call = item.call
                 instance.current = item
                 behaviour.handle(item)
+                if recording.active is not None:
+                    recording.active.handled(instance, item)
                 instance.current = None
                 instance.processed += 1
                 instance.busy += now() - item.started
-                if recording.active is not None:
-                    recording.active.handled(instance, item)
                 if instance.paused_senders and len(mailbox.messages) * 2 < instance.high_water:
                     instance.resume_senders()
             elif type(item) is Supervise:

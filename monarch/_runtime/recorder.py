@@ -90,8 +90,9 @@ class Recorder:
 
     # --- receivers
 
-    def handled(self, instance: Instance, delivery: Delivery, failed: bool = False) -> None:
-        """The actor is done with that message, or will not handle it (`failed`)."""
+    def handled(self, instance: Instance, delivery: Delivery, failed: bool = False, concurrent: bool = False) -> None:
+        """The actor is done with that message, or will not handle it (`failed`). A concurrent endpoint goes on when the actor
+        is done with its message, and says itself when it ends (`concurrent`)."""
         behaviour: Any = instance.behaviour
         if behaviour is None or (instance.system and not self.include_system):
             return
@@ -101,6 +102,8 @@ class Recorder:
             return
         call = delivery.call
         method = behaviour._methods.get(call.method)
+        if method is not None and method.concurrent and not concurrent and not failed:
+            return
         events.append(
             (
                 HANDLED,

@@ -22,11 +22,17 @@ _READY = 60.0  # seconds for an observer to start
 _SERVES = 60.0  # to serve what is asked: the engine is loaded
 _ENDS = 3.0  # to end, before it is killed
 _BETWEEN = 0.05
+_TRIES = 5
+_pause = threading.Event()
 _SAID = 2000  # characters of its log that an error shows
 
 
 class ObserverFailed(RuntimeError):
     """There is no observer, and why."""
+
+
+class ObserverLost(ObserverFailed):
+    """It does not answer, or has ended meanwhile."""
 
 
 class Observer:
@@ -45,8 +51,13 @@ class Observer:
         """Starts it unless it runs; serves what is wanted. `program`: the run folder of the program that it looks into.
         ObserverFailed in its words."""
         with self._starting:
-            if not self._answers():
-                (self._start_elsewhere or self.start)()
+            for _ in range(_TRIES - 1):
+                if not self._answers():
+                    (self._start_elsewhere or self.start)()
+                try:
+                    return self._ask(config, program)
+                except ObserverLost:  # one that was just killed takes connections until it is quite gone
+                    _pause.wait(_BETWEEN)
             return self._ask(config, program)
 
     def _ask(self, config: ObserverConfig, program: str) -> Addresses:
@@ -55,8 +66,12 @@ class Observer:
             with self.connect(_SERVES) as connection:
                 connection.sendall(frames.pack_struct(frames.SERVE, asked))
                 kind, body = frames.receive(connection)
+        except TimeoutError:
+            raise ObserverFailed(
+                f"the observer did not answer within {_SERVES:g} s; it wrote: {self._said()}"
+            ) from None
         except (OSError, EOFError) as exc:
-            raise ObserverFailed(f"the observer does not answer ({exc}); it wrote: {self._said()}") from None
+            raise ObserverLost(f"the observer does not answer ({exc}); it wrote: {self._said()}") from None
         if kind == frames.SERVING:
             return msgspec.msgpack.decode(body, type=Addresses)
         raise ObserverFailed(body.decode(errors="replace"))
@@ -125,11 +140,10 @@ class Observer:
             select.select([ready], [], [], _READY)  # it listens, or it has ended
         finally:
             os.close(ready)
-        pause = threading.Event()
         for _ in range(int(_ENDS / _BETWEEN)):  # one that another thread of this user has started may not listen yet
             if self._answers():
                 return
-            pause.wait(_BETWEEN)
+            _pause.wait(_BETWEEN)
         raise ObserverFailed(f"the observer did not start; it wrote: {self._said()}")
 
     def _said(self) -> str:

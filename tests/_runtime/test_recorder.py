@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from monarch._runtime import recorder as recorders
 from monarch._runtime.metrics import BOUNDS, SERIES, Metrics
 from monarch._runtime.recorder import CALLED, HANDLED, SPAN, STATUS, Recorder
-from monarch.actor import Actor, SupervisionError, endpoint, get_meter, span, this_host
+from monarch.actor import Actor, SupervisionError, concurrent_endpoint, endpoint, get_meter, span, this_host
 from monarch.testing import InProcessCluster
 
 
@@ -39,6 +40,19 @@ class Worker(Actor):
     @endpoint
     async def later(self) -> int:
         return 1
+
+
+class Overlapping(Actor):
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+
+    @concurrent_endpoint
+    async def wait(self) -> None:
+        await self.may_end.wait()
+
+    @concurrent_endpoint
+    async def release(self) -> None:
+        self.may_end.set()
 
 
 class Internal(Worker):
@@ -72,6 +86,17 @@ def test_a_call_is_one_event_at_each_end(recorder: Recorder) -> None:
     for event in handled:
         arrived, started, ended = event[4:7]
         assert 0 < arrived <= started <= ended
+
+
+def test_a_concurrent_endpoint_is_noted_once_at_its_end(recorder: Recorder) -> None:
+    with InProcessCluster():
+        actor = this_host().spawn_procs({"gpus": 1}).spawn("overlapping", Overlapping)
+        waits = actor.wait.call_one()
+        actor.release.call_one().get()
+        waits.get()
+    handled = {event[2].method: event for event in events(recorder, HANDLED)}
+    assert sorted(handled) == ["release", "wait"] and len(events(recorder, HANDLED)) == 2
+    assert handled["wait"][6] >= handled["release"][5]  # it ended after the other had begun
 
 
 def test_spans_know_what_they_are_part_of(recorder: Recorder) -> None:

@@ -190,6 +190,21 @@ def test_one_that_was_killed_is_started_again() -> None:
 
 
 @full
+def test_one_that_is_killed_again_and_again_is_started_each_time() -> None:
+    """A process that was just killed still takes connections for a moment, and holds its lock."""
+    with folder() as path:
+        observer = Observer(path)
+        try:
+            pids = []
+            for _ in range(6):
+                pids.append(observer.serve(ObserverConfig()).pid)
+                os.kill(pids[-1], signal.SIGKILL)
+            assert len(set(pids)) == 6
+        finally:
+            observer.end()
+
+
+@full
 def test_it_ends_with_the_process_that_started_it() -> None:
     script = """
 import sys

@@ -94,7 +94,7 @@ class AsyncActorBehaviour(ActorBehaviour):
             self._running_tasks.discard(task)
             instance.busy += self.proc.loop.now() - delivery.started
             if recording.active is not None and task in instance.concurrent:
-                recording.active.handled(instance, delivery)
+                recording.active.handled(instance, delivery, concurrent=True)
             if raised is not None and (method.explicit or not isinstance(raised, Exception)):
                 # It stays among those that run: its caller is told with the end of the actor.
                 instance.mailbox.put_control(self._fatal(raised))

@@ -39,6 +39,7 @@ PERIOD = 1.0  # seconds between two looks at what was recorded
 BATCH = 1_000  # events
 WINDOW = 4  # batches that the client has not answered
 _LATE = 10.0  # seconds after which an answer is not waited for any more
+_SOON = 0.001  # seconds
 _LAST = 1.0  # seconds in which a process that ends hands over what it has recorded
 _CLOCKS = 8  # estimates of the difference between the clocks
 _OWN = ("monarch.telemetry", "monarch.observer")  # loggers that are not recorded
@@ -203,13 +204,24 @@ class Recording:
 
     def flush(self, patience: float = _LATE) -> None:
         """Sends what there is. Not on the I/O thread: waits for room, for `patience` seconds."""
-        self.look()
         until = time.monotonic() + patience
+        self._settle(until)
+        self.look()
         while self.recorder.events and not self._stopped and time.monotonic() < until:
             if not self._send():
                 with self._room:
                     self._room.wait_for(lambda: self._on_way < WINDOW, max(0.0, until - time.monotonic()))
                     self._wait_until = 0.0  # whoever asks for it takes the risk that some is dropped
+
+    def _settle(self, until: float) -> None:
+        """Whoever has an answer may ask at once for what was recorded of it, which its actor is just about to note."""
+        pause = threading.Event()
+        for instance in list(self._proc.actors.values()):
+            delivery = instance.current
+            while (
+                delivery is not None and delivery.answered and instance.current is delivery and time.monotonic() < until
+            ):
+                pause.wait(_SOON)
 
 
 _encode = msgspec.msgpack.Encoder().encode
