@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import importlib
 import linecache
 import os
 import pickle
@@ -62,6 +63,7 @@ def replay(
     until_failure: bool = False,
     pdb: bool = False,
     trust: bool = False,
+    cls: str = "",
     patience: float = _PATIENCE,
     say: Callable[[str], Any] = print,
 ) -> Outcome:
@@ -70,7 +72,9 @@ def replay(
     `at`: opens pdb in the endpoint that handles message number `at`. `pdb`: opens it where a message fails, or where the
     actor does something else than then. `until_failure`: ends with the first message that fails. `trust`: also a file that
     belongs to somebody else, or that others may write: a recording holds pickles, and decoding one runs what its writer
-    wanted. `patience`: seconds without progress after which it ends. `say` gets lines for people.
+    wanted. `cls`: the class `module.Name` as it is here instead of the one recorded, to try a correction of it (a class of
+    `__main__` is in the recording itself). `patience`: seconds without progress after which it ends. `say` gets lines for
+    people.
 
     RecordingError when the file is no recording, is not to be trusted, or when the class cannot be loaded here.
     """
@@ -79,7 +83,7 @@ def replay(
         first = next(events, None)
         if first is None or not isinstance(first.event, Begin):
             raise RecordingError(f"{path}: nothing was recorded but the beginning of the file")
-        return _Replay(first.event, first.pieces, events, Debugging(at, until_failure, pdb), patience, say).run()
+        return _Replay(first.event, first.pieces, events, Debugging(at, until_failure, pdb), cls, patience, say).run()
 
 
 class _Replay:
@@ -89,6 +93,7 @@ class _Replay:
         pieces: list[bytes],
         events: Iterator[Recorded],
         debugging: Debugging,
+        cls: str,
         patience: float,
         say: Callable[[str], Any],
     ) -> None:
@@ -96,6 +101,7 @@ class _Replay:
         self._pieces = pieces
         self._events = events
         self._debugging = debugging
+        self._cls = cls
         self._patience = patience
         self._say = say
         self._unloadable: RecordingError | None = None
@@ -171,9 +177,22 @@ class _Replay:
                 f"{', '.join(self._begin.path[:5])}: put it on PYTHONPATH, as it was then"
             )
             raise self._unloadable from exc
+        if self._cls:
+            loaded = (self._other_class(), *loaded[1:])
+        elif loaded[0].__module__ == "__main__":
+            self._say("  its class is of __main__, and runs as it was recorded")
         for note in unrepeatable.used_by(loaded[0]):
             self._say(f"  cannot be replayed: {note}")
         return loaded
+
+    def _other_class(self) -> Any:
+        module, _, name = self._cls.rpartition(".")
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError, ValueError) as exc:
+            self._unloadable = RecordingError(f"there is no class {self._cls} here: {exc}")
+            raise self._unloadable from exc
+        return found
 
     def _on_thread(self, instance: Instance, replayer: Replayer) -> None:
         """In this thread, so that pdb has the terminal; in another where an event loop runs here, as in a notebook."""
@@ -194,7 +213,7 @@ class _Replay:
         if self._unloadable is not None:
             raise self._unloadable
         ended = replayer.stopped or player.ended
-        if instance.end is not None and ReplayOver.__name__ in instance.end.report:
+        if replayer.divergence is None and instance.end is not None and ReplayOver.__name__ in instance.end.report:
             ended = f"{player.ended}{replayer.waited}"
         elif not failure and instance.end is not None and not instance.end.stopped and replayer.divergence is None:
             failure = instance.end.report  # of its constructor, or of what no message waits for

@@ -24,7 +24,7 @@ def wish(name: str, cls: str, rank: int) -> str:
     wanted = settings.get("record")
     if not wanted or not any(matches(pattern, name, cls, rank) for pattern in wanted.split(",")):
         return ""
-    folder = settings.get("record_folder") or default_folder()
+    folder = os.path.abspath(settings.get("record_folder") or default_folder())
     if folder not in _said:
         _said.add(folder)
         text = "what actors receive is recorded in %s, on the hosts where they run (setting record is %r)"

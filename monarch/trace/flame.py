@@ -123,8 +123,8 @@ class Flame:
             }
         )
 
-    def hottest(self, count: int = 10) -> list[tuple[str, float, int]]:
-        """(frame, share of all stacks in which it was the innermost, processes) of the frames that took most."""
+    def hottest(self, count: int = 10) -> list[tuple[str, float, list[str]]]:
+        """(frame, share of all stacks in which it was the innermost, the processes) of the frames that took most."""
         own: dict[str, int] = {}
         seen_by: dict[str, set[str]] = {}
         for process, stacks in self.processes.items():
@@ -134,7 +134,7 @@ class Flame:
                 seen_by.setdefault(leaf, set()).add(process)
         total = self.total
         first = sorted(own, key=lambda name: (-own[name], name))[:count]
-        return [(name, own[name] / total, len(seen_by[name])) for name in first]
+        return [(name, own[name] / total, sorted(seen_by[name])) for name in first]
 
     def svg(self) -> str:
         """The picture, roots at the top: a box is as wide as the share of stacks it was part of."""

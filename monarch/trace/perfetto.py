@@ -20,7 +20,6 @@ _BEGIN, _END, _INSTANT = 1, 2, 3  # TrackEvent.Type
 _REALTIME = 1  # BUILTIN_CLOCK_REALTIME: nanoseconds since the epoch
 _CHUNK = 1 << 16
 _NOTES = 100_000  # encoded notes that are kept
-_HEAD = uint(10, _SEQUENCE)
 _NEEDED = uint(13, _NEEDS)
 
 
@@ -47,7 +46,8 @@ class _Names:
 class Writer:
     """Writes packet by packet: what is held is the names, not the events."""
 
-    def __init__(self) -> None:
+    def __init__(self, sequence: int = _SEQUENCE) -> None:
+        self._head = uint(10, sequence)
         self._categories = _Names(1)  # InternedData.event_categories, event_names, debug_annotation_names
         self._names = _Names(2)
         self._keys = _Names(3)
@@ -60,7 +60,7 @@ class Writer:
             yield from self._process(process)
 
     def _packet(self, body: bytes) -> bytes:
-        return data(1, _HEAD + body)
+        return data(1, self._head + body)
 
     def _process(self, process: Process) -> Iterator[bytes]:
         uuid = _uuid(process.name)
@@ -118,10 +118,10 @@ class Writer:
         return data(12, news) if news else b""
 
 
-def write(timeline: Timeline, file: BinaryIO) -> int:
-    """Writes the whole; returns how many bytes."""
+def write(timeline: Timeline, file: BinaryIO, sequence: int = _SEQUENCE) -> int:
+    """Writes the whole; returns how many bytes. Files of several sequences, one behind the other, are one trace."""
     waiting, size = bytearray(), 0
-    for packet in Writer().packets(timeline):
+    for packet in Writer(sequence).packets(timeline):
         waiting += packet
         if len(waiting) >= _CHUNK:
             size += file.write(waiting)

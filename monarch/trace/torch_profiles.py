@@ -1,12 +1,14 @@
 """torch.profiler in all processes of a program, and its events on the time line of the program.
 
-torch tells times as microseconds since the epoch, from each host's clock, as telemetry does; nothing is shifted. Hosts whose
-clocks differ are apart by as much on both.
+torch tells times as microseconds since the epoch, by each host's clock. How far that of another host is from the one here is
+measured, as telemetry does for its rows: a question that is answered with the time, of several the one that took least. Half
+of what that took is the error.
 """
 
 from __future__ import annotations
 
 import json
+import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monarch._mesh.inspection.torch_profile import Trace
+from monarch._wire.address import CLIENT, host_of, name_of
 from monarch.trace.timeline import Slice, Timeline
 
 if TYPE_CHECKING:
@@ -24,6 +27,7 @@ Ask = Callable[[str, bytes, float, "Sequence[str] | None"], "Answers"]
 
 _START = 30.0  # seconds for torch to begin: the first profile of a process loads its libraries
 _STOP = 120.0  # and to write what it has
+_CLOCKS = 5  # times that a clock is asked for
 _TOGETHER = 4  # processes whose traces travel at a time
 _KEPT = {"Input Dims", "Input type", "stream", "device", "bytes", "correlation", "grid", "block"}
 
@@ -34,12 +38,16 @@ class TorchProfiles:
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._started: list[str] = []
+        self._client = ""  # the host of the client, and of whoever asks
+        self._offsets: dict[str, int] = {}  # by host: how far its clock is ahead, in nanoseconds
         self._traces: dict[str, Trace] = {}
         self._missing: dict[str, str] = {}  # why a process is not in it, by address
 
     def start(self) -> None:
         answers = self._ask("torch.start", b"", _START, None)
         self._missing = dict(answers.silent)
+        everybody = [*answers.replies, *answers.silent]
+        self._client = next((host_of(address) for address in everybody if name_of(address) == CLIENT), "")
         for address, reply in answers.replies.items():
             why = msgspec.msgpack.decode(reply, type=str)
             if why:
@@ -59,6 +67,25 @@ class TorchProfiles:
                     self._traces[address] = trace
                 else:
                     self._missing[address] = trace.why
+        self._measure_clocks()
+
+    def _measure_clocks(self) -> None:
+        """Of each host but the client's, one process is asked."""
+        for address in self._traces:
+            host = host_of(address)
+            if host != self._client and host not in self._offsets:
+                estimates = [self._clock(address) for _ in range(_CLOCKS)]
+                self._offsets[host] = min(estimates)[1]
+
+    def _clock(self, address: str) -> tuple[float, int]:
+        """(error, nanoseconds by which the clock there is ahead)."""
+        sent = time.time_ns()
+        replies = self._ask("clock", b"", 2.0, [address]).replies
+        back = time.time_ns()
+        if address not in replies:
+            return float("inf"), 0
+        there = msgspec.msgpack.decode(replies[address], type=int)
+        return (back - sent) / 2, there - (sent + back) // 2
 
     def lines(self) -> list[str]:
         """For people: how many processes are in it, and why others are not."""
@@ -70,16 +97,22 @@ class TorchProfiles:
 
     def add_to(self, timeline: Timeline) -> None:
         """Into the processes that telemetry shows, on tracks of their own."""
-        for trace in self._traces.values():
-            add(timeline, trace.process, json.loads(zlib.decompress(trace.packed)), trace.pid, trace.threads)
+        for address, trace in self._traces.items():
+            ahead = self._offsets.get(host_of(address), 0)
+            add(timeline, trace.process, json.loads(zlib.decompress(trace.packed)), trace.pid, trace.threads, ahead)
 
 
 def add(
-    timeline: Timeline, name: str, trace: dict[str, Any], pid: int = 0, threads: Mapping[int, str] | None = None
+    timeline: Timeline,
+    name: str,
+    trace: dict[str, Any],
+    pid: int = 0,
+    threads: Mapping[int, str] | None = None,
+    ahead: int = 0,
 ) -> int:
     """The complete events of one Chrome trace as tracks of one process, one for each of its threads and streams; how many.
-    `threads`: what threads are called, by their numbers."""
-    base = int(trace.get("baseTimeNanoseconds", 0))
+    `threads`: what threads are called, by their numbers. `ahead`: nanoseconds by which its clock is."""
+    base = int(trace.get("baseTimeNanoseconds", 0)) - ahead
     names: dict[tuple[Any, Any], str] = {}
     for event in trace.get("traceEvents", ()):
         if event.get("ph") == "M" and event.get("name") == "thread_name":

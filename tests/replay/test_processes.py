@@ -86,7 +86,10 @@ def test_a_crash_comes_again_in_a_shell_with_pdb_at_its_line(tmp_path: Path) -> 
     done = _replay(files[1], "--pdb", typed="p batch\nq\n")
     assert "(Pdb) [2.0, 0.0]" in done.stdout
     fine = _replay(files[0])
-    assert (fine.returncode, fine.stdout.splitlines()[-1]) == (0, "3 messages handled; the actor was stopped here")
+    assert (fine.returncode, fine.stdout.splitlines()[-1]) == (
+        0,
+        "3 messages handled as then; the actor was stopped here",
+    )
 
 
 @full
@@ -104,17 +107,25 @@ def test_the_recording_of_a_killed_process_has_all_that_it_had_seen(tmp_path: Pa
     done = _replay(files[0], "--at", "2", typed="q\n")
     assert "message 2: die()" in done.stdout
     assert f"train.py({_line('os.kill')})die()" in done.stdout
-    assert done.stdout.endswith("1 message handled; pdb was left\n")
+    assert done.stdout.endswith("1 message handled as then; pdb was left\n")
     assert done.returncode == 0
 
 
 @full
-def test_code_that_has_changed_since(tmp_path: Path) -> None:
+def test_a_correction_is_tried_on_the_recording(tmp_path: Path) -> None:
     files = _run(tmp_path, "raise")
     program = tmp_path / "train.py"
-    program.write_text(PROGRAM.replace("import os, signal", "import  os, signal"))
-    done = _replay(files[0])
+    program.write_text(PROGRAM.replace("self.loss / batch[-1]", "self.loss / max(batch[-1], 1.0)"))
+    done = _replay(files[1])
     assert f"not as then: {program} has changed" in done.stdout
+    assert "its class is of __main__, and runs as it was recorded" in done.stdout
+    assert done.returncode == 1
+    done = _replay(files[1], "--class", "train.Trainer")
+    assert done.returncode == 3
+    assert "at message 3 (step): then message 3 raised ZeroDivisionError: float division by zero, now" in done.stdout
+    done = _replay(files[1], "--class", "train.Nothing")
+    assert done.returncode == 1
+    assert done.stderr.startswith("monarch replay: there is no class train.Nothing here: module 'train' has no")
 
 
 def test_wrong_usage_is_said(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ def test_what_is_written_follows_the_name_of_the_file(tmp_path: Path) -> None:
 
 def test_the_hottest_are_the_innermost_that_were_seen_most() -> None:
     flame = Flame({"a": {"x;y": 2, "x": 1}, "b": {"x;y": 1}})
-    assert flame.hottest() == [("y", 0.75, 2), ("x", 0.25, 1)]
+    assert flame.hottest() == [("y", 0.75, ["a", "b"]), ("x", 0.25, ["a"])]
 
 
 def test_of_too_many_boxes_the_widest_are_drawn() -> None:

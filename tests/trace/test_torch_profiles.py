@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
+import zlib
 from typing import Any
 
+import msgspec
+
 from monarch._mesh.inspection.survey import Answers
+from monarch._mesh.inspection.torch_profile import Trace
 from monarch.trace.timeline import Timeline, lanes
 from monarch.trace.torch_profiles import TorchProfiles, add
 
@@ -44,9 +50,32 @@ def test_what_is_nested_in_torch_is_nested_here() -> None:
     assert len(lanes(track.slices)) == 1
 
 
-def test_who_takes_no_part_is_said() -> None:
-    import msgspec
+def test_clocks_of_other_hosts_are_measured_and_taken_off() -> None:
+    packed = zlib.compress(json.dumps({"baseTimeNanoseconds": _BASE, "traceEvents": [_event("mm", 5.0, 1.0)]}).encode())
+    hour = 3_600_000_000_000
 
+    def ask(question: str, argument: bytes, timeout: float, only: Any) -> Answers:
+        everybody = ["here/client", "here/a.0", "there/a.1"]
+        if question == "torch.start":
+            return Answers({address: msgspec.msgpack.encode("") for address in everybody}, {})
+        if question == "clock":
+            assert only == ["there/a.1"]
+            return Answers({only[0]: msgspec.msgpack.encode(time.time_ns() + hour)}, {})
+        if question == "torch.take":
+            return Answers({at: msgspec.msgpack.encode(Trace(packed, "", 42, at, {})) for at in only}, {})
+        return Answers({}, {})
+
+    profiles = TorchProfiles(ask)
+    profiles.start()
+    profiles.stop()
+    timeline = Timeline()
+    profiles.add_to(timeline)
+    starts = {name: next(iter(process.tracks.values())).slices[0].start for name, process in timeline.processes.items()}
+    assert starts["here/client"] == starts["here/a.0"] == _BASE + 5000
+    assert abs(starts["there/a.1"] + hour - _BASE) < 60_000_000_000  # the test itself may take its time
+
+
+def test_who_takes_no_part_is_said() -> None:
     def ask(question: str, argument: bytes, timeout: float, only: Any) -> Answers:
         assert question == "torch.start" or only == []
         replies = {"h/a.0": msgspec.msgpack.encode("torch is not loaded there")} if question == "torch.start" else {}

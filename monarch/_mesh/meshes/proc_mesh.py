@@ -179,6 +179,12 @@ class ProcMesh(Handle):
         found: Future[Stacks] = inspection.stacks_of(self._addresses(), None, timeout, locals, native, all_threads)
         return found
 
+    def profile(self, seconds: float = 5.0, *, rate: float = 100.0, threads: bool = False, idle: bool = False) -> Any:
+        """Where Python code is in the processes of this mesh or slice, looked at `rate` times a second for `seconds`: waits
+        for so long, and gives a `monarch.trace.Flame`, whose `write("train.svg")` is the picture. See `monarch.trace.sample`,
+        and docs/tracing.md."""
+        return plugins.load("trace.sampling").sample(seconds, mesh=self, rate=rate, threads=threads, idle=idle)
+
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes: every actor's `__cleanup__` runs, each interpreter ends in the ordinary way, and what is
         not gone after `process_exit_timeout` is killed. Begins at once; the Future says when it is done. Idempotent.

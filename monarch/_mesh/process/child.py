@@ -27,7 +27,7 @@ from monarch._mesh.actors import breakpoints
 from monarch._mesh.failures import main_thread  # noqa: F401  of monarch.actor, which the program's modules import
 from monarch._mesh.inspection import fault_signal, recording
 from monarch._mesh.output import log_prefix
-from monarch._mesh.process import exporting
+from monarch._mesh.process import exporting, local_trace
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
@@ -81,6 +81,7 @@ class Served:
         agent.start()
         proc.processes.use_agent(agent)
         recording.begin_if_asked(proc)
+        local_trace.begin_if_asked(proc)
         loop.start()
         exporting.begin_if_asked(proc)
         fault_signal.listen(spec.folder, address, loop.native_id)
@@ -102,6 +103,7 @@ class Served:
         ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
         All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
         recording.finish()
+        local_trace.finish()
         log_thread.flush(1.0)
         for stream in (sys.stdout, sys.stderr):
             try:

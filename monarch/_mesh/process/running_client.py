@@ -17,7 +17,7 @@ from monarch._mesh.failures.main_thread import faults
 from monarch._mesh.inspection import fault_signal
 from monarch._mesh.inspection.door import Door
 from monarch._mesh.output.printer import Printer
-from monarch._mesh.process import exporting, named_actors
+from monarch._mesh.process import exporting, local_trace, named_actors
 from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._mesh.start import leftovers
 from monarch._mesh.start.client_agent import ClientAgent
@@ -78,6 +78,7 @@ class Client:
         self._look_at_loop()
         faults.start()
         exporting.begin_if_asked(proc, say=True)
+        local_trace.begin_if_asked(proc)
 
     @property
     def lock(self) -> int:
@@ -176,6 +177,7 @@ class Client:
             self.printer.wait_printed(1.0)
         if proc.closed is None:
             plugins.client_ending()
+        local_trace.finish()
         proc.close(
             ClientClosedError(
                 "shutdown_context() ran in this process: the client is closed and cannot be started again"

@@ -74,7 +74,8 @@ def _flame(options: argparse.Namespace) -> Path:
     path = flame.write(options.output or _name(".svg"))
     _say(f"{flame.total} stacks of {len(flame.processes)} processes; most often:")
     for name, share, processes in flame.hottest(5):
-        _say(f"  {share:6.1%}  {name}  in {processes} of {len(flame.processes)}")
+        which = f": {processes[0]}" if len(processes) == 1 < len(flame.processes) else ""
+        _say(f"  {share:6.1%}  {name}  in {len(processes)} of {len(flame.processes)}{which}")
     for address, why in flame.silent.items():
         _say(f"  no answer from {address}: {why}")
     return path

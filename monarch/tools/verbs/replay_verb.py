@@ -19,6 +19,7 @@ examples:
   monarch replay trainers-341-20260312-101500-4711.monarchrec
   monarch replay FILE --until-failure --pdb        pdb where it failed
   monarch replay FILE --at 57                      pdb at the beginning of message 57
+  monarch replay FILE --class train.Trainer        the class as it is now: is it right now?
 """
 
 
@@ -27,6 +28,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", type=_number, default=0, metavar="N", help="pdb at the beginning of message N (from 1)")
     parser.add_argument("--until-failure", action="store_true", help="end with the first message that fails")
     parser.add_argument("--pdb", action="store_true", help="pdb where a message fails, or goes another way than then")
+    parser.add_argument(
+        "--class",
+        dest="cls",
+        default="",
+        metavar="MODULE.NAME",
+        help="the class as it is here, to try a correction of it",
+    )
     parser.add_argument("--trust", action="store_true", help="also a file that others may have written")
     parser.add_argument(
         "--patience", type=float, default=60.0, metavar="SECONDS", help="without progress, until it is given up (60)"
@@ -49,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
         until_failure=options.until_failure,
         pdb=options.pdb,
         trust=options.trust,
+        cls=options.cls,
         patience=options.patience,
         say=lambda line: print(line, flush=True),
     )
@@ -58,5 +67,6 @@ def run(options: argparse.Namespace) -> int:
         print(outcome.divergence)
     elif outcome.failure and not options.pdb:
         print(outcome.failure)
-    print(f"{outcome.messages} message{'s' if outcome.messages != 1 else ''} handled; {outcome.ended}")
+    count = f"{outcome.messages} message{'s' if outcome.messages != 1 else ''} handled"
+    print(f"{count}{'' if outcome.divergence is not None else ' as then'}; {outcome.ended}")
     return outcome.status

@@ -155,7 +155,7 @@ def proc() -> Any:
     proc = FakeProc()
     numbers = iter(range(1, 1000))
     numbering = SimpleNamespace(next=lambda message, key, rank: setattr(message, "seq", next(numbers)))
-    sender = SimpleNamespace(proc=proc, key="client", unique="client.0", numbering=numbering)
+    sender = SimpleNamespace(proc=proc, key="client", unique="client.0", numbering=numbering, watcher=None)
     token = current.set(Current(sender, 0, b""))  # type: ignore[arg-type]
     yield proc
     current.reset(token)
