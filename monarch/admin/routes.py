@@ -94,8 +94,15 @@ class _Api:
         return _json(await self._asked.get(("node", reference), lambda: _on_thread(self._look.node, tree, reference)))
 
     async def _nodes(self, request: Any) -> Any:
-        tree = await self._tree()
-        return _json(Nodes(list(tree.nodes.values())))
+        from starlette.responses import Response
+
+        return Response(await self._asked.get("nodes", self._encoded), media_type="application/json")
+
+    async def _encoded(self) -> bytes:
+        """The whole tree as JSON: a megabyte for a thousand actors, so once for all who ask."""
+        nodes = Nodes(list((await self._tree()).nodes.values()))
+        encoded: bytes = await _on_thread(msgspec.json.encode, nodes)
+        return encoded
 
     async def _tree_page(self, request: Any) -> Any:
         from starlette.responses import PlainTextResponse

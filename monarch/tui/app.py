@@ -118,6 +118,7 @@ class MeshAdmin(App[None]):
         self._wake = threading.Event()  # something is to be asked before it is time
         self._whole = True  # and that is the tree
         self._ended = False
+        self._covered = False  # by an overlay: nothing is asked meanwhile
         self._use_palette()
 
     def _use_palette(self) -> None:
@@ -164,7 +165,7 @@ class MeshAdmin(App[None]):
     def _keep_asking(self) -> None:
         due = 0.0
         while not self._ended:
-            if not self._is_covered():
+            if not self._covered:
                 if self._whole or time.monotonic() >= due:
                     self._whole = False
                     self._ask_tree()
@@ -175,23 +176,29 @@ class MeshAdmin(App[None]):
 
     def _ask_tree(self) -> None:
         try:
-            self.post_message(self.Came(self.source.nodes()))
+            self._send(self.Came(self.source.nodes()))
         except NoAnswer as exc:
-            self.post_message(self.Came(None, str(exc)))
+            self._send(self.Came(None, str(exc)))
         except Exception as exc:  # a face shows what it cannot explain
-            self.post_message(self.Came(None, f"{type(exc).__name__}: {exc}"))
+            self._send(self.Came(None, f"{type(exc).__name__}: {exc}"))
 
     def _ask_node(self) -> None:
         selected = self.state.nodes.get(self.state.selected)
         if selected is None or selected.properties.Actor is None:
             return
         try:
-            self.post_message(self.NodeCame(self.source.node(selected.identity)))
+            self._send(self.NodeCame(self.source.node(selected.identity)))
         except Exception:  # the tree says what is wrong, or will
             return
 
-    def _is_covered(self) -> bool:
-        return len(self.screen_stack) > 1
+    def _send(self, message: Message) -> None:
+        """Any thread. What comes when the screen has ended is dropped."""
+        try:
+            if not self._ended:
+                self.post_message(message)
+        except RuntimeError:  # the event loop has closed just now
+            if not self._ended:
+                raise
 
     # --- what came
 
@@ -328,7 +335,7 @@ class MeshAdmin(App[None]):
         self._selected()
 
     def action_expand(self) -> None:
-        if self._is_covered() or self._typing():
+        if self._covered or self._typing():
             return
         self.state.toggle()
         self._selected()
@@ -428,7 +435,12 @@ class MeshAdmin(App[None]):
         return reference.rpartition("@")[0] or reference
 
     def _open(self, kind: str, title: str, run: Callable[[Overlay], Any], again: str = "") -> None:
-        self.push_screen(Overlay(kind, title, self.palette, self.say, run, again), lambda _: self._wake.set())
+        self._covered = True
+        self.push_screen(Overlay(kind, title, self.palette, self.say, run, again), lambda _: self._uncovered())
+
+    def _uncovered(self) -> None:
+        self._covered = False
+        self._wake.set()
 
     def _find(self, overlay: Overlay, title: str, find: Callable[[], list[pages.Text]]) -> None:
         def look() -> None:
@@ -438,7 +450,7 @@ class MeshAdmin(App[None]):
                 lines = [pages.Text(line, "error") for line in str(exc).splitlines()]
             except Exception as exc:
                 lines = [pages.Text(f"{type(exc).__name__}: {exc}", "error")]
-            self.post_message(self.Done(lambda: overlay.show(title, lines)))
+            self._send(self.Done(lambda: overlay.show(title, lines)))
 
         threading.Thread(target=look, name="monarch-tui-look", daemon=True).start()
 
@@ -446,7 +458,7 @@ class MeshAdmin(App[None]):
         checks: list[Check] = []
 
         def show(report: Report, done: bool) -> None:
-            self.post_message(self.Done(lambda: overlay.show(*pages.diagnostics(report, done, self.say))))
+            self._send(self.Done(lambda: overlay.show(*pages.diagnostics(report, done, self.say))))
 
         def told(check: Check) -> None:
             checks.append(check)
