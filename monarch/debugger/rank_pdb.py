@@ -32,6 +32,7 @@ class Line(Protocol):
     def write(self, text: str) -> None: ...
     def line(self) -> str: ...
     def stands_at(self, function: str, lineno: int) -> None: ...
+    def continues(self) -> None: ...
 
 
 class _Output(io.TextIOBase):
@@ -117,6 +118,11 @@ class RankPdb(pdb.Pdb):
         self.let_go = True
         self.clear_all_breaks()
         self.set_continue()
+
+    def set_continue(self) -> None:
+        super().set_continue()
+        if not self.breaks:
+            self._line.continues()
 
     # --- what it shows
 

@@ -17,7 +17,7 @@ from monarch.debugger.commands import Selection
 
 MOST = 10_000  # sessions; further breakpoints are passed over, and their processes say so
 _INPUT = 1_000  # lines that wait for one pdb; more are refused
-_OUTPUT = 1 << 18  # characters since the last input that are kept, the last ones
+_OUTPUT = 1 << 16  # characters since the last input that are kept, the last ones
 _RUNS = 1.0  # seconds after its last input from which on a pdb that asks for no more counts as running
 
 HEADERS = ("Actor Name", "Rank", "Coords", "Hostname", "Function", "Line No.")

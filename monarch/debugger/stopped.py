@@ -194,8 +194,19 @@ class Session:
 
     # --- its end
 
+    def continues(self) -> None:
+        """It stops no more by itself. Outside of endpoints (`__init__`, hooks) nobody says when the code has returned."""
+        if self._is_outside():
+            self._end()
+
+    def _is_outside(self) -> bool:
+        return bool(self.calls) and all(call is None for call in self.calls)
+
     def returned(self, instance: Instance, call: Call, error: BaseException | None) -> None:
         """One of the endpoints that stopped here has returned; or another of the actor."""
+        if self._is_outside():  # it had breakpoints, and is over
+            sys.settrace(self._traced_before)
+            self._end()
         if not any(known is call for known in self.calls):
             shared = ActorBehaviour.debugging
             if shared is not None:
@@ -214,6 +225,7 @@ class Session:
                 self._end()
 
     def _end(self) -> None:
+        self.calls = []
         behaviour: Any = self._instance.behaviour
         if behaviour.__dict__.get("debugging") is self:
             del behaviour.debugging

@@ -185,6 +185,31 @@ print(controller.list.call_one(print_output=False).get(60))
     assert out == "soon\n[]\n"
 
 
+def test_a_constructor(scripts: Any) -> None:
+    out, _ = run(
+        scripts,
+        """
+class Starts(Actor):
+    def __init__(self):
+        breakpoint()
+        self.value = 1
+    @endpoint
+    def get(self):
+        return self.value
+
+starts = this_host().spawn_procs().spawn("starts", Starts)
+controller = debug_controller()
+controller.wait_pending_session.call_one().get(60)
+print(controller.list.call_one(print_output=False).get(60)[0].function)
+from monarch.debugger.controller import here_in_client
+here_in_client().continue_all()
+print(starts.get.call_one().get(60))
+print(controller.list.call_one(print_output=False).get(60))
+""",
+    )
+    assert out == "__main__.__init__\n1\n[]\n"
+
+
 def test_source_that_only_the_client_has(scripts: Any) -> None:
     """As a notebook's cell: its text comes from the client."""
     out, _ = run(

@@ -1,7 +1,7 @@
 """Where a blocked thread or task stands in the program: found from outside, when somebody asks.
 
-A line is (file, line number, function). Lines of the runtime itself and of the standard library's machinery for threads and
-tasks are left out: they are the same for everybody.
+A line is (file, line number, function). Lines of the runtime itself and of the standard library's machinery for threads,
+tasks and debuggers are left out: they are the same for everybody.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Line = tuple[str, int, str]
 _PACKAGE = os.path.join(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")), "")
 _ASYNCIO = os.path.join(os.path.dirname(os.path.abspath(threading.__file__)), "asyncio", "")  # not imported for this
 _POOLS = os.path.join(os.path.dirname(_ASYNCIO[:-1]), "concurrent", "futures", "")
-_HIDDEN = (_PACKAGE, _ASYNCIO, _POOLS, os.path.abspath(threading.__file__), "<frozen ")
+_LIBRARY = os.path.dirname(os.path.abspath(threading.__file__))
+_DEBUGGER = tuple(os.path.join(_LIBRARY, name) for name in ("bdb.py", "pdb.py", "cmd.py"))  # below a breakpoint
+_HIDDEN = (_PACKAGE, _ASYNCIO, _POOLS, os.path.abspath(threading.__file__), *_DEBUGGER, "<frozen ")
 _DEEPEST = 1000  # frames looked at; of a deeper stack the innermost
 
 

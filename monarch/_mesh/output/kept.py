@@ -12,7 +12,7 @@ import msgspec
 
 LINES = 2_000
 SIZE = 1 << 18
-ENDED = 256
+ENDED = 64
 LARGEST = 1 << 20  # characters of lines in one answer; the last ones
 
 
