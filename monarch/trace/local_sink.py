@@ -28,6 +28,7 @@ from monarch._runtime.proc import Proc
 from monarch._runtime.recorder import CALLED, HANDLED, SPAN, Recorder
 from monarch._wire.address import host_of
 from monarch.trace import perfetto
+from monarch.trace.folders import private
 from monarch.trace.timeline import Instant, Slice, Timeline
 
 MODES = ("off", "user", "dev")
@@ -186,12 +187,9 @@ def trace_folder() -> str:
 
 def execution_folder(program: str) -> str:
     """That of one program, made if need be; `latest` leads to it. OSError when it is not ours."""
-    root = trace_folder()
+    root = private(trace_folder())
     plain = re.sub(r"[^-_.A-Za-z0-9]", "_", program)
-    folder = os.path.join(root, "executions", plain)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.stat(folder).st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user: set MONARCH_TRACE_DIR")
+    folder = private(os.path.join(root, "executions", plain))
     link = os.path.join(root, "latest")
     target = os.path.join("executions", plain)
     try:

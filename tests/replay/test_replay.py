@@ -24,6 +24,10 @@ class Database(Actor):
         return self.rows[key]
 
     @endpoint
+    def fail(self) -> None:
+        raise RuntimeError("on purpose")
+
+    @endpoint
     def tell(self, port: Port[int], value: int) -> None:
         port.send(value)
 
@@ -87,6 +91,31 @@ class Gatherer(Actor):
     @endpoint
     async def in_order(self) -> list[int]:
         return self.order
+
+
+class Owner(Actor):
+    """Spawns others, and is told of their end."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.procs = this_host().spawn_procs(per_host={"gpus": 2})
+        self.children: Any = self.procs.spawn("children", Database)
+
+    @endpoint
+    def ask(self) -> list[str]:
+        return [str(row) for row in self.children.get.call(3).get(timeout=60).values()]
+
+    @endpoint
+    def lose(self) -> None:
+        self.children.fail.broadcast()
+
+    @endpoint
+    def heard(self) -> list[str]:
+        return self.told
+
+    def __supervise__(self, failure: Any) -> bool:
+        self.told.append(f"{failure.crashed_ranks}")
+        return True
 
 
 async def _of(future: Any) -> str:
@@ -154,6 +183,20 @@ def test_an_actor_with_an_event_loop(tmp_path: Path) -> None:
     outcome, _ = _replay(file)
     assert outcome.divergence is None, str(outcome.divergence)
     assert (outcome.status, outcome.messages) == (0, 8)
+
+
+def test_what_an_actor_spawns_and_what_it_is_told_of_it(tmp_path: Path) -> None:
+    with InProcessCluster(), recording("owner", folder=tmp_path):
+        owner: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("owner", Owner)
+        assert owner.ask.call_one().get(timeout=60) == ["row 3", "row 3"]
+        owner.lose.call_one().get(timeout=60)
+        while len(owner.heard.call_one().get(timeout=60)) < 2:
+            pass
+    (file,) = tmp_path.iterdir()
+    outcome, _ = _replay(file)
+    assert outcome.divergence is None, str(outcome.divergence)
+    assert outcome.status == 0
+    assert outcome.messages >= 3
 
 
 def test_code_that_has_changed_leaves_the_recording_and_says_where(
