@@ -14,13 +14,10 @@ import threading
 from collections import deque
 from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from monarch._runtime.future import running
 from monarch._runtime.metrics import Metrics
-
-if TYPE_CHECKING:
-    from monarch._wire.message import Call
 
 # What is recorded of: an Instance, a Delivery, an Entry. Those who record import this file, and not the other way round.
 Instance = Any
@@ -59,25 +56,9 @@ active: Recorder | None = None
 span_now: ContextVar[int] = ContextVar("monarch_span", default=0)
 
 
-class Sent:
-    """What is noted of a call when it is sent. `serial` is unique in this process."""
-
-    __slots__ = ("adverb", "key", "mesh", "method", "parent", "sender", "serial", "span", "told", "view")
-
-    def __init__(
-        self, sender: str, key: str, mesh: str, method: str, adverb: int, view: tuple[str, str], serial: int
-    ) -> None:
-        self.sender = sender
-        self.key = key
-        self.mesh = mesh
-        self.method = method
-        self.adverb = adverb
-        self.view = view
-        now = running.get()
-        self.parent: Call | None = None if now is None else now.call
-        self.span = span_now.get()
-        self.serial = serial
-        self.told = NOT_TOLD
+# What is noted of a call when it is sent: sender, key, mesh, method, adverb, serial (unique in this process), view, parent
+# Call, parent span.
+Sent = tuple[str, str, str, str, int, int, tuple[str, str], Any, int]
 
 
 class Recorder:
@@ -167,43 +148,24 @@ class Recorder:
         """A call is about to be sent; None when it is left out."""
         if not self.include_system and (sender.system or getattr(cls, "_is_system_actor", False)):
             return None
-        return Sent(sender.unique, key, mesh, method, adverb, view, next(self.serials))
+        now = running.get()
+        parent = None if now is None else now.call
+        return sender.unique, key, mesh, method, adverb, next(self.serials), view, parent, span_now.get()
 
     def answered(self, entry: Entry, sent: Sent) -> None:
         """That call has all its answers, or has failed."""
-        self._called(CALLED, sent, entry.number, entry.began, monotonic(), entry.has_failed())
+        self.add((CALLED, sent, entry.number, entry.began, monotonic(), entry.has_failed(), entry.told))
 
     def cast(self, sent: Sent, began: float, number: int) -> None:
         """A call for whose answers this process does not wait was sent."""
-        self._called(CALLED, sent, number, began, monotonic(), False)
+        self.add((CALLED, sent, number, began, monotonic(), False, NOT_TOLD))
 
     def waiting(self, entry: Entry) -> None:
         """Reports a call that has had no answer for long."""
         sent = entry.record
-        if sent is not None and sent.told == NOT_TOLD and entry.began < monotonic() - _LONG:
-            self._called(CALLING, sent, entry.number, entry.began, 0.0, False)
-            sent.told = TOLD_STARTED
-
-    def _called(self, kind: int, sent: Sent, number: int, began: float, ended: float, failed: bool) -> None:
-        self.add(
-            (
-                kind,
-                sent.sender,
-                sent.key,
-                sent.mesh,
-                sent.method,
-                sent.adverb,
-                number,
-                sent.serial,
-                sent.view,
-                began,
-                ended,
-                failed,
-                sent.told,
-                sent.parent,
-                sent.span,
-            )
-        )
+        if sent is not None and entry.told == NOT_TOLD and entry.began < monotonic() - _LONG:
+            entry.told = TOLD_STARTED
+            self.add((CALLING, sent, entry.number, entry.began, 0.0, False, NOT_TOLD))
 
     # --- actors and meshes
 

@@ -206,7 +206,7 @@ class Entry(Source):
 
     __slots__ = (
         "abandoned", "began", "broken", "caller", "code", "instruction", "number", "owner", "record", "sending", "table",
-        "taken", "target", "timer", "unseen",
+        "taken", "target", "timer", "told", "unseen",
     )  # fmt: skip
 
     def __init__(self, target: Target | None) -> None:
@@ -222,6 +222,7 @@ class Entry(Source):
         self.instruction = 0
         self.unseen: Unseen | None = None  # a failure or an error that its observer is to see
         self.record: recording.Sent | None = None  # of the recorder, if there is one
+        self.told = 0  # how far that was reported
         self.abandoned = False  # nobody will observe it
         self.sending = False  # its message to one receiver is being sent
         self.taken: Connection | None = None  # what took it
@@ -422,7 +423,7 @@ class OneReply(_Result):
         self.ready = False  # what the bases' constructors do, without calling three for each call
         self._wakers = None
         self.began = monotonic()
-        self.number = self.instruction = 0
+        self.number = self.instruction = self.told = 0
         self.table = _NO_TABLE
         self.target = target
         self.timer = self.owner = self.broken = self.taken = self.unseen = self.caller = self.code = self.record = None

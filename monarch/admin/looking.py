@@ -19,7 +19,7 @@ from monarch.admin import pyspy, references
 from monarch.admin.payloads import ConfigEntry, NodePayload
 from monarch.admin.programs import ProgramGone
 from monarch.admin.references import ROOT, BadReference
-from monarch.admin.tree import Tree, assemble, flight_recorder
+from monarch.admin.tree import SILENT, Tree, assemble, flight_recorder
 from monarch.config import settings
 
 _DETAIL = 2.0  # seconds for what one actor tells of itself beside what the tree has
@@ -78,8 +78,12 @@ class Look:
         return tree
 
     def node(self, tree: Tree, reference: str) -> NodePayload:
-        """One node; of an actor also the events that its process has noted."""
+        """One node; of an actor also the events that its process has noted. LookFailed for a process that does not answer;
+        one that has ended is a node of kind Error, which says how."""
         found = find(tree, reference)
+        error = found.properties.Error
+        if error is not None and error.code == SILENT:
+            raise LookFailed(504, SILENT, error.message)
         key, actor = tree.keys.get(found.identity), found.properties.Actor
         if key is None or actor is None:
             return found

@@ -10,6 +10,7 @@ Names carry `<uid>` where they were generated. Programs take them as they come; 
 
 from __future__ import annotations
 
+import functools
 import re
 from urllib.parse import quote, unquote_to_bytes
 
@@ -86,10 +87,11 @@ def _shown(text: str) -> str:
 _PARTS = re.compile(r"(\d+)")
 
 
-def natural(text: str) -> list[tuple[int, int, str]]:
+@functools.lru_cache(maxsize=10_000)
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
     """A key to sort by, in which w-2 comes before w-10."""
-    return [
+    return tuple(
         (0, int(part), "") if part.isdecimal() and part.isascii() else (1, 0, part)
         for part in _PARTS.split(text)
         if part
-    ]
+    )

@@ -21,6 +21,8 @@ from monarch.admin.payloads import AdminInfo, ApiError, ApiErrorEnvelope, Nodes
 from monarch.admin.pyspy import ProfileWanted
 from monarch.admin.references import BadReference
 from monarch.admin.tree import Tree
+from monarch.telemetry.json_rows import encode
+from monarch.telemetry.result import QueryError, QueryTimeout
 
 LARGEST_BODY = 1 << 20
 PROFILES = 2  # flame graphs made at a time; a further one is refused
@@ -185,15 +187,20 @@ class _Api:
         return Response(guide.text(_base(request)), media_type="text/markdown; charset=utf-8")
 
     async def _query(self, request: Any) -> Any:
+        from starlette.responses import Response
+
         asked = await _body(request, _Query)
         if self._store is None:
             raise LookFailed(404, "not_found", _NO_TELEMETRY)
         try:
             result = await _on_thread(self._store.query, asked.sql)
-        except Exception as exc:  # SQL that is wrong, refused, or takes too long
+        except QueryTimeout as exc:
+            raise LookFailed(504, "gateway_timeout", str(exc)) from None
+        except QueryError as exc:
             raise LookFailed(400, "bad_request", str(exc)) from None
-        rows = [dict(zip(result.columns, row, strict=True)) for row in result.rows]
-        return _json({"rows": rows, "missing_hosts": list(result.missing_hosts)})
+        except Exception as exc:
+            raise LookFailed(500, "proxy_error", f"the telemetry could not be asked: {exc}") from None
+        return Response(await _on_thread(encode, result), media_type="application/json")
 
 
 class _Query(msgspec.Struct):

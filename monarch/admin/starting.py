@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from monarch._mesh import plugins
 from monarch._runtime.context import here
@@ -18,6 +18,8 @@ logger = logging.getLogger("monarch.admin")
 
 _FOLDER = "observer"  # in the program's run folder
 _URL = "MONARCH_ADMIN_URL"
+TOKEN = "MONARCH_ADMIN_TOKEN"
+_CA = "MONARCH_TLS_CA"
 
 
 class Admin:
@@ -47,6 +49,8 @@ def start(admin_addr: str | None = None) -> Admin:
     """
     global _running
     check_installed()
+    from monarch.telemetry.starting import tls_files
+
     folder = _run_folder()
     with _lock:
         if _running is not None:
@@ -56,6 +60,7 @@ def start(admin_addr: str | None = None) -> Admin:
             program=folder,
             admin=True,
             admin_addr=admin_addr or settings.get("mesh_admin_addr") or None,
+            **tls_files(),
         )
         for note in addresses.notes:
             logger.warning("%s", note)
@@ -71,21 +76,27 @@ def start(admin_addr: str | None = None) -> Admin:
 def announce(url: str) -> None:
     """Says where it is, for people and for tools of this process."""
     os.environ[_URL] = url
-    print(block(url), flush=True)
+    print(block(url, os.environ.get(_CA, "")), flush=True)
 
 
-def block(url: str) -> str:
-    """What is printed at the start. Pure."""
+def block(url: str, ca: str = "") -> str:
+    """What is printed at the start. Pure. `ca`: the file of the authority that the server's certificate is of.
+
+    A token goes into a variable of the shell: command lines can be read by everybody on a machine.
+    """
     parts = urlsplit(url)
-    base, given = f"{parts.scheme}://{parts.netloc}", f"?{parts.query}" if parts.query else ""
-    curl = "curl -L -c /dev/null" if given else "curl"  # the token becomes a cookie on the way
+    base, token = f"{parts.scheme}://{parts.netloc}", parse_qs(parts.query).get("token", [""])[0]
+    curl = f"curl --cacert {ca}" if ca and parts.scheme == "https" else "curl"
+    if token:
+        curl += f' -H @<(echo "Authorization: Bearer ${TOKEN}")'
     return "\n".join(
         [
             f"Mesh admin server listening on {url}",
-            f"  - Root node: {curl} '{base}/v1/root{given}'" if given else f"  - Root node: {curl} {base}/v1/root",
-            f"  - Mesh tree: {curl} '{base}/v1/tree{given}'" if given else f"  - Mesh tree: {curl} {base}/v1/tree",
-            f"  - API docs: {curl} '{base}/SKILL.md{given}'" if given else f"  - API docs: {curl} {base}/SKILL.md",
-            f"  - TUI: monarch tui --addr '{url}'" if given else f"  - TUI: monarch tui --addr {url}",
+            *([f"  - In the shell, first: export {TOKEN}={token}"] if token else []),
+            f"  - Root node: {curl} {base}/v1/root",
+            f"  - Mesh tree: {curl} {base}/v1/tree",
+            f"  - API docs: {curl} {base}/SKILL.md",
+            f"  - TUI: monarch tui --addr {base}" + (f" --tls-ca {ca}" if "--cacert" in curl else ""),
         ]
     )
 

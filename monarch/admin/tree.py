@@ -7,6 +7,7 @@ whole tree; nothing is asked again for a part of it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -96,12 +97,12 @@ class _Assembly:
 
     def _children(self) -> dict[tuple[str, str], list[str]]:
         """(process, unique name) of an actor -> the actors that it supervises."""
-        found: dict[tuple[str, str], list[str]] = {}
+        found: dict[tuple[str, str], list[ActorFacts]] = {}
         for facts in self._processes.values():
             for actor in facts.actors:
                 if actor.owner:
-                    found.setdefault((actor.owner_proc, actor.owner), []).append(actor.id)
-        return {owner: sorted(ids, key=natural) for owner, ids in found.items()}
+                    found.setdefault((actor.owner_proc, actor.owner), []).append(actor)
+        return {owner: [actor.id for actor in sorted(own, key=_order)] for owner, own in found.items()}
 
     # --- nodes
 
@@ -198,7 +199,7 @@ class _Assembly:
         identity = proc_reference(facts.id, facts.reached_at)
         self.tree.addresses[identity] = facts.address
         everyone = [*facts.actors, *_gone(facts)]
-        order = sorted(everyone, key=lambda actor: (bool(actor.ended), natural(actor.id)))
+        order = sorted(everyone, key=lambda actor: (bool(actor.ended), *_order(actor)))
         depths = [actor.queue for actor in facts.actors]
         age = None if facts.idle is None else round(facts.idle * 1000)
         row = self._running.get(facts.address)
@@ -292,6 +293,11 @@ class _Assembly:
                 break
             failure = known.failure
         return found
+
+
+def _order(actor: ActorFacts) -> tuple[Any, ...]:
+    """To sort by: names with numbers in their order, then ranks. (Ids have other digits.)"""
+    return natural(actor.name), actor.rank, actor.id
 
 
 def _gone(facts: ProcessFacts) -> list[ActorFacts]:

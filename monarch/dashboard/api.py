@@ -290,6 +290,14 @@ class Api:
             threads.append({"name": name, "idle": stack.idle, "frames": list(stack.frames)})
         return {"threads": threads, "silent": "; ".join(found.silent.values())}
 
+    def capture(self, reference: str) -> dict[str, Any]:
+        """The stacks of a process, as the admin API gives them in py-spy's shape."""
+        living = self.living()
+        try:
+            return living.capture(reference)
+        except (LookupError, RuntimeError, OSError, ValueError) as exc:
+            raise NotThere(str(exc)) from exc
+
     # --- traces
 
     def profiles(self) -> list[dict[str, Any]]:

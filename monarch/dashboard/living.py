@@ -30,5 +30,8 @@ class Living(Protocol):
     def stacks_of(self, reference: str) -> Stacks:
         """Of the process of one actor; LookupError when it has ended."""
 
+    def capture(self, reference: str) -> dict[str, Any]:
+        """Of one process, as GET /v1/pyspy/{proc} of the admin API."""
+
     def profile(self, seconds: float, path: str) -> None:
         """Writes what happens in the next `seconds` to `path`, as a Perfetto file."""

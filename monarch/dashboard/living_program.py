@@ -69,6 +69,13 @@ class LivingProgram:
         found = stacks_of_program.gather(self._program.ask, stacks_of_program.Wanted(only, SECONDS))
         return Stacks([stack for process in found.processes for stack in folded(process)], found.silent)
 
+    def capture(self, reference: str) -> dict[str, Any]:
+        look = Look(self._program)
+        try:
+            return look.stacks(look.tree(), reference)
+        except LookFailed as exc:
+            raise RuntimeError(str(exc)) from exc
+
     def profile(self, seconds: float, path: str) -> None:
         with profile_of(self._program, lambda: _Client(self._store), say=logger.info) as profile:
             threading.Event().wait(seconds)

@@ -36,6 +36,10 @@ class Ask:
     def path(self) -> str:
         return str(self._request.url.path)
 
+    @property
+    def takes_gzip(self) -> bool:
+        return "gzip" in self._request.headers.get("accept-encoding", "")
+
     def path_id(self, missing: str, name: str = "id") -> int:
         """The id in the path; what is no id is nobody's: NotFound with `missing`."""
         from monarch.dashboard.api import NotFound

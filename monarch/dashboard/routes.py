@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import logging
 from collections.abc import Callable
@@ -22,6 +23,7 @@ logger = logging.getLogger("monarch.dashboard")
 STATIC = Path(__file__).parent / "static"
 PAGES = ("overview", "topology", "actors", "sql", "hardware", "stacks", "traces")
 LARGEST_REQUEST = 1 << 20  # bytes
+SMALL = 1 << 16  # bytes of an answer that travels as it is; larger ones are packed
 GONE_AFTER = 0.5  # seconds between two looks at whether a browser still waits for its query
 
 # Nothing from other sites, no script within a page, and no other page may frame this one.
@@ -94,6 +96,7 @@ def routes_of(api: Api) -> list[Any]:
             _answering(lambda ask: api.start_profile(ask.number("seconds") or 10.0), body=True),
             methods=["POST"],
         ),
+        Route("/api/pyspy/capture", _answering(lambda ask: _capture(api, ask), body=True), methods=["POST"]),
         Route("/api/sql", _answering(lambda ask: _sql(api, ask), body=True, cancels=True), methods=["POST"]),
         Route("/static/{name:path}", _static, methods=["GET"]),
         Route("/", _page, methods=["GET"]),
@@ -106,6 +109,16 @@ def _sql(api: Api, ask: Ask) -> Any:
     if not isinstance(text, str) or not text.strip():
         raise BadRequest("missing 'sql' in request body")
     return api.sql(text, ask.number("timeout"), int(ask.number("limit") or 0) or None, ask.cancelled_by)
+
+
+def _capture(api: Api, ask: Ask) -> Any:
+    reference = ask.body.get("proc_ref")
+    if not isinstance(reference, str) or not reference:
+        raise BadRequest("missing 'proc_ref' in request body")
+    try:
+        return api.capture(reference)
+    except NotThere as exc:
+        return _json({"error": str(exc), "admin_url": None}, 502)
 
 
 def _dag(api: Api) -> Callable[[Ask], Any]:
@@ -159,7 +172,7 @@ def _answered(answer: Callable[[Ask], Any], ask: Ask) -> Any:
     except Exception as exc:
         logger.exception("%s failed", ask.path)
         return _error(500, f"{type(exc).__name__}: {exc}")
-    return given if hasattr(given, "status_code") else _json(given)
+    return given if hasattr(given, "status_code") else _json(given, packed=ask.takes_gzip)
 
 
 async def _body(request: Any) -> dict[str, Any]:
@@ -180,15 +193,16 @@ async def _body(request: Any) -> dict[str, Any]:
     return given
 
 
-def _json(content: Any, status: int = 200) -> Any:
+def _json(content: Any, status: int = 200, packed: bool = False) -> Any:
+    """`packed`: whoever asked can unpack it."""
     from starlette.responses import Response
 
-    return Response(
-        msgspec.json.encode(content),
-        status,
-        headers={**HEADERS, "Cache-Control": "no-store"},
-        media_type="application/json",
-    )
+    body = msgspec.json.encode(content)
+    headers = {**HEADERS, "Cache-Control": "no-store"}
+    if packed and len(body) > SMALL:
+        body = gzip.compress(body, 1, mtime=0)
+        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(body, status, headers=headers, media_type="application/json")
 
 
 def _error(status: int, text: str) -> Any:

@@ -67,5 +67,8 @@ class Simulation:
         mine = [stack for stack in self.stacks().stacks if stack.where == f"{name} {rank}"]
         return Stacks(mine, {} if mine else {reference: "its process does not answer"})
 
+    def capture(self, reference: str) -> dict[str, Any]:
+        raise RuntimeError("a simulated process has no stacks of its own")
+
     def profile(self, seconds: float, path: str) -> None:
         raise RuntimeError("a simulated job cannot be profiled")

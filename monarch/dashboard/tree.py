@@ -118,6 +118,7 @@ def dag(
     shown = without_system(nodes) if hide_system else list(nodes)
     shown = [node for node in shown if node.kind != "root"]
     ids = {node.ref: f"{node.kind}-{node.ref}" for node in shown}
+    client_hosts = {node.parent for node in nodes if node.kind == "proc" and node.ref.startswith("client@")}
     known = {row["full_name"]: row for row in actors}
     ref_of = {row["id"]: name for name, row in known.items() if name in ids}
     drawn = []
@@ -128,7 +129,7 @@ def dag(
                 "id": ids[node.ref],
                 "entity_id": node.ref,
                 "tier": node.kind,
-                "label": node.label,
+                "label": f"{node.label} (controller)" if node.ref in client_hosts else node.label,
                 "subtitle": TITLES[node.kind],
                 "status": node.status,
                 "detail": node.detail,

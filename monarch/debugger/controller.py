@@ -37,6 +37,7 @@ class DebugController(Actor):
     """Endpoints for the ranks: `debugger_*`; for programs: `list`, `wait_pending_session`."""
 
     _is_system_actor = True
+    _waits_for_people = True  # its endpoints that wait are not reported as slow
 
     def __init__(self) -> None:
         global _here

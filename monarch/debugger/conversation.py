@@ -16,7 +16,7 @@ BANNER = (
     "Enter 'list' to show all active breakpoints.\n\n"
 )
 LINE = 1 << 16  # bytes of a line; a longer one ends the connection
-_SLOW = 30.0  # seconds that the other side may take to read before the connection ends
+_SLOW = 600.0  # seconds that the other side may take to read (Ctrl-S) before the connection ends
 
 
 class Debugger(Protocol):

@@ -10,7 +10,6 @@ import contextvars
 import os
 import socket
 import sys
-import threading
 from bdb import BdbQuit
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +32,6 @@ _CONTROLLER_WITHIN = 60.0  # seconds for the client to take note of a breakpoint
 _LOOK = 0.5  # seconds between two looks whether the actor is being stopped
 _WRITE = 1 << 15  # characters that are kept back until there is a line to read
 
-_one_at_a_time = threading.RLock()  # sessions that begin
 _passed_over = False
 
 

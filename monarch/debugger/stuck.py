@@ -8,11 +8,16 @@ from monarch._mesh.inspection.wait_graph import WaitGraph
 
 PATIENCE = 60.0  # seconds from which on an endpoint is shown
 _MOST = 20
+_OWN = "monarch.debugger.controller.DebugController"  # which waits for people
 
 
 def lines(graph: WaitGraph, patience: float, at_breakpoints: Container[str]) -> list[str]:
     """For endpoints that have run for longer than `patience`. `at_breakpoints`: processes that are in the table."""
-    slow = [one for one in graph.handlers if one.seconds >= patience and one.address not in at_breakpoints]
+    slow = [
+        one
+        for one in graph.handlers
+        if one.seconds >= patience and one.address not in at_breakpoints and _OWN not in one.who
+    ]
     silent = [f"  {address}: {why}" for address, why in graph.silent.items()]
     found = []
     if slow:

@@ -22,8 +22,17 @@ class QueryEngine:
 
         reply = self._client.query(sql)
         names = reply.get("columns") or list(reply["rows"][0] if reply["rows"] else ())
-        return pyarrow.table({name: [row[name] for row in reply["rows"]] for name in names})
+        return pyarrow.table({name: _column([row[name] for row in reply["rows"]]) for name in names})
 
     def query_stream(self, sql: str) -> Any:
         """The same as a `pyarrow.RecordBatchReader`."""
         return self.query(sql).to_reader()
+
+
+def _column(values: list[Any]) -> Any:
+    import pyarrow
+
+    try:
+        return pyarrow.array(values)
+    except OverflowError:  # ids have 64 bits, and no sign
+        return pyarrow.array(values, pyarrow.uint64())

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from monarch._wire.address import AGENT, host_of, name_of
 from monarch.admin.programs import Program, ProgramGone
 from monarch.admin.tree import assemble
 from monarch.telemetry.snapshots import snapshot_rows
@@ -28,11 +29,16 @@ class Capture:
         self._store = store
         self._seconds = seconds
         self._ended = threading.Event()
+        self._silent: set[str] = set()
 
     def start(self) -> Callable[[], None]:
         """On a thread of its own, until what this returns is called."""
         threading.Thread(target=self._run, name="snapshots", daemon=True).start()
         return self._ended.set
+
+    def missing_hosts(self) -> set[str]:
+        """Hosts whose agents did not answer the last time."""
+        return self._silent
 
     def _run(self) -> None:
         due = time.monotonic()
@@ -49,6 +55,7 @@ class Capture:
     def once(self) -> None:
         now = time.time()
         tree = assemble(self._program.ask("tree", timeout=_ASK, agents=True), now)
+        self._silent = {host_of(address) for address in tree.silent if name_of(address) == AGENT}
         nodes = [msgspec.to_builtins(node) for node in tree.nodes.values()]
         rows = snapshot_rows(str(uuid.uuid4()), nodes, round(now * 1e6))
         for table in sorted(rows, key=lambda table: (table == "snapshots", table)):

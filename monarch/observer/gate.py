@@ -8,6 +8,7 @@ or as `Authorization: Bearer`.
 from __future__ import annotations
 
 import hmac
+import html
 from collections.abc import Awaitable, Callable, Iterable
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -57,7 +58,14 @@ class TokenGate:
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             place = "/" + scope["path"].lstrip("/") + (f"?{rest}" if rest else "")  # a path on this server, no //other
             cookie = f"{COOKIE}={self._token}; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self._secure else "")
-            await _answer(send, 303, b"", [(b"location", place.encode()), (b"set-cookie", cookie.encode())])
+            headers = [(b"set-cookie", cookie.encode())]
+            if _header(scope, b"sec-fetch-site") == "cross-site":
+                # A link in another site's page (a chat, a mail): after a redirect the browser would not send this cookie.
+                page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(place)}">'
+                headers += [(b"content-type", b"text/html; charset=utf-8"), (b"referrer-policy", b"no-referrer")]
+                await _answer(send, 200, page.encode(), headers)
+            else:
+                await _answer(send, 303, b"", [(b"location", place.encode()), *headers])
         elif self._knows(scope) and not _is_of_other_site(scope, [_header(scope, b"host").rpartition(":")[0]]):
             await self._application(scope, receive, send)
         else:

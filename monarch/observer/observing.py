@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from monarch._wire.loopback_peer import is_loopback
 from monarch.observer import config as configs
 from monarch.observer import http
 from monarch.observer.config import ADMIN_PORT, Addresses, ObserverConfig
@@ -73,7 +74,13 @@ class Observing:
             served = self._served[name] = self._servers.serve(site)
         except OSError as exc:
             return [f"{name} cannot be served at {site.host}:{site.port}: {exc.strerror or exc}"]
-        return [f"{name}: {served.note}"] if served.note else []
+        notes = [f"{name}: {served.note}"] if served.note else []
+        if not is_loopback(site.host) and not site.certificate:
+            notes.append(
+                f"{name}: other machines reach {site.host} without TLS, so whoever can read the network can read the token; "
+                "set MONARCH_TLS_CERT and MONARCH_TLS_KEY (`monarch certs DIRECTORY` makes them)"
+            )
+        return notes
 
     def _keep(self, config: ObserverConfig) -> Store:
         """The tables, and what fills them and clears them up; made once."""
@@ -86,11 +93,14 @@ class Observing:
 
         store = self.store = Store()
         self.ingest = Ingest(store)
+        store.missing.append(self.ingest.missing_hosts)
         self._stops.append(Retention(store, config.retention_secs).start())
         if config.snapshot_interval_secs > 0:
             from monarch.observer.capture import Capture
 
-            self._stops.append(Capture(self.program, store, config.snapshot_interval_secs).start())
+            capture = Capture(self.program, store, config.snapshot_interval_secs)
+            self._stops.append(capture.start())
+            store.missing.append(capture.missing_hosts)
         measured = samplers(
             config.host_metrics_interval_secs,
             config.gpu_metrics_interval_secs,

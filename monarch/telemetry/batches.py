@@ -119,9 +119,9 @@ def _received(event: Event) -> Event:
 
 
 def _sent(event: Event) -> Event:
-    view, parent = event[8], event[13]
-    middle = event[9:13]
-    return [*event[1:8], view[0], view[1], *middle, *_parent(parent), event[14]]
+    sender, key, mesh, method, adverb, serial, view, parent, span = event[1]
+    port, *times = event[2:]
+    return [sender, key, mesh, method, adverb, port, serial, view[0], view[1], *times, *_parent(parent), span]
 
 
 def _span(event: Event) -> Event:

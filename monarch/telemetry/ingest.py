@@ -111,6 +111,10 @@ class Ingest:
                 self._store.insert(table, [tuple(row.get(name) for name in names) for row in rows])
         self._note(gathered.heads)
 
+    def missing_hosts(self) -> set[str]:
+        """Those of which something was dropped, on the way or where it was recorded."""
+        return {source.head.hostname for source in list(self.sources.values()) if source.lost or source.head.dropped}
+
     def _note(self, heads: list[BatchHead]) -> None:
         for head in heads:
             known = self.sources.get(head.address)
@@ -138,6 +142,11 @@ class Source:
         self.head = head
         self.batches += 1
 
+    @property
+    def lost(self) -> int:
+        """Batches that were sent and did not come."""
+        return max(0, self.head.number - self.first + 1 - self.batches)
+
     def row(self) -> tuple[Any, ...]:
         head = self.head
         return (
@@ -146,7 +155,7 @@ class Source:
             head.address,
             round((head.wall + head.offset) * 1e6),
             self.batches,
-            max(0, head.number - self.first + 1 - self.batches),
+            self.lost,
             head.dropped,
             round(head.offset * 1e6),
             round(head.error * 1e6),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from monarch.telemetry.json_rows import encode
-from monarch.telemetry.result import QueryError, QueryTimeout
+from monarch.telemetry.result import QueryError, QueryTimeout, Result
 
 if TYPE_CHECKING:
     from monarch.telemetry.store import Store
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
 _LONGEST = 300.0  # seconds that a request may ask for
 _LARGEST = 1 << 20  # bytes of a request
 _LARGEST_DUMP = 64 << 20
+_CANCELS = 0.1  # seconds between two attempts to cancel
 
 
 def routes(store: Store) -> list[Any]:
@@ -31,9 +35,7 @@ def routes(store: Store) -> list[Any]:
         if not _number(timeout, _LONGEST) or not _number(limit, float("inf")):
             return _error(400, f"'timeout' is a number of seconds up to {_LONGEST:g}, 'limit' a number of rows")
         try:
-            result = await run_in_threadpool(
-                store.query, sql, timeout=timeout, limit=None if limit is None else int(limit)
-            )
+            result = await _run(request, store, sql, timeout, None if limit is None else int(limit))
         except QueryTimeout as exc:
             return _error(408, str(exc))
         except QueryError as exc:
@@ -41,6 +43,29 @@ def routes(store: Store) -> list[Any]:
         return Response(await run_in_threadpool(encode, result), media_type="application/json")
 
     return [Route("/api/query", query, methods=["POST"])]
+
+
+async def _run(request: Any, store: Store, sql: str, timeout: float | None, limit: int | None) -> Result:
+    """The query's result. When who has asked goes away, it is cancelled."""
+    cancels: list[Callable[[], object]] = []
+    query = functools.partial(store.query, sql, timeout=timeout, limit=limit, running=cancels.append)
+    running = asyncio.ensure_future(asyncio.to_thread(query))
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait((running, gone), return_when=asyncio.FIRST_COMPLETED)
+        while not running.done():  # again, for one that has not quite begun
+            for cancel in cancels:
+                cancel()
+            await asyncio.wait((running,), timeout=_CANCELS)
+        return await running
+    finally:
+        gone.cancel()
+
+
+async def _gone(request: Any) -> None:
+    """Returns when nobody waits for the answer any more."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def bringing(store: Store) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,15 @@ QUERY_SECONDS = 30.0
 MOST_ROWS = 1_000_000  # of a result
 _AT_ONCE = 8  # queries; more wait
 
+_ARROW = {
+    "u64": "uint64",
+    "i64": "int64",
+    "u32": "uint32",
+    "i32": "int32",
+    "f64": "float64",
+    "text": "string",
+    "bool": "bool",
+}
 _SETTINGS = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -48,6 +57,7 @@ class Store:
         run("SET temp_directory = ''")
         run("SET enable_external_access = false")
         run("SET lock_configuration = true")
+        self.missing: list[Callable[[], Iterable[str]]] = []  # each tells of hosts whose rows are not all here
         self._writing = threading.Lock()
         self._slots = threading.BoundedSemaphore(_AT_ONCE)
 
@@ -74,11 +84,14 @@ class Store:
 
     def insert(self, table: str, rows: Sequence[Sequence[Any]]) -> None:
         """Rows of one table, each with a value for each column. Any thread; one at a time."""
-        import pyarrow
+        import pyarrow as pa
 
         columns = TABLES[table].columns
-        data = {column.name: [row[at] for row in rows] for at, column in enumerate(columns)}
-        batch = pyarrow.table({name: pyarrow.array(values) for name, values in data.items()})
+        arrays = [
+            pa.array([row[at] for row in rows], pa.type_for_alias(_ARROW[column.type]))
+            for at, column in enumerate(columns)
+        ]
+        batch = pa.table(arrays, names=[column.name for column in columns])
         with self.writing({"incoming": batch}) as run:
             run(f'INSERT INTO "{table}" SELECT * FROM incoming')
 
@@ -124,7 +137,8 @@ class Store:
             raise QueryTimeout(f"the query took longer than {seconds:g} s, or was cancelled") from None
         except self._errors as exc:
             raise QueryError(str(exc)) from None
-        return Result(columns, rows[:most], [], truncated=len(rows) > most)
+        missing = sorted({host for tell in self.missing for host in tell()})
+        return Result(columns, rows[:most], missing, truncated=len(rows) > most)
 
     @contextmanager
     def _limited(self, cursor: Any, seconds: float) -> Iterator[None]:

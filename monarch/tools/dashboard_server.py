@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 _SAVED = "MONARCH_DB_PATH"
+MOST_RANKS = 16_384
 
 _TEXT = """\
 Serves the dashboard of what a program has recorded, from a file, or of a job that is simulated, which grows while you
@@ -49,21 +50,31 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--db", metavar="PATH", help=f"a DuckDB file with tables of telemetry (default: {_SAVED})")
     what.add_argument("--simulate", action="store_true", help="a simulated job; also without --db")
     parser.add_argument("--host", default="127.0.0.1", help="where to listen (127.0.0.1); elsewhere a token is needed")
-    parser.add_argument("--port", type=int, default=5000, help="(5000; taken: any free one; 0: any free one)")
-    parser.add_argument("--ranks", type=_positive(int), default=64, help="of the simulated job (64)")
-    parser.add_argument("--interval", type=_positive(float), default=1.0, metavar="S", help="of its growth (1)")
     parser.add_argument(
-        "--failure-at", type=_positive(float), default=60.0, metavar="S", help="when a rank of it fails (60)"
+        "--port", type=_number(int, 0, 65535), default=5000, help="(5000; taken: any free one; 0: any free one)"
     )
-    parser.add_argument("--past", type=float, default=0.0, metavar="S", help="how long it has been running already (0)")
+    parser.add_argument("--ranks", type=_number(int, 1, MOST_RANKS), default=64, help="of the simulated job (64)")
+    parser.add_argument("--interval", type=_number(float, 0.1, 60), default=1.0, metavar="S", help="of its growth (1)")
+    parser.add_argument(
+        "--failure-at", type=_number(float, 1, 1e6), default=60.0, metavar="S", help="when a rank of it fails (60)"
+    )
+    parser.add_argument(
+        "--past",
+        type=_number(float, 0, 3600),
+        default=0.0,
+        metavar="S",
+        help="how long it has been running already (0)",
+    )
     return parser
 
 
-def _positive(kind: type) -> Any:
+def _number(kind: type, least: float, most: float) -> Any:
+    """For argparse."""
+
     def parsed(text: str) -> Any:
         value = kind(text)
-        if not 0 < value < 1e6:
-            raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1,000,000")
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not between {least:,g} and {most:,g}")
         return value
 
     parsed.__name__ = "number"

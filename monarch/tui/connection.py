@@ -12,6 +12,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 ADMIN_PORT = 1729
+TOKEN = "MONARCH_ADMIN_TOKEN"  # where --addr has none: command lines can be read by everybody on a machine
 _FOUND = {"ca": "MONARCH_TLS_CA", "certificate": "MONARCH_TLS_CERT", "key": "MONARCH_TLS_KEY"}
 
 
@@ -62,7 +63,7 @@ def plan(
     plain = plaintext or (bool(separator) and scheme == "http")
     default = port or (None if separator else ADMIN_PORT)
     place = host if given_port is None and default is None else f"{host}:{given_port or default}"
-    token = parse_qs(parts.query).get("token", [""])[0]
+    token = parse_qs(parts.query).get("token", [""])[0] or environ.get(TOKEN, "")
     found = None if plain else tls if tls is not None and tls != Tls() else found_tls(environ)
     return Connection(f"{'http' if plain else 'https'}://{place}", token, found)
 

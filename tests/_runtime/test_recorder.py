@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ class Internal(Worker):
     _is_system_actor = True
 
 
-def events(recorder: Recorder, kind: int) -> list[tuple[object, ...]]:
+def events(recorder: Recorder, kind: int) -> list[tuple[Any, ...]]:
     return [event for event in recorder.events if event[0] == kind]
 
 
@@ -55,21 +56,22 @@ def test_a_call_is_one_event_at_each_end(recorder: Recorder) -> None:
         actors.bare.call().get()
         actors.later.call().get()
     called = events(recorder, CALLED)
-    assert [(event[3], event[4], event[5], event[11]) for event in called] == [
+    sent: list[Any] = [event[1] for event in called]
+    assert [(*each[2:5], event[5]) for each, event in zip(sent, called, strict=True)] == [
         ("workers", "work", 0, False),
         ("workers", "bare", 0, False),
         ("workers", "later", 0, False),
     ]
-    assert '"sizes":[2]' in called[0][8][0]  # type: ignore[index]
+    assert '"sizes":[2]' in sent[0][6][0]
     handled = events(recorder, HANDLED)
-    assert sorted((event[2].method, event[7], event[8]) for event in handled) == [  # type: ignore[attr-defined]
+    assert sorted((event[2].method, event[7], event[8]) for event in handled) == [
         *[("bare", False, False)] * 2,
         *[("later", False, True)] * 2,
         *[("work", False, True)] * 2,
     ]
     for event in handled:
         arrived, started, ended = event[4:7]
-        assert 0 < arrived <= started <= ended  # type: ignore[operator]
+        assert 0 < arrived <= started <= ended
 
 
 def test_spans_know_what_they_are_part_of(recorder: Recorder) -> None:
@@ -79,10 +81,10 @@ def test_spans_know_what_they_are_part_of(recorder: Recorder) -> None:
             actor.work.call_one().get()
     spans = {event[2]: event for event in events(recorder, SPAN)}
     (call,) = events(recorder, CALLED)
-    assert call[14] == spans["outer"][1]  # the call is part of the span around it
+    assert call[1][8] == spans["outer"][1]  # the call is part of the span around it
     assert spans["smaller part"][5] == spans["part"][1]
-    assert spans["part"][4].method == "work"  # type: ignore[attr-defined]
-    assert spans["part"][3].endswith(".0")  # type: ignore[attr-defined]  # rank 0
+    assert spans["part"][4].method == "work"
+    assert spans["part"][3].endswith(".0")  # rank 0
 
 
 def test_errors_and_failures_are_told_apart(recorder: Recorder) -> None:
@@ -93,7 +95,7 @@ def test_errors_and_failures_are_told_apart(recorder: Recorder) -> None:
         actor.stop().get()
         with pytest.raises(SupervisionError):
             actor.work.call_one().get()
-    assert next((event[4], event[11]) for event in events(recorder, CALLED)) == ("fail", True)
+    assert next((event[1][3], event[5]) for event in events(recorder, CALLED)) == ("fail", True)
     assert [event[7] for event in events(recorder, HANDLED)] == [False]  # the endpoint ran
     statuses = [event[2] for event in events(recorder, STATUS)]
     assert statuses == ["Created", "Initializing", "Idle", "Stopping", "Stopped"]

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 
 from monarch.admin.references import encoded
 from monarch.admin.routes import routes
+from monarch.telemetry.result import QueryError, QueryTimeout, Result
 from tests.support import trees
 from tests.support.trees import HOST, FakeProgram
 
@@ -133,6 +134,16 @@ def test_a_program_that_has_ended_and_one_that_is_silent() -> None:
     assert Server(asked).get("/v1/root").error[:2] == (504, "gateway_timeout")
 
 
+def test_a_process_that_is_silent_and_one_that_has_ended() -> None:
+    asked = program()
+    asked.told = [trees.agent(["uid.0"], [trees.ended("uid.1")], state="stopped", why="stopped by signal SIGSTOP")]
+    server = Server(asked)
+    silent = server.get(f"/v1/{encoded(PROC)}").error
+    assert silent[:2] == (504, "gateway_timeout") and "SIGSTOP" in silent[2]
+    ended = server.get(f"/v1/{encoded(f'mesh-1<uid>@{HOST}')}").json["properties"]["Error"]
+    assert ended["code"] == "process_ended" and "signal 9" in ended["message"]
+
+
 def test_a_mistake_of_ours_is_an_internal_error() -> None:
     asked = program()
 
@@ -235,14 +246,12 @@ class Store:
 
     def query(self, sql: str) -> Any:
         if sql == "wrong":
-            raise ValueError("there is no such table")
-
-        class Result:
-            columns = ("n", "big")
-            rows = ((1, 2**63),)
-            missing_hosts = ("two",)
-
-        return Result()
+            raise QueryError("there is no such table")
+        if sql == "endless":
+            raise QueryTimeout("it took longer than 30 s")
+        if sql == "broken":
+            raise OSError("no space is left")
+        return Result(["n", "big"], [(1, 2**63)], ["two"])
 
     def store_pyspy_dump(self, dump_id: str, proc: str, text: str) -> None:
         self.dumps.append((dump_id, proc, text))
@@ -251,8 +260,10 @@ class Store:
 def test_sql_goes_to_the_telemetry() -> None:
     server = Server(program(), Store())
     answer = server.post("/v1/query", json={"sql": "SELECT 1"}).json
-    assert answer == {"rows": [{"n": 1, "big": 2**63}], "missing_hosts": ["two"]}
+    assert (answer["rows"], answer["missing_hosts"]) == ([{"n": 1, "big": 2**63}], ["two"])
     assert server.post("/v1/query", json={"sql": "wrong"}).error == (400, "bad_request", "there is no such table")
+    assert server.post("/v1/query", json={"sql": "endless"}).error[:2] == (504, "gateway_timeout")
+    assert server.post("/v1/query", json={"sql": "broken"}).error[:2] == (500, "proxy_error")
 
 
 def test_stacks_are_stored_with_the_telemetry() -> None:

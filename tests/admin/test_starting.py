@@ -20,10 +20,14 @@ def test_the_block_that_is_printed() -> None:
     ]
 
 
-def test_with_a_token_each_line_has_it() -> None:
-    lines = starting.block("https://host:1729/?token=abc").splitlines()
-    assert all("token=abc" in line for line in lines)
-    assert "'https://host:1729/v1/root?token=abc'" in lines[1]
+def test_a_token_is_on_no_command_line() -> None:
+    first, export, *lines = starting.block("https://host:1729/?token=abc", "/ca.pem").splitlines()
+    assert first.endswith("?token=abc") and export.endswith("export MONARCH_ADMIN_TOKEN=abc")
+    assert not any("abc" in line for line in lines)
+    assert lines[0] == (
+        '  - Root node: curl --cacert /ca.pem -H @<(echo "Authorization: Bearer $MONARCH_ADMIN_TOKEN") https://host:1729/v1/root'
+    )
+    assert lines[-1] == "  - TUI: monarch tui --addr https://host:1729 --tls-ca /ca.pem"
 
 
 def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+
+from monarch.dashboard.api import Api
+from monarch.dashboard.routes import routes_of
+from monarch.observer.http import HttpServer, Site
 
 PAGES = {
     "/": "Slowest endpoints",
@@ -189,3 +194,30 @@ def test_a_hidden_page_asks_nothing(window: Any, served: Any) -> None:
     page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
     page.get_by_text("live ·").wait_for()
     page.wait_for_event("request", predicate=lambda request: "/api/summary" in request.url)
+
+
+def test_the_token_lets_in_and_leaves_the_address(window: Any, served: Any) -> None:
+    server = HttpServer()
+    try:
+        site = Site(routes_of(Api(served.store, served.simulation)), "0.0.0.0", 0, "a-token")
+        port = urlsplit(server.serve(site).url).port
+        url = f"http://127.0.0.1:{port}/"
+        page = window().open(url)
+        page.get_by_text("open the URL that was printed").wait_for()
+        page = window().open(f"{url}?token=wrong")
+        page.get_by_text("open the URL that was printed").wait_for()
+        page = window().open(f"{url}?token=a-token")
+        page.get_by_text("live ·").wait_for()
+        assert page.url == url
+        # A link in a page of another site; the cookie is not sent with what that site starts.
+        page = window().open(f"{served.url}/traces")
+        page.evaluate(
+            "url => { document.body.innerHTML = ''; const link = document.createElement('a'); "
+            "link.href = url; link.textContent = 'there'; document.body.append(link); }",
+            f"{url}?token=a-token",
+        )
+        page.get_by_text("there").click()
+        page.get_by_text("live ·").wait_for()
+        assert page.url == url
+    finally:
+        server.close()

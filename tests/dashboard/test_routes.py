@@ -162,6 +162,22 @@ def test_other_files_are_not_served(client: httpx.Client, path: str) -> None:
     assert client.get(f"/static/{path}").status_code == 404
 
 
+def test_capture(client: httpx.Client) -> None:
+    assert "Ok" in client.post("/api/pyspy/capture", json={"proc_ref": "p@a"}).json()
+    missing = client.post("/api/pyspy/capture", json={})
+    assert (missing.status_code, missing.json()) == (400, {"error": "missing 'proc_ref' in request body"})
+    gone = client.post("/api/pyspy/capture", json={"proc_ref": "gone"})
+    assert (gone.status_code, gone.json()) == (502, {"error": "its process has ended", "admin_url": None})
+
+
+def test_large_answers_are_packed_for_those_who_can_unpack(client: httpx.Client) -> None:
+    packed = client.get("/api/hardware")
+    plain = client.get("/api/hardware", headers={"accept-encoding": "identity"})
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert packed.json()["gpus"] == plain.json()["gpus"]
+
+
 def test_traces(client: httpx.Client) -> None:
     assert client.post("/api/profile", json={"seconds": 500}).status_code == 400
     for seconds, state in ((2, "ready"), (13, "failed")):

@@ -104,3 +104,15 @@ def test_a_snapshot_gives_the_same_nodes() -> None:
         ("proc", "p", "failed", False),
         ("actor", "t", "idle", True),
     ]
+
+
+def test_the_host_of_the_program_itself_is_named() -> None:
+    nodes = tree.from_payloads(
+        [
+            payload("host:a", "Host", "root", addr="unix:/run/x"),
+            payload("client@unix:/run/x", "Proc", "host:a", proc_name="client"),
+            payload("host:b", "Host", "root", addr="tcp://b:1"),
+        ]
+    )
+    labels = [node["label"] for node in tree.dag(nodes, actors=[], pairs=[], hide_system=True)["nodes"]]
+    assert labels == ["unix:/run/x (controller)", "client", "b:1"]

@@ -19,6 +19,7 @@ import pytest
 from monarch.admin.programs import Program, choose
 from monarch.config import configured
 from monarch.debugger.visit import STREAM, Visit
+from tests.support.hosts import Hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("program.py")
@@ -58,7 +59,7 @@ class Talk:
 class Running:
     """The program, and its door."""
 
-    def __init__(self, **env: str) -> None:
+    def __init__(self, *arguments: str, **env: str) -> None:
         self.folder = tempfile.mkdtemp(prefix="mnd")
         self.environment = os.environ | {
             "PYTHONPATH": str(ROOT),
@@ -67,7 +68,7 @@ class Running:
             "XDG_STATE_HOME": self.folder,
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(SOURCE)],
+            [sys.executable, str(SOURCE), *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True, cwd=SOURCE.parent, env=self.environment | env,
         )  # fmt: skip
@@ -145,5 +146,13 @@ def running() -> Iterator[Running]:
 def own() -> Iterator[Running]:
     """For tests that end it."""
     program = Running()
+    yield program
+    program.close()
+
+
+@pytest.fixture
+def afar(hosts: Hosts) -> Iterator[Running]:
+    """A program whose two ranks are on two other hosts."""
+    program = Running(hosts.start().address, hosts.start().address)
     yield program
     program.close()

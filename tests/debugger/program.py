@@ -13,7 +13,7 @@ import signal
 import sys
 from typing import Any
 
-from monarch.actor import Actor, concurrent_endpoint, context, endpoint, this_host
+from monarch.actor import Actor, attach_to_workers, concurrent_endpoint, context, endpoint, this_host
 
 
 class Worker(Actor):
@@ -80,7 +80,11 @@ def double(number: int) -> int:
 
 
 def main() -> None:
-    procs = this_host().spawn_procs({"gpus": 2}, name="pair")
+    if len(sys.argv) > 1:  # addresses of other hosts
+        hosts = attach_to_workers(workers=sys.argv[1:], ca="trust_all_connections")
+        procs = hosts.spawn_procs(name="pair").flatten("gpus")
+    else:
+        procs = this_host().spawn_procs({"gpus": 2}, name="pair")
     meshes: list[Any] = [procs.spawn("worker", Worker), procs.spawn("looped", Looped)]
     print("ready", *[pid for _, pid in meshes[0].pid.call(0).get(60).items()], flush=True)
     for line in sys.stdin:

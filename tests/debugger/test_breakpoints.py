@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from typing import Any
+
+import pytest
 
 from tests.support.tiers import full
 
@@ -229,3 +234,21 @@ print(controller.list.call_one(print_output=False).get(60))
 """,
     )
     assert out == "600\n[]\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_is_refused(scripts: Any) -> None:
+    process = scripts.start(ACTOR + GOES_ON, env={"MONARCH_DEBUG_SERVER_PORT": "0"})
+    assert process.stdout.readline() == "stands\n"
+    found = re.search(r"nc localhost (\d+)", next(line for line in process.stderr if "nc localhost" in line))
+    assert found is not None
+    stranger = (
+        "import os, socket, sys; os.setuid(65534); sock = socket.socket(); "
+        "sock.connect(('127.0.0.1', int(sys.argv[1]))); print(sock.recv(1000).decode(), end='')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", stranger, found[1]], capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
+    assert done.stdout == "refused: this debugger is another user's\n"
+    out, _ = process.communicate("\n", timeout=TIMEOUT)
+    assert out == "3\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from monarch.debugger import editor_rank
 from tests.support.tiers import full
 
 pytest.importorskip("debugpy")
@@ -156,3 +158,9 @@ def test_mistakes(running: Any) -> None:
 
     assert "no mesh 'other', but looped, pair, worker" in debug("--dap", "0", "--mesh", "other")
     assert "there is no rank 5: the mesh has 2" in debug("--dap", "5", "--mesh", "pair")
+
+
+def test_a_rank_without_debugpy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(RuntimeError, match=r"pip install 'pymonarch\[debug\]'"):
+        editor_rank.check(None, b"")  # type: ignore[arg-type]

@@ -67,6 +67,14 @@ def beyond(secure: bool = True) -> TokenGate:
     return TokenGate(inside, TOKEN, secure=secure)
 
 
+def test_a_link_in_a_page_of_another_site_lets_in_without_a_redirect() -> None:
+    """After a redirect the browser would not send a cookie that is for this site's own pages only."""
+    status, headers = ask(beyond(), host="node:8265", query=f"token={TOKEN}", sec_fetch_site="cross-site")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert headers["set-cookie"].startswith(f"{COOKIE}={TOKEN}; ")
+    assert ask(beyond(), host="node:8265", query=f"token={TOKEN}", sec_fetch_site="none")[0] == 303
+
+
 def test_from_other_machines_the_token_is_needed() -> None:
     assert ask(beyond(), host="node:8265")[0] == 401
     assert ask(beyond(), host="node:8265", query="token=wrong")[0] == 401

@@ -118,6 +118,56 @@ def test_what_is_wrong_with_a_query_is_said_with_its_status(observer: Observer) 
     assert error.value.code == 408
 
 
+@full
+def test_beyond_this_machine_it_speaks_tls_and_wants_the_token(tmp_path: Path) -> None:
+    """With the program's certificates; without them it says what that means."""
+    import ssl
+
+    from monarch.tools.certs import make_certificates
+
+    made = make_certificates(str(tmp_path / "certs"), ["localhost"], 1)
+    files = {"certificate": str(made.certificate), "private_key": str(made.private_key)}
+    with folder() as path:
+        observer = Observer(path)
+        try:
+            wanted = ObserverConfig(dashboard=True, dashboard_host="0.0.0.0", dashboard_port=0, **files)
+            url = observer.serve(wanted).dashboard_url
+            assert url is not None and url.startswith("https://") and observer.token in url
+            port = int(url.partition("/?")[0].rpartition(":")[2])
+            trusted = ssl.create_default_context(cafile=str(made.ca))
+            place = f"https://localhost:{port}"
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(f"{place}/", context=trusted, timeout=60)
+            request = urllib.request.Request(f"{place}/", headers={"Authorization": f"Bearer {observer.token}"})
+            with urllib.request.urlopen(request, context=trusted, timeout=60) as page:
+                assert page.status == 200
+            plain = observer.serve(ObserverConfig(admin=True, admin_addr="0.0.0.0:0"))
+            assert plain.admin_url is not None and plain.admin_url.startswith(
+                "https://"
+            )  # the first one's certificates
+        finally:
+            observer.end()
+    with folder() as path:
+        observer = Observer(path)
+        try:
+            notes = observer.serve(ObserverConfig(admin=True, admin_addr="0.0.0.0:0")).notes
+            assert any("without TLS" in note and "monarch certs" in note for note in notes)
+        finally:
+            observer.end()
+
+
+def test_who_goes_away_cancels_the_query(observer: Observer) -> None:
+    url = observer.serve(ObserverConfig(telemetry=True)).telemetry_url
+    assert url is not None
+    host, _, port = url.removeprefix("http://").partition(":")
+    body = b'{"sql": "SELECT count(*) FROM range(1000000000) a, range(1000000000) b", "timeout": 250}'
+    head = f"POST /api/query HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    for _ in range(8):  # as many as run at a time: if they went on, nobody else's would
+        with socket.create_connection((host, int(port)), 60) as connection:
+            connection.sendall(head + body)
+    assert QueryEngineClient(url, 60).query("SELECT 1 AS one", timeout=60)["rows"] == [{"one": 1}]
+
+
 def test_what_cannot_be_served_is_told_to_who_asks(observer: Observer) -> None:
     with pytest.raises(ObserverFailed, match="an address is host:port, got 'nonsense'"):
         observer.serve(ObserverConfig(admin=True, admin_addr="nonsense"))

@@ -210,5 +210,9 @@ def test_beyond_this_machine_a_token_is_asked_for(scripts: Scripts) -> None:
     assert refused.value.code == 401 and token
     done = running.tui("--once", "--addr", f"http://127.0.0.1:{port}/?token={token}")
     assert done.returncode == 0 and "worker[0]" in done.stdout
+    running.env["MONARCH_ADMIN_TOKEN"] = token
+    done = running.tui("--once", "--addr", f"http://127.0.0.1:{port}")
+    assert done.returncode == 0 and "worker[0]" in done.stdout
+    running.env["MONARCH_ADMIN_TOKEN"] = "wrong"
     done = running.tui("--once", "--addr", f"http://127.0.0.1:{port}")
     assert done.returncode == 1 and "401" in done.stderr

@@ -41,10 +41,8 @@ def handled(seq: int = 1, *, failed: bool = False, started: float = 2.0, told: i
 
 def called(seq: int = 1, adverb: int = 0, told: int = 0, failed: bool = False, **changes: Any) -> Any:
     parent, span = changes.get("parent"), changes.get("span", 0)
-    return (
-        *(recorder.CALLED, "client.0", "key", "counters", "inc", adverb, 7, seq, VIEW),
-        *(0.5, 3.5, failed, told, parent, span),
-    )
+    sent = ("client.0", "key", "counters", "inc", adverb, seq, VIEW, parent, span)
+    return (recorder.CALLED, sent, 7, 0.5, 3.5, failed, told)
 
 
 def batch(events: list[Any], address: str = "unix:x/m.0", number: int = 1, **changes: Any) -> bytes:
@@ -278,8 +276,10 @@ def test_the_quickest_exchange_says_how_clocks_differ() -> None:
 def test_what_was_lost_on_the_way_is_counted(ingest: Ingest, store: Store) -> None:
     put(ingest, batch([handled(1)], number=4), batch([handled(2)], number=7, dropped=9))
     assert rows(store, "SELECT batches, batches_lost, dropped FROM telemetry_sources") == [(2, 2, 9)]
+    assert ingest.missing_hosts() == {"node"}
     put(ingest, batch([handled(3)], number=1, pid=6))  # another process took its place
     assert rows(store, "SELECT batches, batches_lost FROM telemetry_sources") == [(1, 0)]
+    assert ingest.missing_hosts() == set()
 
 
 @pytest.mark.parametrize(

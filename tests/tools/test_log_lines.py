@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
 from monarch._mesh.output.kept import Line, Told
 from monarch.tools import log_lines
+from monarch.tools.verbs.logs_verb import Followed
 
 NOW = time.mktime((2026, 3, 10, 14, 30, 0, 0, 0, -1))
 
@@ -59,3 +61,20 @@ def test_lines_of_several_processes() -> None:
     assert log_lines.cursors(both) == {"p.0~0": 2, "p.1~0": 8}
     with pytest.raises(ValueError, match="no regular expression"):
         log_lines.expression("(")
+
+
+def test_a_file_that_grows(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text("before\n")
+    file = Followed(str(path))
+    assert file.lines() == []
+    with path.open("a") as log:
+        log.write("one\ntw")
+    assert file.lines() == ["one"]
+    with path.open("a") as log:
+        log.write("o\n")
+    assert file.lines() == ["two"]
+    path.write_text("new\n")
+    assert file.lines() == ["new"]
+    path.unlink()
+    assert file.lines() == []

@@ -15,6 +15,8 @@ CERTIFICATES = {"MONARCH_TLS_CA": "ca", "MONARCH_TLS_CERT": "cert", "MONARCH_TLS
         ("http://localhost:1729", {}, Connection("http://localhost:1729", "", None)),
         ("http://h:1/?token=abc", {}, Connection("http://h:1", "abc", None)),
         ("h:1", {}, Connection("https://h:1", "", Tls())),
+        ("h:1", {"environ": {"MONARCH_ADMIN_TOKEN": "abc"}}, Connection("https://h:1", "abc", Tls())),
+        ("http://h:1/?token=x", {"environ": {"MONARCH_ADMIN_TOKEN": "abc"}}, Connection("http://h:1", "x", None)),
         ("h", {}, Connection("https://h:1729", "", Tls())),
         ("h", {"port": 5}, Connection("https://h:5", "", Tls())),
         ("h:7", {"port": 5}, Connection("https://h:7", "", Tls())),

@@ -132,6 +132,12 @@ class Job(NamedTuple):
         return self._method is not None and bool(self._method.is_async)
 
     @property
+    def is_debugged(self) -> bool:
+        """Whether it waits for people: its actor stands at a breakpoint (see `actors.breakpoints`), or serves those."""
+        behaviour: Any = self.instance.behaviour
+        return "debugging" in vars(behaviour) or getattr(behaviour.cls, "_waits_for_people", False)
+
+    @property
     def queued(self) -> int:
         """Messages that wait until this one has been handled."""
         return len(self.instance.mailbox.messages) if self.delivery is self.instance.current else 0

@@ -169,7 +169,7 @@ class Sweep:
             return
         limit = self._proc.loop.now() - after
         jobs = Jobs(self._proc)
-        slow = [job for job in jobs.all if job.delivery.started <= limit]
+        slow = [job for job in jobs.all if job.delivery.started <= limit and not job.is_debugged]
         self._logged.intersection_update(job.delivery for job in slow)
         fresh = [job for job in slow if job.delivery not in self._logged][:_REPORTED]
         if fresh:

@@ -31,6 +31,7 @@ LARGEST = 8 << 20  # bytes of a file that are read; the file is emptied before e
 _LOOKS = 0.002  # seconds between two looks whether all has been written
 _AT_ONCE = 16  # processes that are signalled at a time
 _WAKES = 5  # how often a thread has to be seen to ask for the lock again; it does each switch interval, 1 or 5 ms
+_WRITING = 1.0  # seconds that a process has to write, at least
 _WATCHED = 0.3  # seconds for which threads are watched
 _TURN = (
     200_000  # nanoseconds on the processor, from which a thread that then waits had the lock: to ask for it takes few
@@ -150,8 +151,8 @@ class Signalled:
         if not same:
             raise CannotSignal("the descriptor that it would write to is not open any more")
 
-    def dump(self, deadline: float) -> str:
-        """What it wrote. Blocks."""
+    def dump(self, seconds: float) -> str:
+        """What it wrote. Blocks: it is watched first, and then has `seconds` to write."""
         note = self._note
         why = why_not_held(note.pid, note.thread)
         if why:
@@ -166,6 +167,7 @@ class Signalled:
         except (OSError, AttributeError) as exc:
             raise CannotSignal(f"signal {note.number} could not be sent: {exc}") from None
         size = 0
+        deadline = time.monotonic() + seconds
         while time.monotonic() <= deadline:
             time.sleep(_LOOKS)
             if _has(status_of(note.pid, note.thread), "SigPnd", note.number):
@@ -260,8 +262,8 @@ def status_of(pid: int, thread: int | None = None) -> dict[str, str]:
 
 
 def ask_by_signal(folder: str, names: list[str], seconds: float) -> tuple[dict[str, tuple[int, str]], dict[str, str]]:
-    """Signals these processes of a run folder, and waits `seconds` at most for each: (pid and dump, by the process's name;
-    why not, by name). Blocks."""
+    """Signals these processes of a run folder, and waits a little more than `seconds` at most for each: (pid and dump, by the
+    process's name; why not, by name). Blocks."""
     from concurrent.futures import ThreadPoolExecutor  # every process imports this file, and few get here
 
     dumps: dict[str, tuple[int, str]] = {}
@@ -270,7 +272,7 @@ def ask_by_signal(folder: str, names: list[str], seconds: float) -> tuple[dict[s
     def ask(name: str) -> None:
         try:
             signalled = Signalled(folder, name)
-            dumps[name] = signalled.pid, signalled.dump(time.monotonic() + seconds)
+            dumps[name] = signalled.pid, signalled.dump(max(seconds, _WRITING))
         except CannotSignal as exc:
             silent[name] = str(exc)
         except OSError as exc:  # its files went with it

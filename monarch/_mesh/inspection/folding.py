@@ -244,7 +244,7 @@ def _group(section: Section, group: Group) -> list[str]:
         head += ", holds the interpreter lock"
     if stack.state == "D":
         head += ", waits in the kernel for a device or a file system"
-    lines = [f"{head}:"]
+    lines = [f"{head}:" if stack.frames else f"{head}: outside of the program's own lines"]
     if stack.left_out:
         lines.append("      (outer frames are left out)")
     for frame in stack.frames:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from monarch._mesh import plugins
@@ -71,6 +72,12 @@ AGENT_QUESTIONS: dict[str, Question] = {
 }
 
 
+def _loaded(name: str) -> ModuleType | None:
+    """A module that is there as a whole: one that another thread is loading is in sys.modules already."""
+    module = sys.modules.get(name)
+    return None if module is None or getattr(module.__spec__, "_initializing", False) else module
+
+
 class Answering:
     """What one process knows to answer. `send` may be called by any thread."""
 
@@ -88,7 +95,7 @@ class Answering:
         if question is None:
             name = ask.question[:_LONGEST]
             return self._refuse(connection, ask, f"this process knows no question {name!r}: is it of another version?")
-        loaded = sys.modules.get(f"monarch.{question.module}")
+        loaded = _loaded(f"monarch.{question.module}")
         if question.quick and loaded is not None:
             return self._answer(connection, ask, getattr(loaded, question.function), argument)
         with self._lock:

@@ -65,31 +65,34 @@ class KeptOutput:
         self.whole = whole
         self.file = file
         self.ended = False
-        self._lines: deque[Line] = deque()
+        self._lines: deque[tuple[int, float, int, str]] = deque()  # as Line, which takes longer to make
         self._size = 0
         self._last = 0
 
     def take(self, stream: int, lines: Iterable[str], now: float) -> None:
+        kept, number, size = self._lines, self._last, self._size
         for text in lines:
-            self._last += 1
-            self._lines.append(Line(self._last, now, stream, text))
-            self._size += len(text)
-        while len(self._lines) > LINES or self._size > SIZE:
-            self._size -= len(self._lines.popleft().text)
+            number += 1
+            kept.append((number, now, stream, text))
+            size += len(text)
+        while len(kept) > LINES or size > SIZE:
+            size -= len(kept.popleft()[3])
+        self._last, self._size = number, size
 
     def tell(self, wanted: Wanted, room: int) -> Told:
         after = wanted.after.get(self.key)
         chosen: list[Line] = []
         for line in reversed(self._lines):
-            if (after is not None and line.number <= after) or len(chosen) >= wanted.lines:
+            number, at, _, text = line
+            if (after is not None and number <= after) or len(chosen) >= wanted.lines:
                 break
-            if wanted.since is not None and line.at < wanted.since:
+            if wanted.since is not None and at < wanted.since:
                 break
-            room -= len(line.text)
+            room -= len(text)
             if room < 0:
                 break
-            chosen.append(line)
-        first = self._lines[0].number if self._lines else self._last + 1
+            chosen.append(Line(*line))
+        first = self._lines[0][0] if self._lines else self._last + 1
         missed = max(0, first - after - 1) if after is not None else 0
         return Told(
             self.key, self.address, self.mesh, self.rank, self.ended, self.whole, self.file, missed, self._last,

@@ -16,7 +16,7 @@ from monarch._mesh.failures.ledger import Gone, MeshFailure, Notify
 from monarch._mesh.failures.restart_policy import Group
 from monarch._mesh.failures.undeliverable import UndeliverableMessageEnvelope
 from monarch._mesh.failures.watchdog import Sweep
-from monarch._mesh.inspection import questions, recording, wait_graph  # noqa: F401  the question that is asked first
+from monarch._mesh.inspection import questions, recording, thread_stacks, wait_graph  # noqa: F401  what is asked of the stuck
 from monarch._mesh.inspection.stuck_collectives import Explainer
 from monarch._mesh.meshes.actor_mesh import ActorMesh
 from monarch._mesh.meshes.host_mesh import HostMesh, host_mesh_of

@@ -2,11 +2,12 @@
 
 import {h, s, show} from "./dom.js";
 import {number} from "./format.js";
-import {STATES, known} from "./states.js";
+import {ORDER, STATES, known} from "./states.js";
 
 const LINE = 28, WIDTH = 250, APART = 70, HEIGHT = 22;
 const UNFOLDED = 60; // nodes that are drawn without being asked
 const MOST = 3000;
+const MOST_ARCS = 200, CROWDED = 60;
 
 export class Graph {
   constructor(choose) {
@@ -73,7 +74,9 @@ export class Graph {
       const to = places.get(child);
       if (to) svg.append(s("path", {class: "hierarchy", d: `M${x + WIDTH} ${y}C${x + WIDTH + APART / 2} ${y} ${to[0] - APART / 2} ${to[1]} ${to[0]} ${to[1]}`}));
     }
-    if (this.messages) svg.append(...this.arcs(places));
+    const arcs = this.messages ? this.arcs(places) : [];
+    if (arcs.length > CROWDED) svg.classList.add("crowded");
+    svg.append(...arcs);
     for (const [id, [x, y]] of places) svg.append(this.node(this.nodes.get(id), x, y));
     show(this.holder, svg, drawn >= MOST ? h("p", {class: "missing"}, `The first ${number(MOST)} are drawn; fold some to see others.`) : null);
   }
@@ -83,7 +86,7 @@ export class Graph {
     for (const edge of this.dag.edges) if (edge.type === "message") {
       const [source, target] = [this.visible(edge.source_id, places), this.visible(edge.target_id, places)];
       const key = `${source}>${target}`;
-      if (!source || !target || source === target || seen.has(key) || found.length >= 400) continue;
+      if (!source || !target || source === target || seen.has(key) || found.length >= MOST_ARCS) continue;
       seen.add(key);
       const [x1, y1] = places.get(source), [x2, y2] = places.get(target);
       const out = Math.max(x1, x2) + WIDTH + 24 + Math.min(36, Math.abs(y1 - y2) / 8);
@@ -98,6 +101,16 @@ export class Graph {
     return id;
   }
 
+  /** The state of a node into which others are folded: the worst of them. */
+  worst(id) {
+    let found = known(this.nodes.get(id).status);
+    for (const child of this.children.get(id) ?? []) {
+      const state = this.worst(child);
+      if (ORDER.indexOf(state) < ORDER.indexOf(found)) found = state;
+    }
+    return found;
+  }
+
   node(node, x, y) {
     const below = this.children.get(node.id)?.length ?? 0;
     const folded = this.folded?.has(node.id);
@@ -105,7 +118,7 @@ export class Graph {
       if (below) { if (this.folded.has(node.id)) this.folded.delete(node.id); else this.folded.add(node.id); this.draw(); }
       if (!below || event.shiftKey) this.choose(node);
     };
-    const state = known(node.status);
+    const state = folded && below ? this.worst(node.id) : known(node.status);
     const room = below ? 24 : 30;
     const label = node.label.length > room ? `${node.label.slice(0, room - 1)}…` : node.label;
     return s("g", {class: "node", tabindex: "0", role: "treeitem", "data-key": node.id, "aria-expanded": below ? String(!folded) : null, "aria-label": `${node.subtitle} ${node.label}, ${node.status}${below ? `, ${below} below` : ""}`,

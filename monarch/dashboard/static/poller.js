@@ -5,6 +5,7 @@ import {get} from "./api.js";
 const EVERY = 2500;   // ms between the end of one and the next
 const LATE = 8000;    // ms without an answer: reconnecting
 const SLOWEST = 15000;
+const SHARE = 8;      // of the time at most an eighth is spent on asking: large answers are asked for less often
 
 const feeds = new Map();
 export const life = {last: 0, since: Date.now(), problem: null};
@@ -19,6 +20,7 @@ class Feed {
     this.timer = null;
     if (document.hidden || this.listeners.size === 0 || this.control) return;
     this.control = new AbortController();
+    const began = performance.now();
     const limit = setTimeout(() => this.control?.abort(), SLOWEST);
     try {
       this.value = await get(this.path, this.control.signal);
@@ -34,7 +36,7 @@ class Feed {
     } finally {
       clearTimeout(limit);
       this.control = null;
-      if (this.listeners.size) this.timer = setTimeout(() => this.ask(), Math.min(EVERY * 2 ** Math.min(this.failures, 2), 8000));
+      if (this.listeners.size) this.timer = setTimeout(() => this.ask(), Math.max(Math.min(EVERY * 2 ** Math.min(this.failures, 2), 8000), SHARE * (performance.now() - began)));
     }
   }
 }

@@ -137,7 +137,7 @@ def _by_network(options: argparse.Namespace) -> int:
         sock = socket.create_connection((host, port), 30.0)
     except OSError as error:
         raise OSError(
-            f"no debugger listens on {host}:{port} ({error.strerror or error}): it begins to with the first breakpoint that "
+            f"no debugger listens on {host}:{port} ({error.strerror or error}): it listens from the first breakpoint on that "
             f"a program reaches"
         ) from None
     with sock:

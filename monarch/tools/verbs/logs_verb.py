@@ -25,12 +25,14 @@ TEXT = """\
 Without options: the end of the logs of a job's hosts, of all of them or of those named: worker programs, and what a scheduler
 collects. Logs that lie on other machines are not reached from here; `monarch exec` reads them there.
 
-With options, or where no job runs: the last lines of the processes of a program that runs on this machine as this user, which
-the agents of its hosts keep (2,000 lines a process, also for a while after its end), wherever these are. A process whose
-stdout goes straight to the program's terminal has its stderr there only; enable_file_capture=1, or enable_log_forwarding, has
-both kept.
+With --rank, --mesh, --since, --level or --pid, or where no job runs: the last lines of the processes of a program that runs
+on this machine as this user. The agents of its hosts, wherever these are, keep 2,000 lines a process, also for a while after
+its end. A process whose stdout goes straight to the program's terminal has its stderr there only; enable_file_capture, or
+enable_log_forwarding, has both kept.
 
 --level sets the level of a logger in the processes that run, the root logger or --logger.
+
+-f goes on with what is written, of a program that runs, else of the job.
 
 examples:
   monarch logs
@@ -40,6 +42,7 @@ examples:
   monarch logs --level DEBUG --mesh trainers --rank 3
 """
 _LINES = 20
+_PIECE = 1 << 20  # bytes of a file read at a time
 _LOOK = 0.5  # seconds between two looks of --follow
 _HOSTS_AGAIN = 20  # looks until it is asked again which hosts there are
 _ANSWER = 5.0
@@ -66,22 +69,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     if options.logger is not None and options.level is None:
         options.parser.error("--logger goes with --level")
-    asked = (options.follow, options.rank, options.mesh, options.grep, options.since, options.level, options.pid)
-    if any(asked):
+    of_program = (options.rank, options.mesh, options.since, options.level, options.pid)
+    if any(of_program):
         if options.names:
             options.parser.error("NAME is of a job's logs; the processes of a program are chosen by --mesh and --rank")
         return _of_program(options)
+    if options.names:
+        return _of_job(options)
+    from monarch.admin.programs import running_programs
+
+    if (options.follow or options.grep) and running_programs():
+        return _of_program(options)
     try:
         return _of_job(options)
-    except ValueError as no_job:
-        if options.names:
+    except ValueError:
+        if not running_programs():
             raise
-        try:
-            return _of_program(options)
-        except ValueError as no_program:
-            if "no program" in str(no_program):
-                raise no_job from None
-            raise
+        return _of_program(options)
 
 
 # --- a job
@@ -94,14 +98,58 @@ def _of_job(options: argparse.Namespace) -> int:
         files = {key: path for key, path in files.items() if any(wanted in key for wanted in options.names)}
     if not files:
         raise ValueError(f"{name} has no logs here{' of this name' if options.names else ''}")
+    from monarch.tools import log_lines
+
+    pattern = log_lines.expression(options.grep or "")
+    read = {key: Followed(path) for key, path in files.items()}
     for key, path in files.items():
         print(f"==> {key}: {path} <==", flush=True)
         if not options.paths:
             try:
-                sys.stdout.write(last_lines(path, options.lines))
+                lines = last_lines(path, options.lines).splitlines(keepends=True)
             except OSError as error:
                 print(f"({error.strerror})", flush=True)
+            else:
+                sys.stdout.write("".join(line for line in lines if pattern.search(line)))
+    sys.stdout.flush()
+    while options.follow:
+        time.sleep(_LOOK)
+        for key, file in read.items():
+            for line in file.lines():
+                if pattern.search(line):
+                    print(f"[{key}] {line}", flush=True)
     return 0
+
+
+class Followed:
+    """What is written into a file from now on, line by line. A file that is made anew is read from its beginning."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._place = self._size()
+        self._rest = ""
+
+    def _size(self) -> int:
+        try:
+            return os.stat(self._path).st_size
+        except OSError:  # it is not there yet
+            return 0
+
+    def lines(self) -> list[str]:
+        size = self._size()
+        if size < self._place:
+            self._place, self._rest = 0, ""
+        if size == self._place:
+            return []
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._place)
+                data = file.read(_PIECE)
+        except OSError:
+            return []
+        self._place += len(data)
+        *lines, self._rest = (self._rest + data.decode(errors="replace")).split("\n")
+        return lines
 
 
 def last_lines(path: str | os.PathLike[str], count: int) -> str:

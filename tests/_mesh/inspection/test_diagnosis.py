@@ -41,12 +41,8 @@ def group(
     return GroupState("h:1", "0", "dp", list(range(size)), rank, begun, operation, [1024], running)
 
 
-def usage(rank: int, **more: Any) -> ProcessUsage:
-    return ProcessUsage(
-        **dict[str, Any]({"address": address(rank), "pid": 100 + rank, "mesh": "workers", "rank": rank, "state": "running", "why": ""}
-        | {"letter": "S", "resident": GB, "processor": 3.0, "threads": 4}
-        | more
-    )
+def usage(rank: int, letter: str = "S", resident: int = GB) -> ProcessUsage:
+    return ProcessUsage(address(rank), 100 + rank, "workers", rank, "running", "", letter, resident, 3.0, 4)
 
 
 def host(*processes: ProcessUsage, available: int = 50 * GB) -> HostUsage:

@@ -120,7 +120,7 @@ def signalled(process: subprocess.Popen[str], folder: Path) -> None:
 
 def why_not(folder: Path) -> str:
     with pytest.raises(CannotSignal) as refused:
-        Signalled(str(folder), "p.0").dump(time.monotonic() + TIMEOUT)
+        Signalled(str(folder), "p.0").dump(TIMEOUT)
     return str(refused.value)
 
 

@@ -119,3 +119,13 @@ def test_each_question_of_the_tables_has_its_function(name: str) -> None:
     for table in (questions.QUESTIONS, questions.AGENT_QUESTIONS):
         if name in table:
             assert callable(getattr(importlib.import_module(f"monarch.{table[name].module}"), table[name].function))
+
+
+def test_a_module_that_is_being_loaded_is_waited_for_on_a_thread(answers: dict[str, Any], monkeypatch: Any) -> None:
+    """Two questions at once, the first ones of their kind: half a module has no answer yet."""
+    monkeypatch.setattr(wait_graph.__spec__, "_initializing", True, raising=False)
+    asked = Asked(QUICK)
+    asked.ask("q")
+    ((answer, _body, thread),) = asked.wait()
+    assert answer.kind == VALUE
+    assert thread != threading.get_ident()

@@ -30,6 +30,7 @@ export function open(root, given, go) {
       if (!meshes.has(key)) meshes.set(key, {key, name: actor.mesh_name ?? "no mesh", kind: (actor.mesh_class ?? "").replace(/^Python<(.*)>$/, "$1"), actors: []});
       meshes.get(key).actors.push(actor);
     }
+    for (const mesh of meshes.values()) mesh.actors.sort((a, b) => (b.latest_status === "failed") - (a.latest_status === "failed") || a.rank - b.rank);
     return {wanted, meshes: [...meshes.values()].sort((a, b) => b.actors.length - a.actors.length || a.name.localeCompare(b.name))};
   }
 

@@ -1,0 +1,85 @@
+"""Real process groups of torch.distributed that are stuck, or go on: what is said of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from monarch._mesh.inspection import collectives, survey
+from monarch.actor import Actor, endpoint, setup_torch_distributed
+from tests.support.tiers import full
+
+pytestmark = [pytest.mark.procs, full]
+TIMEOUT = 60
+
+ASTRAY = """
+    import json, os, sys, threading
+    from monarch.actor import Actor, current_rank, diagnose, endpoint, setup_torch_distributed, this_host
+
+    def gone_astray():
+        threading.Event().wait()
+
+    class Rank(Actor):
+        @endpoint
+        def sum(self):
+            import torch
+            import torch.distributed as dist
+            value = torch.ones(3, 5)
+            dist.all_reduce(value)
+            if current_rank().rank == 2:
+                gone_astray()
+            dist.all_reduce(value)
+
+    if __name__ == "__main__":
+        procs = this_host().spawn_procs({"gpus": 3}, name="astray")
+        setup_torch_distributed(procs, "gloo").get()
+        answers = procs.spawn("rank", Rank).sum.call()
+        while "log" not in sys.argv:
+            findings = [f for f in diagnose(60).get().findings if f.kind == "collective"]
+            if findings:
+                found = findings[0]
+                print(json.dumps([found.title, found.evidence, found.mesh, found.ranks, len(findings)]), flush=True)
+                os._exit(0)
+        answers.get()
+"""
+
+
+class Rank(Actor):
+    @endpoint
+    def sum(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        value = torch.ones(3, 5)
+        dist.all_reduce(value)
+        dist.all_reduce(value)
+
+
+def test_the_rank_that_has_not_entered_an_all_reduce(scripts: Any) -> None:
+    title, evidence, mesh, ranks, count = json.loads(scripts.run(ASTRAY).stdout)
+    assert title.startswith("ranks 0-1 wait in all_reduce #2 of group default_pg; rank 2 has not entered it (at ")
+    assert "in gone_astray()" in title
+    assert "the input of the all_reduce has the shape [3, 5]" in evidence
+    assert (mesh, ranks, count) == ("astray", [2], 1)
+
+
+def test_the_log_of_a_long_endpoint_names_the_straggler(scripts: Any) -> None:
+    program = scripts.start(ASTRAY, "log", env={"MONARCH_SLOW_HANDLER_AFTER": "1s"})
+    if not any("in all_reduce #2 of group default_pg; rank 2 has not entered it" in line for line in program.stderr):
+        pytest.fail("the rank that is missing was not named")
+
+
+@pytest.mark.usefixtures("torch_preloaded")
+def test_what_each_rank_tells_of_its_groups(spawn_procs: Any) -> None:
+    procs = spawn_procs({"gpus": 2}, name="telling")
+    setup_torch_distributed(procs, "gloo").get(TIMEOUT)
+    procs.spawn("rank", Rank).sum.call().get(TIMEOUT)
+    replies = survey.ask("collectives", timeout=TIMEOUT).get(TIMEOUT).replies
+    told = [state for reply in replies.values() for state in collectives.decode_groups(reply)]
+    states = [state for state in told if state.ranks == [0, 1] and state.begun == 2]
+    assert sorted(state.rank for state in states) == [0, 1]
+    assert {(state.label, state.operation, tuple(state.shape), state.running) for state in states} == {
+        ("default_pg", "all_reduce", (3, 5), False)
+    }

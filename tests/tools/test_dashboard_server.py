@@ -1,0 +1,61 @@
+"""The command monarch-dashboard."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from monarch.tools.dashboard_server import main
+from tests.support.tiers import full
+
+TIMEOUT = 60.0
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--port", "70000"], "70000 is not between 0 and 65,535"),
+        (["--past", "-5"], "-5 is not between 0 and 3,600"),
+        (["--ranks", "0"], "0 is not between 1 and 16,384"),
+        (["--ranks", "many"], "invalid number value: 'many'"),
+        (["--db", "x", "--simulate"], "not allowed with argument"),
+    ],
+)
+def test_wrong_usage(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert text in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--db", str(tmp_path / "none")]) == 1
+    monkeypatch.setenv("MONARCH_DB_PATH", str(tmp_path / "other"))
+    assert main([]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"monarch-dashboard: no file {tmp_path}/{name}" for name in ("none", "other")]
+
+
+@full
+def test_a_simulated_job_is_served_until_it_is_told_to_end() -> None:
+    command = [sys.executable, "-m", "monarch.tools.dashboard_server", "--simulate", "--port", "0", "--past", "70"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said.startswith("Monarch Dashboard: http://localhost:")
+        with httpx.Client(base_url=said.partition(": ")[2].strip(), timeout=TIMEOUT, trust_env=False) as client:
+            assert client.get("/api/summary").json()["health_status"] == "unhealthy"
+            assert client.post("/api/query", json={"sql": "SELECT 1 AS one"}).json()["rows"] == [{"one": 1}]
+        process.terminate()
+        assert process.communicate(timeout=TIMEOUT) == ("", "")
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
