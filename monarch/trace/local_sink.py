@@ -95,18 +95,18 @@ class LocalSink:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what was recorded. A disk that is full ends it."""
+        """Writes what was recorded. Whatever goes wrong, as a full disk, ends it and nothing else."""
         with self._writing:
             while events := self.recorder.take(_BATCH):
                 if self._size >= MOST_BYTES:
                     continue  # dropped: the bound is reached
-                file = io.BytesIO()
-                perfetto.write(self.timeline(events), file, self._sequence)
                 try:
+                    file = io.BytesIO()
+                    perfetto.write(self.timeline(events), file, self._sequence)
                     self._size += os.write(self._file, file.getvalue())
-                except OSError as exc:
+                except Exception as exc:
                     self._size = MOST_BYTES
-                    _log.warning("the trace in %s ends here: %s", self.path, exc.strerror)
+                    _log.warning("the trace in %s ends here: %s: %s", self.path, type(exc).__name__, exc)
 
     def timeline(self, events: list[tuple[Any, ...]]) -> Timeline:
         timeline = Timeline()
@@ -124,7 +124,7 @@ class LocalSink:
                 notes = {"actor": actor, "failed": True} if failed else {"actor": actor}
                 one = Slice(ns(began), ns(ended), call.method, "endpoint", notes, flows=_flow(back, call.port))
             elif event[0] == CALLED:
-                _, actor, _, mesh, method, adverb, port, _, _, began, ended, *_ = event
+                _, (actor, _, mesh, method, adverb, *_), port, began, ended, *_ = event
                 name = f"{mesh}.{method}.{_ADVERBS[adverb]}()"
                 one = Slice(ns(began), ns(ended), name, "call", {"actor": actor})
             elif event[0] == SPAN:
