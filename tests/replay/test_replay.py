@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
 import time
 from collections.abc import Callable
@@ -88,6 +90,11 @@ class Gatherer(Actor):
     @endpoint
     async def all(self, keys: list[int]) -> list[str]:
         return list(await asyncio.gather(*[_of(self.database.get.call_one(key)) for key in keys]))
+
+    @endpoint
+    def blocking(self, key: int) -> str:
+        """Waits on the thread of the loop, as plain endpoints may."""
+        return str(self.database.get.call_one(key).get(timeout=60))
 
     @endpoint
     async def in_order(self) -> list[int]:
@@ -179,11 +186,12 @@ def test_an_actor_with_an_event_loop(tmp_path: Path) -> None:
         assert [wait.get(timeout=60) for wait in waits] == [f"row {key}" for key in range(6)]
         assert gatherer.all.call_one([3, 1, 2]).get(timeout=60) == ["row 3", "row 1", "row 2"]
         gatherer.in_order.call_one().get(timeout=60)
+        assert gatherer.blocking.call_one(4).get(timeout=60) == "row 4"
 
     (file,) = _record(tmp_path, run, Gatherer)
     outcome, _ = _replay(file)
     assert outcome.divergence is None, str(outcome.divergence)
-    assert (outcome.status, outcome.messages) == (0, 8)
+    assert (outcome.status, outcome.messages) == (0, 9)
 
 
 def test_what_an_actor_spawns_and_what_it_is_told_of_it(tmp_path: Path) -> None:
@@ -242,6 +250,42 @@ def test_a_recording_that_reached_its_bound_is_replayed_up_to_there(
     assert outcome.status == 0
     assert 0 < outcome.messages < 200
     assert outcome.ended.startswith("the recording ends here: the bound on its size is reached (setting record_bytes)")
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = []
+    really = os.writev
+
+    def full(descriptor: int, pieces: Any) -> int:
+        written.append(pieces)
+        if len(written) > 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return really(descriptor, pieces)
+
+    monkeypatch.setattr("monarch.replay.writer.os.writev", full)
+
+    def run(trainers: Any) -> None:
+        for _ in range(5):
+            trainers.step.call(3).get(timeout=60)
+
+    (file,) = _record(tmp_path, run, Trainer, 0)
+    monkeypatch.undo()
+    assert "recording of actor actors[0] stopped after " in caplog.text
+    assert "No space left on device. What is in " in caplog.text
+    outcome, _ = _replay(file)
+    assert outcome.divergence is None and outcome.failure == ""
+
+
+def test_an_actor_whose_recording_cannot_begin_runs_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with InProcessCluster(), recording("db", folder=tmp_path / "file"):
+        database: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("db", Database)
+        assert database.get.call_one(1).get(timeout=60) == "row 1"
+    assert "actor db[0] is not recorded: " in caplog.text
 
 
 def test_a_file_cut_off_at_any_byte_is_replayed_up_to_there(tmp_path: Path) -> None:
