@@ -9,7 +9,7 @@ from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import codec
-from monarch._wire.message import VALUE, ProcStarted, SpawnProcs
+from monarch._wire.message import VALUE, ProcStarted, SpawnProcs, StopProcs
 
 _NONE = codec.encode_value(None)[0]
 
@@ -37,7 +37,8 @@ class ReplayProc(Proc):
         port = getattr(msg, "port", 0)
         if port and not hasattr(msg, "kind"):
             rank = getattr(msg, "index", 0) or getattr(msg, "rank", 0)
-            self.loop.call_soon(lambda: self.ports.receive(port, (rank, VALUE, _NONE, ())))
+            answer = address.encode() if isinstance(msg, StopProcs) else _NONE
+            self.loop.call_soon(lambda: self.ports.receive(port, (rank, VALUE, answer, ())))
 
     def _soon(self, started: ProcStarted) -> None:
         self.loop.call_soon(lambda: self.receivers[ProcStarted](None, started, None))  # type: ignore[arg-type]

@@ -77,6 +77,7 @@ def begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buff
     recorder.add(Seeds(_now()), [pickle.dumps(surroundings.seeds())])
     recorder.flush()
     instance.watcher = recorder
+    instance.ended.on_ready(recorder.close)
     watch(behaviour)
     log(_log, logging.INFO, "actor %s is recorded in %s", who, writer.path)
 
@@ -177,7 +178,6 @@ class Recorder:
         end = self._instance.end
         self.add(Ended(_now(), cause is not None, clip(end.report, _TEXT) if end is not None else ""))
         self.flush()
-        self._instance.ended.on_ready(self.close)
 
     # --- what it asks of others, and what they answer
 

@@ -16,12 +16,18 @@ from monarch._runtime.log_thread import log
 from monarch.config import settings
 
 _log = logging.getLogger("monarch")
-_said: set[str] = set()  # folders that were told of, each once
+_said: set[str] = set()  # folders and wishes that were told of, each once
 
 
 def wish(name: str, cls: str, rank: int) -> str:
     """The folder that the recording of such an actor goes to; "" when it is not to be recorded."""
     wanted = settings.get("record")
+    if wanted and wanted not in _said:
+        _said.add(wanted)
+        try:
+            check(wanted)
+        except ValueError as exc:
+            log(_log, logging.WARNING, "setting record: %s", exc)
     if not wanted or not any(matches(pattern, name, cls, rank) for pattern in wanted.split(",")):
         return ""
     folder = os.path.abspath(settings.get("record_folder") or default_folder())

@@ -28,6 +28,7 @@ from monarch._runtime.proc import Proc
 from monarch._runtime.recorder import CALLED, HANDLED, SPAN, Recorder
 from monarch._wire.address import host_of
 from monarch.trace import perfetto
+from monarch.trace.folders import private
 from monarch.trace.timeline import Instant, Slice, Timeline
 
 MODES = ("off", "user", "dev")
@@ -94,18 +95,18 @@ class LocalSink:
         self.flush()
 
     def flush(self) -> None:
-        """Writes what was recorded. A disk that is full ends it."""
+        """Writes what was recorded. Whatever goes wrong, as a full disk, ends it and nothing else."""
         with self._writing:
             while events := self.recorder.take(_BATCH):
                 if self._size >= MOST_BYTES:
                     continue  # dropped: the bound is reached
-                file = io.BytesIO()
-                perfetto.write(self.timeline(events), file, self._sequence)
                 try:
+                    file = io.BytesIO()
+                    perfetto.write(self.timeline(events), file, self._sequence)
                     self._size += os.write(self._file, file.getvalue())
-                except OSError as exc:
+                except Exception as exc:
                     self._size = MOST_BYTES
-                    _log.warning("the trace in %s ends here: %s", self.path, exc.strerror)
+                    _log.warning("the trace in %s ends here: %s: %s", self.path, type(exc).__name__, exc)
 
     def timeline(self, events: list[tuple[Any, ...]]) -> Timeline:
         timeline = Timeline()
@@ -123,7 +124,7 @@ class LocalSink:
                 notes = {"actor": actor, "failed": True} if failed else {"actor": actor}
                 one = Slice(ns(began), ns(ended), call.method, "endpoint", notes, flows=_flow(back, call.port))
             elif event[0] == CALLED:
-                _, actor, _, mesh, method, adverb, port, _, _, began, ended, *_ = event
+                _, (actor, _, mesh, method, adverb, *_), port, began, ended, *_ = event
                 name = f"{mesh}.{method}.{_ADVERBS[adverb]}()"
                 one = Slice(ns(began), ns(ended), name, "call", {"actor": actor})
             elif event[0] == SPAN:
@@ -186,12 +187,9 @@ def trace_folder() -> str:
 
 def execution_folder(program: str) -> str:
     """That of one program, made if need be; `latest` leads to it. OSError when it is not ours."""
-    root = trace_folder()
+    root = private(trace_folder())
     plain = re.sub(r"[^-_.A-Za-z0-9]", "_", program)
-    folder = os.path.join(root, "executions", plain)
-    os.makedirs(folder, mode=0o700, exist_ok=True)
-    if os.stat(folder).st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to another user: set MONARCH_TRACE_DIR")
+    folder = private(os.path.join(root, "executions", plain))
     link = os.path.join(root, "latest")
     target = os.path.join("executions", plain)
     try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from monarch._mesh.inspection import survey
 from monarch._mesh.inspection.survey import Answers
 from monarch.trace import perfetto
+from monarch.trace.folders import private
 from monarch.trace.spans import ActorName, Drawn, SpanRow, draw
 from monarch.trace.timeline import Timeline, chrome
 from monarch.trace.torch_profiles import Ask, TorchProfiles
@@ -225,8 +226,7 @@ def _place(path: str | os.PathLike[str] | None, suffix: str) -> Path:
     user = os.environ.get("USER")
     if not user:
         raise RuntimeError("USER is not set; pass an explicit output path")
-    folder = Path(f"/tmp/{user}/monarch_profiles")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = Path(private(f"/tmp/{user}/monarch_profiles"))
     return folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}{suffix}"
 
 

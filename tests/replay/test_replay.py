@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,10 @@ class Database(Actor):
     @endpoint
     def get(self, key: int) -> str:
         return self.rows[key]
+
+    @endpoint
+    def fail(self) -> None:
+        raise RuntimeError("on purpose")
 
     @endpoint
     def tell(self, port: Port[int], value: int) -> None:
@@ -85,8 +92,38 @@ class Gatherer(Actor):
         return list(await asyncio.gather(*[_of(self.database.get.call_one(key)) for key in keys]))
 
     @endpoint
+    def blocking(self, key: int) -> str:
+        """Waits on the thread of the loop, as plain endpoints may."""
+        return str(self.database.get.call_one(key).get(timeout=60))
+
+    @endpoint
     async def in_order(self) -> list[int]:
         return self.order
+
+
+class Owner(Actor):
+    """Spawns others, and is told of their end."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.procs = this_host().spawn_procs(per_host={"gpus": 2})
+        self.children: Any = self.procs.spawn("children", Database)
+
+    @endpoint
+    def ask(self) -> list[str]:
+        return [str(row) for row in self.children.get.call(3).get(timeout=60).values()]
+
+    @endpoint
+    def lose(self) -> None:
+        self.children.fail.broadcast()
+
+    @endpoint
+    def heard(self) -> list[str]:
+        return self.told
+
+    def __supervise__(self, failure: Any) -> bool:
+        self.told.append(f"{failure.crashed_ranks}")
+        return True
 
 
 async def _of(future: Any) -> str:
@@ -149,11 +186,28 @@ def test_an_actor_with_an_event_loop(tmp_path: Path) -> None:
         assert [wait.get(timeout=60) for wait in waits] == [f"row {key}" for key in range(6)]
         assert gatherer.all.call_one([3, 1, 2]).get(timeout=60) == ["row 3", "row 1", "row 2"]
         gatherer.in_order.call_one().get(timeout=60)
+        assert gatherer.blocking.call_one(4).get(timeout=60) == "row 4"
 
     (file,) = _record(tmp_path, run, Gatherer)
     outcome, _ = _replay(file)
     assert outcome.divergence is None, str(outcome.divergence)
-    assert (outcome.status, outcome.messages) == (0, 8)
+    assert (outcome.status, outcome.messages) == (0, 9)
+
+
+def test_what_an_actor_spawns_and_what_it_is_told_of_it(tmp_path: Path) -> None:
+    with InProcessCluster(), recording("owner", folder=tmp_path):
+        owner: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("owner", Owner)
+        assert owner.ask.call_one().get(timeout=60) == ["row 3", "row 3"]
+        owner.lose.call_one().get(timeout=60)
+        deadline = time.monotonic() + 60
+        while not owner.heard.call_one().get(timeout=60) and time.monotonic() < deadline:
+            pass
+        assert owner.heard.call_one().get(timeout=60)
+    (file,) = tmp_path.iterdir()
+    outcome, _ = _replay(file)
+    assert outcome.divergence is None, str(outcome.divergence)
+    assert outcome.status == 0
+    assert outcome.messages >= 3
 
 
 def test_code_that_has_changed_leaves_the_recording_and_says_where(
@@ -196,6 +250,42 @@ def test_a_recording_that_reached_its_bound_is_replayed_up_to_there(
     assert outcome.status == 0
     assert 0 < outcome.messages < 200
     assert outcome.ended.startswith("the recording ends here: the bound on its size is reached (setting record_bytes)")
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_actor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = []
+    really = os.writev
+
+    def full(descriptor: int, pieces: Any) -> int:
+        written.append(pieces)
+        if len(written) > 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return really(descriptor, pieces)
+
+    monkeypatch.setattr("monarch.replay.writer.os.writev", full)
+
+    def run(trainers: Any) -> None:
+        for _ in range(5):
+            trainers.step.call(3).get(timeout=60)
+
+    (file,) = _record(tmp_path, run, Trainer, 0)
+    monkeypatch.undo()
+    assert "recording of actor actors[0] stopped after " in caplog.text
+    assert "No space left on device. What is in " in caplog.text
+    outcome, _ = _replay(file)
+    assert outcome.divergence is None and outcome.failure == ""
+
+
+def test_an_actor_whose_recording_cannot_begin_runs_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    with InProcessCluster(), recording("db", folder=tmp_path / "file"):
+        database: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("db", Database)
+        assert database.get.call_one(1).get(timeout=60) == "row 1"
+    assert "actor db[0] is not recorded: " in caplog.text
 
 
 def test_a_file_cut_off_at_any_byte_is_replayed_up_to_there(tmp_path: Path) -> None:

@@ -62,10 +62,14 @@ def _profile(program: subprocess.Popen[str], folder: Path, *options: str) -> sub
 
 
 def test_a_flame_graph_of_a_program_that_runs(program: subprocess.Popen[str], tmp_path: Path) -> None:
-    done = _profile(program, tmp_path, "--flame", "500ms", "-o", "train.txt")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "train.txt\n"
-    stacks = (tmp_path / "train.txt").read_text()
+    stacks = ""
+    for _ in range(20):  # a machine with much else to do may have given the ranks no time in the first half second
+        done = _profile(program, tmp_path, "--flame", "500ms", "-o", "train.txt")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "train.txt\n"
+        stacks = (tmp_path / "train.txt").read_text()
+        if "slowly" in stacks:
+            break
     assert "trainers;Trainer.step (train.py:9);Trainer.slowly (train.py:12)" in stacks
     done = _profile(program, tmp_path, "--flame", "10ms", "--rate", "5000")
     assert (done.returncode, done.stderr) == (
