@@ -127,7 +127,7 @@ class Spawn(_Telling, tag=3):
     index: int = 0
     failure: Failure | None = None  # then: why that one ended, for `__restarted__`
     restarts: bool = False  # a RestartPolicy puts another in its place should it fail
-    record: str = ""  # what it receives is recorded in this folder
+    record: bytes = b""  # what it receives is recorded in this folder
     record_bytes: int = 0  # and at most so much of it
     system: bool = False  # it belongs to the runtime and not to the program
 

@@ -61,7 +61,7 @@ def begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buff
     """On the actor's thread, before anything of it runs. An actor that cannot be recorded runs all the same."""
     who = f"{spawn.name}[{spawn.rank}]"
     try:
-        writer = Writer(spawn.record, spawn.name, spawn.rank, spawn.record_bytes)
+        writer = Writer(os.fsdecode(spawn.record), spawn.name, spawn.rank, spawn.record_bytes)
     except OSError as exc:
         log(_log, logging.WARNING, "actor %s is not recorded: %s", who, exc)
         return

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from monarch._mesh.output.kept import Line, Told
+    from monarch.admin.output import Line, Told
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _CLOCKS = ("%H:%M", "%H:%M:%S")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -328,9 +329,9 @@ class Spawning:
             done.wait(_SOON)
 
 
-def _recording(name: str, cls: type, rank: int) -> tuple[str, int]:
+def _recording(name: str, cls: type, rank: int) -> tuple[bytes, int]:
     """(folder, most bytes) of the recording of an actor; no folder: it is not recorded."""
     if not settings.get("record"):
-        return "", 0
+        return b"", 0
     folder = plugins.load("replay.wish").wish(name, f"{cls.__module__}.{cls.__qualname__}", rank)
-    return folder, settings.get("record_bytes")
+    return os.fsencode(folder), settings.get("record_bytes")

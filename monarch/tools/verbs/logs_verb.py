@@ -16,7 +16,7 @@ from monarch.tools.verbs.status_verb import running_job
 if TYPE_CHECKING:
     import re
 
-    from monarch._mesh.output.kept import Told, Wanted
+    from monarch.admin.output import Told, Wanted
     from monarch.admin.programs import Program
 
 NAME = "logs"
@@ -45,7 +45,6 @@ _LINES = 20
 _PIECE = 1 << 20  # bytes of a file read at a time
 _LOOK = 0.5  # seconds between two looks of --follow
 _HOSTS_AGAIN = 20  # looks until it is asked again which hosts there are
-_ANSWER = 5.0
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +162,7 @@ def last_lines(path: str | os.PathLike[str], count: int) -> str:
 
 
 def _of_program(options: argparse.Namespace) -> int:
-    from monarch._mesh.output.kept import Wanted
+    from monarch.admin.output import Wanted, read
     from monarch.admin.programs import choose
     from monarch.tools import log_lines
 
@@ -173,7 +172,7 @@ def _of_program(options: argparse.Namespace) -> int:
     program = choose(options.pid)
     if options.level is not None:
         return _set_level(program, options, ranks)
-    agents, told = _ask(program, Wanted(options.mesh, ranks, since=since))
+    agents, told = read(program, Wanted(options.mesh, ranks, since=since))
     if not told and not options.follow:
         raise ValueError(_nothing(program, options))
     if options.paths:
@@ -195,13 +194,14 @@ def _follow(program: Program, agents: list[str], wanted: Wanted, pattern: re.Pat
     """Until the program ends."""
     from msgspec.structs import replace
 
+    from monarch.admin.output import read
     from monarch.admin.programs import ProgramGone
     from monarch.tools import log_lines
 
     try:
         for look in itertools.count(1):
             time.sleep(_LOOK)
-            agents, told = _ask(program, wanted, agents if look % _HOSTS_AGAIN else None)
+            agents, told = read(program, wanted, agents if look % _HOSTS_AGAIN else None)
             for one in told:
                 if one.missed:
                     print(f"[{one.mesh} {one.rank}] ({one.missed} lines came faster than they are read here)")
@@ -211,17 +211,6 @@ def _follow(program: Program, agents: list[str], wanted: Wanted, pattern: re.Pat
             wanted = replace(wanted, after={**wanted.after, **log_lines.cursors(told)})
     except ProgramGone:
         print("(the program has ended)", file=sys.stderr)
-
-
-def _ask(program: Program, wanted: Wanted, agents: list[str] | None = None) -> tuple[list[str], list[Told]]:
-    """The agents of its hosts, and what those (None: all there are) tell."""
-    import msgspec
-
-    from monarch._mesh.output.kept import Told
-
-    answers = program.ask("output", msgspec.msgpack.encode(wanted), timeout=_ANSWER, only=agents, agents=True)
-    told = [one for reply in answers.replies.values() for one in msgspec.msgpack.decode(reply, type=list[Told])]
-    return list(answers.replies), sorted(told, key=lambda one: (one.mesh, one.rank))
 
 
 def _nothing(program: Program, options: argparse.Namespace) -> str:
@@ -240,20 +229,16 @@ def _say_half(told: Iterable[Told]) -> None:
 
 
 def _set_level(program: Program, options: argparse.Namespace, ranks: list[int] | None) -> int:
-    import msgspec
-
-    from monarch._mesh.inspection.log_level import QUESTION, Level, level_of
-    from monarch._mesh.output.kept import Wanted
+    from monarch.admin.output import Wanted, level_of, read, set_level
 
     text = options.level
     level = level_of(int(text) if text.isdecimal() else text)
-    _, told = _ask(program, Wanted(options.mesh, ranks, lines=0))
+    _, told = read(program, Wanted(options.mesh, ranks, lines=0))
     addresses = sorted({one.address for one in told if not one.ended})
     if not addresses:
         raise ValueError(_nothing(program, options))
-    order = msgspec.msgpack.encode(Level(level, options.logger or ""))
-    answers = program.ask(QUESTION, order, timeout=_ANSWER, only=addresses)
-    for address, why in answers.silent.items():
+    count, silent = set_level(program, addresses, level, options.logger or "")
+    for address, why in silent.items():
         print(f"{address}: {why}", file=sys.stderr)
-    print(f"the level of {options.logger or 'the root logger'} is {text} in {len(answers.replies)} processes")
-    return 1 if answers.silent else 0
+    print(f"the level of {options.logger or 'the root logger'} is {text} in {count} processes")
+    return 1 if silent else 0
