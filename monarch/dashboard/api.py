@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ QUERY_SECONDS = 10.0  # for the dashboard's own queries
 SQL_SECONDS = 30.0  # for those that people type, unless they say less
 SQL_LONGEST = 300.0
 SQL_ROWS = 10_000
+SQL_AT_ONCE = 4  # typed queries; a further one is refused, so that the pages' own have room
 
 
 class NotFound(LookupError):
@@ -42,6 +44,7 @@ class Api:
         self._now = now
         self._cache = Cache()
         self._profiles = Profiles(self._profile)
+        self._sql_places = threading.BoundedSemaphore(SQL_AT_ONCE)
 
     # --- overview
 
@@ -233,7 +236,12 @@ class Api:
         seconds = min(seconds or SQL_SECONDS, SQL_LONGEST)
         most = min(limit or SQL_ROWS, SQL_ROWS)
         began = time.monotonic()
-        result = self._store.query(text, timeout=seconds, limit=most, running=running)
+        if not self._sql_places.acquire(blocking=False):
+            raise NotThere(f"{SQL_AT_ONCE} queries run already: cancel one, or wait for its end")
+        try:
+            result = self._store.query(text, timeout=seconds, limit=most, running=running)
+        finally:
+            self._sql_places.release()
         rows = [shapes.exact(row) for row in tuples(result)]
         return {
             "columns": list(result.columns),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import httpx
 import pytest
 
 from monarch.dashboard import routes
+from monarch.dashboard.api import SQL_AT_ONCE
 from monarch.dashboard.routes import PAGES, STATIC, routes_of
 from monarch.observer.http import HttpServer, Site
 
@@ -122,12 +125,23 @@ def test_a_query_ends_when_nobody_waits_for_it(client: httpx.Client) -> None:
     head = (
         b"POST /api/sql HTTP/1.1\r\nhost: localhost:%d\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
     )
-    gone = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+    gone = [socket.create_connection(("127.0.0.1", port)) for _ in range(SQL_AT_ONCE)]
     for each in gone:
         each.sendall(head % (port, len(body)) + body)
+    until(lambda: client.post("/api/sql", json={"sql": "SELECT 1"}).status_code == 503)
+    refused = client.post("/api/sql", json={"sql": "SELECT 1"})
+    assert "queries run already" in refused.json()["error"]
+    assert client.get("/api/messages").status_code == 200  # the pages have room
     for each in gone:
         each.close()
-    assert client.post("/api/sql", json={"sql": "SELECT 1", "timeout": 50}).json()["rows"] == [[1]]
+    until(lambda: client.post("/api/sql", json={"sql": "SELECT 1"}).status_code == 200)
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while not found():
+        assert time.monotonic() < deadline, "it does not come about"
+        pause.wait(0.05)
 
 
 def test_only_questions_are_posted(client: httpx.Client) -> None:
@@ -191,11 +205,9 @@ def test_traces(client: httpx.Client) -> None:
 
 
 def _until_done(client: httpx.Client) -> list[dict[str, Any]]:
-    for _ in range(100_000):
-        found: list[dict[str, Any]] = client.get("/api/profiles").json()
-        if all(each["state"] != "recording" for each in found):
-            return found
-    raise AssertionError("the trace does not end")
+    until(lambda: all(each["state"] != "recording" for each in client.get("/api/profiles").json()))
+    found: list[dict[str, Any]] = client.get("/api/profiles").json()
+    return found
 
 
 def test_static_files_are_beside_the_code() -> None:

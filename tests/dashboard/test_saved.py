@@ -12,6 +12,9 @@ from monarch.dashboard.api import Api
 from monarch.dashboard.saved import SavedStore
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.tables import TABLES
+from tests.support.tiers import full
+
+pytestmark = full
 
 
 @pytest.fixture(scope="module")

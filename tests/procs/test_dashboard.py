@@ -109,15 +109,26 @@ def test_a_program_is_looked_at_from_outside(running: Running) -> None:
         assert grid["name"] in ("trainers", "workers")
         cell = get(f"meshes/{grid['id']}/ranks/0")["actors"][0]
         assert cell["running"]["endpoint"] == "step"
-        dag = get("dag?hide_system=true")
-        assert sum(node["tier"] == "actor" and node["status"] == "processing" for node in dag["nodes"]) == 2
-        names = {stack["name"] for stack in get("stacks")["busy"]["children"]}
-        assert "trainers" in names
-        mine = get(f"actors/{cell['id']}/stacks")["threads"]
-        assert any(frame[0].endswith("step") for thread in mine for frame in thread["frames"])
+
+        def seen_in_the_graph() -> bool:
+            nodes = get("dag?hide_system=true")["nodes"]
+            return sum(node["tier"] == "actor" and node["status"] == "processing" for node in nodes) == 2
+
+        until(seen_in_the_graph)
+        until(lambda: "trainers" in {stack["name"] for stack in get("stacks")["busy"]["children"]})
+
+        def seen_in_its_stacks() -> bool:
+            threads = get(f"actors/{cell['id']}/stacks").get("threads", [])
+            return any(frame[0].endswith("step") for thread in threads for frame in thread["frames"])
+
+        until(seen_in_its_stacks)
         process = cell["full_name"].partition(".")[2]
-        captured = client.post("/api/pyspy/capture", json={"proc_ref": process}).json()["Ok"]
-        assert any(frame["name"].endswith("step") for trace in captured["stack_traces"] for frame in trace["frames"])
+
+        def seen_in_its_dump() -> bool:
+            dump = client.post("/api/pyspy/capture", json={"proc_ref": process}).json().get("Ok", {"stack_traces": []})
+            return any(frame["name"].endswith("step") for trace in dump["stack_traces"] for frame in trace["frames"])
+
+        until(seen_in_its_dump)
         of_dead = client.get(f"/api/actors/{failed['actor_id']}/stacks")
         assert of_dead.status_code == 503 or of_dead.json()["threads"] == []
         assert client.get("/", headers={"host": "evil.example"}).status_code == 403

@@ -51,7 +51,7 @@ export function open(root) {
 
   const ends = [
     watch("/api/summary", summary => {
-      onset = summary.timeline.failure_onset_us;
+      if (onset !== summary.timeline.failure_onset_us) { onset = summary.timeline.failure_onset_us; draw(); }
       for (const [name, value] of [["calls", summary.rates.calls_per_s], ["messages", summary.rates.messages_per_s]]) {
         rates[name].push(value);
         if (rates[name].length > KEPT) rates[name].shift();
