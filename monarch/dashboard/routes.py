@@ -90,7 +90,7 @@ def routes_of(api: Api) -> list[Any]:
         get("/api/hardware", lambda ask: api.hardware(ask.seconds() or 600.0)),
         get("/api/stacks", lambda ask: api.stacks()),
         get("/api/profiles", lambda ask: api.profiles()),
-        get("/api/profiles/{name}", lambda ask: _download(api.profile_file(ask.name()))),
+        get("/api/profiles/{name}", lambda ask: _download(api.profile_file(ask.name()), ask.name())),
         Route(
             "/api/profile",
             _answering(lambda ask: api.start_profile(ask.number("seconds") or 10.0), body=True),
@@ -212,11 +212,10 @@ def _error(status: int, text: str) -> Any:
 # --- files
 
 
-def _download(path: str) -> Any:
+def _download(path: str, name: str) -> Any:
     from starlette.responses import FileResponse
 
-    name = Path(path).name
-    return FileResponse(path, headers=HEADERS, media_type="application/octet-stream", filename=name)
+    return FileResponse(path, headers=HEADERS, media_type="application/octet-stream", filename=f"{name}.pftrace")
 
 
 async def _page(request: Any) -> Any:
