@@ -7,6 +7,7 @@ import ipaddress
 import os
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 _ESTABLISHED, _CLOSE_WAIT = "01", "08"  # in other states the socket has lost its process, and the table says user 0
 
@@ -25,6 +26,11 @@ def is_ours(peer: tuple[str, int], here: tuple[str, int]) -> bool:
     """Whether the process that has connected from `peer` to our end `here` is of this user, or of root. False for other
     machines, for what cannot be known, and where there is no such table."""
     return is_loopback(peer[0]) and user_of(peer, here) in (os.geteuid(), 0)
+
+
+def is_socket_ours(sock: Any) -> bool:
+    """`is_ours` of who is at the other end of that connected TCP socket."""
+    return is_ours(sock.getpeername()[:2], sock.getsockname()[:2])
 
 
 def user_of(peer: tuple[str, int], here: tuple[str, int]) -> int | None:

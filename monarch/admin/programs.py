@@ -21,7 +21,7 @@ _GRACE = 5.0  # seconds that an answer may take beyond the time that was given f
 _PROGRAM = "MONARCH_PROGRAM"  # the run folder of the program that is meant, where there are several
 
 
-class ProgramGone(RuntimeError):
+class ProgramGone(ConnectionError):
     """The program has ended, or ends just now."""
 
 

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from monarch.debugger import peers
+from monarch._wire import loopback_peer
 
 _READ = 1 << 16
 
@@ -41,7 +41,7 @@ def serve(listening: socket.socket, connect: Callable[[], socket.socket], say: C
     while True:
         editor, _ = listening.accept()
         with editor:
-            if not peers.is_ours(editor):
+            if not loopback_peer.is_socket_ours(editor):
                 say("refused a connection of another user's program")
                 continue
             try:

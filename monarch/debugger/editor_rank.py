@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch.debugger import peers
+from monarch._wire import loopback_peer
 
 if TYPE_CHECKING:
     from monarch._runtime.proc import Proc
@@ -109,7 +109,7 @@ def begin(proc: Proc, argument: bytes) -> bytes:
                 target=_connect, args=(debugpy, listening.getsockname()), name="monarch-debugpy", daemon=True
             ).start()
             sock, _ = listening.accept()
-        if not peers.is_ours(sock):
+        if not loopback_peer.is_socket_ours(sock):
             sock.close()
             raise RuntimeError("another user's program came first; try again")
         _last += 1

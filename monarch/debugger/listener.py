@@ -14,7 +14,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 
-from monarch.debugger import peers
+from monarch._wire import loopback_peer
 from monarch.debugger.conversation import LINE
 
 HOST, PORT, PROTOCOL = "MONARCH_DEBUG_SERVER_HOST", "MONARCH_DEBUG_SERVER_PORT", "MONARCH_DEBUG_SERVER_PROTOCOL"
@@ -60,7 +60,7 @@ class Listener:
 
     async def _is_let_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         if not self.token:
-            if peers.is_ours(writer.get_extra_info("socket")):
+            if loopback_peer.is_socket_ours(writer.get_extra_info("socket")):
                 return True
             writer.write(b"refused: this debugger is another user's\n")
             return False
@@ -96,7 +96,7 @@ async def listen(converse: Converse) -> Listener:
             sock = _bound(family, address, 0)
         except OSError as again:
             raise OSError(again.errno, f"the debugger cannot listen on {host}: {again.strerror} ({HOST})") from None
-    token = "" if peers.is_loopback(address) else secrets.token_urlsafe(24)
+    token = "" if loopback_peer.is_loopback(address) else secrets.token_urlsafe(24)
     made = Listener(host, sock.getsockname()[1], port, token)
     await made.serve([sock], converse)
     return made

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        text = " ".join(str(error).split()) or "no further explanation"
+        text = str(error).strip() or "no further explanation"
         shown = text if isinstance(error, _SELF_EXPLAINING) else f"{type(error).__name__}: {text}"
         print(f"monarch {options.name}: {shown}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from monarch._wire.loopback_peer import find_user, is_loopback, is_ours, user_of
+from monarch._wire.loopback_peer import find_user, is_loopback, is_ours, is_socket_ours, user_of
 
 # Lines as Linux writes them on a machine of little endian; user 1000 has connected from port 40000 to 8265.
 TCP = (
@@ -59,5 +59,6 @@ def test_a_real_connection_is_ours(family: socket.AddressFamily, host: str) -> N
         with server:
             assert user_of(peer[:2], server.getsockname()[:2]) == os.geteuid()
             assert is_ours(peer[:2], server.getsockname()[:2])
+            assert is_socket_ours(server)
             assert not is_ours(("10.0.0.1", peer[1]), server.getsockname()[:2])
         client.close()
