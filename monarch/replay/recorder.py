@@ -61,10 +61,17 @@ def begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buff
     """On the actor's thread, before anything of it runs. An actor that cannot be recorded runs all the same."""
     who = f"{spawn.name}[{spawn.rank}]"
     try:
-        writer = Writer(os.fsdecode(spawn.record), spawn.name, spawn.rank, spawn.record_bytes)
+        path = _begin(instance, spawn, body, buffers)
     except OSError as exc:
         log(_log, logging.WARNING, "actor %s is not recorded: %s", who, exc)
-        return
+    except Exception as exc:  # states of generators are told by their libraries
+        log(_log, logging.WARNING, "actor %s is not recorded: %s: %s", who, type(exc).__name__, exc)
+    else:
+        log(_log, logging.INFO, "actor %s is recorded in %s", who, path)
+
+
+def _begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buffer]) -> str:
+    writer = Writer(os.fsdecode(spawn.record), spawn.name, spawn.rank, spawn.record_bytes)
     behaviour: Any = instance.behaviour
     recorder = Recorder(instance, writer)
     proc = instance.proc
@@ -79,7 +86,7 @@ def begin(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buff
     instance.watcher = recorder
     instance.ended.on_ready(recorder.close)
     watch(behaviour)
-    log(_log, logging.INFO, "actor %s is recorded in %s", who, writer.path)
+    return writer.path
 
 
 def _now() -> int:

@@ -53,10 +53,15 @@ def modules() -> dict[str, str]:
     found = {}
     for name, module in list(sys.modules.items()):
         if "." not in name and not name.startswith("_") and name not in sys.stdlib_module_names:
-            version = getattr(module, "__version__", None)
+            version = _version(module)
             if isinstance(version, str):
                 found[name] = version
     return found
+
+
+def _version(module: Any) -> Any:
+    """As it stands in the module: to ask for it may run code of the module, which warns or fails."""
+    return getattr(module, "__dict__", {}).get("__version__")
 
 
 def seeds() -> dict[str, Any]:
@@ -93,7 +98,7 @@ def differences(then: Mapping[str, str], modules_then: Mapping[str, str]) -> lis
         if then.get(name) != here[name]
     ]
     for name, version in sorted(modules_then.items()):
-        now = getattr(sys.modules.get(name), "__version__", None)
+        now = _version(sys.modules.get(name))
         if now is None and name in sys.modules:
             continue
         if now is None:

@@ -202,7 +202,8 @@ controller = debug_controller()
 controller.wait_pending_session.call_one().get(60)
 print(controller.list.call_one(print_output=False).get(60)[0].function)
 from monarch.debugger.controller import here_in_client
-here_in_client().continue_all()
+here = here_in_client()
+here.loop.call_soon_threadsafe(here.continue_all)
 print(starts.get.call_one().get(60))
 print(controller.list.call_one(print_output=False).get(60))
 """,
@@ -253,7 +254,8 @@ controller = debug_controller()
 while len(controller.list.call_one(print_output=False).get(60)) < 200:
     pass
 from monarch.debugger.controller import here_in_client
-here_in_client().continue_all()
+here = here_in_client()
+here.loop.call_soon_threadsafe(here.continue_all)
 print(sum(value for future in futures for _, value in future.get(60).items()))
 print(controller.list.call_one(print_output=False).get(60))
 """,
