@@ -142,6 +142,7 @@ class Recording:
         for entry in self._proc.ports.entries():
             if entry.record is not None:
                 self.recorder.waiting(entry)
+        self._measure()
         since, now, sums, distributions, values = self.recorder.metrics.take()
         for each in sums:
             self.recorder.add((SUM, *each, since, now))
@@ -149,6 +150,17 @@ class Recording:
             self.recorder.add((HISTOGRAM, *each, since, now))
         for each in values:
             self.recorder.add((GAUGE, *each, now))
+
+    def _measure(self) -> None:
+        """What the process is at this moment."""
+        from monarch._mesh.inspection.description import memory  # loaded with the first record
+
+        rss, vm = memory()
+        metrics = self.recorder.metrics
+        metrics.set("process.memory.rss_bytes", "By", rss, None)
+        metrics.set("process.memory.vm_bytes", "By", vm, None)
+        waiting = sum(len(instance.mailbox.messages) for instance in list(self._proc.actors.values()))
+        metrics.set("actor.message_queue_size", "1", waiting, None)
 
     def _send_some(self) -> None:
         """One batch after the other, with turns of the loop between them."""
