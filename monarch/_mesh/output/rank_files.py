@@ -49,12 +49,14 @@ def say(mesh: str, uid: str, chosen: str) -> None:
 
 
 class RankFile:
-    """One. Used by the thread of `RankFiles` only, but for `dropped`."""
+    """One. Used by the thread of `RankFiles` only, but for `dropped`: bytes that found no room to wait for the disk. `lost`:
+    bytes that the disk has not taken. The file says how many are missing before what is written next."""
 
     def __init__(self, path: str, limit: int) -> None:
         self.path = path
         self.limit = limit
         self.dropped = 0
+        self.lost = 0
         self._fd = -1
         self._size = 0
 
@@ -84,13 +86,18 @@ class RankFile:
             self._fd = -1
 
 
+def _missing(count: int) -> bytes:
+    """What the file says in the place of so many bytes."""
+    return f"[{count} bytes of output are missing here: the disk was too slow, or full]\n".encode() if count else b""
+
+
 class RankFiles:
     """Of a host. `write` and `close` wait for nothing. `complain` is called once, on a thread, when a disk takes nothing."""
 
     def __init__(self, complain: Callable[[str], None]) -> None:
         self._complain = complain
         self._complained = False
-        self._waiting: deque[tuple[RankFile, bytes]] = deque()  # b"" closes the file
+        self._waiting: deque[tuple[RankFile, bytes, int]] = deque()  # and how many were dropped before; b"" closes the file
         self._size = 0
         self._changed = threading.Condition()
         self._started = False
@@ -102,10 +109,6 @@ class RankFiles:
             if self._size + len(data) > WAITING:
                 file.dropped += len(data)
                 return
-            if file.dropped:
-                note = f"[{file.dropped} bytes of output are missing here: the disk was too slow, or full]\n".encode()
-                file.dropped = 0
-                data = note + data
             self._put(file, data)
 
     def close(self, file: RankFile) -> None:
@@ -120,7 +123,8 @@ class RankFiles:
                 file.dropped += len(data)
                 return
             self._started = True
-        self._waiting.append((file, data))
+        dropped, file.dropped = file.dropped, 0
+        self._waiting.append((file, data, dropped))
         self._size += len(data)
         self._changed.notify()
 
@@ -135,25 +139,23 @@ class RankFiles:
                 self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: bool(self._waiting))
-                file, data = self._waiting.popleft()
+                file, data, dropped = self._waiting.popleft()
                 self._size -= len(data)
                 self._busy = True
+            file.lost += dropped
             if not data:
                 file.close()
             elif time.monotonic() < self._closed_until:
-                self._drop(file, data)
+                file.lost += len(data)
             else:
                 try:
-                    file.write(data)
+                    file.write(_missing(file.lost) + data)
+                    file.lost = 0
                 except OSError as error:
                     file.close()
                     self._closed_until = time.monotonic() + AGAIN
-                    self._drop(file, data)
+                    file.lost += len(data)
                     self._say(file, error)
-
-    def _drop(self, file: RankFile, data: bytes) -> None:
-        with self._changed:
-            file.dropped += len(data)
 
     def _say(self, file: RankFile, error: OSError) -> None:
         if not self._complained:

@@ -59,7 +59,7 @@ def test_a_full_disk_is_said_once_and_what_is_missing_in_the_file(
     assert len(said) == 1
     assert "No space left on device" in said[0]
     assert "log_dir" in said[0]
-    assert full.dropped == 11
+    assert full.lost == 11
     full.path = str(tmp_path / "1.log")
     files.write(full, b"again")
     assert files.flush(TIMEOUT)
