@@ -54,14 +54,16 @@ def modules() -> dict[str, str]:
     for name, module in list(sys.modules.items()):
         if "." not in name and not name.startswith("_") and name not in sys.stdlib_module_names:
             version = _version(module)
-            if isinstance(version, str):
+            if version is not None:
                 found[name] = version
     return found
 
 
-def _version(module: Any) -> Any:
-    """As it stands in the module: to ask for it may run code of the module, which warns or fails."""
-    return getattr(module, "__dict__", {}).get("__version__")
+def _version(module: Any) -> str | None:
+    """As it stands in the module: to ask for it may run code of the module, which warns or fails. Plain text, also where it
+    is of a class of its own, as torch's."""
+    found = getattr(module, "__dict__", {}).get("__version__")
+    return str(found) if isinstance(found, str) else None
 
 
 def seeds() -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import random
+import sys
 import time
+import types
 import uuid
 from pathlib import Path
 
@@ -232,3 +234,20 @@ def test_beyond_the_recording_nothing_is_compared() -> None:
     assert player.inputs() == []
     assert player.output(*_asked("a", b"")) == (None, None)
     assert player.ended == "the recording ends here: the disk was full"
+
+
+def test_versions_of_modules_are_text_and_nothing_of_them_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Version(str):
+        """As torch's."""
+
+    class Warns(types.ModuleType):
+        def __getattr__(self, name: str) -> str:
+            raise AssertionError(f"{name} was asked for")
+
+    monkeypatch.setitem(sys.modules, "with_class", types.ModuleType("with_class"))
+    monkeypatch.setattr(sys.modules["with_class"], "__version__", Version("2.13"), raising=False)
+    monkeypatch.setitem(sys.modules, "warns", Warns("warns"))
+    found = surroundings.modules()
+    assert type(found["with_class"]) is str
+    assert found["with_class"] == "2.13"
+    assert "warns" not in found

@@ -97,7 +97,9 @@ class RankFiles:
     def __init__(self, complain: Callable[[str], None]) -> None:
         self._complain = complain
         self._complained = False
-        self._waiting: deque[tuple[RankFile, bytes, int]] = deque()  # and how many were dropped before; b"" closes the file
+        self._waiting: deque[tuple[RankFile, bytes, int]] = (
+            deque()
+        )  # and how many were dropped before; b"" closes the file
         self._size = 0
         self._changed = threading.Condition()
         self._started = False
