@@ -166,5 +166,5 @@ def test_a_program_that_has_ended(running: Running) -> None:
     running.process.wait()
     assert living.about()["pid"] == running.process.pid
     for ask in (living.payloads, living.stacks):
-        with pytest.raises((RuntimeError, NotThere), match="has ended"):
+        with pytest.raises((RuntimeError, ConnectionError, NotThere), match="has ended"):
             ask()
