@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from monarch._runtime import log_thread
 from monarch.actor import Actor, Channel, Port, concurrent_endpoint, context, current_rank, endpoint, this_host
 from monarch.replay import Outcome, RecordingError, recording, replay
 from monarch.testing import InProcessCluster
@@ -272,6 +273,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_actor(
 
     (file,) = _record(tmp_path, run, Trainer, 0)
     monkeypatch.undo()
+    assert log_thread.flush(60)
     assert "recording of actor actors[0] stopped after " in caplog.text
     assert "No space left on device. What is in " in caplog.text
     outcome, _ = _replay(file)
@@ -285,6 +287,7 @@ def test_an_actor_whose_recording_cannot_begin_runs_all_the_same(
     with InProcessCluster(), recording("db", folder=tmp_path / "file"):
         database: Any = this_host().spawn_procs(per_host={"gpus": 1}).spawn("db", Database)
         assert database.get.call_one(1).get(timeout=60) == "row 1"
+    assert log_thread.flush(60)
     assert "actor db[0] is not recorded: " in caplog.text
 
 
