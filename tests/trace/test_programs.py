@@ -94,7 +94,11 @@ def test_a_trace_of_a_program_that_runs(program: subprocess.Popen[str], tmp_path
     begins = {event["id"] for event in events if event["ph"] == "s"}
     ends = {event["id"] for event in events if event["ph"] == "f"}
     assert begins & ends
-    done = _profile(program, tmp_path, "100ms", "-o", "train.pftrace")
+    for _ in range(20):  # a machine with much else to do may have given the program no time in that tenth of a second
+        done = _profile(program, tmp_path, "100ms", "-o", "train.pftrace")
+        assert done.returncode == 0, done.stderr
+        if os.path.getsize(tmp_path / "train.pftrace") > 100:
+            break
     assert os.path.getsize(tmp_path / "train.pftrace") > 100
 
 
