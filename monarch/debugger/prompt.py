@@ -254,6 +254,7 @@ class Prompt:
 
         def on_news(number: int, frame: FrameType | None) -> None:
             if self._typing:
+                self._typing = False  # one is enough: a second signal would raise amid the first exception
                 raise _News
 
         def complete(text: str, state: int) -> str | None:
