@@ -42,15 +42,15 @@ def set_up(process: str) -> None:
             "service.instance.id": process,
         }
     )
-    if settings.get("enable_otel_metrics") and not isinstance(metrics.get_meter_provider(), MeterProvider):
-        interval = None if os.environ.get(_INTERVAL) else _SECOND
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=interval)
-        metrics.set_meter_provider(MeterProvider([reader], resource))
     if not isinstance(_logs.get_logger_provider(), LoggerProvider):
         provider = LoggerProvider(resource)
         provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
         _logs.set_logger_provider(provider)
         log_tap.add(Logs(provider.get_logger(SCOPE)))
+    if settings.get("enable_otel_metrics") and not isinstance(metrics.get_meter_provider(), MeterProvider):
+        interval = None if os.environ.get(_INTERVAL) else _SECOND
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=interval)
+        metrics.set_meter_provider(MeterProvider([reader], resource))
 
 
 class Logs:
