@@ -146,6 +146,11 @@ class Prompt:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         while True:
             try:
+                # The editor looks for signals only while it waits for a key: one that comes as it draws, this one or a
+                # Ctrl-C, is seen with the next.
+                while not select.select([self._sock], [], [], _LOOK if self._on_terminal else None)[0]:
+                    if self._typing:
+                        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
                 data = self._sock.recv(_READ)
             except OSError:
                 data = b""
@@ -253,7 +258,7 @@ class Prompt:
         import readline
 
         def on_news(number: int, frame: FrameType | None) -> None:
-            if self._typing:
+            if self._typing and (self._text or self._gone):
                 self._typing = False  # one is enough: a second signal would raise amid the first exception
                 raise _News
 

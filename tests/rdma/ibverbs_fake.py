@@ -176,13 +176,14 @@ class FakePair:
 
     def post(self, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> None:
         assert self._state == "rts"
+        hold = self.device.hold  # a test that has seen `posted` may change it at once
         for number, request in work:
             assert len(request.pieces) <= self.pieces and request.size <= self.device.limits.message
             self._under_way += 1
             assert self._under_way <= self.work, "the send queue overflows"
             self.device.posted += 1
             self._held.append((number, request, write, key, remote_key))
-        if not self.device.hold:
+        if not hold:
             self.go_on()
 
     def go_on(self) -> None:

@@ -124,6 +124,13 @@ def _failed(failures: Sequence[FailureNote]) -> Iterator[Finding]:
             failure.mesh,
             failure.ranks,
         )
+    if more := failures[_SHOWN:]:
+        yield Finding(
+            "failed",
+            f"{len(more)} more failures are not shown",
+            [f"{called(failure.ranks)} of {failure.mesh}" for failure in more],
+            "the newest are above; the log has the reports of all",
+        )
 
 
 def _unreachable(evidence: Evidence) -> Iterator[Finding]:

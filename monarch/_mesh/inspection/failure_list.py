@@ -26,7 +26,7 @@ def answer(proc: Any, argument: bytes) -> bytes:
         failures = owned.ledger.failures()
     notes = [
         FailureNote(failure.mesh_name, sorted(ranks), sendable(failure.report, _TEXT))
-        for failure, ranks in failures[:_MOST]
+        for failure, ranks in failures[: -_MOST - 1 : -1]  # the newest meshes first
     ]
     return msgspec.msgpack.encode(notes)
 
