@@ -21,7 +21,7 @@ WIDTH, WORDS, LENGTH, BATCH = 64, 128, 16, 8  # a model and sequences that any m
 
 
 class Block(nn.Module):
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.norm, self.wide, self.narrow = (
             nn.LayerNorm(WIDTH),
@@ -36,7 +36,7 @@ class Block(nn.Module):
 class Model(nn.Module):
     """Says for each word which one comes next."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(3))
@@ -82,7 +82,7 @@ class Trainer(Actor):
         loss.backward()  # FSDP averages the gradients over "dp"
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loss.item()
+        return float(loss.item())
 
 
 def alone(steps: int) -> list[float]:
