@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from monarch._devices import own_device
 from monarch.tensor import commands, signature
 from monarch.tensor.commands import (
     Ask,
@@ -321,6 +322,7 @@ class Streams:
                 item = waiting.get()
                 if item is None:
                     return
+                own_device.enter()  # another thread may have been the first to use it
                 self.executor.run(*item)
                 del item  # nothing of a batch outlives it
 
