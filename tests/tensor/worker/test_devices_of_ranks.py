@@ -62,3 +62,11 @@ def test_without_devices_torch_says_so_itself() -> None:
     if torch.cuda.is_available():
         pytest.skip("this process has a device")
     assert signature.here(torch.device("cuda", 0)) == torch.device("cuda", 0)
+
+
+def test_out_of_memory_names_the_rank_and_its_host() -> None:
+    from monarch.tensor.worker.executor import Executor
+
+    failed = Executor(5).failed(7, "aten.empty", torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB"))
+    assert "Tried to allocate 1 TiB" in failed.text
+    assert "out of memory on rank 5 (host " in failed.text
