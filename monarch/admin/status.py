@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 from monarch._mesh.failures.activity import RunningHandler
 from monarch._mesh.inspection import doctor
-from monarch._mesh.inspection.amounts import duration as duration  # for pages of others, too
-from monarch._mesh.inspection.amounts import size as size
+from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.diagnosis import mesh_in
 from monarch._mesh.inspection.failure_list import FailureNote
 from monarch._mesh.inspection.folding import called
@@ -17,6 +16,8 @@ from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch.admin.programs import Program
 from monarch.admin.stacks import as_plain, asking
+
+__all__ = ["Status", "duration", "page", "size", "status_of"]
 
 _MOST = 64  # processes of a host, waits and failures that are shown; then how many more there are
 
