@@ -165,6 +165,16 @@ def enter() -> None:
         _own.enter()
 
 
+def start() -> None:
+    """The calling thread is about to use devices: torch initialises them here, if there are any, and this process's is in use.
+    Libraries that choose a device by themselves, until one is in use, find it. Imports torch."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.init()
+        enter()
+
+
 # --- moments at which something is done
 
 
