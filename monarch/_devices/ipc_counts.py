@@ -18,6 +18,18 @@ _HEADER = 64  # bytes before the counts: at::RefcountedMapAllocator's own (map_a
 _COUNTS = 10000  # in a file (CUDA_IPC_REF_COUNTER_FILE_SIZE, torch/csrc/CudaIPCTypes.h)
 
 
+def remove(file: bytes, folder: str = _FOLDER) -> None:
+    """Removes the file of a process that has ended: nobody reads its counts any more. It goes by its whole name, which has
+    a random part: other containers may share the folder and number their processes alike.
+    """
+    name = os.fsdecode(file).removeprefix("/")
+    if name.startswith("torch_") and "/" not in name:
+        try:
+            os.unlink(os.path.join(folder, name))
+        except OSError:  # it is gone, or another user's
+            pass
+
+
 def count(file: bytes, number: int, folder: str = _FOLDER) -> int:
     """The count with that number in the file of that name, as `_share_cuda_` gives both.
 

@@ -86,6 +86,9 @@ class Interface(Protocol):
         not lent any more.
         """
 
+    def forget(self, shared: tuple[Any, ...]) -> None:
+        """Removes what a process that shared, and has ended, left on the machine. What is open stays so."""
+
     def collect(self) -> None:
         """Takes back memory that this process shared and freed, and that all others have let go of since."""
 
@@ -240,6 +243,9 @@ class Torch:
 
         if self.lent(shared):
             torch.UntypedStorage._release_ipc_counter_cuda(*shared[3:5])
+
+    def forget(self, shared: tuple[Any, ...]) -> None:
+        ipc_counts.remove(shared[3])
 
     def collect(self) -> None:
         import torch

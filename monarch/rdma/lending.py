@@ -12,6 +12,7 @@ it has of a dead owner's.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -128,7 +129,7 @@ class Lending:
                 given[number] = left
             else:
                 given.pop(number, None)
-        interface().collect()
+        _collect()
 
     def lost(self, who: Owner) -> None:
         """That process has ended."""
@@ -138,7 +139,7 @@ class Lending:
                 storage.borrowers.pop(who, None)
         for share in itertools.chain.from_iterable(given.values()):
             interface().release(share)
-        interface().collect()
+        _collect()
 
     def given(self) -> int:
         """Shares that may still be open somewhere."""
@@ -146,18 +147,31 @@ class Lending:
             return sum(len(shares) for storages in self._given.values() for shares in storages.values())
 
 
+def _collect() -> None:
+    try:
+        interface().collect()
+    except Exception as exc:  # the device is out of order, and its memory lost anyway
+        logging.getLogger("monarch").debug("shared memory was not taken back: %s", exc)
+
+
 class Borrowed:
     """A storage of another process, open here until `close`; a copy that uses its bytes keeps them for itself."""
 
-    __slots__ = ("bytes", "device")
+    __slots__ = ("bytes", "device", "share")
 
-    def __init__(self, flat: Any, device: str) -> None:
+    def __init__(self, flat: Any, device: str, share: Share) -> None:
         self.bytes = flat
         self.device = device  # as this process calls the card
+        self.share = share
 
     def close(self) -> None:
-        with interface().on(self.device):
+        """Does not raise."""
+        try:
+            with interface().on(self.device):
+                self.bytes = None
+        except Exception as exc:  # the device is out of order: no other can be chosen either
             self.bytes = None
+            logging.getLogger("monarch").debug("memory on %s was closed, but: %s", self.device, exc)
 
 
 _Name = tuple[Owner, int]
@@ -191,7 +205,7 @@ class Borrowing:
 
     def open(self, owner: Owner, storage: int, shared: Share, device: str) -> Borrowed:
         """Within `asking`. Raises what torch raises; BufferDroppedError when the owner has dropped all in it since."""
-        borrowed = Borrowed(interface().open(shared, device), device)
+        borrowed = Borrowed(interface().open(shared, device), device, shared)
         gone: list[Borrowed] = []
         with self._lock:
             over = self._asked.get((owner, storage), False)
@@ -226,6 +240,7 @@ class Borrowing:
                     self._asked[name] = True
         for borrowed in gone:
             borrowed.close()
+            interface().forget(borrowed.share)
 
     def __len__(self) -> int:
         return len(self._open)

@@ -213,6 +213,9 @@ class FakeCard:
         if self.lent(shared):
             self.counts.drop(*shared[3:5])
 
+    def forget(self, shared: tuple[Any, ...]) -> None:
+        ipc_counts.remove(shared[3])
+
     def collect(self) -> None:
         with self._lock:
             for file in [file for file in self._limbo if not self._is_open_elsewhere(file)]:

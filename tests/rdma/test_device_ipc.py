@@ -53,6 +53,11 @@ def doomed() -> Iterator[Any]:
     procs.stop().get(timeout=TIMEOUT)
 
 
+def counts_of(pid: int) -> list[str]:
+    """The files in which torch counts what a process has shared."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
+
+
 def until(is_so: Callable[[], bool]) -> None:
     """What follows from a death comes a moment after it; each look is a message to a process that answers."""
     deadline = monotonic() + TIMEOUT
@@ -110,8 +115,11 @@ def test_memory_of_a_killed_owner_is_closed_by_those_who_had_it_open(doomed: Any
     for _ in range(2):
         call(reader.hold, call(doomed.make, "cuda", bytes(SIZE)))
     assert call(reader.open_storages) == 2
-    kill(call(doomed.pid))
+    pid = call(doomed.pid)
+    assert counts_of(pid)
+    kill(pid)
     until(lambda: call(reader.open_storages) == 0)
+    until(lambda: not counts_of(pid))
 
 
 def test_closing_memory_makes_no_context_on_another_card(owner: Any, doomed: Any) -> None:

@@ -567,7 +567,8 @@ def test_memory_of_a_gpu_is_registered_by_dma_buf(tmp_path: Path) -> None:
     (tmp_path / "sys/class/infiniband/gpu/node_type").write_text("9: no device of ours\n")
     files: list[int] = []
 
-    def export(address: int, size: int) -> DmaBuf:
+    def export(address: int, size: int, ordinal: int) -> DmaBuf:
+        assert ordinal == 2
         files.append(os.open(tmp_path, os.O_RDONLY))
         return DmaBuf(files[-1], address % 4096, 8192)
 
