@@ -13,8 +13,10 @@ A read is true if the buffer's control word, read by the same device after the d
 by the real package. All else runs in tests against an imitation of the binding that copies between processes: real cards with
 their errors and timing, InfiniBand, several devices, registration by dma-buf and everything about speed have not been tried.
 
-Memory of a GPU is read by its owner's device from where it is. It is not written to: not all GPUs order what other devices
-write before what their kernels read, so such writes take the next path.
+Memory of a GPU is read and written by its owner's device where it is. A write of which a device has heard the end may be on
+its way to the GPU still, and not all GPUs order what other devices write before what their kernels read. So each queue pair
+that wrote reads a few of the bytes back: no read passes a write before it on its way to the GPU (PCI Express Base
+Specification, transaction ordering), so once it is answered the bytes are there.
 """
 
 from __future__ import annotations
@@ -74,7 +76,7 @@ class Ibverbs:
             devices()
         except NoDevicesError as exc:
             return str(exc)
-        return unreachable.why(handle.owner) or stream_obstacle(handle.service)
+        return unreachable.why(memory_at(handle)) or stream_obstacle(handle.service)
 
     def start(self, transfer: Transfer) -> None:
         if transfer.late():
@@ -86,15 +88,12 @@ class Ibverbs:
 
 
 def begin(transfer: Transfer) -> None:
-    if transfer.write and transfer.handle.device is not None:
-        elsewhere(transfer, "devices do not write to memory of a GPU")
-        return
     try:
         mine = engine()
     except NoDevicesError as exc:  # switched off since the path was chosen
         elsewhere(transfer, str(exc))
         return
-    why = unreachable.why(transfer.handle.owner)
+    why = unreachable.why(memory_at(transfer.handle))
     if why:
         elsewhere(transfer, why)
     else:
@@ -109,12 +108,25 @@ def elsewhere(transfer: Transfer, why: str) -> None:
 
 # --- owners that cannot be reached
 
-unreachable = Avoided()
+
+class Whose(NamedTuple):
+    """An owner's memory of one kind: on a GPU, or the host's. That one cannot be registered says nothing of the other."""
+
+    owner: Owner
+    gpu: bool
 
 
-def avoid(owner: Owner, why: str) -> None:
-    if unreachable.add(owner, why, AVOID):
-        logging.getLogger("monarch").warning("transfers to %s do not use RDMA devices: %s", owner, why)
+def memory_at(handle: Handle) -> Whose:
+    return Whose(handle.owner, handle.device is not None)
+
+
+unreachable: Avoided[Whose] = Avoided()
+
+
+def avoid(handle: Handle, why: str) -> None:
+    if unreachable.add(memory_at(handle), why, AVOID):
+        what = "memory of a GPU of " if handle.device is not None else ""
+        logging.getLogger("monarch").warning("transfers to %s%s do not use RDMA devices: %s", what, handle.owner, why)
 
 
 class UnreachableError(Exception):
@@ -148,6 +160,7 @@ class Errand:
         self._held: list[Held] = []
         self._routes: list[Route] = []
         self._word: Word | None = None
+        self._pushed: list[Word] = []  # what is read back of a GPU's memory lands here
 
     def begin(self) -> None:
         """Now, when all is known and connected and the transfer is small; else once it is."""
@@ -183,7 +196,7 @@ class Errand:
             copying.later(lambda: self._launch(routes))
 
     def _give_up(self, why: str) -> None:
-        avoid(self.transfer.handle.owner, why)
+        avoid(self.transfer.handle, why)
         self._context.copy().run(elsewhere, self.transfer, why)
 
     def _launch(self, routes: list[Route]) -> None:
@@ -249,8 +262,14 @@ class Errand:
         if not faults and not self.transfer.write and word is None:
             self._look_at_word()
             return
+        if not faults and self.transfer.write and self.transfer.handle.device is not None and not self._pushed:
+            self._push()
+            return
         self._word, self._over = None, True
         self._let_go()
+        pushed, self._pushed = self._pushed, []
+        for one in pushed:
+            one.close()
         value = 0 if word is None else word.value()
         if word is not None:
             word.close()
@@ -278,6 +297,23 @@ class Errand:
         request = Request(self.transfer.handle.word, ((word.address, WORD.size),))
         self._post([(route.link, Part(self, [request], False, word.key, route.key.word))])
 
+    def _push(self) -> None:
+        """Reads back what was written to a GPU, over each queue pair that wrote: see above."""
+        transfer = self.transfer
+        remote, count = transfer.handle.address + transfer.offset, min(WORD.size, transfer.size)
+        parts = []
+        try:
+            for route in self._routes:
+                self._pushed.append(self._engine.word(route.here))
+                word = self._pushed[-1]
+                request = Request(remote, ((word.address, count),))
+                parts.append((route.link, Part(self, [request], False, word.key, route.key.memory)))
+        except OSError:
+            self._faults.append(Fault.LOCAL)
+            self._all_ended()
+            return
+        self._post(parts)
+
     def _failed(self, fault: Fault) -> None:
         """What was done is done over: it does no harm, for both sides leave the bytes alone meanwhile."""
         transfer = self.transfer
@@ -292,7 +328,7 @@ class Errand:
             self._context.copy().run(self._prepare)
         else:
             if fault is Fault.UNREACHABLE:
-                avoid(transfer.handle.owner, fault.value)
+                avoid(transfer.handle, fault.value)
             more = "; part of the write may have arrived" if transfer.write else ""
             transfer.finish(
                 RDMAError(f"buffer {transfer.handle.number} of {transfer.handle.owner}: {fault.value}{more}")

@@ -30,7 +30,7 @@ from monarch.rdma.once import OncePerProcess
 
 SPREAD = 2 << 20  # bytes: memory that lies so far apart begins with another of equally near devices
 
-Export = Callable[[int, int], DmaBuf]
+Export = Callable[[int, int, int], DmaBuf]
 Address = Callable[[int], str]
 
 
@@ -51,8 +51,8 @@ def gpu_address(ordinal: int) -> str:
 
 
 class Devices:
-    """Any thread. `export(address, size)` gives memory of GPUs as a dma-buf, of which a device makes a region as it does of
-    the host's memory; `gpu_address(ordinal)` says where a GPU is.
+    """Any thread. `export(address, size, ordinal)` gives a GPU's memory as a dma-buf, of which a device makes a region as it
+    does of the host's memory; `gpu_address(ordinal)` says where a GPU is.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Devices:
         device = self.device(name)
         if memory.device is None:
             return device.register(address, size, access)
-        buffer = self._export(address, size)
+        buffer = self._export(address, size, memory.keep.device.index or 0)
         try:
             return device.register_dmabuf(buffer, address, size, access)
         finally:
