@@ -79,14 +79,14 @@ def test_transfers_are_spread_over_devices(sides: Sides) -> None:
     handle = sides.make(bytearray(4 * MIB))
     assert sides.read(handle, 4 * MIB) == bytes(4 * MIB)
     both = [sides.device(name).posted for name in HERE]
-    assert sum(both) == 3 and min(both) == 1  # a stripe each, and the control word
+    assert sum(both) == 5 and min(both) == 2  # a probe and a stripe each, and the control word
 
 
 def test_no_stripe_is_too_short(sides: Sides) -> None:
     handle = sides.make(bytearray(4 * MIB))
     with configured(rdma_min_stripe_size_kb=5000):
         sides.read(handle, 4 * MIB)
-    assert sorted(sides.device(name).posted for name in HERE) == [0, 2]
+    assert sorted(sides.device(name).posted for name in HERE) == [0, 3]
 
 
 def test_a_buffer_has_as_many_devices_as_settings_say(sides: Sides) -> None:
@@ -204,7 +204,7 @@ def test_a_closed_side_is_noticed_with_the_next_buffer(sides: Sides) -> None:
     assert len(sides.owner) == 0
     posted = sum(sides.device(name).posted for name in HERE)
     assert sides.read(other, 5) == b"other"
-    assert sum(sides.device(name).posted for name in HERE) == posted + 2  # data and word: nothing was tried in vain
+    assert sum(sides.device(name).posted for name in HERE) == posted + 3  # a probe, data and word: nothing was in vain
 
 
 # --- what fails
@@ -229,18 +229,27 @@ def test_an_owner_that_has_ended_is_named(sides: Sides) -> None:
         sides.read(handle, 10)
 
 
-def test_an_owner_whose_devices_do_not_answer_is_left_alone_for_a_while(sides: Sides) -> None:
+@pytest.mark.parametrize("passes", [0, 8])
+def test_an_owner_whose_devices_do_not_answer_is_left_alone_for_a_while(
+    sides: Sides, gone: list[str], passes: int
+) -> None:
+    """Nothing passes, or the little that is tried first and no more."""
     handle = sides.make(bytearray(10))
     sides.read(handle, 10)
 
-    def deaf(*args: Any) -> int:
-        return 12
+    def deaf(request: Any, *args: Any) -> int:
+        return 12 if request.size > passes else 0
 
     for name in HERE:
         device = sides.device(name)
         make = device.pair
         device.pair = lambda work, path, make=make: silent(make(work, path), deaf)  # type: ignore[method-assign,misc]
     sides.owner.close()
+    if not passes:
+        sides.read(handle, 10)
+        assert gone[0].startswith("nothing passes between here_")
+        assert gone[0] == ibverbs.unreachable.why(handle.owner)
+        return
     with pytest.raises(RDMAError, match=rf"buffer {handle.number} of .*retry exceeded") as caught:
         sides.read(handle, 10)
     assert str(handle.owner) in str(caught.value)
@@ -248,7 +257,7 @@ def test_an_owner_whose_devices_do_not_answer_is_left_alone_for_a_while(sides: S
     attempts = [type(one).__name__ for one in sides.asked].count("Lend")
     assert attempts == 1 + ibverbs.ATTEMPTS - 1
     with pytest.raises(RDMAError, match="part of the write may have arrived"):
-        sides.write(handle, b"x")
+        sides.write(handle, b"x" * 10)
 
 
 def silent(pair: Any, do: Callable[..., int]) -> Any:

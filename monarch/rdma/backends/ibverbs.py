@@ -28,7 +28,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch._errors import RDMAError
@@ -60,6 +60,7 @@ DISTURBED = 16  # times that a transfer is begun again because another one's fai
 LINKS = 256  # connected queue pairs; the one used longest ago that is idle is closed
 KNOWN = 4096  # buffers whose keys are kept; the one met first is forgotten
 AVOID = 60.0  # seconds in which it is not tried with an owner that cannot be reached this way
+PROBE = 5.0  # seconds in which a new connection has to carry something; a device alone would try for minutes
 CHECK = 5.0  # seconds in which an owner says whether it still has a queue pair; then it is asked again later
 PLANS = 64  # of one buffer: ways to reach it from different memory and under different settings
 SAID = 1000  # characters of an owner's reason
@@ -341,6 +342,35 @@ class Part:
         self._errand.quiet(self._link)
 
 
+class Probe:
+    """The first request over a link; on an event loop's thread."""
+
+    write = False
+
+    def __init__(self, request: Request, key: int, remote_key: int) -> None:
+        import asyncio
+
+        self.requests = [request]
+        self.key = key
+        self.remote_key = remote_key
+        self.deadline = monotonic() + PROBE
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[Fault | None] = self._loop.create_future()
+
+    def ended(self, fault: Fault | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._tell, fault)
+        except RuntimeError:  # the loop is closed: this process is ending
+            pass
+
+    def _tell(self, fault: Fault | None) -> None:
+        if not self.over.done():
+            self.over.set_result(fault)
+
+    def quiet(self) -> None:
+        """Its deadline comes soon."""
+
+
 class Word:
     """Eight bytes that a device may write to."""
 
@@ -442,7 +472,7 @@ class Engine:
             routes = []
             for pairing, stripe, key in ways:
                 assert key is not None
-                link = await self._link(handle.owner, pairing, ask)
+                link = await self._link(handle, pairing, key, ask)
                 routes.append(Route(pairing.here, link, key, stripe))
             if self._safe(transfer, known, routes):
                 return routes
@@ -550,17 +580,44 @@ class Engine:
             known.plans[name] = here, found  # which keeps `here`, and so its id
         return found
 
-    async def _link(self, owner: Owner, pairing: Pairing, ask: Ask) -> Link:
+    async def _link(self, handle: Handle, pairing: Pairing, key: Key, ask: Ask) -> Link:
         import asyncio
 
-        name = (owner, pairing.here, pairing.there)
+        name = (handle.owner, pairing.here, pairing.there)
         async with self._turns.setdefault(name, asyncio.Lock()):
             with self._lock:
                 link = self._links.get(name)
             if link is None or link.closed:
                 link = await self._meet(pairing, ask)
+                try:
+                    await self._probe(handle, link, pairing, key)
+                except BaseException:
+                    link.close()
+                    raise
                 self._keep(name, link)
             return link
+
+    async def _probe(self, handle: Handle, link: Link, pairing: Pairing, key: Key) -> None:
+        """Reads the buffer's control word over a new link: whether packets pass at all between the two. UnreachableError."""
+        try:
+            word = self.word(pairing.here)
+        except (OSError, ChoiceError) as exc:
+            raise UnreachableError(str(exc)) from None
+        probe = Probe(Request(word.address, handle.word, WORD.size), word.key, key.word)
+        try:
+            link.begin(probe)
+        except LinkGoneError:
+            word.close()
+            return
+        fault = await probe.over
+        word.close()
+        if fault in (Fault.LATE, Fault.UNREACHABLE):
+            raise UnreachableError(
+                f"nothing passes between {pairing.here} here ({pairing.gid}) and {pairing.there} of the owner "
+                f"({pairing.peer}) since they were connected: see rdma_peer_device_affinity (rails), rdma_ib_gid_index "
+                "(VLANs)"
+            )
+        # Any other fault is the transfer's to find out about: the link is closed.
 
     async def _meet(self, pairing: Pairing, ask: Ask) -> Link:
         """A new queue pair, connected to a new one of the owner's."""
