@@ -551,8 +551,11 @@ FORK_SERVERS = """
         def loaded(self): return "torch" in sys.modules
 
     def fork_servers():
-        found = before.pid.call().get(timeout=30).values()
-        agent = found[0][1]
+        while True:
+            found = before.pid.call().get(timeout=30).values()
+            agent, *others = {parent for _, parent in found}
+            if not others:  # else who forked them, on behalf of the fork server, has not ended yet
+                break
         with open(f"/proc/{agent}/task/{agent}/children") as file:
             return {int(pid) for pid in file.read().split()} - {pid for pid, _ in found}
 
