@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from monarch._devices import DmaBuf
-from monarch.actor import Actor, HostMesh, endpoint
+from monarch.actor import Actor, HostMesh, attach_to_workers, endpoint
 from monarch.config import configure, configured
 from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch.rdma.backends import ibverbs_devices, ibverbs_sysfs
@@ -30,8 +30,10 @@ from monarch.rdma.backends.ibverbs_gids import Gid
 from monarch.rdma.backends.ibverbs_messages import End
 from monarch.rdma.backends.ibverbs_path import Path as QueuePath
 from monarch.rdma.backends.ibverbs_queue import Request
+from monarch.tools.certs import make_certificates
 from tests.rdma.buffers import call
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
+from tests.support.hosts import Hosts
 from tests.support.processes import kill
 from tests.support.tiers import full
 
@@ -239,6 +241,56 @@ def test_it_can_be_switched_off(two: HostMesh, fabric: str) -> None:
     third = call(owner.make, b"third")
     assert call(other.read, third) == b"third"
     assert call(other.left_to_others) == 1
+
+
+TLS = """
+import sys
+from monarch.actor import run_worker_loop_forever
+run_worker_loop_forever(address=sys.argv[1].replace("tcp://", "tls://"))
+"""
+
+
+@pytest.fixture
+def two_by_tls(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMesh]:
+    """Two hosts that speak TLS."""
+    pytest.importorskip("cryptography")
+    monkeypatch.delenv("MONARCH_SECRET", raising=False)
+    monkeypatch.delenv("MONARCH_SECRET_FILE", raising=False)
+    made = make_certificates(tmp_path / "certs")
+    env = {"MONARCH_TLS_CA": made.ca, "MONARCH_TLS_CERT": made.certificate, "MONARCH_TLS_KEY": made.private_key}
+    workers = [hosts.start_tcp(TLS, {name: str(file) for name, file in env.items()}) for _ in range(2)]
+    mesh = attach_to_workers(
+        workers=[worker.address.replace("tcp://", "tls://") for worker in workers], ca=made.ca,
+        certificate=made.certificate, private_key=made.private_key,
+    )  # fmt: skip
+    assert mesh.initialized.get(TIMEOUT) is True
+    yield mesh
+    mesh.shutdown().get(TIMEOUT)
+
+
+@full
+@copies
+@pytest.mark.procs
+def test_a_job_with_tls_sends_nothing_in_plain(two_by_tls: HostMesh, fabric: str) -> None:
+    owner, other = sides(two_by_tls, fabric)
+    buffer = call(owner.make, b"secret")
+    assert call(other.path, buffer) == "actor"
+    assert call(other.read, buffer) == b"secret"
+    call(other.configure, {"rdma_allow_plain_bytes": True})
+    second = call(owner.make, b"secret, too")
+    assert call(other.path, second) == "ibverbs"
+    assert call(other.read, second) == b"secret, too"  # but not by devices: the owner does not allow it
+    assert call(other.left_to_others) == 1
+
+
+@full
+@copies
+@pytest.mark.procs
+def test_unless_both_sides_allow_it(two_by_tls: HostMesh, fabric: str) -> None:
+    owner, other = sides(two_by_tls, fabric)
+    for side in (owner, other):
+        call(side.configure, {"rdma_allow_plain_bytes": True})
+    moves(owner, other)
 
 
 # --- what is said of a machine
