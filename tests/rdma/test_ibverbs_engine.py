@@ -248,12 +248,12 @@ def test_an_owner_whose_devices_do_not_answer_is_left_alone_for_a_while(
     if not passes:
         sides.read(handle, 10)
         assert gone[0].startswith("nothing passes between here_")
-        assert gone[0] == ibverbs.unreachable.why(handle.owner)
+        assert gone[0] == ibverbs.unreachable.why(ibverbs.memory_at(handle))
         return
     with pytest.raises(RDMAError, match=rf"buffer {handle.number} of .*retry exceeded") as caught:
         sides.read(handle, 10)
     assert str(handle.owner) in str(caught.value)
-    assert "retry exceeded" in ibverbs.unreachable.why(handle.owner)
+    assert "retry exceeded" in ibverbs.unreachable.why(ibverbs.memory_at(handle))
     attempts = [type(one).__name__ for one in sides.asked].count("Lend")
     assert attempts == 1 + ibverbs.ATTEMPTS - 1
     with pytest.raises(RDMAError, match="part of the write may have arrived"):
@@ -336,10 +336,10 @@ def test_an_owner_without_devices(sides: Sides, gone: list[str], monkeypatch: py
     sides.answer = "this machine has no RDMA device"
     sides.read(handle, 10)
     assert gone == ["the owner says: this machine has no RDMA device"]
-    assert "no RDMA device" in ibverbs.unreachable.why(handle.owner)
+    assert "no RDMA device" in ibverbs.unreachable.why(ibverbs.memory_at(handle))
     monkeypatch.setattr(ibverbs, "AVOID", -1.0)
-    ibverbs.avoid(handle.owner, "again")
-    assert ibverbs.unreachable.why(handle.owner) == ""
+    ibverbs.avoid(handle, "again")
+    assert ibverbs.unreachable.why(ibverbs.memory_at(handle)) == ""
 
 
 @pytest.mark.parametrize("answer", [7, Lent((Key("x" * 65, 1, 1),), ()), Lent((Key("x", -1, 1),), ())])
@@ -414,7 +414,8 @@ def test_memory_of_a_gpu_is_registered_by_dma_buf(tmp_path: Path) -> None:
     (tmp_path / "sys/class/infiniband/gpu/node_type").write_text("9: no device of ours\n")
     files: list[int] = []
 
-    def export(address: int, size: int) -> DmaBuf:
+    def export(address: int, size: int, ordinal: int) -> DmaBuf:
+        assert ordinal == 2
         files.append(os.open(tmp_path, os.O_RDONLY))
         return DmaBuf(files[-1], address % 4096, 8192)
 

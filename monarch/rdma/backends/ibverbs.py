@@ -79,7 +79,7 @@ class Ibverbs:
             devices()
         except NoDevicesError as exc:
             return str(exc)
-        return unreachable.why(handle.owner) or plain.obstacle(handle)
+        return unreachable.why(memory_at(handle)) or plain.obstacle(handle)
 
     def start(self, transfer: Transfer) -> None:
         if transfer.late():
@@ -99,7 +99,7 @@ def begin(transfer: Transfer) -> None:
     except NoDevicesError as exc:  # switched off since the path was chosen
         elsewhere(transfer, str(exc))
         return
-    why = unreachable.why(transfer.handle.owner)
+    why = unreachable.why(memory_at(transfer.handle))
     if why:
         elsewhere(transfer, why)
     else:
@@ -114,12 +114,25 @@ def elsewhere(transfer: Transfer, why: str) -> None:
 
 # --- owners that cannot be reached
 
-unreachable = Avoided()
+
+class Whose(NamedTuple):
+    """An owner's memory of one kind: on a GPU, or the host's. That one cannot be registered says nothing of the other."""
+
+    owner: Owner
+    gpu: bool
 
 
-def avoid(owner: Owner, why: str) -> None:
-    if unreachable.add(owner, why, AVOID):
-        logging.getLogger("monarch").warning("transfers to %s do not use RDMA devices: %s", owner, why)
+def memory_at(handle: Handle) -> Whose:
+    return Whose(handle.owner, handle.device is not None)
+
+
+unreachable: Avoided[Whose] = Avoided()
+
+
+def avoid(handle: Handle, why: str) -> None:
+    if unreachable.add(memory_at(handle), why, AVOID):
+        what = "memory of a GPU of " if handle.device is not None else ""
+        logging.getLogger("monarch").warning("transfers to %s%s do not use RDMA devices: %s", what, handle.owner, why)
 
 
 class UnreachableError(Exception):
@@ -192,7 +205,7 @@ class Errand:
             copying.later(lambda: self._launch(routes))
 
     def _give_up(self, why: str) -> None:
-        avoid(self.transfer.handle.owner, why)
+        avoid(self.transfer.handle, why)
         self._context.copy().run(elsewhere, self.transfer, why)
 
     def _launch(self, routes: list[Route]) -> None:
@@ -309,7 +322,7 @@ class Errand:
             self._context.copy().run(self._prepare)
         else:
             if fault is Fault.UNREACHABLE:
-                avoid(transfer.handle.owner, fault.value)
+                avoid(transfer.handle, fault.value)
             more = "; part of the write may have arrived" if transfer.write else ""
             transfer.finish(
                 RDMAError(f"buffer {transfer.handle.number} of {transfer.handle.owner}: {fault.value}{more}")

@@ -41,7 +41,7 @@ FULL_MEMBER = 0xFFFF  # the partition that every port is in unless a subnet mana
 PORTS_KEPT = 256  # sets of near devices and settings for which it is known what the other side is told
 SPREAD = 2 << 20  # bytes: memory that lies so far apart begins with another of equally near devices
 
-Export = Callable[[int, int], DmaBuf]
+Export = Callable[[int, int, int], DmaBuf]
 Address = Callable[[int], str]
 
 
@@ -62,8 +62,8 @@ def gpu_address(ordinal: int) -> str:
 
 
 class Devices:
-    """Any thread. `export(address, size)` gives memory of GPUs as a dma-buf, of which a device makes a region as it does of
-    the host's memory; `gpu_address(ordinal)` says where a GPU is.
+    """Any thread. `export(address, size, ordinal)` gives a GPU's memory as a dma-buf, of which a device makes a region as it
+    does of the host's memory; `gpu_address(ordinal)` says where a GPU is.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Devices:
         device = self.device(name)
         if memory.device is None:
             return _register(device, name, address, size, access)
-        buffer = self._export(address, size)
+        buffer = self._export(address, size, memory.keep.device.index or 0)
         try:
             return device.register_dmabuf(buffer, address, size, access)
         finally:

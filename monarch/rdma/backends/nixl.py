@@ -17,7 +17,7 @@ from monarch.rdma.backends import nixl_agent, tcp
 from monarch.rdma.backends.detour import Avoided, reroute
 from monarch.rdma.backends.nixl_agent import NixlError, NoAgentError
 from monarch.rdma.backends.tcp_wire import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, Way
-from monarch.rdma.handle import Handle
+from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.transfer import Transfer
 
 PART = 256 << 20  # bytes for which a buffer is lent at a time
@@ -119,7 +119,7 @@ class _NixlJob(tcp.Job):
 
 
 _nap = threading.Event()  # never set
-unreachable = Avoided()
+unreachable: Avoided[Owner] = Avoided()
 
 
 def _agent() -> nixl_agent.Agent:
