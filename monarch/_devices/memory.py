@@ -57,6 +57,9 @@ class Interface(Protocol):
     def mark(self, flat: Any) -> Any:
         """What this thread has given the device to do so far. A copy can be told to come after it."""
 
+    def reach(self, mark: Any) -> None:
+        """Waits until the device has done what was marked."""
+
     def settle(self, flat: Any) -> None:
         """Waits until the device has done what this thread gave it to do."""
 
@@ -175,6 +178,10 @@ class Torch:
 
         module = getattr(torch, flat.device.type)
         return module.current_stream(flat.device).record_event() if hasattr(module, "current_stream") else None
+
+    def reach(self, mark: Any) -> None:
+        if mark is not None:
+            mark.synchronize()
 
     def settle(self, flat: Any) -> None:
         import torch
