@@ -33,12 +33,16 @@ class Copy:
 
 
 class Adopt(Copy):
-    """The signature of taking over a copy that another stream of the rank has made, when that was waited for."""
+    """The signature of taking over what another stream of the rank has made or lent, when that was waited for."""
 
     keeps: tuple[int, ...] | None = ()
 
     def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        return lambda tensors, numbers: used_here(tensors[0])
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+            for tensor in tensors:
+                used_here(tensor)
+
+        return run
 
 
 class Send:
