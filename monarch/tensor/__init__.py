@@ -37,6 +37,7 @@ from monarch.tensor.recording.function import function
 
 __all__ = [
     "DeviceMesh",
+    "PendingReduce",
     "RemoteException",
     "RemoteProcessGroup",
     "Stream",
@@ -61,6 +62,7 @@ __all__ = [
 
 # Loaded when first touched: torch's own distributed tensors import for a second.
 _LATER = {
+    "PendingReduce": "monarch.tensor.controller.pending",
     "RemoteProcessGroup": "monarch.tensor.controller.groups",
     "from_dtensor": "monarch.tensor.worker.dtensor",
     "reduce": "monarch.tensor.controller.collectives",

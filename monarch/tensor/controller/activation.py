@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from monarch.tensor.controller import dispatch
+from monarch.tensor.controller.homes import allow_names
 from monarch.tensor.controller.place import Mesh
 
 M = TypeVar("M", bound=Mesh)
@@ -41,17 +42,33 @@ class _MeshMode(TorchDispatchMode):
         return dispatch.operate(func, args, kwargs or {}, self.mesh)
 
 
+class in_this_thread:
+    """Autograd runs derivatives in the thread that calls backward(), and not in threads of the device. These are
+    operations of the program like others: they belong to its recordings, its streams, and the line that issued them."""
+
+    def __init__(self) -> None:
+        self._before = torch._C._is_multithreading_enabled()
+        torch._C._set_multithreading_enabled(False)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._set_multithreading_enabled(self._before)
+
+
 class Activation(Generic[M]):
     """One activation of a mesh: begins when made, ends with its `with` block. They nest; the innermost counts."""
 
     def __init__(self, mesh: M) -> None:
         mesh.client.check_alive()
+        allow_names()
         self.mesh = mesh
         self._begin(_MeshMode(mesh))
 
     def _begin(self, mode: Any) -> None:
         self._mode = mode
         self._before = _active.modes
+        self._derivatives = in_this_thread()
         mode.__enter__()
         _active.stack.append(self)
         _active.modes = _modes()
@@ -71,6 +88,7 @@ class Activation(Generic[M]):
         _active.stack.pop()
         _active.modes = self._before
         self._mode.__exit__(None, None, None)
+        self._derivatives.__exit__()
 
 
 class _NoMeshActivation(Activation[Any]):

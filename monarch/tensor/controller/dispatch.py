@@ -18,6 +18,7 @@ from monarch.tensor import metadata, propagation
 from monarch.tensor.controller import handles, misuse, scalars
 from monarch.tensor.controller.checks import check
 from monarch.tensor.controller.handles import Made, layout, make
+from monarch.tensor.controller.homes import _strangers, meant
 from monarch.tensor.controller.known import know, known_scalar, replaced, value_of
 from monarch.tensor.controller.misuse import Problem
 from monarch.tensor.controller.place import Engine, Mesh, Place
@@ -107,6 +108,8 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
         handled = op.special(func, args, kwargs, mesh)
         if handled is not NotImplemented:
             return handled
+    if _strangers and kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": meant(kwargs["device"])}
     inputs: list[Any] = []
     numbers: list[Any] = []
     key: list[Any] = [op]
@@ -438,6 +441,10 @@ def constant(place: Place, local: torch.Tensor) -> Any:
     """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
+        if local.device.type != "cpu":  # a device of this process: each worker copies to its own, on the right stream
+            return operate(
+                torch.ops.aten._to_copy.default, (constant(place, local.cpu()),), {"device": local.device}, None
+            )
         meta = metadata.of(local)
         storage = Storage()
         if not local.shape and local.device.type == "cpu":

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch.tensor.controller import records
+from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.noted import Noted
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import Recorded, Step
@@ -38,11 +39,13 @@ class Watcher:
         if self.keeps_back:
             records.holders.add(self._thread)
         records.recorders[self._thread] = self
+        self._derivatives = in_this_thread()
         return self
 
     def __exit__(self, *exc: object) -> None:
         records.recorders.pop(self._thread, None)
         records.holders.discard(self._thread)
+        self._derivatives.__exit__()
 
     def meet(self, tensor: Any) -> None:
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.grads:
@@ -60,6 +63,12 @@ class Watcher:
     def note(self, noted: Noted) -> bool:
         """A command was issued. True keeps it back."""
         return False
+
+    def began(self, pending: Any, inplace: bool) -> None:
+        """A reduction begins that will be waited for."""
+
+    def waits_for(self, pending: Any) -> None:
+        """It is waited for."""
 
     def known(self, what: str) -> None:
         """The program reads a number that this process knows."""
@@ -88,6 +97,7 @@ class Recorder(Watcher):
         self.met: dict[int, tuple[weakref.ref[records.Record], weakref.ref[Any], Any]] = {}  # record, tensor, metadata
         self.storages: dict[int, records.Storage] = {}
         self._events: set[Any] = set()
+        self._pending: dict[int, Any] = {}  # reductions that were begun, by id
 
     def read(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
@@ -140,8 +150,21 @@ class Recorder(Watcher):
         if not getattr(call, "describes", False):
             super().asking(call)
 
+    def began(self, pending: Any, inplace: bool) -> None:
+        self._pending[id(pending)] = pending
+
+    def waits_for(self, pending: Any) -> None:
+        if self._pending.pop(id(pending), None) is None:
+            raise RuntimeError(
+                "a reduction that was begun outside of a recorded function is waited for in it, and would be with each "
+                "replay: wait for it before, and pass what it gives"
+            )
+
     def finish(self) -> None:
         """It has ended."""
+        if self._pending:
+            self._pending.clear()
+            self.refuse("a reduction begins in it (async_op=True) and is not waited for in it: call wait() inside")
         if self._events:
             self.refuse("a borrow begins in it and does not end in it: drop it inside")
 

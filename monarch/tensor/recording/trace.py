@@ -19,7 +19,7 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.noted import Noted
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, Storage, share
-from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream import MAIN, get_active_stream
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.frames import internal
 from monarch.tensor.recording.recorder import Recorder, assemble
@@ -126,9 +126,12 @@ class Trace:
             )
             for segment in segments
         ]
+        self._followed = followed(segments)
         own = {(segment, position) for segment, position, *_ in self._results}
+        # What passes from one segment to others is deleted behind the last of these, which may be of another stream.
+        last = {taken: segment.place for segment in segments for taken in segment.takes}
         self._passing = [
-            (segment.place.dead, number, position)
+            (last.get((number, segment.gives[position]), segment.place).dead, number, position)
             for number, segment in enumerate(segments)
             for position in range(len(segment.gives))
             if (number, position) not in own
@@ -164,12 +167,15 @@ class Trace:
         for other in set(map(_taint, self._storages)):
             taint = merge(taint, other)
         idents: list[int] = []
-        for place, signature, takes, gives, between in self._segments:
+        issued: dict[int, Any] = {}
+        for number, (place, signature, takes, gives, between) in enumerate(self._segments):
             refs = [given[at].ref if source < 0 else idents[source] + at for source, at in takes]
             ident = self.engine.run(place, signature, refs, (), gives)
             idents.append(ident)
             if between:
-                taint = self.engine.taints.issued(ident, place, (taint,))
+                taint = issued[number] = self.engine.taints.issued(ident, place, (taint,))
+            for other in self._followed.get(number, ()):
+                self.engine.taints.follow(issued[other], ident)
         results = self._made(given, idents, taint)
         for dead, segment, position in self._passing:
             dead.append(idents[segment] + position)
@@ -222,6 +228,28 @@ class Trace:
         if wrong:
             arguments = [*tensors, *(problem.tensor for problem in wrong)]
             raise misuse.incorrect(self.label, arguments, {}, wrong, active_mesh(), get_active_stream())
+
+
+def followed(segments: Sequence[Any]) -> dict[int, list[int]]:
+    """For each segment in which the main stream waits for another one: those between ranks of that stream that are known to
+    be done when it is. Events are segments of their own, each of a post and a wait of one number."""
+    found: dict[int, list[int]] = {}
+    for number, segment in enumerate(segments):
+        first = segment.call.steps[0]
+        if getattr(first.call, "event", "") != "await" or segment.place.stream is not MAIN:
+            continue
+        posted = next(
+            at
+            for at, other in enumerate(segments[:number])
+            if getattr(other.call.steps[0].call, "event", "") == "post" and other.call.steps[0].numbers == first.numbers
+        )
+        done = {at for group in found.values() for at in group}
+        found[number] = [
+            at
+            for at, other in enumerate(segments[:posted])
+            if other.call.between_ranks and other.place is segments[posted].place and at not in done
+        ]
+    return found
 
 
 def _living(recorder: Recorder, without: set[int]) -> list[Record]:
