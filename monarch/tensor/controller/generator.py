@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -60,6 +63,8 @@ class Generator(_Plain, metaclass=_Kind):
         # By engine, for all its processes; and what shows a slice of them the same memory.
         self._states: dict[Any, Any] = {}
         self._parts: dict[Mesh, Any] = {}
+        here = recorder() if recorders else None
+        self._made_in = weakref.ref(here) if here is not None else None
 
     @property
     def device(self) -> torch.device:
@@ -84,9 +89,8 @@ class Generator(_Plain, metaclass=_Kind):
 
     def set_state(self, new_state: torch.Tensor) -> Generator:
         if is_distributed(new_state):
-            place = new_state._record.place
-            with torch.no_grad(), place.mesh.activate(), place.stream.activate():
-                self.state_at(place).copy_(new_state)
+            with torch.no_grad():
+                self.state_at(new_state._record.place).copy_(new_state)
             return self
         super().set_state(new_state)
         place = self._begin_anew()
@@ -103,8 +107,7 @@ class Generator(_Plain, metaclass=_Kind):
         clone._device = self._device
         for engine, state in self._states.items():
             if not engine.ended:
-                place = state._record.place
-                with torch.no_grad(), place.mesh.activate(), place.stream.activate():
+                with torch.no_grad():
                     clone._states[engine] = state.clone()
         return clone
 
@@ -133,13 +136,31 @@ class Generator(_Plain, metaclass=_Kind):
         for other in [other for other in self._states if other.ended]:
             self._forget(other)
         whole = self._states.get(engine)
-        with torch.inference_mode(False), torch.no_grad():  # it is to be changed outside of inference mode too
+        # It is to be changed outside of inference mode too.
+        with self._before_recording(), torch.inference_mode(False), torch.no_grad():
             if whole is None:
                 whole = self._states[engine] = self._new_state(engine.root.place(place.stream))
             if mesh is not engine.root:
                 whole = _part(whole, mesh)
         self._parts[mesh] = whole
+        if recorders and (here := recorder()) is not None:
+            here.read((whole,))
         return whole
+
+    @contextlib.contextmanager
+    def _before_recording(self) -> Iterator[None]:
+        """What is issued in here was there before the recording that is going on, and is no part of it: a replay goes on
+        drawing where the call before ended. Not so for a generator that the recorded function makes itself."""
+        here = recorder() if recorders else None
+        if here is None or not here.replays or (self._made_in is not None and self._made_in() is here):
+            yield
+            return
+        thread = next(thread for thread, one in recorders.items() if one is here)
+        del recorders[thread]
+        try:
+            yield
+        finally:
+            recorders[thread] = here
 
     def _new_state(self, place: Place) -> Any:
         if self._device is None:
@@ -152,12 +173,14 @@ class Generator(_Plain, metaclass=_Kind):
             rng.issue(place, "seed_generator", (self.state_at(place),), (super().initial_seed(),), (), mutates=(0,))
 
     def _begin_anew(self) -> Place | None:
-        """Forgets states that are not the active mesh's. Where there is one to change in place: recordings that draw from
-        it stay true."""
+        """Forgets states that are not the active mesh's. Where there is one to change in place, so that recordings which
+        draw from it stay true; a recording has to see the change."""
         mesh = mesh_of_operations()
         for engine in [engine for engine in self._states if mesh is None or engine is not mesh.client]:
             self._forget(engine)
-        return mesh.place(get_active_stream()) if mesh is not None and mesh.client in self._states else None
+        if mesh is None or not (mesh.client in self._states or recorders):
+            return None
+        return mesh.place(get_active_stream())
 
     def _forget(self, engine: Any) -> None:
         self._states.pop(engine, None)
@@ -175,8 +198,6 @@ def _part(whole: Any, mesh: Mesh) -> Any:
     record = whole._record
     place = mesh.place(record.place.stream)
     engine = place.engine
-    if recorders and (here := recorder()) is not None:
-        here.read((whole,))
     signature = engine.define("generator of a slice", OpCall("aten.alias.default", [Slot(0)], {}, None, ()))
     part = make(Record(engine.run(place, signature, (record.ref,), (), 1), record.meta, place, record.storage))
     share(record, part._record)
