@@ -207,6 +207,7 @@ def test_without_a_mesh_torch_is_as_ever() -> None:
     assert torch.random.default_generator.device.type == "cpu"
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
 def test_accelerators_of_processes_that_have_none(loop: Any) -> None:
     """As on a machine without one, nothing is seeded; states are zeros."""
     torch.cuda.manual_seed(1)
@@ -276,6 +277,7 @@ def test_a_checkpoint_that_keeps_no_state(loop: Any) -> None:
     same_as_plain(loop, program)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
 def test_the_state_of_a_device_is_kept_although_this_process_has_none(
     loop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
