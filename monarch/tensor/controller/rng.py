@@ -7,6 +7,7 @@ does nothing.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from monarch.tensor import metadata
 from monarch.tensor.controller import dispatch, misuse
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.mesh import get_active_mesh
-from monarch.tensor.controller.place import Place
+from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import recorder, recorders
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.controller.tensor import Tensor
@@ -24,6 +25,9 @@ from monarch.tensor.generators import DEVICE_BYTES
 from monarch.tensor.propagation import Leaf, Outcome
 from monarch.tensor.worker.random_numbers import RandomCall
 
+# The last seed that the processes of a mesh were given by torch's functions, while it is true of all of them.
+cpu_seeds: weakref.WeakKeyDictionary[Mesh, int] = weakref.WeakKeyDictionary()
+device_seeds: weakref.WeakKeyDictionary[Mesh, int] = weakref.WeakKeyDictionary()
 CPU_BYTES = torch.default_generator.get_state().numel()
 
 
@@ -41,7 +45,10 @@ def get_state() -> State:
 
 def set_state(state: State) -> None:
     """Puts `state` back: the random numbers that follow are those that followed when it was taken."""
-    issue(_here(), "set_state", state)
+    place = _here()
+    issue(place, "set_state", state)
+    note_seed(cpu_seeds, place.mesh, None)
+    note_seed(device_seeds, place.mesh, None)
 
 
 def new_state(seed: Any) -> State:
@@ -59,7 +66,10 @@ def manual_seed_per_rank(seed: int) -> None:
     `torch.manual_seed(seed)` gives all of them the same seed. This process's own generators stay as they are. ValueError
     when no mesh is active, and for a seed that does not fit into 64 bits.
     """
-    issue(_here(), "manual_seed_per_rank", numbers=(checked_seed(seed),))
+    place = _here()
+    issue(place, "manual_seed_per_rank", numbers=(checked_seed(seed),))
+    note_seed(cpu_seeds, place.mesh, None)
+    note_seed(device_seeds, place.mesh, None)
 
 
 def make_deterministic() -> None:
@@ -74,6 +84,16 @@ def checked_seed(seed: Any) -> int:
     if not -(1 << 63) <= number < 1 << 64:
         raise ValueError(f"a seed has 64 bits, from -2**63 to 2**64 - 1, and {number} does not fit")
     return number
+
+
+def note_seed(seeds: weakref.WeakKeyDictionary[Mesh, int], mesh: Mesh, seed: int | None) -> None:
+    """The generators of `mesh` have begun anew with `seed`; None where each has its own."""
+    ranks = set(mesh.processes)
+    for other in list(seeds):
+        if other is mesh or (other.client is mesh.client and not ranks.isdisjoint(other.processes)):
+            del seeds[other]
+    if seed is not None:
+        seeds[mesh] = seed & ((1 << 64) - 1)
 
 
 def issue(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -37,11 +36,7 @@ _CPU, _DEVICE = (
     ("get_device_state", "set_device_state", DEVICE_BYTES),
 )
 _Which = tuple[str, str, int]
-# The last seed that each mesh was given here.
-_seeds: dict[_Which, weakref.WeakKeyDictionary[Mesh, int]] = {
-    _CPU: weakref.WeakKeyDictionary(),
-    _DEVICE: weakref.WeakKeyDictionary(),
-}
+_seeds = {_CPU: rng.cpu_seeds, _DEVICE: rng.device_seeds}
 
 
 def install() -> None:
@@ -103,20 +98,13 @@ def _set(place: Place, which: _Which, state: torch.Tensor) -> None:
 
 def _put_back(place: Place, which: _Which, state: Any) -> None:
     rng.issue(place, which[1], (state,))
-    _note_seed(place.mesh, which, getattr(state, "_seed", None))
+    rng.note_seed(_seeds[which], place.mesh, getattr(state, "_seed", None))
 
 
 def _seed(place: Place, what: str, which: _Which, seed: Any) -> None:
     number = rng.checked_seed(seed)
     rng.issue(place, what, numbers=(number,))
-    _note_seed(place.mesh, which, number)
-
-
-def _note_seed(mesh: Mesh, which: _Which, seed: int | None) -> None:
-    if seed is None:
-        _seeds[which].pop(mesh, None)
-    else:
-        _seeds[which][mesh] = seed & ((1 << 64) - 1)
+    rng.note_seed(_seeds[which], place.mesh, number)
 
 
 def _initial_seed(place: Place, which: _Which) -> int:

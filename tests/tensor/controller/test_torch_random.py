@@ -119,6 +119,15 @@ def test_the_initial_seed_is_known_only_where_it_was_given(loop: Any) -> None:
     assert (torch.initial_seed(), torch.cuda.initial_seed()) == (6, 8)
     torch.set_rng_state(state)
     assert (torch.initial_seed(), torch.cuda.initial_seed()) == (3, 8)
+    with loop.slice(gpus=1).activate():
+        torch.manual_seed(2)
+        assert torch.initial_seed() == 2
+    with pytest.raises(RuntimeError, match="were not seeded from here"):
+        torch.initial_seed()  # no longer the same on all
+    torch.manual_seed(1)
+    monarch.random.manual_seed_per_rank(2)
+    with pytest.raises(RuntimeError, match="were not seeded from here"):
+        torch.initial_seed()
 
 
 def test_each_rank_of_its_own_accord(loop: Any) -> None:
