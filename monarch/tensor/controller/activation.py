@@ -6,7 +6,11 @@ import threading
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.homes import allow_names
@@ -118,6 +122,15 @@ def active_mesh() -> Mesh | None:
         return None
     mesh: Mesh = _active.stack[-1].mesh
     return mesh
+
+
+def mesh_of_operations() -> Mesh | None:
+    """The mesh that torch's operations of this thread go to. In threads in which autograd computes derivatives it is that
+    of the thread which asked for them, by which none was activated there."""
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        if type(mode) is _MeshMode:
+            return mode.mesh
+    return None
 
 
 def deactivate(mesh: Mesh) -> None:

@@ -28,6 +28,7 @@ class Watcher:
     """What one thread does with distributed tensors, between `start` and `stop`: only which parameters it used, here."""
 
     keeps_back = False
+    replays = False  # whether what is issued meanwhile will be issued again
 
     def __init__(self) -> None:
         self._thread = 0
@@ -86,6 +87,8 @@ class Recorder(Watcher):
 
     With `hold` commands are kept back: `held` has them.
     """
+
+    replays = True
 
     def __init__(self, hold: bool = False) -> None:
         super().__init__()
