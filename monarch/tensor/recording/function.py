@@ -219,7 +219,7 @@ class Function:
         before = watched(self._function, self._observed, lasting=False)
         with self._observed.watching():
             run = Run(noted, self._function, arguments, True)
-        touched = [str(change) for change in before.changes() if change.lost]
+        untrue = _untrue(before, self._observed)
         del before  # it keeps tensors that may have been replaced
         result = put_together(run.plan, run.spec, arguments.tensors, run.made)
         why = str(changes[0][1][0]) if changes and changes[0][1] else ""
@@ -232,10 +232,8 @@ class Function:
                 learnable.append((variant, found))
         del changes
         try:
-            if touched and not noted.problem:
-                raise Unrecordable(
-                    f"it changes {touched[0]} itself, which a replay would not do: change it outside, or keep it in a tensor"
-                )
+            if untrue and not noted.problem:
+                raise Unrecordable(untrue)
             self._keep(kind, self._variant(kind, noted, run), learnable)
             kind.failures = 0
         except Unrecordable as exc:
@@ -303,6 +301,18 @@ class Function:
             RuntimeWarning,
             stacklevel=level,
         )
+
+
+def _untrue(before: Guards, observed: Observed) -> str:
+    """What the call that has just been observed did that replays of it would not do; `before`: from before it."""
+    changed = next((change for change in before.changes() if change.lost), None)
+    if changed is not None:
+        return f"it changes {changed} itself, which a replay would not do: change it outside, or keep it in a tensor"
+    if before.iterators:
+        return f"it uses the iterator {before.iterators[0]}, and a replay would not go on with it: pass what that gives"
+    if observed.drawn:
+        return "it draws numbers with Python's random, and a replay would not: pass them, or draw them with torch"
+    return ""
 
 
 def _unsteady(change: str) -> str:

@@ -8,7 +8,8 @@ equal. Tensors count by identity; their contents are the workers'.
 from __future__ import annotations
 
 import functools
-from collections import deque
+import io
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from operator import call, is_, itemgetter
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 
+from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.recording.observed import PLAIN, Observed, followed, foreign
 from monarch.tensor.recording.reads import WHOLE, Key, Node, Reads, merged, reads_of
 
@@ -66,7 +68,9 @@ class Change:
         values = (self.old, self.new)
         if any(isinstance(value, torch.Tensor) for value in values):
             return not all(value is None or value is _ABSENT or isinstance(value, torch.Tensor) for value in values)
-        return any(value is not None and value is not _ABSENT and isinstance(value, PLAIN) for value in values)
+        return any(
+            value is not None and value is not _ABSENT and isinstance(value, (*PLAIN, tuple)) for value in values
+        )
 
 
 class _Entries:
@@ -98,7 +102,7 @@ class _Entries:
 class Guards:
     """A snapshot. `holds()` compares; `changes()` says what is different now."""
 
-    __slots__ = ("_empty", "_entries", "_getters", "_quick", "_single")
+    __slots__ = ("_empty", "_entries", "_getters", "_quick", "_single", "iterators")
 
     def __init__(self, walk: _Walk) -> None:
         self._empty: list[tuple[Any, str]] = []
@@ -107,6 +111,7 @@ class Guards:
             (cell, [_content(cell)], label) for cell, label in walk.cells.values()
         ]
         self._getters = [(give, [give()], label) for give, label in walk.getters]
+        self.iterators = walk.iterators  # the names of iterators, which have a state that nobody can see
         for mapping, names, label in walk.parts.values():
             there = sorted(name for name in names if name in mapping)
             if there:
@@ -158,7 +163,7 @@ class Guards:
             for give, (value,), _ in self._getters:
                 if give() is not value:
                     return False
-        except (KeyError, ValueError, AttributeError, RuntimeError):  # gone; or changed by another thread meanwhile
+        except Exception:  # an entry is gone; another thread changes a container; code of the program fails
             return False
         return True
 
@@ -296,6 +301,7 @@ class _Walk:
         self.wholes: dict[int, tuple[Any, str]] = {}  # containers with all that is in them
         self.cells: dict[int, tuple[Any, str]] = {}
         self.getters: list[tuple[Callable[[], Any], str]] = []
+        self.iterators: list[str] = []
         self._seen: dict[tuple[int, int, frozenset[str]], Node] = {}
         self._labels: dict[int, str] = {}
         self._kept: list[Any] = []  # what `_seen` names by id
@@ -307,7 +313,7 @@ class _Walk:
 
     def value(self, value: Any, node: Node, loose: frozenset[str], label: str, depth: int) -> None:
         """Looks into `value`, of which `node` is read."""
-        if isinstance(value, (*PLAIN, torch.Tensor)) or depth > DEPTH or self._room <= 0:
+        if isinstance(value, PLAIN) or type(value) is Tensor or depth > DEPTH or self._room <= 0:
             return
         if (id(value), id(node), loose) in self._seen:
             return
@@ -325,12 +331,18 @@ class _Walk:
                 self.value(inner, _EVERYTHING, loose, f"{label}.{('func', 'args', 'keywords')[place]}", depth + 1)
         elif isinstance(value, (staticmethod, classmethod)):
             self.value(value.__func__, node, loose, label, depth + 1)
-        elif isinstance(value, dict):
+        elif isinstance(value, torch.Tensor):  # of this process: its contents are
+            self.getters.append((functools.partial(_version, value), label))
+        elif isinstance(value, dict) and type(value).__iter__ in _ITERATIONS:
             self._dict(value, node, loose, label, depth)
-        elif isinstance(value, (list, tuple, deque)):
+        elif isinstance(value, (list, tuple, deque)) and type(value).__iter__ in _ITERATIONS:
             self._sequence(value, loose, label, depth)
         elif isinstance(value, (set, frozenset)):
             self.getters.append((functools.partial(_members, value), label))
+        elif type(value).__module__ == "numpy" and hasattr(value, "tobytes"):
+            self.getters.append((functools.partial(_bytes, value), label))
+        elif hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
+            self.iterators.append(label)
         else:
             self._object(value, node, loose, label, depth)
 
@@ -449,6 +461,20 @@ class _Walk:
 def _code_of(function: Any) -> CodeType | None:
     """The code of a Python function; None for others."""
     return getattr(function, "__code__", None)
+
+
+# How containers are gone through that are no more than that.
+_ITERATIONS = (dict.__iter__, OrderedDict.__iter__, list.__iter__, tuple.__iter__, deque.__iter__)
+
+
+def _version(value: torch.Tensor) -> Any:
+    """Another after each change in place."""
+    return _ABSENT if value.is_inference() else value._version
+
+
+def _bytes(value: Any) -> Any:
+    """The contents of an array, or what stands for those of a large one."""
+    return bytes(value.tobytes()) if value.nbytes <= 1 << 14 else value.nbytes
 
 
 def _members(value: Any) -> Any:

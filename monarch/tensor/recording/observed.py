@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import random
 import sys
 import weakref
 from collections.abc import Callable
@@ -58,6 +59,7 @@ class Observed:
         self._first: dict[int, int] = {}  # the call that met an object first, by the object's id
         self._again: set[int] = set()  # objects that a later call has met as well
         self._call = 0
+        self.drawn = False  # whether the latest call drew numbers from Python's generators
         self._skipped: dict[CodeType, bool] = {}  # functions that are not looked into; whether those are that they call
 
     def receivers(self, lasting: bool) -> list[tuple[CodeType, str, Any]]:
@@ -77,6 +79,7 @@ class Observed:
         """A block whose calls, in this thread, are observed."""
         self.receivers(False)  # forgets those that are gone: their ids may be given again
         self._call += 1
+        self.drawn = False
         return _Watching(self)
 
     def called(self, frame: FrameType) -> bool:
@@ -127,7 +130,7 @@ class _Watching:
         self._before: Any = None
 
     def __enter__(self) -> None:
-        called = self._observed.called
+        observed, called = self._observed, self._observed.called
         before: Any = sys.getprofile()
         self._before = before
         chained: Any = before if callable(before) else None
@@ -136,8 +139,10 @@ class _Watching:
         def hook(frame: FrameType, event: str, arg: Any) -> None:
             nonlocal inside
             if inside is None:
-                if event == "call" and not called(frame):
-                    inside = frame
+                if event == "call":
+                    inside = None if called(frame) else frame
+                elif event == "c_call" and isinstance(getattr(arg, "__self__", None), random.Random):
+                    observed.drawn = True
             elif frame is inside and event == "return":
                 inside = None
             if chained is not None:

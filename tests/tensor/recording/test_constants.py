@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ import pytest
 import torch
 
 from monarch.tensor import function
+from monarch.tensor.controller.activation import no_modes
 from tests.tensor.recording.looked_at import local, number
 
 SCALE = 1.0
@@ -370,6 +374,32 @@ def a_weight_that_is_replaced_and_kept() -> Any:
     return module, change
 
 
+def an_array() -> Any:
+    numpy = pytest.importorskip("numpy")
+    scales = numpy.ones(3)
+
+    def change() -> None:
+        scales[1] += 1
+
+    return (lambda x: x * float(scales[1])), change
+
+
+def a_local_tensor() -> Any:
+    with no_modes():
+        scale = torch.ones(())
+
+    def change() -> None:
+        with no_modes():
+            scale.add_(1)
+
+    def call(x: Any) -> Any:
+        with no_modes():
+            by = float(scale)
+        return x * by
+
+    return call, change
+
+
 def an_environment_variable() -> Any:
     import os
 
@@ -390,7 +420,7 @@ FOUND = [
     a_dataclass, a_dataclass_with_slots, a_replaced_object, a_global, a_global_that_a_helper_reads,
     an_entry_of_a_global, a_default, a_partial, a_wrapped_function, a_function_in_the_function, a_replaced_function,
     a_flag, another_type, a_module, a_dropout, a_deep_training_flag, a_hook, a_weight_that_is_replaced_and_kept,
-    an_environment_variable,
+    an_environment_variable, an_array, a_local_tensor,
 ]  # fmt: skip
 
 
@@ -484,15 +514,55 @@ def appending(config: Any) -> Callable[[Any], Any]:
     return call
 
 
-@pytest.mark.parametrize(("made", "name"), [(counting, r"config\.scale"), (appending, r"config\.parts")])
+def noting(config: Any) -> Callable[[Any], Any]:
+    noted: set[float] = set()
+
+    def call(x: Any) -> Any:
+        noted.add(len(noted) + 1.0)
+        config.scale = len(noted) + 1.0
+        return x * len(noted)
+
+    return call
+
+
+def counting_in_a_variable(config: Any) -> Callable[[Any], Any]:
+    count = 0
+
+    def call(x: Any) -> Any:
+        nonlocal count
+        count += 1
+        return x * count
+
+    return call
+
+
+CHANGING = {counting: "config.scale", appending: "config.parts", noting: "noted", counting_in_a_variable: "count"}
+
+
+@pytest.mark.parametrize(("made", "name"), CHANGING.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_state_in_python_that_it_changes_itself(loop: Any, made: Any, name: str) -> None:
     plain, config = Config(), Config()
     call, recorded = made(plain), function(made(config))
-    with pytest.warns(RuntimeWarning, match=rf"operation by operation .*it changes {name}.* itself") as told:
+    with pytest.warns(RuntimeWarning, match=rf"operation by operation .*it changes {re.escape(name)}.* itself") as told:
         for _ in range(6):
             assert number(loop, recorded(torch.ones(1))) == number(loop, call(torch.ones(1)))
     assert len(told) == 1
     assert (config.scale, len(config.parts)) == (plain.scale, len(plain.parts))
+
+
+def test_an_iterator(loop: Any) -> None:
+    batches = iter(range(100))
+    recorded = function(lambda x: x * next(batches))
+    with pytest.warns(RuntimeWarning, match="it uses the iterator batches, and a replay would not go on with it: pass"):
+        found = [number(loop, recorded(torch.ones(1))) for _ in range(6)]
+    assert found == [0, 1, 2, 3, 4, 5]
+
+
+def test_numbers_that_python_draws(loop: Any) -> None:
+    recorded = function(lambda x: x * random.random())
+    with pytest.warns(RuntimeWarning, match="draws numbers with Python's random"):
+        found = [number(loop, recorded(torch.ones(1))) for _ in range(8)]
+    assert all(one != other for one, other in itertools.pairwise(found))
 
 
 def test_what_it_puts_back_is_no_change(loop: Any) -> None:
