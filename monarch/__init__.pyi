@@ -22,6 +22,9 @@ from monarch.config import get_runtime_config as get_runtime_config
 from monarch.tensor.controller.activation import no_mesh as no_mesh
 from monarch.tensor.controller.collectives import reduce as reduce
 from monarch.tensor.controller.collectives import reduce_ as reduce_
+from monarch.tensor.controller.distribute import gather as gather
+from monarch.tensor.controller.distribute import replicate as replicate
+from monarch.tensor.controller.distribute import shard as shard
 from monarch.tensor.controller.fetch import fetch_shard as fetch_shard
 from monarch.tensor.controller.fetch import inspect as inspect
 from monarch.tensor.controller.fetch import show as show
