@@ -46,6 +46,7 @@ _HOMES = {
     "replicate": ("monarch.tensor.controller.distribute", "replicate"),
     "shard": ("monarch.tensor.controller.distribute", "shard"),
     "gather": ("monarch.tensor.controller.distribute", "gather"),
+    "checkpoint": ("monarch.checkpoint", ""),
     "coalescing": ("monarch.tensor.recording.coalescing", "coalescing"),
     "function": ("monarch.tensor.recording.function", "function"),
     "show": ("monarch.tensor.controller.fetch", "show"),

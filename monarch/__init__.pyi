@@ -2,6 +2,7 @@
 
 from monarch import actor as actor
 from monarch import builtins as builtins
+from monarch import checkpoint as checkpoint
 from monarch import config as config
 from monarch import mesh_controller as mesh_controller
 from monarch import rdma as rdma
