@@ -46,6 +46,7 @@ _HOMES = {
     "replicate": ("monarch.tensor.controller.distribute", "replicate"),
     "shard": ("monarch.tensor.controller.distribute", "shard"),
     "gather": ("monarch.tensor.controller.distribute", "gather"),
+    "DataLoaders": ("monarch.tensor.remote.data_loaders", "DataLoaders"),
     "checkpoint": ("monarch.checkpoint", ""),
     "coalescing": ("monarch.tensor.recording.coalescing", "coalescing"),
     "function": ("monarch.tensor.recording.function", "function"),

@@ -41,6 +41,7 @@ from monarch.tensor.controller.tensor import Tensor as Tensor
 from monarch.tensor.functions import function_resolvers as function_resolvers
 from monarch.tensor.recording.coalescing import coalescing as coalescing
 from monarch.tensor.recording.function import function as function
+from monarch.tensor.remote.data_loaders import DataLoaders as DataLoaders
 from monarch.tensor.remote.opaque_ref import OpaqueRef as OpaqueRef
 from monarch.tensor.remote.remote_function import call_on_shard_and_fetch as call_on_shard_and_fetch
 from monarch.tensor.remote.remote_function import remote as remote
