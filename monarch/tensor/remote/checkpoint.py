@@ -1,7 +1,7 @@
 """`monarch.checkpoint`: state dicts of distributed tensors in files that torch.distributed.checkpoint reads, and out of them.
 
     monarch.checkpoint.save({"net": net.state_dict(), "step": 7}, "/shared/step7")
-    monarch.checkpoint.load(state, "/shared/step7")      # on a mesh of any size
+    state = monarch.checkpoint.read("/shared/step7")  # on a mesh of any size
 
 Each process writes parts, side by side. What is planned here (which process writes which part of what) is in `placements`.
 """
@@ -19,13 +19,13 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.actor import Future, Promise, bind_context, start_thread
-from monarch.tensor import placements
+from monarch.tensor.controller.distribute import replicate
 from monarch.tensor.controller.known import is_known
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
 from monarch.tensor.controller.stream import Stream
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.failures import RemoteException
-from monarch.tensor.placements import Placement
+from monarch.tensor.placements import Placement, checked, local_shape, whole_shape
 from monarch.tensor.remote.remote_function import Remote, call_on_shard_and_fetch
 from monarch.tensor.worker import checkpoint as worker
 from monarch.tensor.worker.checkpoint import CheckpointError, Found, Laid, Plan
@@ -131,7 +131,7 @@ def load(
         scalars = [
             name for name, value in flat.items() if isinstance(value, Tensor) and not value.shape and is_known(value)
         ]
-        found: Found = _first(layout.mesh, worker.look, where, values + scalars)
+        found: Found = _first(layout.mesh, worker.look, where)
         missing = [name for name in flat if name not in found.tensors and name not in found.values]
         if missing and strict:
             raise KeyError(
@@ -142,20 +142,67 @@ def load(
         layout.check(found.tensors, where)
         scalars = [name for name in scalars if name in found.tensors]
         layout.keep(found.tensors.keys() - set(scalars))
-        if layout.names:
-            _read(where, layout.plan(), layout.tensors, layout.mesh)
-            try:
-                _there.call(layout.tensors).get()
-            except RemoteException as exc:
-                raise _told(exc) from exc
+        _fill(layout, where)
         with torch.no_grad():
             for name in scalars:
-                flat[name].copy_(found.values[name])
+                flat[name].copy_(found.scalars[name])
     for name in values:
         if name in found.values:
             _put(state, paths[name], found.values[name])
         elif name in found.tensors:
             raise ValueError(f"{name} is a tensor in the checkpoint in {where}, and no distributed tensor in `state`")
+
+
+def read(
+    path: str | os.PathLike[str], placements: Placements | None = None, mesh: Any = None, device: Any = "cpu"
+) -> dict[str, Any]:
+    """The state that was saved in `path`, in nested dicts and lists as it was: what `load_state_dict` of a module and an
+    optimizer take. Its tensors are new ones on `device` of the active mesh, or of `mesh`; `placements` as in `load`. The
+    keys of a dict that are all whole numbers, as in the state of an optimizer, come back as such: the files have them as text.
+
+    ValueError for tensors that cannot be divided so; failures as with `load`.
+    """
+    from torch.distributed.checkpoint._nested_dict import unflatten_state_dict
+
+    there = _mesh_of([], mesh)
+    where = os.path.abspath(path)
+    with there.activate():
+        found: Found = _first(there, worker.look, where)
+        flat: dict[str, Any] = dict(found.values)
+        wanted = _Wanted(placements, list(found.tensors), there)
+        for name, (shape, dtype) in found.tensors.items():
+            if shape:
+                part = local_shape(shape, wanted[name], there.sizes, name)
+                flat[name] = torch.empty(part, dtype=dtype, device=device)
+            else:
+                flat[name] = replicate(found.scalars[name])
+        layout = _Layout({name: flat[name] for name in found.tensors if name not in found.scalars}, placements, there)
+        _fill(layout, where)
+    return _numbered(unflatten_state_dict(flat, {name: found.paths.get(name, (name,)) for name in flat}))  # type: ignore[no-any-return]
+
+
+def _fill(layout: _Layout, where: str) -> None:
+    """Each process reads its parts."""
+    if not layout.names:
+        return
+    _read(where, layout.plan(), layout.tensors, layout.mesh)
+    try:
+        _there.call(layout.tensors).get()
+    except RemoteException as exc:
+        raise _told(exc) from exc
+
+
+class _Wanted:
+    """The placements of tensors called `names`, by what the program said of names and patterns."""
+
+    def __init__(self, wanted: Placements | None, names: Sequence[str], mesh: DeviceMesh) -> None:
+        self._wanted = {pattern: checked(value, 0, mesh.names) for pattern, value in (wanted or {}).items()}
+        for pattern in self._wanted:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                raise ValueError(f"no tensor has a name like {pattern!r}: there are {_listed(names)}")
+
+    def __getitem__(self, name: str) -> Placement:
+        return next((value for pattern, value in self._wanted.items() if fnmatch.fnmatchcase(name, pattern)), {})
 
 
 class _Layout:
@@ -167,18 +214,10 @@ class _Layout:
         self.tensors: list[Any] = [tensor.detach() for tensor in found.values()]
         self.mesh = _mesh_of(self.tensors, mesh)
         sizes = self.mesh.sizes
-        self.placements = []
-        unused = set(wanted or ())
-        for name in self.names:
-            pattern = next((pattern for pattern in wanted or () if fnmatch.fnmatchcase(name, pattern)), None)
-            unused.discard(pattern or "")
-            placement = (wanted or {})[pattern] if pattern is not None else {}
-            self.placements.append(placements.checked(placement, 0, tuple(sizes)))
-        for pattern in sorted(unused):
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in self.names):
-                raise ValueError(f"no tensor has a name like {pattern!r}: there are {_listed(self.names)}")
+        known = _Wanted(wanted, self.names, self.mesh)
+        self.placements = [known[name] for name in self.names]
         self.wholes = [
-            placements.whole_shape(tensor.shape, placement, sizes, name)
+            whole_shape(tensor.shape, placement, sizes, name)
             for name, tensor, placement in zip(self.names, self.tensors, self.placements, strict=True)
         ]
 
@@ -307,6 +346,16 @@ def _flattened(state: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return flat, paths
 
 
+def _numbered(tree: Any) -> Any:
+    """`tree` with dicts whose keys are numbers as text keyed by these numbers."""
+    if isinstance(tree, list):
+        return [_numbered(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    numbers = bool(tree) and all(isinstance(key, str) and key.isdecimal() for key in tree)
+    return {int(key) if numbers else key: _numbered(value) for key, value in tree.items()}
+
+
 def _put(state: Any, path: Sequence[Any], value: Any) -> None:
     for step in path[:-1]:
         state = state[step]
@@ -321,4 +370,4 @@ def _listed(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 10} more" if len(names) > 10 else shown or "nothing"
 
 
-__all__ = ["CheckpointError", "Placements", "load", "save", "save_async"]
+__all__ = ["CheckpointError", "Placements", "load", "read", "save", "save_async"]

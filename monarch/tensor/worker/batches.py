@@ -33,7 +33,7 @@ class Loader:
         error: BaseException | None = None
         try:
             for batch in make():
-                if not self._put(batch):
+                if not self._put(pytree.tree_map_only(torch.Tensor, _own, batch)):
                     break
                 del batch
         except BaseException as exc:
@@ -86,6 +86,12 @@ class _Loaders(dict[int, Loader]):
         for loader in list(self.values()):
             loader.close()
         self.clear()
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory of its own: where in a larger tensor a batch lies differs from process to process."""
+    whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
 
 
 def _loaders() -> _Loaders:

@@ -79,10 +79,13 @@ class Written:
 
 @dataclass
 class Found:
-    """What a checkpoint has: shape and dtype of each tensor, and the values that are none."""
+    """What a checkpoint has: shape and dtype of each tensor, the values that are none, the numbers of scalars, and where in
+    nested dicts and lists a name was (empty where the writer did not say)."""
 
     tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]
     values: dict[str, Any]
+    scalars: dict[str, torch.Tensor]
+    paths: dict[str, tuple[Any, ...]]
 
 
 class CheckpointError(OSError):
@@ -229,9 +232,8 @@ def finish(path: str, parts: Sequence[Written], values: Sequence[str], paths: di
         raise failed(exc, "finish", path) from exc
 
 
-def look(path: str, names: Sequence[str]) -> Found:
-    """What the checkpoint in `path` has, with the values of those of `names` that are no tensors, or scalars.
-    CheckpointError."""
+def look(path: str) -> Found:
+    """What the checkpoint in `path` has. CheckpointError."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     metadata, _ = _opened(path)
@@ -239,16 +241,13 @@ def look(path: str, names: Sequence[str]) -> Found:
     for name, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             tensors[name] = (tuple(entry.size), entry.properties.dtype)
-    there = [name for name in names if name in metadata.state_dict_metadata]
-    scalars = [name for name in there if name in tensors and not tensors[name][0]]
-    plain = [name for name in there if name not in tensors]
-    into = _Into({name: torch.empty((), dtype=tensors[name][1]) for name in scalars})
-    items = [_value_item(name) for name in plain]
-    for name in scalars:
+    into = _Into({name: torch.empty((), dtype=dtype) for name, (shape, dtype) in tensors.items() if not shape})
+    items = [_value_item(name) for name in metadata.state_dict_metadata if name not in tensors]
+    for name in into.tensors:
         items += _part_items(metadata, Entry(name, (), ((), ())))
     _read(path, items, into)
-    known = into.values | into.tensors
-    return Found(tensors, known | {name: None for name in metadata.state_dict_metadata if name not in tensors | known})
+    paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
+    return Found(tensors, into.values, into.tensors, paths)
 
 
 def read(path: str, entries: Sequence[Entry], tensors: Sequence[torch.Tensor]) -> None:

@@ -104,6 +104,18 @@ def test_torch_reads_it_in_one_process_and_writes_what_a_mesh_reads(tmp_path: Pa
         same(there, "gpus")
 
 
+def test_it_is_read_as_it_was(tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    with loopback(dp=2, tp=2):
+        state = checkpoint.read(path, {"net.w": {"tp": 1}})
+        assert list(state) == ["step", "names", "net"] and state["net"]["w"].shape == (6, 4)
+        assert monarch.gather(state["net"]["w"], {"tp": 1}).get().tolist() == WHOLE.tolist()
+        with pytest.raises(
+            ValueError, match=r"net\.b has shape \(5,\), and dimension 0 cannot be divided into 2 equal parts"
+        ):
+            checkpoint.read(path, {"*": {"tp": 0}})
+
+
 def test_each_part_is_written_once(tmp_path: Path) -> None:
     path = saved(tmp_path)
     assert sorted(os.listdir(path)) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
@@ -113,7 +125,8 @@ def test_each_part_is_written_once(tmp_path: Path) -> None:
     assert sizes[0] == sizes[1] > 2 * WHOLE.nbytes
 
 
-def test_training_goes_on_where_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("filled", [True, False], ids=["load", "read"])
+def test_training_goes_on_where_it_was(tmp_path: Path, filled: bool) -> None:
     def trained(net: Any, optimizer: Any, steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad()
@@ -135,9 +148,12 @@ def test_training_goes_on_where_it_was(tmp_path: Path) -> None:
         checkpoint.save({"net": there.state_dict(), "optimizer": its.state_dict()}, tmp_path / "step2")
     with loopback(gpus=3):
         again, its = made()
-        trained(again, its, 1)  # so that the optimizer has a state to be filled
-        state = {"net": again.state_dict(), "optimizer": its.state_dict()}
-        checkpoint.load(state, tmp_path / "step2")
+        if filled:
+            trained(again, its, 1)  # so that the optimizer has a state to be filled
+            state = {"net": again.state_dict(), "optimizer": its.state_dict()}
+            checkpoint.load(state, tmp_path / "step2")
+        else:
+            state = checkpoint.read(tmp_path / "step2")
         again.load_state_dict(state["net"])
         its.load_state_dict(state["optimizer"])
         trained(again, its, 2)

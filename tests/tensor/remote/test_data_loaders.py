@@ -91,6 +91,15 @@ def test_one_batch_ahead_is_enough() -> None:
         assert found == [[[0, 1]], [[2, 3]], [[4, 5]]]
 
 
+def test_parts_of_larger_tensors() -> None:
+    def views(rank: int, size: int) -> Iterator[Any]:
+        yield torch.arange(4.0)[rank * 2 : rank * 2 + 2]
+
+    with loopback(gpus=2):
+        (batch,) = monarch.DataLoaders(views)
+        assert values(batch) == [[0, 1], [2, 3]]
+
+
 def test_it_ends_with_the_first_that_has_no_more() -> None:
     def uneven(rank: int, size: int) -> Iterator[Any]:
         yield from [torch.ones(1)] * (3 - rank)
