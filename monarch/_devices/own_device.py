@@ -166,7 +166,7 @@ def enter() -> None:
 
 
 def start() -> None:
-    """The calling thread is about to use devices: torch initialises them here, if there are any, and this process's is in use.
+    """The calling thread is about to use devices: torch initialises them, if there are any, and this process's is in use.
     Libraries that choose a device by themselves, until one is in use, find it. Imports torch."""
     import torch
 

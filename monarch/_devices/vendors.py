@@ -14,7 +14,8 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -207,8 +208,11 @@ class DmaBufError(OSError):
     """The driver gives out no descriptor for the memory; the text has its words and the range."""
 
 
-def dma_buf(address: int, size: int, kind: Vendor | None = None, library: Any = None, hsa: Any = None) -> DmaBuf:
-    """Device memory of this process as a dma-buf, for the drivers of other devices (ibv_reg_dmabuf_mr).
+def dma_buf(
+    address: int, size: int, device: int, kind: Vendor | None = None, library: Any = None, hsa: Any = None
+) -> DmaBuf:
+    """Memory of that device (torch's number for it) of this process as a dma-buf, for the drivers of other devices
+    (ibv_reg_dmabuf_mr). On any thread, also on one that has used no device yet.
 
     The range grows to whole pages, which lie in the same allocation: device allocations are of whole pages. Torch has to
     be loaded, the device in use. DmaBufError where there is no driver, where it does not know the call (CUDA before 11.7),
@@ -231,13 +235,14 @@ def dma_buf(address: int, size: int, kind: Vendor | None = None, library: Any = 
             return _hsa_dma_buf(address, size, hsa)
         raise DmaBufError(f"no dma-buf: the driver has no {name}; update it") from None
     file = ctypes.c_int(-1)
-    code = call(
-        ctypes.byref(file),
-        ctypes.c_void_p(start),
-        ctypes.c_size_t(length),
-        ctypes.c_int(_DMA_BUF),
-        ctypes.c_ulonglong(0),
-    )
+    with _using(driver, kind, device):
+        code = call(
+            ctypes.byref(file),
+            ctypes.c_void_p(start),
+            ctypes.c_size_t(length),
+            ctypes.c_int(_DMA_BUF),
+            ctypes.c_ulonglong(0),
+        )
     if code:
         raise DmaBufError(
             f"no dma-buf for {length} bytes at {start:#x} ({size} at {address:#x}): {name} said {_words(driver, kind, code)}"
@@ -267,6 +272,39 @@ def _hsa_dma_buf(address: int, size: int, library: Any = None) -> DmaBuf:
         said = f"{code} ({text.value.decode(errors='replace')})" if text.value else str(code)
         raise DmaBufError(f"no dma-buf for {size} bytes at {address:#x}: {name} said {said}")
     return DmaBuf(file.value, offset.value, offset.value + size)
+
+
+@contextmanager
+def _using(driver: Any, kind: Vendor, device: int) -> Iterator[None]:
+    """For a `with` block that device is this thread's, for calls to the driver itself: CUDA's answer a thread without a
+    context with 201, CUDA_ERROR_INVALID_CONTEXT. It is the context that torch uses, the device's primary one.
+    """
+    before, number = ctypes.c_int(0), ctypes.c_int(0)
+    context = ctypes.c_void_p()
+
+    def do(name: str, *args: Any) -> None:
+        code = getattr(driver, name)(*args)
+        if code:
+            raise DmaBufError(f"no dma-buf: {name} of device {device} said {_words(driver, kind, code)}")
+
+    if kind == "hip":
+        do("hipGetDevice", ctypes.byref(before))
+        do("hipSetDevice", ctypes.c_int(device))
+        try:
+            yield
+        finally:
+            do("hipSetDevice", before)
+        return
+    do("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+    do("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    try:
+        do("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            do("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+    finally:
+        do("cuDevicePrimaryCtxRelease_v2", number)
 
 
 def _driver(kind: Vendor) -> Any:

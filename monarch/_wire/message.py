@@ -666,6 +666,7 @@ class MayDial(_Telling, tag=57):
     why: str = ""
     stream: bool = False  # as it was asked
     at: str = ""  # where its host is dialled
+    encrypted: bool = False  # messages to that host go by TLS, which is the only reason why not
 
     def __repr__(self) -> str:
         return f"<MayDial {self.address} {'(' + self.why + ')' if self.why else 'with secret' if self.secret else ''}>"

@@ -154,7 +154,7 @@ from monarch._devices import vendors
 
 def ask(address):
     try:
-        file, offset, size = vendors.dma_buf(address, 100, kind="hip")
+        file, offset, size = vendors.dma_buf(address, 100, 0, kind="hip")
     except vendors.DmaBufError as exc:
         return str(exc)
     os.fstat(file)
