@@ -1,7 +1,7 @@
-"""The one file in which vendors differ: NVIDIA's CUDA and AMD's HIP (ROCm).
+"""What differs between vendors, NVIDIA's CUDA and AMD's HIP (ROCm), beside their lists of cards (`cards`, `visible`).
 
 Torch built for ROCm calls its devices `cuda`, its streams, IPC and graphs are those of `torch.cuda`, and its collectives are
-`nccl` (RCCL). So nothing else here asks for a vendor; what has to is in this file. Which vendor it is, torch says
+`nccl` (RCCL). So nothing else asks for a vendor; what has to is in these files. Which vendor it is, torch says
 (`torch.version.hip`, `torch.version.cuda`), not what lies in /dev. MONARCH_GPU_PLATFORM and MONARCH_SKIP_TRITON_DEEPBIND,
 which other implementations read, are not read at all: there is nothing to build and nothing to load before torch.
 

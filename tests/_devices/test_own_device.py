@@ -46,6 +46,7 @@ class Process:
         torch.cuda, torch.version = self.cuda, types.SimpleNamespace(hip=None, cuda="13.0")  # type: ignore[attr-defined]
         patch.setitem(sys.modules, "torch", torch)
         patch.setitem(sys.modules, "torch.cuda", self.cuda)
+        patch.setattr(cards, "estimate", lambda kind, root=None: count)
         patch.setattr(cards, "uuids", lambda kind, root=None: self.cuda.driver.uuids)
         patch.setattr(vendors, "built_for", lambda: kind)
         self.changed = own_device.begin(assignment, self._everywhere)

@@ -56,6 +56,7 @@ _PROGRAM = """
 import os, threading
 os.environ.pop("CUDA_VISIBLE_DEVICES")
 from monarch.actor import Actor, endpoint, this_host
+from monarch.config import configure
 
 class Rank(Actor):
     @endpoint
@@ -99,6 +100,8 @@ if __name__ == "__main__":
     print(ask(own.spawn("ranks", Rank)))
     crowd = this_host().spawn_procs({"gpus": 3}, name="crowd")
     print([found for found, *_ in ask(crowd.spawn("ranks", Rank))])
+    configure(share_devices=False)
+    print([found for found, *_ in ask(this_host().spawn_procs({"gpus": 2}).spawn("ranks", Rank))])
 """
 
 
@@ -112,6 +115,7 @@ def test_ranks_and_meshes_share_out_the_cards(scripts: Scripts, machine: dict[st
         "([0, 0], False, None, 4)",
         "[([3, 3], False, '3,2', 2), ([2, 2], False, '3,2', 2)]",
         "[[0, 0], [1, 1], [2, 2]]",
+        "[[0, 0], [0, 0]]",
     ]
     said = "mesh 'crowd' has 3 processes on this host, which has 4 devices: rank 0 and mesh 'first' share device 0;"
     assert done.stderr.count(said) == 1
