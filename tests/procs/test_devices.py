@@ -95,6 +95,8 @@ if __name__ == "__main__":
     print([found for found, *_ in ask(other)])
     second = this_host().spawn_procs({"gpus": 2}, name="second")
     print(ask(second.spawn("ranks", Rank)))
+    second.restart(gpus=1).get(60)
+    print(ask(second.slice(gpus=1).spawn("again", Rank)))
     print(second.slice(gpus=1).spawn("spawner", Rank).below.call_one().get(60))
     own = this_host().spawn_procs({"gpus": 2}, name="own", env={"CUDA_VISIBLE_DEVICES": "3,2"})
     print(ask(own.spawn("ranks", Rank)))
@@ -105,6 +107,7 @@ if __name__ == "__main__":
 """
 
 
+@full
 def test_ranks_and_meshes_share_out_the_cards(scripts: Scripts, machine: dict[str, str]) -> None:
     done = scripts.run(_PROGRAM, env=machine)
     assert done.stdout.splitlines() == [
@@ -112,6 +115,7 @@ def test_ranks_and_meshes_share_out_the_cards(scripts: Scripts, machine: dict[st
         "[([0, 0], False, None, 4), ([1, 1], False, None, 4)]",
         "[[0, 0], [1, 1]]",
         "[([2, 2], False, '2,3,0,1', 4), ([3, 3], False, '2,3,0,1', 4)]",
+        "[([3, 3], False, '2,3,0,1', 4)]",
         "([0, 0], False, None, 4)",
         "[([3, 3], False, '3,2', 2), ([2, 2], False, '3,2', 2)]",
         "[[0, 0], [1, 1], [2, 2]]",
