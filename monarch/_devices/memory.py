@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from monarch._devices import ipc_counts, vendors
+from monarch._devices import ipc_counts, own_device, vendors
 from monarch._devices.modes import locally
 
 
@@ -56,6 +56,9 @@ class Interface(Protocol):
 
     def mark(self, flat: Any) -> Any:
         """What this thread has given the device to do so far. A copy can be told to come after it."""
+
+    def reach(self, mark: Any) -> None:
+        """Waits until the device has done what was marked."""
 
     def settle(self, flat: Any) -> None:
         """Waits until the device has done what this thread gave it to do."""
@@ -144,6 +147,9 @@ class Torch:
         module = getattr(torch, kind, None)
         if module is None or not module.is_available():
             return ""
+        if hasattr(module, "init"):
+            module.init()  # with the first use of devices this process's own is chosen
+        own_device.enter()
         return f"{kind}:{module.current_device() if hasattr(module, 'current_device') else 0}"
 
     def on(self, device: str) -> AbstractContextManager[None]:
@@ -164,6 +170,7 @@ class Torch:
     def pinned(self, size: int) -> Any:
         import torch
 
+        own_device.enter()  # torch pins for the device that this thread uses
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def mark(self, flat: Any) -> Any:
@@ -171,6 +178,10 @@ class Torch:
 
         module = getattr(torch, flat.device.type)
         return module.current_stream(flat.device).record_event() if hasattr(module, "current_stream") else None
+
+    def reach(self, mark: Any) -> None:
+        if mark is not None:
+            mark.synchronize()
 
     def settle(self, flat: Any) -> None:
         import torch

@@ -67,6 +67,7 @@ class FakeCard:
         self.waited = 0
         self.marks: list[Any] = []
         self.after: list[Any] = []
+        self.reached: list[Any] = []
         self._lock = threading.RLock()  # a finalizer may come in the middle of anything
         self._thread = threading.local()
         self._files: dict[int, tuple[int, int]] = {}
@@ -158,6 +159,10 @@ class FakeCard:
         assert isinstance(flat, OnCard)
         self.marks.append(object())
         return self.marks[-1]
+
+    def reach(self, mark: Any) -> None:
+        assert mark in self.marks
+        self.reached.append(mark)
 
     def settle(self, flat: Any) -> None:
         self.settled += 1
