@@ -73,7 +73,8 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_a_thousand_and_more_messages_with_a_handle_go_by_the_card(owner: Any, reader: Any) -> None:
     """Each message makes an RDMABuffer object of its own."""
     buffer = call(owner.make, "cuda", b"abc")
-    assert call(reader.read_copies, buffer, 1100) == ["device_ipc"]
+    for _ in range(11):
+        assert call(reader.read_copies, buffer, 100) == ["device_ipc"]
     assert call(owner.card_says, "shares") == 1
     call(owner.drop, buffer)
 
