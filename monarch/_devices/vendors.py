@@ -194,9 +194,9 @@ def dma_buf(address: int, size: int, device: int, kind: Vendor | None = None, li
     (ibv_reg_dmabuf_mr). On any thread, also on one that has used no device yet.
 
     The range grows to whole pages, which lie in the same allocation: device allocations are of whole pages. Torch has to
-    be loaded, the device in use. DmaBufError where there is no driver, where it does not know the call (CUDA before 11.7,
-    ROCm before 7.0), and where it refuses. Source: the CUDA driver API's cuMemGetHandleForAddressRange and HIP's
-    hipMemGetHandleForAddressRange. Never run on hardware.
+    be loaded, the device in use. DmaBufError where there is no driver, where it does not know the call (CUDA before 11.7),
+    and where it refuses. Source: the CUDA driver API's cuMemGetHandleForAddressRange and HIP's
+    hipMemGetHandleForAddressRange; before ROCm 7.0 the runtime below HIP. Never run on hardware.
     """
     kind = vendor() if kind is None else kind
     if kind == "cpu":
@@ -209,7 +209,10 @@ def dma_buf(address: int, size: int, device: int, kind: Vendor | None = None, li
     try:
         call = getattr(driver, name)
     except AttributeError:
-        raise DmaBufError(f"no dma-buf: the driver has no {name}; update it") from None
+        runtime = _hsa() if kind == "hip" else None
+        if runtime is None:
+            raise DmaBufError(f"no dma-buf: the driver has no {name}; update it") from None
+        return _by_hsa(runtime, address, size)
     file = ctypes.c_int(-1)
     with _using(driver, kind, device):
         code = call(
@@ -224,6 +227,30 @@ def dma_buf(address: int, size: int, device: int, kind: Vendor | None = None, li
             f"no dma-buf for {length} bytes at {start:#x} ({size} at {address:#x}): {name} said {_words(driver, kind, code)}"
         )
     return DmaBuf(file.value, address - start, length)
+
+
+def _hsa() -> Any:
+    """ROCm's runtime below HIP, as torch has loaded it; None when it has not."""
+    loaded = _mapped("libhsa-runtime64.so")
+    try:
+        return ctypes.CDLL(loaded) if loaded else None
+    except OSError:
+        return None
+
+
+def _by_hsa(runtime: Any, address: int, size: int) -> DmaBuf:
+    """By hsa_amd_portable_export_dmabuf (hsa_ext_amd.h, since ROCm 5.3), which asks for no device: the allocation's."""
+    file, offset = ctypes.c_int(-1), ctypes.c_uint64(0)
+    try:
+        call = runtime.hsa_amd_portable_export_dmabuf
+    except AttributeError:
+        raise DmaBufError("no dma-buf: ROCm has no hsa_amd_portable_export_dmabuf; update it") from None
+    code = call(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.byref(file), ctypes.byref(offset))
+    if code:
+        raise DmaBufError(
+            f"no dma-buf for {size} bytes at {address:#x}: hsa_amd_portable_export_dmabuf said {code} (hsa_status_t)"
+        )
+    return DmaBuf(file.value, offset.value, offset.value + size)
 
 
 @contextmanager

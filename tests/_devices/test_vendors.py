@@ -315,6 +315,26 @@ def test_a_thread_that_has_used_no_device_exports_memory_of_any(kind: Any, prefi
     assert driver.retained == 0
 
 
+def test_before_rocm_7_the_runtime_below_hip_exports(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hsa:
+        code = 0
+
+        def hsa_amd_portable_export_dmabuf(self, address: Any, size: Any, file: Any, offset: Any) -> int:
+            if not self.code:
+                ctypes.cast(file, ctypes.POINTER(ctypes.c_int))[0] = 78
+                ctypes.cast(offset, ctypes.POINTER(ctypes.c_uint64))[0] = address.value % (2 * PAGE)
+            return self.code
+
+    monkeypatch.setattr(vendors, "_hsa", Hsa)
+    assert devices.dma_buf(3 * PAGE + 7, 100, 3, "hip", object()) == (78, PAGE + 7, PAGE + 107)
+    Hsa.code = 0x1001
+    with pytest.raises(devices.DmaBufError, match=r"100 bytes at 0x\w+: hsa_amd_portable_export_dmabuf said 4097"):
+        devices.dma_buf(3 * PAGE + 7, 100, 3, "hip", object())
+    monkeypatch.setattr(vendors, "_hsa", object)
+    with pytest.raises(devices.DmaBufError, match="update it"):
+        devices.dma_buf(PAGE, 100, 3, "hip", object())
+
+
 def test_a_context_that_cannot_be_used_says_whose(torch_is: Any) -> None:
     driver = Driver("cu")
     driver.cuDevicePrimaryCtxRetain = lambda context, number: 2  # type: ignore[method-assign]
