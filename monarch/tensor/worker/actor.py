@@ -37,6 +37,7 @@ class TensorWorker(Actor):
             self._cores = max(1, len(os.sched_getaffinity(0)) // int(environments[rank]["LOCAL_WORLD_SIZE"]))
         own_device.take(int(environments[rank]["LOCAL_RANK"]))
         self.executor = executor.Executor(rank)
+        self.executor.end = context().actor_instance.abort
         self.key = own_key()
         waiting.open(self.key)
         self.services = services
