@@ -35,7 +35,7 @@ from monarch.tensor.failures import Failed, OneLine, Tainted, is_echo
 from monarch.tensor.frames import PACKAGE
 from monarch.tensor.signature import flatten
 from monarch.tensor.worker.current import thread
-from monarch.tensor.worker.poisoned import advice, is_poisoned, report
+from monarch.tensor.worker.poisoned import advice, device_here, is_poisoned, report
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 Answer = Callable[[Any], Any]
@@ -183,8 +183,7 @@ class Executor:
             return self._poison
         text = _text(error) + advice(command)
         if not self.poisoned and is_poisoned(error):
-            device = f"{torch.accelerator.current_accelerator()}:{torch.accelerator.current_device_index()}"
-            self.poisoned = report(error, command, self.rank, socket.gethostname(), device)
+            self.poisoned = report(error, command, self.rank, socket.gethostname(), device_here())
             text = f"{self.poisoned}\n{text}"
         failed = Failed(ident, self.rank, command, text, _pickled(error), is_echo(error))
         self._poison = failed if self.poisoned else None

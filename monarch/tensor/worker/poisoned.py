@@ -32,6 +32,14 @@ def _of_a_device(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in ("CUDA error", "HIP error"))
 
 
+def device_here() -> str:
+    """The device of this thread, as reports name it."""
+    try:
+        return f"{torch.accelerator.current_accelerator()}:{torch.accelerator.current_device_index()}"
+    except Exception:  # it refuses everything
+        return "the device"
+
+
 def report(error: BaseException, command: str, rank: int, host: str, device: str) -> str:
     """What the program is told."""
     cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

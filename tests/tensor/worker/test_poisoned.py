@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 
-from monarch.tensor import commands
+from monarch.actor import SupervisionError, this_host
+from monarch.tensor import RemoteException, commands, inspect
 from monarch.tensor.failures import Failed, GroupLost
+from monarch.tensor.remote.remote_function import remote
 from monarch.tensor.worker import poisoned
 from monarch.tensor.worker.executor import Executor
 from monarch.tensor.worker.process_groups import Groups, Observed, Unfinished
+from tests.support.tiers import full
+
+TIMEOUT = 60
 
 ASSERTED = "CUDA error: device-side assert triggered\nCUDA kernel errors might be reported later"
 
@@ -204,3 +209,36 @@ def test_works_are_kept_only_until_they_are_done(monkeypatch: pytest.MonkeyPatch
         assert backend.allreduce([]) is made[-1]
     assert len(unfinished._works) == 1
     assert (backend.name(), backend.ranks) == ("nccl", 2)
+
+
+# --- in a process -----------------------------------------------------------------------------------------------
+
+
+@full
+def test_the_program_is_told_and_goes_on_with_new_processes() -> None:
+    def asserts(t: Any) -> Any:
+        import torch
+
+        def query() -> bool:
+            raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+        torch.accelerator.current_stream = lambda device=None: SimpleNamespace(query=query)
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+    procs = this_host().spawn_procs({"gpus": 2})
+    try:
+        with procs.activate():
+            x = torch.ones(2)
+            with pytest.raises(
+                (RemoteException, SupervisionError), match="has failed at or before remote function"
+            ) as caught:
+                inspect(remote(asserts, propagate=lambda t: t)(x))
+            assert "procs.restart()" in str(caught.value)
+            with pytest.raises(SupervisionError, match=r"engine of .* has ended"):
+                for _ in range(1000):  # the end of the worker comes behind the answer
+                    inspect(torch.ones(2))
+        procs.restart().get(timeout=TIMEOUT)
+        with procs.activate():
+            assert inspect(torch.ones(2)).tolist() == [1, 1]
+    finally:
+        procs.stop().get(timeout=TIMEOUT)
