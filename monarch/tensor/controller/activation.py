@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from monarch.tensor.controller import dispatch
 from monarch.tensor.controller.homes import allow_names
 from monarch.tensor.controller.place import Mesh
 
 M = TypeVar("M", bound=Mesh)
+T = TypeVar("T")
 no_modes = _disable_current_modes
 _modes = torch._C._len_torch_dispatch_stack
 
@@ -105,6 +111,19 @@ class _NoMesh:
     def activate(self) -> Activation[Any]:
         return _NoMeshActivation()
 
+    def iterate(self, iterable: Iterable[T]) -> Iterator[T]:
+        """The items of `iterable`, each of them made outside of any mesh: what a torch DataLoader of this process needs when
+        a mesh is active where its batches are used."""
+        with self.activate():
+            items = iter(iterable)
+        while True:
+            with self.activate():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+
     def __repr__(self) -> str:
         return "monarch.no_mesh"
 
@@ -118,6 +137,15 @@ def active_mesh() -> Mesh | None:
         return None
     mesh: Mesh = _active.stack[-1].mesh
     return mesh
+
+
+def mesh_of_operations() -> Mesh | None:
+    """The mesh that torch's operations of this thread go to. In threads in which autograd computes derivatives it is that
+    of the thread which asked for them, by which none was activated there."""
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        if type(mode) is _MeshMode:
+            return mode.mesh
+    return None
 
 
 def deactivate(mesh: Mesh) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from monarch._devices import own_device, statistics
 from monarch.tensor import commands, signature
 from monarch.tensor.commands import (
     Ask,
@@ -181,6 +182,9 @@ class Executor:
         """A failure of this rank, noted."""
         if self._poison is not None:
             return self._poison
+        where = statistics.at_out_of_memory(error)
+        if where:
+            error.add_note(f"out of memory on rank {self.rank} ({where})")
         text = _text(error) + advice(command)
         if not self.poisoned and is_poisoned(error):
             self.poisoned = report(error, command, self.rank, socket.gethostname(), device_here())
@@ -349,6 +353,7 @@ class Streams:
                 item = waiting.get()
                 if item is None:
                     return
+                own_device.enter()  # another thread may have been the first to use it
                 self.executor.run(*item)
                 del item  # nothing of a batch outlives it
 

@@ -82,7 +82,7 @@ class Send:
             if problem is None:
                 copy = tensors[0].clone(memory_format=torch.contiguous_format)
             else:
-                copy = torch.zeros(shape, dtype=dtype, device=device)
+                copy = torch.zeros(shape, dtype=dtype, device=device.type)
             for receiver in receivers:
                 both = self._is_exchange(executor.rank, receiver)
                 lines.send(executor.rank, receiver, self._streams, int(numbers[0]), copy, both)
@@ -142,7 +142,8 @@ class Lines:
         RuntimeError when it is too late."""
         if sender == receiver:
             return self._own((streams, number))
-        device = torch.device(device)
+        # The sender's number says nothing here: it is this thread's device of that type.
+        device = torch.empty(0, device=torch.device(device).type).device
         return self._line(sender, receiver, streams).receive(sender, number, shape, dtype, device, exchange)
 
     def _line(self, sender: int, receiver: int, streams: tuple[int, int]) -> _Line:
