@@ -23,7 +23,7 @@ import torch.random
 import torch.utils.checkpoint
 
 from monarch.tensor.controller import rng
-from monarch.tensor.controller.activation import mesh_of_operations
+from monarch.tensor.controller.activation import everywhere, mesh_of_operations
 from monarch.tensor.controller.dispatch import constant
 from monarch.tensor.controller.generator import Generator
 from monarch.tensor.controller.handles import is_distributed
@@ -51,7 +51,12 @@ def install() -> None:
             setattr(module, name, _instead_of(getattr(torch.cuda.random, name), stand_in))
     checkpoint: Any = torch.utils.checkpoint
     checkpoint._get_device_module = _device_module_instead_of(checkpoint._get_device_module)
-    torch.Generator = Generator
+    everywhere.told = _generators_are_of_meshes
+
+
+def _generators_are_of_meshes(while_active: bool) -> None:
+    """Only then, because torch.compile knows torch's own class and what it makes, and no other."""
+    torch.Generator = Generator if while_active else torch._C.Generator
 
 
 def _instead_of(plain: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
