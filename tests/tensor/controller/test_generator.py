@@ -226,9 +226,12 @@ def test_a_device_that_only_the_processes_have(loop: Any) -> None:
     assert g.device == torch.device("cuda") and g.initial_seed() == 2
     with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
         torch.ones(3).normal_(generator=g)
-    state = g.get_state()
+    drawn = torch.rand(2, device="cuda", generator=g)
+    assert drawn.device.type == "cuda"
     with pytest.raises(mt.RemoteException, match="in a process that has no accelerator"):
-        mt.inspect(state)
+        mt.inspect(drawn)
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+        torch.rand(2, device="cuda", generator=torch.Generator())
     with mt.no_mesh.activate(), pytest.raises(RuntimeError):
         torch.Generator("cuda")
 
