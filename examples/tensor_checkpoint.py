@@ -72,7 +72,8 @@ def in_this_process() -> dict[str, Any]:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     for first in (0, STEPS):
         train(net, optimizer, rows(0, 1, first), lambda grads: None)
-    return net.state_dict()
+    weights: dict[str, Any] = net.state_dict()
+    return weights
 
 
 def main() -> None:
@@ -87,7 +88,7 @@ def main() -> None:
         folder = Path(args.folder or temporary)
         on_processes(args.first, None, folder / "step3")
         weights = on_processes(args.then, folder / "step3", folder / "step6")
-        plain = {"net": model().state_dict(), "step": 0}
+        plain: dict[str, Any] = {"net": model().state_dict(), "step": 0}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it reads in a single process
             dcp.load(plain, checkpoint_id=folder / "step6")
@@ -96,7 +97,7 @@ def main() -> None:
     print(
         f"{STEPS} steps on {args.first} processes and {STEPS} on {args.then}: weights differ by {apart:.0e} from one process"
     )
-    read = all(torch.equal(plain["net"][name], weights[name]) for name in weights)  # type: ignore[index]
+    read = all(torch.equal(plain["net"][name], weights[name]) for name in weights)
     print(f"plain torch reads step {plain['step']}, and the same weights: {read}")
     if apart > 1e-9 or not read or plain["step"] != 2 * STEPS:
         raise SystemExit("the weights differ")

@@ -17,8 +17,9 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from monarch._devices import vendors
+from monarch._devices import own_device, vendors
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads, start_thread
+from monarch.spmd import device_mesh
 from monarch.spmd.layout import Devices
 from monarch.spmd.spmd_actor import host_and_port
 
@@ -70,14 +71,17 @@ class TorchSetup(Actor):
         return Devices(vendors.count(), os.environ.get(next(iter(vendors.visible_variables()), ""), ""))
 
     @endpoint
-    async def prepare(self, environment: dict[str, str], device: int | None, threads: int | None) -> None:
+    async def prepare(
+        self, environment: dict[str, str], dims: dict[str, int], device: int | None, threads: int | None
+    ) -> None:
         """Sets what the process's libraries and its program read."""
         os.environ.update(environment)
+        device_mesh.ranks.are(dims)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(threads)
             on_actor_threads("torch threads", lambda: _set_threads(threads))
         if device is not None:
-            on_actor_threads("torch device", lambda: _set_device(device))
+            own_device.use(device, lambda: on_actor_threads("device", own_device.enter))
 
     @endpoint
     async def free_port(self, loopback: bool) -> tuple[str, int]:
@@ -287,14 +291,6 @@ def interface_of(address: str) -> str:
 
 
 # --- torch, on an actor's thread
-
-
-def _set_device(index: int) -> None:
-    import torch
-
-    present = torch.accelerator.device_count()
-    if present:
-        torch.accelerator.set_device_index(index % present)
 
 
 def _set_threads(count: int) -> None:

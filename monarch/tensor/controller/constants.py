@@ -17,6 +17,10 @@ def constant(place: Place, local: torch.Tensor) -> Any:
     """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
+        host = local.cpu()
+    if host is not local:  # a device of this process: each worker copies to its own, on the right stream
+        return on_device_of(local, constant(place, host))
+    with _disable_current_modes():
         meta = metadata.of(local)
         storage = Storage()
         if not local.shape and local.device.type == "cpu":

@@ -154,7 +154,7 @@ def _write(path: str, own: Sequence[tuple[Entry, torch.Tensor]], values: bytes |
             writer = FileSystemWriter(path, per_thread_copy_ahead=0, overwrite=True)  # all of it is on the CPU
             writer.set_up_storage_writer(rank == 0)
             plan = writer.prepare_global_plan([SavePlan([])] * rank + [SavePlan(items)])[-1]
-            results = writer.write_data(plan, data).wait()  # type: ignore[arg-type]  # all that it asks of a planner
+            results = writer.write_data(plan, data).wait()  # all that it asks of a planner
     except Exception as exc:
         raise failed(exc, "write", path) from exc
     properties = {
