@@ -13,7 +13,7 @@ import pytest
 from monarch._errors import OwnerEndedError, RDMATimeoutError
 from monarch.actor import SupervisionError
 from monarch.config import configured
-from monarch.rdma.backends import ibverbs, ibverbs_link, ibverbs_owner
+from monarch.rdma.backends import ibverbs, ibverbs_engine, ibverbs_link, ibverbs_owner
 from monarch.rdma.backends.ibverbs import Ibverbs
 from monarch.rdma.backends.ibverbs_binding import RELAXED_ORDERING
 from monarch.rdma.backends.ibverbs_messages import Check, Lend, Lent, Meet, Opened
@@ -149,7 +149,7 @@ def test_rails_that_nobody_told_of(
 ) -> None:
     """Whoever asks does not wait until a device has given up."""
     if patient:
-        monkeypatch.setattr(ibverbs, "PROBE", 0.02)
+        monkeypatch.setattr(ibverbs_engine, "PROBE", 0.02)
     sides = make(**APART)
     near(sides, here="mlx5_0", there="mlx5_1")
     handle = sides.make(bytearray(10))
