@@ -1,8 +1,8 @@
 """This process's side of all transfers by RDMA devices: what it knows of owners' buffers, and the queue pairs it has to them.
 
 Who asks decides for both ends: an owner tells of all its devices and lends a buffer by those near it, here is chosen which
-pair (`ibverbs_pairs`), and the owner is asked for what is missing. A new queue pair reads a control word before anything waits
-for it: where no packet passes, that is known after PROBE seconds, and the transfer goes another way.
+pair (`ibverbs_pairs`), and the owner is asked for what is missing. A new queue pair reads a control word before anything
+waits for it: where no packet passes, that is known after PROBE seconds, and the transfer goes another way.
 """
 
 from __future__ import annotations
