@@ -49,6 +49,7 @@ _HOMES = {
     "grad_function": ("monarch.tensor.controller.gradients", "grad_function"),
     "grad_generator": ("monarch.tensor.controller.gradients", "grad_generator"),
     "reduce": ("monarch.tensor.controller.collectives", "reduce"),
+    "PendingReduce": ("monarch.tensor.controller.pending", "PendingReduce"),
     "reduce_": ("monarch.tensor.controller.collectives", "reduce_"),
     "to_mesh": ("monarch.tensor.controller.moves", "to_mesh"),
     "slice_mesh": ("monarch.tensor.controller.moves", "slice_mesh"),

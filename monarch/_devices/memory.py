@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from monarch._devices import ipc_counts, vendors
+from monarch._devices import ipc_counts, own_device, vendors
 from monarch._devices.modes import locally
 
 
@@ -147,6 +147,9 @@ class Torch:
         module = getattr(torch, kind, None)
         if module is None or not module.is_available():
             return ""
+        if hasattr(module, "init"):
+            module.init()  # with the first use of devices this process's own is chosen
+        own_device.enter()
         return f"{kind}:{module.current_device() if hasattr(module, 'current_device') else 0}"
 
     def on(self, device: str) -> AbstractContextManager[None]:
@@ -167,6 +170,7 @@ class Torch:
     def pinned(self, size: int) -> Any:
         import torch
 
+        own_device.enter()  # torch pins for the device that this thread uses
         return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def mark(self, flat: Any) -> Any:

@@ -437,15 +437,16 @@ _told_of_no_device = False
 
 @_locally
 def _rebuild_on_device(memory: Any, kind: str, uuid: str) -> Any:
-    """On the card it came from if this process sees that, else on the device of its type that this thread uses.
+    """On the device of its type that this thread uses, whichever it came from: what rank 0 broadcasts is not to fill rank 0's
+    device once for each rank.
 
     Without a device of that type it stays on the CPU, which the user is warned of, once.
     """
     from monarch._devices import pinned
-    from monarch._devices.memory import Card, interface
+    from monarch._devices.memory import interface
 
     host = _rebuild_span(memory)
-    device = interface().find(Card(kind, uuid)) or interface().current(kind)
+    device = interface().current(kind)
     if not device:
         _tell_of_no_device(kind)
         return host

@@ -69,6 +69,7 @@ OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer", "rdma_i
 FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
     "share_threads",
+    "share_devices",
     "enable_log_forwarding",
     "enable_file_capture",
     "stream_remote_output",

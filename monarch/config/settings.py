@@ -151,6 +151,8 @@ TABLE: tuple[Setting, ...] = (
             "names with commas."),
     Setting("share_threads", FLAG, True, "MONARCH_SHARE_THREADS",
             "Whether processes get OMP_NUM_THREADS, their share of the host's processors, where nothing sets it."),
+    Setting("share_devices", FLAG, True, "MONARCH_SHARE_DEVICES",
+            "Whether processes use the GPU of their place on the host, and meshes of one host different GPUs."),
     Setting("switch_interval", DURATION, "1ms", "MONARCH_SWITCH_INTERVAL",
             "Python's thread switch interval in processes; 0s leaves it as it is."),
     Setting("waiters_read", Choice("auto", "never", "always"), "auto", "MONARCH_WAITERS_READ",

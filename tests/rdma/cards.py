@@ -53,6 +53,27 @@ class Side(Actor):
         paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
 
     @endpoint
+    def use_verbs(self, fabric: str, nics: list[str]) -> None:
+        """RDMA devices, imitated ones, and what leads to other hosts."""
+        from pathlib import Path
+
+        from monarch.rdma import paths
+        from monarch.rdma.backends import ibverbs_devices
+        from tests.rdma import gpu_direct
+        from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
+
+        paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("local", "ibverbs", "tcp", "actor"))
+        root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
+        self.exports = gpu_direct.Exports()
+        devices = ibverbs_devices.Devices(FakeBinding(Path(fabric), nics), root, self.exports, lambda ordinal: "")
+        ibverbs_devices._made.value = devices
+        gpu_direct.install()
+
+    @endpoint
+    def exports_fail(self, fail: bool) -> None:
+        self.exports.fail = fail
+
+    @endpoint
     def has(self, **kwargs: Any) -> None:
         """What the card says of itself."""
         for name, value in kwargs.items():

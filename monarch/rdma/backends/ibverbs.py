@@ -13,8 +13,10 @@ A read is true if the buffer's control word, read by the same device after the d
 by the real package. All else runs in tests against an imitation of the binding that copies between processes: real cards with
 their errors and timing, InfiniBand, several devices, registration by dma-buf and everything about speed have not been tried.
 
-Memory of a GPU is read by its owner's device from where it is. It is not written to: not all GPUs order what other devices
-write before what their kernels read, so such writes take the next path.
+Memory of a GPU is read and written by its owner's device where it is. A write of which a device has heard the end may be on
+its way to the GPU still, and not all GPUs order what other devices write before what their kernels read. So each queue pair
+that wrote reads a few of the bytes back: no read passes a write before it on its way to the GPU (PCI Express Base
+Specification, transaction ordering), so once it is answered the bytes are there.
 """
 
 from __future__ import annotations
@@ -68,9 +70,6 @@ class Ibverbs:
 
 
 def begin(transfer: Transfer) -> None:
-    if transfer.write and transfer.handle.device is not None:
-        elsewhere(transfer, "devices do not write to memory of a GPU")
-        return
     try:
         mine = engine()
     except NoDevicesError as exc:  # switched off since the path was chosen
@@ -131,6 +130,7 @@ class Errand:
         self._held: list[Held] = []
         self._routes: list[Route] = []
         self._word: Word | None = None
+        self._pushed: list[Word] = []  # what is read back of a GPU's memory lands here
 
     def begin(self) -> None:
         """Now, when all is known and connected and the transfer is small; else once it is."""
@@ -235,8 +235,14 @@ class Errand:
         if not faults and not self.transfer.write and word is None:
             self._look_at_word()
             return
+        if not faults and self.transfer.write and self.transfer.handle.device is not None and not self._pushed:
+            self._push()
+            return
         self._word, self._over = None, True
         self._let_go()
+        pushed, self._pushed = self._pushed, []
+        for one in pushed:
+            one.close()
         value = 0 if word is None else word.value()
         if word is not None:
             word.close()
@@ -271,6 +277,23 @@ class Errand:
             self._context.copy().run(manager.start, lambda: self._engine.check(handle, link))
         except Exception as exc:  # this process is ending
             logging.getLogger("monarch").debug("RDMA: nobody asks after a quiet queue pair: %r", exc)
+
+    def _push(self) -> None:
+        """Reads back what was written to a GPU, over each queue pair that wrote: see above."""
+        transfer = self.transfer
+        remote, count = transfer.handle.address + transfer.offset, min(WORD.size, transfer.size)
+        parts = []
+        try:
+            for route in self._routes:
+                self._pushed.append(self._engine.word(route.here))
+                word = self._pushed[-1]
+                request = Request(remote, ((word.address, count),))
+                parts.append((route.link, Part(self, [request], False, word.key, route.key.memory)))
+        except OSError:
+            self._faults.append(Fault.LOCAL)
+            self._all_ended()
+            return
+        self._post(parts)
 
     def _failed(self, fault: Fault) -> None:
         """What was done is done over: it does no harm, for both sides leave the bytes alone meanwhile."""

@@ -17,7 +17,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import metadata, propagation
 from monarch.tensor.controller import handles, misuse, scalars
 from monarch.tensor.controller.checks import check
+from monarch.tensor.controller.drawing import given_state
 from monarch.tensor.controller.handles import Made, layout, make
+from monarch.tensor.controller.homes import _strangers, meant
 from monarch.tensor.controller.known import know, known_scalar, replaced, value_of
 from monarch.tensor.controller.misuse import Problem
 from monarch.tensor.controller.place import Engine, Mesh, Place
@@ -107,6 +109,8 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
         handled = op.special(func, args, kwargs, mesh)
         if handled is not NotImplemented:
             return handled
+    if _strangers and kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": meant(kwargs["device"])}
     inputs: list[Any] = []
     numbers: list[Any] = []
     key: list[Any] = [op]
@@ -176,6 +180,8 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
     except TypeError:  # an argument that cannot be hashed
         entry, frozen = None, None  # type: ignore[assignment]
     if entry is None:
+        if (drawn := given_state(func, args, kwargs, place)) is not None:  # what has a generator is never known
+            return operate(*drawn, mesh)
         if closer:
             check(func, args, kwargs, inputs, (), place, mesh)
         entry = _learn(op, args, kwargs, inputs, engine, frozen)
@@ -280,7 +286,6 @@ def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> A
 def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, key: Any) -> Entry:
     """Works out what a call gives that was not made before, and defines it on the workers."""
     values, named, _ = template(args, kwargs, None)
-    _refuse_generators(op, args, kwargs)
     if op.op._schema.name.startswith("aten::quantize_per_"):  # torch predicts a plain tensor
         raise metadata.not_dense("quantized")
     metas = [tensor._record.meta for tensor in inputs]
@@ -398,15 +403,6 @@ def _move(record: Record, source: Record | None, taint: Any) -> None:
         share(source, record)
 
 
-def _refuse_generators(op: _Op, args: Any, kwargs: dict[str, Any]) -> None:
-    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
-        raise TypeError(
-            f"{op.op} was given a torch.Generator of this process, and the processes of a mesh have generators of "
-            f"their own: leave "
-            f"it out, and seed theirs with monarch.random, or use one of theirs inside a monarch.remote function"
-        )
-
-
 # --- local tensors among the inputs -----------------------------------------------------------------------------
 
 
@@ -438,6 +434,10 @@ def constant(place: Place, local: torch.Tensor) -> Any:
     """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
     with _disable_current_modes():
         local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
+        if local.device.type != "cpu":  # a device of this process: each worker copies to its own, on the right stream
+            return operate(
+                torch.ops.aten._to_copy.default, (constant(place, local.cpu()),), {"device": local.device}, None
+            )
         meta = metadata.of(local)
         storage = Storage()
         if not local.shape and local.device.type == "cpu":

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from monarch.tensor.controller import dispatch, known, misuse
+from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.direct import OPERATIONS, direct
+from monarch.tensor.controller.homes import numbered
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
 
 if TYPE_CHECKING:
@@ -46,6 +48,35 @@ class Tensor(torch.Tensor):
     def stream(self) -> Stream:
         """The stream it belongs to."""
         return self._record.place.stream
+
+    @property
+    def device(self) -> torch.device:
+        """That of its local tensors, whether this process has one or not."""
+        device: torch.device = self._record.meta.device
+        return device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self._record.meta.device.type == "cuda"
+
+    @property
+    def is_meta(self) -> bool:
+        return self._record.meta.device.type == "meta"
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As in torch."""
+        kwargs = {name: numbered(value) for name, value in kwargs.items()}
+        return super().to(*map(numbered, args), **kwargs)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """As in torch."""
+        where = torch.device("cuda", device) if isinstance(device, int) else device
+        return self.to(where if where is not None else "cuda", non_blocking=non_blocking, **kwargs)
+
+    def get_device(self) -> int:
+        """The index of its device; -1 for the CPU."""
+        device = self._record.meta.device
+        return -1 if device.type == "cpu" else device.index or 0
 
     @property
     def ref(self) -> int | None:
@@ -95,6 +126,14 @@ class Tensor(torch.Tensor):
             record.place.dead.append(record.ref)
             record.ref = -1
 
+    def backward(
+        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
+        """As in torch. Derivatives are issued by this thread, whatever device the tensors are on, so that a failure is told
+        with this line."""
+        with in_this_thread():
+            super().backward(gradient, retain_graph, create_graph, inputs)
+
     # --- between ranks
 
     def to_mesh(self, mesh: Any, stream: Stream | None = None) -> Tensor:
@@ -110,18 +149,21 @@ class Tensor(torch.Tensor):
         return slice_mesh(self, **dims)
 
     def reduce(
-        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, out: Any = None
-    ) -> Tensor:
-        """A collective along `dims` (see `monarch.reduce`)."""
+        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, out: Any = None,
+        async_op: bool = False,
+    ) -> Any:  # fmt: skip
+        """A collective along `dims` (see `monarch.reduce`): a Tensor, or with `async_op` a PendingReduce."""
         from monarch.tensor.controller.collectives import reduce_tensor
 
-        return reduce_tensor(self, dims, reduction, scatter, mesh, False, out)  # type: ignore[no-any-return]
+        return reduce_tensor(self, dims, reduction, scatter, mesh, False, out, async_op)
 
-    def reduce_(self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> Tensor:
+    def reduce_(
+        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, async_op: bool = False
+    ) -> Any:
         """A collective along `dims` whose result replaces the input's contents (see `monarch.reduce_`)."""
         from monarch.tensor.controller.collectives import reduce_tensor
 
-        return reduce_tensor(self, dims, reduction, scatter, mesh, True, None)  # type: ignore[no-any-return]
+        return reduce_tensor(self, dims, reduction, scatter, mesh, True, None, async_op)
 
     def delete_ref(self, ref: int) -> None:
         """Deletes reference `ref` on the workers. For the parts of the engine."""
