@@ -25,7 +25,7 @@ from monarch.config import configure, configured
 from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch.rdma.backends import ibverbs_devices, ibverbs_sysfs
 from monarch.rdma.backends.ibverbs import Ibverbs
-from monarch.rdma.backends.ibverbs_binding import Limits, NoVerbsError, Package, send_requests
+from monarch.rdma.backends.ibverbs_binding import Limits, NoVerbsError, Package, _Device, send_requests
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
 from monarch.rdma.backends.ibverbs_gids import Gid, offered
 from monarch.rdma.backends.ibverbs_messages import End
@@ -519,6 +519,16 @@ def test_the_package_has_what_is_called() -> None:
     info = ib.QPInfo(2**24 - 1, 5, 2, bytes(16), 1, 5)
     assert (info.qp_num, info.psn, info.lid, info.port, info.mtu) == (2**24 - 1, 5, 2, 1, 5)
     assert issubclass(ib.VerbsError, OSError)
+
+
+def test_a_library_without_dma_buf_is_a_device_that_cannot_register() -> None:
+    def unavailable(*args: Any) -> Any:
+        raise RuntimeError("ibv_reg_dmabuf_mr is unavailable: this libibverbs predates rdma-core 34")
+
+    device = _Device.__new__(_Device)
+    device.domain = SimpleNamespace(reg_dmabuf_mr=unavailable)
+    with pytest.raises(OSError, match="predates rdma-core 34"):
+        device.register_dmabuf(DmaBuf(8, 100, 8192), 0x7000, 300, 4)
 
 
 class Said:

@@ -172,6 +172,17 @@ def test_a_device_that_cannot_register_for_the_rail(make: Callable[..., Sides], 
     assert "mlx5_0 cannot register 10 bytes" in gone[0]
 
 
+def test_a_near_device_that_cannot_register_is_left_out(sides: Sides, gone: list[str]) -> None:
+    sides.device("there_0").refuse = 1
+    data = bytearray(os.urandom(4 * MIB))
+    handle = sides.make(data)
+    for _ in range(2):
+        assert sides.read(handle, 4 * MIB) == data
+    assert gone == [] and not sides.device("there_0").pairs
+    assert [one.nics for one in sides.asked if isinstance(one, Lend)] == [()]
+    assert all(sides.device(name).moved >= 2 * MIB for name in HERE)  # both reach the other one
+
+
 # --- ports of different rate
 
 
