@@ -27,6 +27,7 @@ from monarch.tensor.controller import borrows as borrows  # how streams borrow
 from monarch.tensor.controller import claims as claims  # how tensors are pickled for actors
 from monarch.tensor.controller import torch_random
 from monarch.tensor.controller.activation import no_mesh
+from monarch.tensor.controller.distribute import gather, replicate, shard
 from monarch.tensor.controller.fetch import fetch_shard, inspect, show
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
 from monarch.tensor.controller.stream import Stream, get_active_stream
@@ -50,12 +51,15 @@ __all__ = [
     "fetch_shard",
     "from_dtensor",
     "function",
+    "gather",
     "get_active_mesh",
     "get_active_stream",
     "inspect",
     "no_mesh",
     "reduce",
     "reduce_",
+    "replicate",
+    "shard",
     "show",
     "slice_mesh",
     "to_dtensor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from monarch.tensor.controller.homes import allow_names
 from monarch.tensor.controller.place import Mesh
 
 M = TypeVar("M", bound=Mesh)
+T = TypeVar("T")
 no_modes = _disable_current_modes
 _modes = torch._C._len_torch_dispatch_stack
 
@@ -108,6 +110,19 @@ class _NoMesh:
 
     def activate(self) -> Activation[Any]:
         return _NoMeshActivation()
+
+    def iterate(self, iterable: Iterable[T]) -> Iterator[T]:
+        """The items of `iterable`, each of them made outside of any mesh: what a torch DataLoader of this process needs when
+        a mesh is active where its batches are used."""
+        with self.activate():
+            items = iter(iterable)
+        while True:
+            with self.activate():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
 
     def __repr__(self) -> str:
         return "monarch.no_mesh"

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import metadata, propagation
 from monarch.tensor.controller import handles, misuse, scalars
 from monarch.tensor.controller.checks import check
+from monarch.tensor.controller.constants import constant, goes_along, replica
 from monarch.tensor.controller.drawing import given_state
 from monarch.tensor.controller.handles import Made, layout, make
 from monarch.tensor.controller.homes import _strangers, meant
@@ -24,7 +25,6 @@ from monarch.tensor.controller.known import know, known_scalar, replaced, value_
 from monarch.tensor.controller.misuse import Problem
 from monarch.tensor.controller.place import Engine, Mesh, Place
 from monarch.tensor.controller.records import (
-    KNOWN,
     Record,
     Storage,
     recorder,
@@ -407,12 +407,15 @@ def _move(record: Record, source: Record | None, taint: Any) -> None:
 
 
 def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Mesh | None) -> Any:
-    """Some inputs are local tensors. Constants that a derivative made outside any mesh may go along, and there torch's own
-    scalars too: it makes one of the number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
+    """Some inputs are local tensors. What a distributed tensor is to be a copy of (`copy_`, and with it `load_state_dict`) is
+    sent; so are constants that a derivative made outside any mesh, and there torch's own scalars: it makes one of the
+    number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
     ours = [tensor for tensor in inputs if type(tensor) is Tensor]
     place = ours[0]._record.place if ours else None
     others = [tensor for tensor in inputs if type(tensor) is not Tensor]
-    if place is not None and all(_goes_along(tensor, mesh) for tensor in others):
+    if place is not None and func is _copy and type(args[0]) is Tensor:
+        return operate(func, (args[0], replica(place, args[1]), *args[2:]), kwargs, mesh)
+    if place is not None and all(goes_along(tensor, mesh) for tensor in others):
         sent = {id(tensor): constant(place, tensor) for tensor in others}
         return operate(func, replaced(args, sent), {k: replaced(v, sent) for k, v in kwargs.items()}, mesh)
     code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
@@ -423,28 +426,7 @@ def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Mes
     raise error
 
 
-def _goes_along(local: torch.Tensor, mesh: Mesh | None) -> bool:
-    if type(local) is not torch.Tensor or local.device.type != "cpu":
-        return False
-    in_a_derivative = torch._C._current_graph_task_id() != -1
-    return in_a_derivative or (mesh is None and not local.shape and not local.requires_grad)
-
-
-def constant(place: Place, local: torch.Tensor) -> Any:
-    """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
-    with _disable_current_modes():
-        local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
-        if local.device.type != "cpu":  # a device of this process: each worker copies to its own, on the right stream
-            return operate(
-                torch.ops.aten._to_copy.default, (constant(place, local.cpu()),), {"device": local.device}, None
-            )
-        meta = metadata.of(local)
-        storage = Storage()
-        if not local.shape and local.device.type == "cpu":
-            storage.known = local.clone()
-            storage.flags |= KNOWN
-    ident = place.engine.constant(place, local)
-    return make(Record(ident, meta, place, storage))
+_copy = torch.ops.aten.copy_.default
 
 
 # --- operations that are not what they seem ------------------------------------------------------------------
@@ -483,6 +465,17 @@ def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     raise misuse.data_dependent(str(func))
 
 
+def _empty(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+    """Torch rebuilds a tensor that it has read (torch.load, a message of its own) as an empty one that it then gives the
+    storage it has read: that is in this process (torch._utils._rebuild_tensor)."""
+    if mesh is None or list(args[0]) != [0] or not misuse.asked_by(_REBUILDING):
+        return NotImplemented
+    return func(*args, **kwargs)
+
+
+_REBUILDING = torch._utils.__file__
+
+
 def _pinned(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     return False
 
@@ -493,6 +486,9 @@ _special: dict[str, Callable[..., Any]] = {
     "aten.lift_fresh_copy.default": _lift,
     "aten.equal.default": _equal,
     "aten.is_pinned.default": _pinned,
+    "aten.empty.memory_format": _empty,
+    "aten.detach.default": _local,
+    "aten.alias.default": _local,
     "aten.set_.source_Storage": _local,
     "aten.set_.source_Storage_storage_offset": _local,
     "profiler._record_function_exit.default": _local,

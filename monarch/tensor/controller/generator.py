@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor.controller import drawing, rng
 from monarch.tensor.controller.activation import mesh_of_operations
-from monarch.tensor.controller.dispatch import constant
+from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.handles import is_distributed, make
 from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import Record, recorder, recorders, share

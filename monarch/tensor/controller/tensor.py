@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch.tensor.controller import dispatch, known, misuse
+from monarch.tensor.controller import dispatch, known, loss_scale, misuse, saving
 from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.constants import on_device_of, replica
 from monarch.tensor.controller.direct import OPERATIONS, direct
 from monarch.tensor.controller.homes import numbered
+from monarch.tensor.controller.optimizer_state import follow_parameters
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
 
 if TYPE_CHECKING:
@@ -57,11 +59,11 @@ class Tensor(torch.Tensor):
 
     @property
     def is_cuda(self) -> bool:
-        return self._record.meta.device.type == "cuda"
+        return bool(self._record.meta.device.type == "cuda")
 
     @property
     def is_meta(self) -> bool:
-        return self._record.meta.device.type == "meta"
+        return bool(self._record.meta.device.type == "meta")
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
         """As in torch."""
@@ -101,12 +103,15 @@ class Tensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        """The same memory without autograd's history. Assigning another distributed tensor makes this one an alias of it."""
+        """The same memory without autograd's history. Assigning another distributed tensor makes this one an alias of it,
+        assigning a local one gives it those values in each process."""
         return torch.Tensor.data.__get__(self)
 
     @data.setter
     def data(self, value: Any) -> None:
         record = self._record
+        if isinstance(value, torch.Tensor) and type(value) is not Tensor:
+            value = on_device_of(value, replica(record.place, value))
         problem = trouble(value, record.place, False) if isinstance(value, torch.Tensor) else None
         if problem is not None and problem.code != "WRONG_MESH":
             raise misuse.incorrect("data", (self, value), {}, [problem], record.place.mesh, record.place.stream)
@@ -173,7 +178,9 @@ class Tensor(torch.Tensor):
 
     def item(self) -> Any:
         """Its number, where this process knows it: a scalar that was computed from constants alone, and so is the same on
-        every rank. Otherwise an error that says what to do."""
+        every rank. Otherwise an error that says what to do, but to a torch.amp.GradScaler, which waits for it."""
+        if not self._record.storage.flags & (KNOWN | DROPPED) and loss_scale.asked_by_scaler():
+            return loss_scale.agreed(self)
         return known.known_scalar(self)
 
     def __bool__(self) -> bool:
@@ -244,6 +251,8 @@ class Tensor(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if saving.asked_by_save():
+            return saving.plain(self).__reduce_ex__(protocol)
         raise misuse.not_sendable(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -289,3 +298,4 @@ for _name in OPERATIONS:
     setattr(Tensor, _name, direct(_name, Tensor))
 
 dispatch.bind(Tensor)
+follow_parameters()

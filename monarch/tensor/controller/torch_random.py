@@ -24,7 +24,7 @@ import torch.utils.checkpoint
 
 from monarch.tensor.controller import rng
 from monarch.tensor.controller.activation import mesh_of_operations
-from monarch.tensor.controller.dispatch import constant
+from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.generator import Generator
 from monarch.tensor.controller.handles import is_distributed
 from monarch.tensor.controller.place import Mesh, Place
