@@ -26,6 +26,7 @@ QUESTIONS = (
     "rdma_gpu",
     "tensor_ops",
     "tensor_function",
+    "collective_overlap",
     "gpt_step",
     "weights",
 )

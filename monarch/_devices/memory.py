@@ -147,8 +147,6 @@ class Torch:
         module = getattr(torch, kind, None)
         if module is None or not module.is_available():
             return ""
-        if hasattr(module, "init"):
-            module.init()  # with the first use of devices this process's own is chosen
         own_device.enter()
         return f"{kind}:{module.current_device() if hasattr(module, 'current_device') else 0}"
 

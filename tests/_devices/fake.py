@@ -119,10 +119,14 @@ class FakeCard:
     def flat(self, tensor: Any) -> Any:
         start = tensor.storage_offset() * tensor.element_size()
         size = tensor.numel() * tensor.element_size()
-        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), start, (size,)).as_subclass(self._class)
+        return (
+            torch.empty(0, dtype=torch.uint8, device="cpu")
+            .set_(tensor.untyped_storage(), start, (size,))
+            .as_subclass(self._class)
+        )
 
     def whole(self, storage: Any) -> Any:
-        return torch.empty(0, dtype=torch.uint8).set_(storage).as_subclass(self._class)
+        return torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage).as_subclass(self._class)
 
     def card(self, flat: Any) -> Card:
         assert isinstance(flat, OnCard)
@@ -144,12 +148,12 @@ class FakeCard:
 
     def empty(self, size: int, device: str) -> Any:
         assert device == self.name
-        return torch.full((size,), 0xEE, dtype=torch.uint8).as_subclass(self._class)
+        return torch.full((size,), 0xEE, dtype=torch.uint8, device="cpu").as_subclass(self._class)
 
     def pinned(self, size: int) -> Any:
         if not self.can_pin:
             raise RuntimeError("no memory can be pinned")
-        return torch.full((size,), 0xDD, dtype=torch.uint8)
+        return torch.full((size,), 0xDD, dtype=torch.uint8, device="cpu")
 
     def mark(self, flat: Any) -> Any:
         assert isinstance(flat, OnCard)

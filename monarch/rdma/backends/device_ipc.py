@@ -6,8 +6,8 @@ it; after that the owner takes no part. What cannot be lent or opened goes anoth
 copied under the buffer's lock, and waited for before that is left, so a drop waits for it. Local memory may be on the same
 card, on another one, or the host's.
 
-A process that was started with a visible-devices variable that hides the owner's card cannot open its memory: let processes
-see all cards of the machine, and choose theirs with torch.cuda.set_device.
+A process with a visible-devices variable that hides the owner's card cannot open its memory. By default processes see all
+cards of the machine: `monarch._devices.own_device`.
 
 Never run on hardware.
 """
