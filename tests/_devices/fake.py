@@ -8,7 +8,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,8 @@ class FakeCard:
         self.settled = 0
         self.begun = 0
         self.waited = 0
+        self.copied = 0  # by `begin_all`
+        self.drained = 0
         self.marks: list[Any] = []
         self.after: list[Any] = []
         self._lock = threading.Lock()
@@ -129,6 +131,37 @@ class FakeCard:
                     self.waited += 1
 
         return wait
+
+    def begin_all(self, copies: Sequence[tuple[Any, Any]], after: Sequence[Any] = ()) -> Callable[[], None]:
+        for target, source in copies:
+            assert target.dtype == source.dtype
+            assert target.shape == source.shape
+            assert isinstance(target, OnCard) or isinstance(source, OnCard)
+        if self.fails is not None:
+            raise self.fails
+        with self._lock:
+            self.begun += 1
+            self.copied += len(copies)
+            self.after += after
+        done = False
+
+        def wait() -> None:
+            nonlocal done
+            if not done:
+                done = True
+                for target, source in copies:
+                    plain(target).copy_(plain(source))
+                with self._lock:
+                    self.waited += 1
+
+        return wait
+
+    def scratch(self, size: int, device: str) -> Any:
+        return self.empty(size, device)
+
+    def drain(self, device: str) -> None:
+        assert device == "cuda:0"
+        self.drained += 1
 
     def ipc_obstacle(self, flat: Any) -> str:
         return self.ipc

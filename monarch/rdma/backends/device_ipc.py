@@ -71,27 +71,38 @@ class DeviceIpc:
         device_copies.run(transfer, lambda: _lend(transfer, borrowed))
 
     async def _open(self, transfer: Transfer, elsewhere: Callable[[], None]) -> None:
-        import asyncio
-
-        handle = transfer.handle
-        assert handle.device is not None
         try:
-            borrowed = borrowing.find(handle.owner, handle.device.storage)  # another transfer may have opened it since
-            if borrowed is None:
-                async with asyncio.timeout(max(0.0, transfer.left())):
-                    borrowed = await asyncio.shield(self._ask_once(handle))
+            borrowed = await self.borrow(transfer.handle, transfer.left())
         except TimeoutError:
             transfer.finish(transfer.timed_out())
         except RDMAError as exc:
             transfer.finish(exc)
-        except Exception as exc:
-            self._refuse(handle, f"its storage cannot be opened here: {exc}")
+        except Exception:
             elsewhere()
         except BaseException as exc:  # this process is ending
             transfer.finish(exc)
             raise
         else:
             self._copy(transfer, borrowed)
+
+    async def borrow(self, handle: Handle, seconds: float) -> Borrowed:
+        """The buffer's storage, open here; on the Mover's loop. TimeoutError; RDMAError when buffer or owner are gone.
+        Anything else says that it cannot be opened, and from then on this way is not taken.
+        """
+        import asyncio
+
+        assert handle.device is not None
+        borrowed = borrowing.find(handle.owner, handle.device.storage)  # another transfer may have opened it since
+        if borrowed is not None:
+            return borrowed
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                return await asyncio.shield(self._ask_once(handle))
+        except (TimeoutError, RDMAError):
+            raise
+        except Exception as exc:
+            self._refuse(handle, f"its storage cannot be opened here: {exc}")
+            raise
 
     def _ask_once(self, handle: Handle) -> asyncio.Task[Borrowed]:
         """Transfers that want the same storage wait for one answer."""
