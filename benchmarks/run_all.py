@@ -28,6 +28,7 @@ QUESTIONS = (
     "tensor_function",
     "gpt_step",
     "weights",
+    "weight_sync",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -411,3 +412,35 @@ def test_the_plan_is_made_once(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> N
     for _ in range(3):
         reader.read().get(TIMEOUT)
     assert len(made) == 1
+
+
+# --- FSDP2 to tensor parallel
+
+
+@full
+def test_what_fsdp_shards_is_read_tensor_parallel_and_whole(tmp_path: Path) -> None:
+    """Uneven parts on both sides; full_tensor() of either side's own group says what is right."""
+    from tests.rdma.fsdp_weights import Generator, Trainer, model
+
+    procs = this_host().spawn_procs({"ranks": 4}, name="fsdp")
+    try:
+        trainers = procs.slice(ranks=slice(0, 2)).spawn("trainers", Trainer, str(tmp_path))
+        generators = procs.slice(ranks=slice(2, 4)).spawn("generators", Generator, str(tmp_path))
+        handle = StateDictHandle.combine(list(trainers.publish.call().get(TIMEOUT).values()))
+        for version in range(2):
+            wanted = next(iter(trainers.full.call().get(TIMEOUT).values()))
+            assert {name: tuple(tensor.shape) for name, tensor in wanted.items()} == handle.shapes
+            mine = model(3)
+            assert handle.read_into(mine).get(TIMEOUT) == version
+            whole = mine.state_dict()
+            read = list(generators.read.call(handle).get(TIMEOUT).values())
+            for got in (whole, *(tensors for _, _, tensors in read)):
+                assert got.keys() == wanted.keys()
+                assert all(torch.equal(got[name], tensor) for name, tensor in wanted.items())
+            assert [seen for seen, _, _ in read] == [version] * 2
+            every = sum(tensor.nbytes for tensor in wanted.values())
+            assert all(moved < every for _, moved, _ in read), "a rank reads its own part"
+            assert set(trainers.step.call().get(TIMEOUT).values()) == {version + 1}
+        trainers.drop.call().get(TIMEOUT)
+    finally:
+        procs.stop().get(TIMEOUT)
