@@ -8,13 +8,16 @@ from typing import Any, NamedTuple
 
 from monarch._mesh.failures.activity import RunningHandler
 from monarch._mesh.inspection import doctor
+from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.diagnosis import mesh_in
 from monarch._mesh.inspection.failure_list import FailureNote
-from monarch._mesh.inspection.folding import called, duration
+from monarch._mesh.inspection.folding import called
 from monarch._mesh.inspection.host_usage import HostUsage, ProcessUsage
 from monarch._mesh.inspection.wait_graph import WaitGraph
 from monarch.admin.programs import Program
 from monarch.admin.stacks import as_plain, asking
+
+__all__ = ["Status", "duration", "page", "size", "status_of"]
 
 _MOST = 64  # processes of a host, waits and failures that are shown; then how many more there are
 
@@ -112,12 +115,3 @@ def _handler(handler: RunningHandler) -> str:
 
 def _count(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 'es' if what.endswith('s') else 's'}"
-
-
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -2,10 +2,13 @@
 
     setup_torch_distributed(procs).get()          # monarch.actor: environment, device, process group
     setup_torch_elastic_env(procs)                # the environment alone: init_process_group() in the ranks does the rest
+    torch_device_mesh()                           # in a rank: the mesh as torch's, for FSDP2 and DTensor
 
 General layout, from the inside out:
 
     layout  who is which rank of what (pure)
+    device_mesh
+            the mesh of a rank as torch's DeviceMesh
     ranks   the actor that does it in each process
     setup   the program's side
     main_program, spmd_actor
@@ -15,7 +18,14 @@ General layout, from the inside out:
 from __future__ import annotations
 
 from monarch.actor import setup_torch_distributed
+from monarch.spmd.device_mesh import torch_device_mesh
 from monarch.spmd.setup import setup_torch_elastic_env, setup_torch_elastic_env_async
 from monarch.spmd.spmd_actor import SPMDActor
 
-__all__ = ["SPMDActor", "setup_torch_distributed", "setup_torch_elastic_env", "setup_torch_elastic_env_async"]
+__all__ = [
+    "SPMDActor",
+    "setup_torch_distributed",
+    "setup_torch_elastic_env",
+    "setup_torch_elastic_env_async",
+    "torch_device_mesh",
+]

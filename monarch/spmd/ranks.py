@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from monarch._devices import vendors
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads, start_thread
+from monarch.spmd import device_mesh
 from monarch.spmd.layout import Devices
 from monarch.spmd.spmd_actor import host_and_port
 
@@ -70,9 +71,12 @@ class TorchSetup(Actor):
         return Devices(vendors.count(), os.environ.get(next(iter(vendors.visible_variables()), ""), ""))
 
     @endpoint
-    async def prepare(self, environment: dict[str, str], device: int | None, threads: int | None) -> None:
+    async def prepare(
+        self, environment: dict[str, str], dims: dict[str, int], device: int | None, threads: int | None
+    ) -> None:
         """Sets what the process's libraries and its program read."""
         os.environ.update(environment)
+        device_mesh.ranks.are(dims)
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(threads)
             on_actor_threads("torch threads", lambda: _set_threads(threads))

@@ -69,7 +69,8 @@ def _elastic(procs: ProcMesh, address: str | None, port: int | None, use_ipaddr:
                 (address, port) if address is not None else _one(actors, 0).host_port.call_one(family).get(_PREPARE)
             )
             environments = layout.environments(layout.by_last_dimension(list(procs.extent.sizes)))
-            _tell(actors, environments, str(to), int(at or 0), [None] * len(environments), None)
+            dims = dict(procs.sizes)
+            _tell(actors, environments, dims, str(to), int(at or 0), [None] * len(environments), None)
         finally:
             actors.stop().get(_PREPARE)
 
@@ -115,7 +116,7 @@ def _distributed(
         else:
             address, port = first.free_port.call_one(loopback).get(_PREPARE)
         chosen = [place.number if devices[rank].present else None for rank, place in enumerate(places)]
-        _tell(actors, layout.environments(layout.by_host(places)), address, port, chosen, threads)
+        _tell(actors, layout.environments(layout.by_host(places)), dict(procs.sizes), address, port, chosen, threads)
         if init:
             group = Group(backend, address, port, timeout, setup_timeout)
             actors.join.call(group).get(setup_timeout + _MARGIN)
@@ -132,6 +133,7 @@ def _distributed(
 def _tell(
     actors: Any,
     environments: list[dict[str, str]],
+    dims: dict[str, int],
     address: str,
     port: int,
     devices: Sequence[int | None],
@@ -140,7 +142,7 @@ def _tell(
     waiting = []
     for rank, environment in enumerate(environments):
         environment |= {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-        waiting.append(_one(actors, rank).prepare.call_one(environment, devices[rank], threads))
+        waiting.append(_one(actors, rank).prepare.call_one(environment, dims, devices[rank], threads))
     for answer in waiting:
         answer.get(_PREPARE)
 

@@ -85,7 +85,7 @@ def test_the_page_of_status() -> None:
         "processes that did not answer: 1",
         "    ipc:///h/x: did not answer within 2 s",
     ]
-    assert [status_page.seconds(number) for number in (1.25, 61, 7300)] == ["1.2 s", "1 min 1 s", "2 h 1 min"]
+    assert [status_page.duration(number) for number in (1.25, 61, 7300)] == ["1.2 s", "1 min 1 s", "2 h 1 min"]
 
 
 # --- the command

@@ -551,10 +551,16 @@ FORK_SERVERS = """
         def loaded(self): return "torch" in sys.modules
 
     def fork_servers():
-        found = before.pid.call().get(timeout=30).values()
-        agent = found[0][1]
-        with open(f"/proc/{agent}/task/{agent}/children") as file:
-            return {int(pid) for pid in file.read().split()} - {pid for pid, _ in found}
+        while True:  # for a moment a process's threads may name different parents: who forked it has ended just now
+            parents = dict(before.pid.call().get(timeout=30).values())
+            agent = next(iter(parents.values()))
+            try:
+                with open(f"/proc/{agent}/task/{agent}/children") as file:
+                    children = {int(pid) for pid in file.read().split()}
+            except FileNotFoundError:
+                continue
+            if parents.keys() <= children:
+                return children - parents.keys()
 
     def kill(pid):
         os.kill(pid, signal.SIGKILL)

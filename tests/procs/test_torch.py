@@ -15,13 +15,14 @@ import pytest
 
 from monarch.actor import (
     Actor,
+    ActorError,
     ProcMesh,
     RestartPolicy,
     SupervisionError,
     endpoint,
     setup_torch_distributed,
 )
-from monarch.spmd import setup_torch_elastic_env
+from monarch.spmd import setup_torch_elastic_env, torch_device_mesh
 from tests.support.tiers import full
 
 pytest.importorskip("torch")
@@ -71,6 +72,16 @@ class Rank(Actor):
         dist.init_process_group = dies
 
     @endpoint
+    def mesh(self, dims: dict[str, int] | None = None) -> tuple[dict[str, int], dict[str, list[int]], bool]:
+        """Torch's mesh here: its sizes, with which ranks this one shares each dimension, and whether it is given again."""
+        import torch.distributed as dist
+
+        found = torch_device_mesh(dims)
+        names = found.mesh_dim_names
+        members = {name: dist.get_process_group_ranks(found.get_group(name)) for name in names}
+        return dict(zip(names, found.shape, strict=True)), members, torch_device_mesh(dims) is found
+
+    @endpoint
     def init(self) -> int:
         import torch.distributed as dist
 
@@ -113,6 +124,29 @@ def test_a_mesh_of_one_without_dimensions(spawn_procs: Any) -> None:
     rank = procs.spawn("rank", Rank)
     setup_torch_distributed(procs).get(TIMEOUT)
     assert rank.sum.call_one().get(TIMEOUT) == 1.0
+    assert rank.mesh.call_one().get(TIMEOUT) == ({"rank": 1}, {"rank": [0]}, True)
+
+
+@full
+def test_the_mesh_is_one_of_torch_with_the_same_dimensions(spawn_procs: Any) -> None:
+    procs = spawn_procs({"dp": 2, "tp": 2})
+    ranks = procs.spawn("ranks", Rank)
+    setup_torch_distributed(procs).get(TIMEOUT)
+    sizes = {"dp": 2, "tp": 2}
+    of = [
+        {"dp": [0, 2], "tp": [0, 1]},
+        {"dp": [1, 3], "tp": [0, 1]},
+        {"dp": [0, 2], "tp": [2, 3]},
+        {"dp": [1, 3], "tp": [2, 3]},
+    ]
+    assert ranks.mesh.call().get(TIMEOUT).values() == [(sizes, members, True) for members in of]
+    every = ({"all": 4}, {"all": [0, 1, 2, 3]}, True)
+    assert ranks.mesh.call({"all": -1}).get(TIMEOUT).values() == [every] * 4
+    with pytest.raises(ActorError, match="does not fit the 4 ranks"):
+        ranks.slice(dp=0, tp=0).mesh.call_one({"dp": 3}).get(TIMEOUT)
+    column = procs.slice(tp=1)  # the group of a slice has a mesh of its own
+    setup_torch_distributed(column).get(TIMEOUT)
+    assert ranks.slice(tp=1).mesh.call().get(TIMEOUT).values() == [({"dp": 2}, {"dp": [0, 1]}, True)] * 2
 
 
 def test_the_environment_alone(spawn_procs: Any) -> None:

@@ -225,8 +225,7 @@ def test_a_program_that_ends_leaves_its_last_tree_and_the_reason() -> None:
         await screen.loaded()
         asked.gone = True
         await screen.until(lambda: bool(screen.app.error))
-        await screen.until(lambda: screen.app.query_one("#error").display)
-        assert "ERROR: the program (pid 100) has ended" in screen.text("error")
+        await screen.until(lambda: "ERROR: the program (pid 100) has ended" in screen.text("error"))
         assert "one  (2 procs)" in screen.row(0)
         asked.gone = False
         await screen.until(lambda: not screen.app.error)

@@ -14,9 +14,10 @@ import msgspec
 
 from monarch._mesh.failures.activity import RunningHandler, WaitEdge
 from monarch._mesh.inspection import folding
+from monarch._mesh.inspection.amounts import duration, size
 from monarch._mesh.inspection.collectives import GroupState
 from monarch._mesh.inspection.failure_list import FailureNote
-from monarch._mesh.inspection.folding import called, duration, where
+from monarch._mesh.inspection.folding import called, where
 from monarch._mesh.inspection.host_usage import HostUsage
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks
@@ -210,8 +211,8 @@ def _memory(hosts: Iterable[HostUsage]) -> Iterator[Finding]:
             largest = sorted(host.processes, key=lambda process: -process.resident)[:3]
             yield Finding(
                 "memory",
-                f"host {host.name} has {_size(host.available)} of its {_size(host.memory)} of memory left",
-                [f"rank {p.rank} of {p.mesh} (pid {p.pid}) has {_size(p.resident)}" for p in largest],
+                f"host {host.name} has {size(host.available)} of its {size(host.memory)} of memory left",
+                [f"rank {p.rank} of {p.mesh} (pid {p.pid}) has {size(p.resident)}" for p in largest],
                 "the kernel kills a process when nothing is left: use fewer processes a host, or less in each",
             )
 
@@ -468,11 +469,3 @@ def _running(handler: RunningHandler) -> str:
 
 def _place(process: ProcessStacks) -> str:
     return f"rank {process.rank} of {process.mesh}" if process.mesh else f"the program (pid {process.pid})"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

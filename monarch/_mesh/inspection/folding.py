@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from monarch._mesh.inspection.amounts import duration
 from monarch._mesh.inspection.stack_records import HOW_ITSELF, HOW_SIGNAL, Frame, ProcessStacks, ThreadStack
 from monarch._wire.address import CLIENT, name_of, split_proc_name
 
@@ -297,12 +298,3 @@ def named_address(address: str, meshes: Mapping[str, str]) -> str:
     if split is None:
         return "the program" if name_of(address) == CLIENT else address
     return f"rank {split[1]} of {meshes.get(split[0]) or address}"
-
-
-def duration(seconds: float) -> str:
-    """A time for people."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from monarch.admin.status import duration, size
+
 if TYPE_CHECKING:
     from monarch.tools.verbs.host_status import HostFacts
 
@@ -45,23 +47,4 @@ def page(title: str, hosts: Sequence[tuple[str, HostFacts | str]], graph: Any) -
 
 def _handler(handler: Any) -> str:
     queued = f", {handler.queued} messages wait" if handler.queued else ""
-    return f"{handler.who} runs {handler.endpoint}() for {seconds(handler.seconds)}{queued}"
-
-
-def size(count: int) -> str:
-    """Bytes for people."""
-    number = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
-
-
-def seconds(number: float) -> str:
-    """A time for people."""
-    if number < 60:
-        return f"{number:.1f} s"
-    minutes, rest = divmod(int(number), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+    return f"{handler.who} runs {handler.endpoint}() for {duration(handler.seconds)}{queued}"
