@@ -149,6 +149,8 @@ def _distributed(name: str, path: tuple[Any, ...], data: Any) -> Entry:
 
     with torch.no_grad():  # or autograd would be told
         local = data.to_local()
+        if hasattr(local, "wait"):  # an AsyncCollectiveTensor: what redistribute() still brings
+            local = local.wait()
     entry = Entry(name, path, local, "torch", str(local.dtype)[6:], tuple(local.shape), local.element_size())
     ranges = _ranges(name, data)
     if ranges is None:  # this rank is not in the mesh: it has nothing

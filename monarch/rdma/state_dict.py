@@ -195,24 +195,19 @@ class StateDict:
 
     def _fill(self, tensors: dict[str, Entry], number: int) -> None:
         """Done when it returns, on devices as well."""
-        on_device, marks = [], {}
+        for device in {device_of(entry) for entry in tensors.values()} - {""}:
+            interface().drain(device)  # what it has still to write belongs to this version
+        on_device = []
         for name, target in self._copies[number].items():
             entry = tensors[name]
-            device = device_of(entry)
-            if not device:
-                entry.copy_to(target)
-                continue
-            data = entry.data.detach()
-            if device not in marks:
-                marks[device] = interface().mark(data)
-            if target.device.type != "cpu":
-                on_device.append((target, data))
-            elif data.is_contiguous():
-                pinned.to_host(interface().flat(data), target.data_ptr(), marks[device])
+            if device_of(entry) and target.device.type != "cpu":
+                on_device.append((target, entry.data.detach()))
+            elif device_of(entry) and entry.data.is_contiguous():
+                pinned.to_host(interface().flat(entry.data), target.data_ptr())
             else:
                 entry.copy_to(target)
         if on_device:
-            interface().begin_all(on_device, list(marks.values()))()
+            interface().begin_all(on_device)()
 
     def _check_same(self, tensors: dict[str, Entry]) -> None:
         changed = [name for name in tensors.keys() | self._places.keys() if not self._fits(name, tensors.get(name))]
