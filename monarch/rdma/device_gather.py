@@ -114,7 +114,8 @@ class _Bucket:
         self._host = host
 
     def put(self, after: Sequence[Any]) -> None:
-        interface().begin_all(device_batches.bucket(self._parts, self._host, to_device=True), after)()
+        copies = device_batches.bucket(self._parts, self._host, to_device=True)
+        interface().begin_all(copies, after)()
 
 
 class Passing:
