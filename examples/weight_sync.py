@@ -77,7 +77,7 @@ def main(trainers: int, generators: int, steps: int) -> None:
         setup_torch_distributed(procs, "gloo").get()
     trainer, generator = training.spawn("trainer", Trainer), serving.spawn("generator", Generator)
 
-    handle = StateDictHandle.combine(list(trainer.publish.call().get().values()))
+    handle = StateDictHandle.combine(trainer.publish.call().get())
     print(f"{len(handle.shapes)} tensors, {handle.nbytes} bytes, of {trainers} trainers")
     generator.prepare.call(handle).get()
     for _ in range(steps):

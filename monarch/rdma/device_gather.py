@@ -25,6 +25,7 @@ from monarch.rdma.transfer import Transfer
 if TYPE_CHECKING:
     import asyncio
 
+ASKED = 64  # storages that an owner is asked for at a time
 BUCKET = 64 << 20  # bytes on their way to a device together; there are two buckets
 
 _Target = tuple[Block, Any]
@@ -62,7 +63,10 @@ class Lent:
         import asyncio
 
         deadline = monotonic() + timeout
-        opened = await asyncio.gather(*(_lend(buffer, deadline) for buffer, _ in self._reads), return_exceptions=True)
+        opened: list[device_batches.Lend | BaseException] = []
+        for at in range(0, len(self._reads), ASKED):
+            some = (_lend(buffer, deadline) for buffer, _ in self._reads[at : at + ASKED])
+            opened += await asyncio.gather(*some, return_exceptions=True)
         failed = [one for one in opened if isinstance(one, BaseException)]
         if failed:
             raise next((one for one in failed if not isinstance(one, ElsewhereError)), failed[0])

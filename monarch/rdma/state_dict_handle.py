@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -13,7 +13,7 @@ from monarch._errors import (
     StateDictBusyError,
     StateDictMismatchError,
 )
-from monarch.actor import Future, Promise
+from monarch.actor import Future, Promise, ValueMesh
 from monarch.rdma import manager
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
 from monarch.rdma.entries import Entry, entries_of, shorten, shown
@@ -44,18 +44,23 @@ class StateDictHandle:
                 self._whole.setdefault(name, place)
 
     @classmethod
-    def combine(cls, handles: Sequence[StateDictHandle]) -> StateDictHandle:
-        """One handle of the weights that the owners of all of these have together, such as the ranks of a trainer mesh.
+    def combine(cls, handles: Iterable[StateDictHandle] | ValueMesh[StateDictHandle]) -> StateDictHandle:
+        """One handle of the weights that the owners of all of these have together, such as the ranks of a trainer mesh: what
+        `call()` to all of them gives can be passed as it is.
 
         Each owner has some tensors, or parts of them, as `StateDict` was told or as its DTensors are placed. Several may have
         the same: a reader takes each byte from one of them, from owners on its own host first, else evenly from all, and
         from the others when one has ended. **A read gives one version of all owners it reads from**: the same number of
         updates. Where two owners differ in what is no tensor (`values`), the first one's counts.
 
-        Nothing is asked of the owners. ValueError without handles; StateDictMismatchError when owners differ in the dtype or
-        the whole shape of a tensor, naming it and them.
+        Nothing is asked of the owners. ValueError without handles, TypeError for what is none; StateDictMismatchError when
+        owners differ in the dtype or the whole shape of a tensor, naming it and them.
         """
-        owners = tuple(dict.fromkeys(_Known(one) for handle in handles for one in handle._owners))
+        each = list(handles.values() if isinstance(handles, ValueMesh) else handles)
+        for one in each:
+            if not isinstance(one, StateDictHandle):
+                raise TypeError(f"combine() takes StateDictHandles, got {type(one).__qualname__}")
+        owners = tuple(dict.fromkeys(_Known(published) for one in each for published in one._owners))
         if not owners:
             raise ValueError("combine() needs the handle of at least one owner")
         result = cls(tuple(known.published for known in owners))

@@ -251,7 +251,7 @@ def test_a_replica_stands_in_for_a_process_that_was_killed() -> None:
     procs = this_host().spawn_procs({"ranks": 3}, name="trainers")
     try:
         trainers = procs.spawn("trainers", Trainer)
-        handle = StateDictHandle.combine(list(trainers.publish.call().get(TIMEOUT).values()))
+        handle = StateDictHandle.combine(trainers.publish.call().get(TIMEOUT))
         pids = list(trainers.pid.call().get(TIMEOUT).values())
         mine = {name: torch.zeros_like(tensor) for name, tensor in FULL.items()}
         reader = handle.reader(mine)
@@ -301,6 +301,8 @@ def test_owners_that_do_not_fit_each_other() -> None:
         StateDictHandle.combine([handles[0], handles[2]])
     with pytest.raises(ValueError, match="at least one owner"):
         StateDictHandle.combine([])
+    with pytest.raises(TypeError, match="takes StateDictHandles, got StateDict"):
+        StateDictHandle.combine(owners)  # type: ignore[arg-type]
     for one in owners:
         one.drop().get(TIMEOUT)
 
