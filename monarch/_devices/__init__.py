@@ -1,9 +1,11 @@
 """Devices beside the CPU: how many there are, whose they are, and bytes in their memory.
 
-    vendors  the one file in which vendors differ
+    vendors  what vendors call things, and their drivers' libraries
+    cards    which cards the machine has
+    visible  which of them the variables leave a process
+    own_device  which one it uses
     memory   what is asked of torch, behind an interface that tests replace
     pinned   copies between a device and the host's memory
-    own_device  which device of its host a process uses
 
 Nothing here imports torch before it is used.
 """
@@ -13,7 +15,6 @@ from __future__ import annotations
 from monarch._devices.vendors import (
     DmaBuf,
     DmaBufError,
-    Vendor,
     built_for,
     collective_backend,
     count,
@@ -22,6 +23,7 @@ from monarch._devices.vendors import (
     visible_environment,
     visible_variables,
 )
+from monarch._devices.visible import Vendor
 
 __all__ = [
     "DmaBuf",

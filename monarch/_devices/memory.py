@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, Protocol
 
-from monarch._devices import vendors
+from monarch._devices import ipc_counts, own_device, vendors
+from monarch._devices.modes import locally
 
 
 class Card(NamedTuple):
@@ -42,6 +43,11 @@ class Interface(Protocol):
     def current(self, kind: str) -> str:
         """The device of that type that this thread uses; "" when the process has none."""
 
+    def on(self, device: str) -> AbstractContextManager[None]:
+        """For a `with` block that device is this thread's. Whatever is freed in it is freed there: a thread that has none
+        would make itself one, on the first card, which costs that card hundreds of MiB.
+        """
+
     def empty(self, size: int, device: str) -> Any:
         """Bytes of a device, as they come."""
 
@@ -50,6 +56,9 @@ class Interface(Protocol):
 
     def mark(self, flat: Any) -> Any:
         """What this thread has given the device to do so far. A copy can be told to come after it."""
+
+    def reach(self, mark: Any) -> None:
+        """Waits until the device has done what was marked."""
 
     def settle(self, flat: Any) -> None:
         """Waits until the device has done what this thread gave it to do."""
@@ -79,7 +88,23 @@ class Interface(Protocol):
         """
 
     def open(self, shared: tuple[Any, ...], device: str) -> Any:
-        """The whole storage that another process shared, as `device`, which is what this process calls that card."""
+        """The whole storage that another process shared, as `device`, which is what this process calls that card. When it
+        raises, nothing is open, and the other process has its memory back.
+        """
+
+    def lent(self, shared: tuple[Any, ...]) -> bool:
+        """Whether memory that was shared is still to be let go of, by whoever it was shared with."""
+
+    def release(self, shared: tuple[Any, ...]) -> None:
+        """Lets go of shared memory in the name of a process that never opened it, or that has ended. Harmless when it is
+        not lent any more.
+        """
+
+    def forget(self, shared: tuple[Any, ...]) -> None:
+        """Removes what a process that shared, and has ended, left on the machine. What is open stays so."""
+
+    def collect(self) -> None:
+        """Takes back memory that this process shared and freed, and that all others have let go of since."""
 
 
 class Torch:
@@ -89,6 +114,7 @@ class Torch:
         self._local = threading.local()
         self._cards: dict[Any, Card] = {}
 
+    @locally
     def flat(self, tensor: Any) -> Any:
         import torch
 
@@ -97,6 +123,7 @@ class Torch:
         empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         return empty.set_(tensor.untyped_storage(), start, size)
 
+    @locally
     def whole(self, storage: Any) -> Any:
         import torch
 
@@ -131,23 +158,41 @@ class Torch:
         module = getattr(torch, kind, None)
         if module is None or not module.is_available():
             return ""
+        if hasattr(module, "init"):
+            module.init()  # with the first use of devices this process's own is chosen
+        own_device.enter()
         return f"{kind}:{module.current_device() if hasattr(module, 'current_device') else 0}"
 
+    def on(self, device: str) -> AbstractContextManager[None]:
+        import torch
+
+        place = torch.device(device)
+        module = getattr(torch, place.type, None)
+        # Leaving it goes back to the device before without making a context there (`_maybe_exchange_device`).
+        return module.device(place) if hasattr(module, "device") else nullcontext()  # type: ignore[union-attr]
+
+    @locally
     def empty(self, size: int, device: str) -> Any:
         import torch
 
         return torch.empty(size, dtype=torch.uint8, device=device)
 
+    @locally
     def pinned(self, size: int) -> Any:
         import torch
 
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        own_device.enter()  # torch pins for the device that this thread uses
+        return torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def mark(self, flat: Any) -> Any:
         import torch
 
         module = getattr(torch, flat.device.type)
         return module.current_stream(flat.device).record_event() if hasattr(module, "current_stream") else None
+
+    def reach(self, mark: Any) -> None:
+        if mark is not None:
+            mark.synchronize()
 
     def settle(self, flat: Any) -> None:
         import torch
@@ -159,6 +204,7 @@ class Torch:
     def begin(self, target: Any, source: Any, after: Any = None) -> Wait:
         return self.begin_all(((target, source),), () if after is None else (after,))
 
+    @locally
     def begin_all(self, copies: Sequence[tuple[Any, Any]], after: Sequence[Any] = ()) -> Wait:
         import torch
 
@@ -170,6 +216,9 @@ class Torch:
         streams = {device: self._stream(torch, device) for device in devices}
         with ExitStack() as stack:
             for device, stream in streams.items():
+                # The device first: leaving a stream goes back to the stream before on the device before, by a
+                # cudaSetDevice, which from CUDA 12 on makes a context there.
+                stack.enter_context(self.on(str(device)))
                 stack.enter_context(getattr(torch, device.type).stream(stream))
                 for mark in after:
                     stream.wait_event(mark)
@@ -183,6 +232,7 @@ class Torch:
 
         return wait
 
+    @locally
     def scratch(self, size: int, device: str) -> Any:
         import torch
 
@@ -190,7 +240,8 @@ class Torch:
         module = getattr(torch, place.type)
         if not hasattr(module, "current_stream"):
             return torch.empty(size, dtype=torch.uint8, device=place)
-        with module.stream(self._stream(torch, place)):  # the allocator gives back what this stream has done with
+        # The allocator gives it to others of this stream only, which come after what is done with it here.
+        with self.on(device), module.stream(self._stream(torch, place)):
             return torch.empty(size, dtype=torch.uint8, device=place)
 
     def drain(self, device: str) -> None:
@@ -223,7 +274,31 @@ class Torch:
 
         torch.cuda._lazy_init()
         index = torch.device(device).index
-        return self.whole(torch.UntypedStorage._new_shared_cuda(index, *shared))
+        try:
+            with self.on(device):
+                return self.whole(torch.UntypedStorage._new_shared_cuda(index, *shared))
+        except Exception:
+            self.release(shared)
+            raise
+
+    def lent(self, shared: tuple[Any, ...]) -> bool:
+        # _share_cuda_: handle, size, offset, the counts' file, the count's number, event, whether to wait for that.
+        return ipc_counts.count(*shared[3:5]) > 0
+
+    def release(self, shared: tuple[Any, ...]) -> None:
+        import torch
+
+        if self.lent(shared):
+            torch.UntypedStorage._release_ipc_counter_cuda(*shared[3:5])
+
+    def forget(self, shared: tuple[Any, ...]) -> None:
+        ipc_counts.remove(shared[3])
+
+    def collect(self) -> None:
+        import torch
+
+        if torch.cuda.is_initialized():
+            torch.cuda.ipc_collect()
 
 
 _interface: Interface = Torch()

@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from monarch._devices.forked import never_free
 from monarch._devices.memory import Wait, interface
+from monarch._devices.modes import locally
 
 PIECE = 4 << 20  # bytes
 PIECES = 32  # pinned in one process at most: 128 MiB
@@ -27,6 +29,7 @@ class _Pool:
         self._free: list[Any] = []
         self._count = 0
 
+    @locally
     def take(self) -> tuple[Any, bool]:
         """A piece, and whether it is one of the pool's."""
         with self._lock:
@@ -42,7 +45,7 @@ class _Pool:
                     self._count -= 1
         import torch
 
-        return torch.empty(PIECE, dtype=torch.uint8), False
+        return torch.empty(PIECE, dtype=torch.uint8, device="cpu"), False
 
     def give_back(self, piece: Any, pooled: bool) -> None:
         if not pooled:
@@ -58,8 +61,9 @@ _pool = _Pool()
 
 
 def _after_fork() -> None:
-    """Pinned memory is its process's."""
+    """Pinned memory is its process's: a child frees none of it."""
     global _pool
+    never_free(_pool)
     _pool = _Pool()
 
 
@@ -67,14 +71,18 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Piece:
-    """PIECE bytes of the host as a flat tensor, from `address` on. `close` it once nothing copies to or from it."""
+    """PIECE bytes of the host as a flat tensor, from `address` on. `close` it once nothing copies to or from it.
 
-    __slots__ = ("_pool", "_pooled", "address", "bytes")
+    `storage` is what of it stays the same from one use to the next: RDMA devices keep it registered.
+    """
+
+    __slots__ = ("_pool", "_pooled", "address", "bytes", "storage")
 
     def __init__(self) -> None:
         self._pool = _pool
         self.bytes, self._pooled = self._pool.take()
         self.address: int = self.bytes.data_ptr()
+        self.storage = self.bytes.untyped_storage()
 
     def close(self) -> None:
         self._pool.give_back(self.bytes, self._pooled)
@@ -94,6 +102,7 @@ def two() -> Iterator[tuple[Piece, Piece]]:
         first.close()
 
 
+@locally
 def to_host(source: Any, address: int, after: Any = None) -> None:
     """Copies a device's bytes (flat) to the host's memory at an address. Done when it returns."""
     size = source.numel()
@@ -113,6 +122,7 @@ def to_host(source: Any, address: int, after: Any = None) -> None:
             ctypes.memmove(*before)
 
 
+@locally
 def to_device(target: Any, address: int, after: Any = None) -> None:
     """Copies the host's memory at an address to a device's bytes (flat). Done when it returns."""
     size = target.numel()

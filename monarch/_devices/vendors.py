@@ -14,31 +14,15 @@ import ctypes
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-Vendor = Literal["cuda", "hip", "cpu"]
+from monarch._devices import cards, visible
+from monarch._devices.visible import Vendor
 
-
-class _Names(NamedTuple):
-    """What a vendor calls things: the variables to set, those that narrow what a process sees, and the driver's library."""
-
-    visible: tuple[str, ...]
-    reads: tuple[str, ...]
-    library: str
-
-
-# ROCR_VISIBLE_DEVICES is never set: it filters before the other two and renumbers what they see.
-_VENDORS: dict[Vendor, _Names] = {
-    "cuda": _Names(("CUDA_VISIBLE_DEVICES",), ("CUDA_VISIBLE_DEVICES",), "libcuda.so.1"),
-    "hip": _Names(
-        ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
-        ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
-        "libamdhip64.so",
-    ),
-    "cpu": _Names((), (), ""),
-}
+_DRIVERS: dict[Vendor, str] = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so", "cpu": ""}
 
 
 # --- which vendor, and how many devices
@@ -62,71 +46,35 @@ def vendor() -> Vendor:
 def count() -> int:
     """Devices that this process can use; 0 makes it a CPU rank.
 
-    Torch is asked where it is loaded. Without it, what the driver shows of the machine's cards is counted and cut down to
-    what the visible-devices variables leave: an estimate, which a container that hides cards may get wrong.
+    Torch is asked where it is loaded, for what it tells without initialising the driver: that reads the visible-devices
+    variables once and for all. So `torch.cuda.is_available()`, which does initialise it, is not asked. Without torch, what
+    the kernel shows of the machine's cards is counted and cut down to what the variables leave: an estimate, which a
+    container that hides cards may get wrong.
     """
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if cuda is not None and hasattr(torch, "version"):
-        return int(cuda.device_count()) if cuda.is_available() else 0
-    return estimate(built_for(), os.environ)
-
-
-def estimate(kind: Vendor, environ: Mapping[str, str], root: Path = Path("/")) -> int:
-    """Cards below `root`, as the vendor's driver lists them, that the environment leaves visible."""
-    present = _cards(kind, root)
-    for name in _VENDORS[kind].reads:
-        if name in environ:
-            present = shown_by(environ[name], present)
-    return present
-
-
-def shown_by(text: str, present: int) -> int:
-    """How many of `present` cards a visible-devices variable leaves. The first entry that is no card ends the list."""
-    shown = 0
-    for entry in map(str.strip, text.split(",") if text.strip() else ()):
-        if entry.lstrip("-").isdecimal():
-            if not 0 <= int(entry) < present:
-                break
-        elif not entry:
-            break
-        shown += 1
-    return min(shown, present)
-
-
-def _cards(kind: Vendor, root: Path) -> int:
-    if kind == "hip":
-        return sum(_is_card(node) for node in _entries(root / "sys/class/kfd/kfd/topology/nodes"))
-    if kind == "cuda":
-        listed = len(_entries(root / "proc/driver/nvidia/gpus"))
-        return listed or sum(_made_by(node, "0x10de") for node in _entries(root / "sys/class/drm"))
-    return 0
-
-
-def _entries(folder: Path) -> list[Path]:
+    if cuda is None or not hasattr(torch, "version"):
+        return estimate(built_for(), os.environ)
+    if getattr(torch.version, "hip", None) and not cuda.is_initialized():  # type: ignore[union-attr]
+        found = estimate("hip", os.environ)  # without amdsmi, torch would ask the driver
+        if found:
+            return found
     try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
+        return int(cuda.device_count())
+    except RuntimeError:  # variables that torch refuses; who uses a device is told by torch
+        return 0
 
 
-def _is_card(node: Path) -> bool:
-    """Whether a node of ROCm's topology computes on more than CPU cores."""
+def estimate(kind: Vendor, environ: Mapping[str, str], root: Path | None = None) -> int:
+    """Cards below `root`, as the kernel lists them, that the environment leaves visible."""
+    present = cards.estimate(kind, root)
     try:
-        lines = (node / "properties").read_text("ascii", "replace").splitlines()
-    except OSError:
-        return False
-    return any(line.startswith("simd_count ") and line.split()[1] != "0" for line in lines)
-
-
-def _made_by(node: Path, maker: str) -> bool:
-    """Whether a node of the kernel's graphics devices is of that PCI vendor; each card has one render node."""
-    if not node.name.startswith("renderD"):
-        return False
-    try:
-        return (node / "device/vendor").read_text("ascii", "replace").strip() == maker
-    except OSError:
-        return False
+        entries = visible.listed(kind, environ)
+        if entries and isinstance(entries[0], str):
+            return min(len(entries), present)  # which uuids there are is not looked up
+        return len(visible.shown(kind, environ, [""] * present) or ())
+    except ValueError:
+        return 0
 
 
 def _versions() -> tuple[Any, Any]:
@@ -159,11 +107,8 @@ def _version_file() -> Any:
 
 
 def visible_variables(kind: Vendor | None = None) -> tuple[str, ...]:
-    """The variables that say which devices a process may use, all with the same list; none for a CPU rank.
-
-    For HIP two: its runtime reads HIP_VISIBLE_DEVICES, programs written for CUDA read CUDA_VISIBLE_DEVICES.
-    """
-    return _VENDORS[vendor() if kind is None else kind].visible
+    """The variables that say which devices a process may use, all with the same list; none for a CPU rank."""
+    return visible.SET[vendor() if kind is None else kind]
 
 
 def visible_environment(devices: Iterable[int | str], kind: Vendor | None = None) -> dict[str, str]:
@@ -244,8 +189,9 @@ class DmaBufError(OSError):
     """The driver gives out no descriptor for the memory; the text has its words and the range."""
 
 
-def dma_buf(address: int, size: int, kind: Vendor | None = None, library: Any = None) -> DmaBuf:
-    """Device memory of this process as a dma-buf, for the drivers of other devices (ibv_reg_dmabuf_mr).
+def dma_buf(address: int, size: int, device: int, kind: Vendor | None = None, library: Any = None) -> DmaBuf:
+    """Memory of that device (torch's number for it) of this process as a dma-buf, for the drivers of other devices
+    (ibv_reg_dmabuf_mr). On any thread, also on one that has used no device yet.
 
     The range grows to whole pages, which lie in the same allocation: device allocations are of whole pages. Torch has to
     be loaded, the device in use. DmaBufError where there is no driver, where it does not know the call (CUDA before 11.7,
@@ -265,13 +211,14 @@ def dma_buf(address: int, size: int, kind: Vendor | None = None, library: Any = 
     except AttributeError:
         raise DmaBufError(f"no dma-buf: the driver has no {name}; update it") from None
     file = ctypes.c_int(-1)
-    code = call(
-        ctypes.byref(file),
-        ctypes.c_void_p(start),
-        ctypes.c_size_t(length),
-        ctypes.c_int(_DMA_BUF),
-        ctypes.c_ulonglong(0),
-    )
+    with _using(driver, kind, device):
+        code = call(
+            ctypes.byref(file),
+            ctypes.c_void_p(start),
+            ctypes.c_size_t(length),
+            ctypes.c_int(_DMA_BUF),
+            ctypes.c_ulonglong(0),
+        )
     if code:
         raise DmaBufError(
             f"no dma-buf for {length} bytes at {start:#x} ({size} at {address:#x}): {name} said {_words(driver, kind, code)}"
@@ -279,9 +226,42 @@ def dma_buf(address: int, size: int, kind: Vendor | None = None, library: Any = 
     return DmaBuf(file.value, address - start, length)
 
 
+@contextmanager
+def _using(driver: Any, kind: Vendor, device: int) -> Iterator[None]:
+    """For a `with` block that device is this thread's, for calls to the driver itself: CUDA's answer a thread without a
+    context with 201, CUDA_ERROR_INVALID_CONTEXT. It is the context that torch uses, the device's primary one.
+    """
+    before, number = ctypes.c_int(0), ctypes.c_int(0)
+    context = ctypes.c_void_p()
+
+    def do(name: str, *args: Any) -> None:
+        code = getattr(driver, name)(*args)
+        if code:
+            raise DmaBufError(f"no dma-buf: {name} of device {device} said {_words(driver, kind, code)}")
+
+    if kind == "hip":
+        do("hipGetDevice", ctypes.byref(before))
+        do("hipSetDevice", ctypes.c_int(device))
+        try:
+            yield
+        finally:
+            do("hipSetDevice", before)
+        return
+    do("cuDeviceGet", ctypes.byref(number), ctypes.c_int(device))
+    do("cuDevicePrimaryCtxRetain", ctypes.byref(context), number)
+    try:
+        do("cuCtxPushCurrent_v2", context)
+        try:
+            yield
+        finally:
+            do("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+    finally:
+        do("cuDevicePrimaryCtxRelease_v2", number)
+
+
 def _driver(kind: Vendor) -> Any:
     """The copy that torch uses. A second copy of HIP's beside torch's own ends the process."""
-    name = _VENDORS[kind].library
+    name = _DRIVERS[kind]
     try:
         if kind == "hip":
             loaded = _mapped(name)

@@ -33,3 +33,10 @@ def stream_obstacle(actor: Any, timeout: float = 1.0) -> str:
     takes a fraction of a millisecond, and gives it up after `timeout` seconds.
     """
     return here().streams().obstacle(actor._spec.addresses[0], timeout)
+
+
+def stream_encrypted(actor: Any, timeout: float = 1.0) -> bool:
+    """Whether messages to the process of `actor` go by TLS, and nothing else keeps this process from reaching its host. What
+    is sent there by other ways than messages is then not encrypted. Costs and waits as `stream_obstacle` does.
+    """
+    return here().streams().encrypted(actor._spec.addresses[0], timeout)

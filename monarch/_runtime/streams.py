@@ -63,7 +63,7 @@ class ProcForStreams(Protocol):
 
 
 class Streams:
-    """The streams of one process. `serve`, `open` and `obstacle` are for any thread but the I/O thread's."""
+    """The streams of one process. `serve`, `open`, `obstacle` and `encrypted` are for any thread but the I/O thread's."""
 
     def __init__(self, proc: ProcForStreams) -> None:
         self._proc = proc
@@ -72,6 +72,7 @@ class Streams:
         self._waiting: dict[str, list[Slot]] = {}  # by address
         # Hosts that the agent was asked for, and why there is no way to them, for good, or "".
         self._hosts: dict[str, str] = {}
+        self._encrypted: set[str] = set()  # those of them whose messages go by TLS
         self._open: weakref.WeakSet[socket.socket] = weakref.WeakSet()
         self._served = 0
         self._id = new_id()
@@ -145,6 +146,11 @@ class Streams:
             except (NoStreamError, TimeoutError) as exc:
                 return str(exc)
         return why or ""
+
+    def encrypted(self, address: str, timeout: float) -> bool:
+        """Whether messages to that process go by TLS, which is then the only obstacle to a stream."""
+        self.obstacle(address, timeout)
+        return host_of(address) in self._encrypted
 
     def open(self, address: str, purpose: str, timeout: float) -> socket.socket:
         """A connected socket, blocking, to a thread that serves `purpose` in that process. Waits, at most `timeout` seconds.
@@ -264,6 +270,8 @@ class Streams:
 
     def may_dial(self, told: MayDial) -> None:
         """On the I/O thread."""
+        if told.encrypted:
+            self._encrypted.add(host_of(told.address))
         self._hosts[host_of(told.address)] = told.why
         with self._lock:
             waiting = self._waiting.pop(told.address, [])

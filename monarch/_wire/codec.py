@@ -137,10 +137,9 @@ def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
     Raises whatever unpickling raises, as an Exception: nobody ends because of a value that raises SystemExit. A module
     missing here says so and what to do.
     """
-    torch = sys.modules.get("torch")
     try:
-        if torch is not None:
-            return _decode_without_modes(torch, body, buffers)
+        if "torch" in sys.modules:
+            return _decode_without_modes(body, buffers)
         return pickle.loads(body, buffers=buffers)
     except ModuleNotFoundError as exc:
         exc.msg = (
@@ -162,14 +161,26 @@ def decode(body: Buffer, buffers: Sequence[Buffer] = ()) -> Any:
         ) from exc
 
 
-def _decode_without_modes(torch: Any, body: Buffer, buffers: Sequence[Buffer]) -> Any:
+def _locally(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`monarch._devices.modes.locally`, imported by the first tensor: without any, nothing of devices is loaded."""
+    made: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def without_modes(*args: Any) -> Any:
+        nonlocal made
+        if made is None:
+            from monarch._devices.modes import locally
+
+            made = locally(function)
+        return made(*args)
+
+    return without_modes
+
+
+@_locally
+def _decode_without_modes(body: Buffer, buffers: Sequence[Buffer]) -> Any:
     """A dispatch mode of the program must not see the tensors that unpickling makes."""
-    # Absent while another thread is still importing torch: no mode can be active then.
-    modes = getattr(getattr(torch, "_C", None), "_len_torch_dispatch_stack", None)
-    if modes is None or not modes():
-        return pickle.loads(body, buffers=buffers)
-    with torch.utils._python_dispatch._disable_current_modes():
-        return pickle.loads(body, buffers=buffers)
+    return pickle.loads(body, buffers=buffers)
 
 
 # --- pickling -----------------------------------------------------------------------------------------------
@@ -304,23 +315,6 @@ def _loaded_by_a_finder(name: str) -> bool:
 # --- tensors ------------------------------------------------------------------------------------------------
 
 
-def _locally(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs it without the dispatch modes that the thread has: an active mesh of distributed tensors is one, and a message
-    carries the tensors of this process."""
-
-    @functools.wraps(function)
-    def without_modes(*args: Any) -> Any:
-        torch = sys.modules["torch"] if "torch" in sys.modules else importlib.import_module("torch")
-        if not torch._C._len_torch_dispatch_stack():
-            return function(*args)
-        from torch.utils._python_dispatch import _disable_current_modes
-
-        with _disable_current_modes():
-            return function(*args)
-
-    return without_modes
-
-
 @_locally
 def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
     """A dense tensor as the span of bytes it covers; anything special as torch itself reduces it. One on a device is copied
@@ -353,7 +347,7 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
             count = data.numel()
         part, offset = _elements(torch, data, count), 0
     elif on_cpu:
-        part = torch.empty(0, dtype=torch.uint8).set_(storage)
+        part = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage)
     else:
         part = _storage_on_device(storage)
     key = (part.data_ptr(), part.numel())
@@ -406,7 +400,7 @@ def _rebuild_span(memory: Any) -> Any:
 
     view = memoryview(memory)
     if not view.nbytes:
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
     if view.readonly:  # in-band bytes
         view = memoryview(bytearray(view))
     return torch.frombuffer(view, dtype=torch.uint8)
@@ -431,7 +425,7 @@ class _DeviceSpan:
 
         self.part = part  # its address must stay its own while the message is made: tensors are known by it
         self.card = interface().card(part)
-        self.host = torch.empty(part.numel(), dtype=torch.uint8)
+        self.host = torch.empty(part.numel(), dtype=torch.uint8, device="cpu")
         pinned.to_host(part, self.host.data_ptr(), interface().mark(part))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -443,15 +437,16 @@ _told_of_no_device = False
 
 @_locally
 def _rebuild_on_device(memory: Any, kind: str, uuid: str) -> Any:
-    """On the card it came from if this process sees that, else on the device of its type that this thread uses.
+    """On the device of its type that this thread uses, whichever it came from: what rank 0 broadcasts is not to fill rank 0's
+    device once for each rank.
 
     Without a device of that type it stays on the CPU, which the user is warned of, once.
     """
     from monarch._devices import pinned
-    from monarch._devices.memory import Card, interface
+    from monarch._devices.memory import interface
 
     host = _rebuild_span(memory)
-    device = interface().find(Card(kind, uuid)) or interface().current(kind)
+    device = interface().current(kind)
     if not device:
         _tell_of_no_device(kind)
         return host
@@ -482,7 +477,7 @@ def _rebuild_tensor(
     import torch
 
     kind = getattr(torch, dtype)
-    size = torch.empty(0, dtype=kind).element_size()
+    size = kind.itemsize
     elements = span[: span.numel() // size * size].view(kind)
     tensor = elements.as_strided(shape, stride, offset)
     if requires_grad:

@@ -323,6 +323,15 @@ class EnvChange(msgspec.Struct):
         return {name: value for name, value in changed.items() if value is not None}
 
 
+class DeviceSlots(msgspec.Struct):
+    """Which of their host's devices a mesh's processes use: see `monarch._devices.own_device.Assignment`."""
+
+    first: int
+    processes: int
+    rank: int
+    others: list[tuple[str, int, int]]
+
+
 class LaunchSpec(Text, msgspec.Struct):
     """What a new process needs to know before it imports anything."""
 
@@ -351,6 +360,10 @@ class LaunchSpec(Text, msgspec.Struct):
     share_threads: bool = False
     threads: int = 0  # which is so many; known to the host's agent; 0 is as many as they want
     reached_at: str = ""  # where others dial the host; known to its agent
+    # Each process uses a device of its host: the mesh takes some for itself ("take"), or uses what is free ("use"), or
+    # those that its environment names ("see"); "" leaves all as it is.
+    share_devices: str = ""
+    devices: DeviceSlots | None = None  # which those are; known to the host's agent
 
 
 class Command(msgspec.Struct):
@@ -653,6 +666,7 @@ class MayDial(_Telling, tag=57):
     why: str = ""
     stream: bool = False  # as it was asked
     at: str = ""  # where its host is dialled
+    encrypted: bool = False  # messages to that host go by TLS, which is the only reason why not
 
     def __repr__(self) -> str:
         return f"<MayDial {self.address} {'(' + self.why + ')' if self.why else 'with secret' if self.secret else ''}>"

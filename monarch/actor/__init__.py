@@ -89,7 +89,7 @@ if TYPE_CHECKING:
     )
     from monarch._runtime.completions import as_completed
     from monarch._runtime.instrument import get_meter, span, traced
-    from monarch._runtime.open_stream import open_stream, serve_streams, stream_obstacle
+    from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
     from monarch._runtime.returns_future import returns_future
     from monarch._wire.sealed import Sealed
 
@@ -185,6 +185,7 @@ __all__ = [
     "span",
     "start_thread",
     "start_worker_loop_forever",
+    "stream_encrypted",
     "stream_obstacle",
     "this_host",
     "this_proc",
@@ -221,6 +222,7 @@ _LATER = {
     "setup_torch_distributed": "monarch._mesh.meshes.torch_groups",
     "open_stream": "monarch._runtime.open_stream",
     "serve_streams": "monarch._runtime.open_stream",
+    "stream_encrypted": "monarch._runtime.open_stream",
     "stream_obstacle": "monarch._runtime.open_stream",
     "attach_to_workers": "monarch._mesh.meshes.attach",
     "hosts_from_config": "monarch._mesh.meshes.attach",

@@ -57,13 +57,19 @@ CountName = Literal[
     "rdma_max_chunk_size_mb",
     "rdma_tcp_fallback_parallelism",
     "rdma_min_stripe_size_kb",
+    "rdma_ib_pkey_index",
+    "rdma_ib_traffic_class",
+    "rdma_ib_service_level",
+    "rdma_ib_timeout",
+    "rdma_ib_retry_count",
 ]
 
-OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer"]
+OptionalCountName = Literal["segment_bytes", "rdma_max_nics_per_buffer", "rdma_ib_gid_index"]
 
 FlagName = Literal[
     "mesh_bootstrap_enable_pdeathsig",
     "share_threads",
+    "share_devices",
     "enable_log_forwarding",
     "enable_file_capture",
     "stream_remote_output",
@@ -75,6 +81,8 @@ FlagName = Literal[
     "rdma_allow_tcp_fallback",
     "rdma_disable_ibverbs",
     "rdma_nixl",
+    "rdma_allow_plain_bytes",
+    "rdma_ib_relaxed_ordering",
 ]
 
 TextName = Literal[

@@ -8,8 +8,9 @@ that) and says by messages when it may be read again, having synchronised first.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from monarch._devices import pinned
@@ -24,41 +25,54 @@ CHUNK = 64 << 20  # bytes between two looks at the clock and the buffer; millise
 Lend = Callable[[], AbstractContextManager[Memory]]
 
 
-def run(transfer: Transfer, lend: Lend) -> None:
-    """Copies all of `transfer` and finishes it, on other threads: a device may have much to do first."""
+def run(transfer: Transfer, lend: Lend, device: str = "") -> None:
+    """Copies all of `transfer` and finishes it, on other threads: a device may have much to do first.
+
+    `device` is where what `lend` keeps is: it is let go of there, before the transfer is finished.
+    """
     if transfer.late():
         transfer.finish(transfer.timed_out())
     else:
-        copying.later(_Job(transfer, lend).step)
+        copying.later(_Job(transfer, lend, device).step)
 
 
 class _Job:
-    def __init__(self, transfer: Transfer, lend: Lend) -> None:
+    def __init__(self, transfer: Transfer, lend: Lend, device: str) -> None:
         self._transfer = transfer
-        self._lend = lend
+        self._lend: Lend | None = lend
+        self._device = device
         self._at = 0
         self._after = transfer.after
 
     def step(self) -> None:
         """One chunk, then to the end of the queue."""
-        transfer, at = self._transfer, self._at
-        try:
-            if transfer.late():
-                raise transfer.timed_out()
-            count = min(CHUNK, transfer.size - at)
-            with self._lend() as theirs:
-                if transfer.write:
-                    copy(theirs, transfer.offset + at, transfer.memory, at, count, self._after)
-                else:
-                    copy(transfer.memory, at, theirs, transfer.offset + at, count, self._after)
-        except Exception as exc:
-            transfer.finish(exc)
-            return
-        self._at, self._after = at + count, None
-        if self._at < transfer.size:
-            copying.later(self.step)
+        error: Exception | None = None
+        with interface().on(self._device) if self._device else nullcontext():
+            try:
+                self._chunk()
+            except Exception as exc:
+                traceback.clear_frames(exc.__traceback__)  # whoever keeps the error keeps no memory of the device
+                error = exc
+            over = error is not None or self._at >= self._transfer.size
+            if over:
+                self._lend = None
+        if over:
+            self._transfer.finish(error)
         else:
-            transfer.finish()
+            copying.later(self.step)
+
+    def _chunk(self) -> None:
+        transfer, at = self._transfer, self._at
+        if transfer.late():
+            raise transfer.timed_out()
+        assert self._lend is not None
+        count = min(CHUNK, transfer.size - at)
+        with self._lend() as theirs:
+            if transfer.write:
+                copy(theirs, transfer.offset + at, transfer.memory, at, count, self._after)
+            else:
+                copy(transfer.memory, at, theirs, transfer.offset + at, count, self._after)
+        self._at, self._after = at + count, None
 
 
 def copy(target: Memory, to: int, source: Memory, at: int, count: int, after: Any = None) -> None:

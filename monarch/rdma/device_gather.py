@@ -7,7 +7,9 @@ while the one before is put into its places.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +20,6 @@ from monarch.rdma.backends import device_ipc, local
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.handle import Handle
 from monarch.rdma.layout import Block
-from monarch.rdma.lending import Borrowed
 from monarch.rdma.memory import Memory
 from monarch.rdma.transfer import Transfer
 
@@ -36,71 +37,83 @@ class ElsewhereError(Exception):
 
 
 class LentBatch:
-    """Blocks that the device copies together, with the buffer that errors name."""
+    """Blocks that a device copies together. `handle` is what errors name."""
 
     path = device_ipc.DeviceIpc.name
 
-    def __init__(self, handle: Handle, batch: device_batches.Batch) -> None:
+    def __init__(self, handle: Handle, device: str, batch: device_batches.Batch) -> None:
         self.handle = handle
         self.total = batch.size
+        self._device = device
         self._batch = batch
 
     def read(self, after: Sequence[Any]) -> None:
-        self._batch.read(after)
+        with interface().on(self._device) if self._device else nullcontext():
+            try:
+                self._batch.read(after)
+            except Exception as exc:
+                traceback.clear_frames(exc.__traceback__)  # whoever keeps the error keeps no memory of the device
+                raise
 
 
 class Lent:
-    """Blocks of buffers on devices that this process reaches, of one owner."""
+    """Blocks of buffers on devices that this process reaches, of one owner. Read within `open` and `close`."""
 
     def __init__(self, reads: list[tuple[RDMABuffer, list[_Target]]]) -> None:
-        self._reads = reads
-        self._batches: list[LentBatch] = []
+        self._buffers = [buffer for buffer, _ in reads]
+        self._flats: dict[int, tuple[Any, str]] = {}  # storages that are open, and where, by the number of the buffer
+        self._lends: list[device_batches.Lend] = []
+        self.batches: list[LentBatch] = []
+        # Scratch memory is of one device, so those to the host are kept apart by device.
+        groups: dict[tuple[bool, Card | None], list[tuple[int, Block, Any]]] = {}
+        for number, (buffer, targets) in enumerate(reads):
+            place = buffer._handle.device
+            assert place is not None
+            for block, flat in targets:
+                groups.setdefault((flat is None, place.card), []).append((number, block, flat))
+        for (to_host, card), blocks in groups.items():
+            device = "" if card is None else interface().find(card)
+            for batch in device_batches.batches(self._lends, blocks, to_host):
+                self.batches.append(LentBatch(self._buffers[0]._handle, device, batch))
 
-    async def open(self, timeout: float) -> list[LentBatch]:
-        """All of them, to be read. The owner is asked for each storage, the first time. ElsewhereError, RDMAError."""
-        if self._batches:
-            return self._batches
+    async def open(self, timeout: float) -> None:
+        """Makes them readable. The owner is asked for each storage that is not open here. ElsewhereError, RDMAError."""
         import asyncio
 
         deadline = monotonic() + timeout
-        opened: list[device_batches.Lend | BaseException] = []
-        for at in range(0, len(self._reads), ASKED):
-            some = (_lend(buffer, deadline) for buffer, _ in self._reads[at : at + ASKED])
-            opened += await asyncio.gather(*some, return_exceptions=True)
-        failed = [one for one in opened if isinstance(one, BaseException)]
-        if failed:
-            raise next((one for one in failed if not isinstance(one, ElsewhereError)), failed[0])
-        lends: list[device_batches.Lend] = [one for one in opened if not isinstance(one, BaseException)]
-        # Scratch memory is of one device, so those to the host are kept apart by device.
-        groups: dict[tuple[bool, Card | None], list[tuple[int, Block, Any]]] = {}
-        for number, (buffer, targets) in enumerate(self._reads):
-            place = buffer._handle.device
-            for block, flat in targets:
-                card = None if place is None or flat is not None else place.card
-                groups.setdefault((flat is None, card), []).append((number, block, flat))
-        first = self._reads[0][0]._handle
-        for (to_host, _), blocks in groups.items():
-            made = device_batches.batches(lends, blocks, to_host)
-            self._batches += [LentBatch(first, batch) for batch in made]
-        return self._batches
+        for at in range(0, len(self._buffers), ASKED):
+            asked = [self._lend(at + i, buffer, deadline) for i, buffer in enumerate(self._buffers[at : at + ASKED])]
+            opened = await asyncio.gather(*asked, return_exceptions=True)
+            failed = [one for one in opened if isinstance(one, BaseException)]
+            if failed:
+                raise next((one for one in failed if not isinstance(one, ElsewhereError)), failed[0])
+            self._lends += [one for one in opened if not isinstance(one, BaseException)]
 
+    def close(self) -> None:
+        """Lets go of the storages, each on its device."""
+        self._lends.clear()
+        for device in {device for _, device in self._flats.values()}:
+            with interface().on(device):
+                for number in [number for number, (_, where) in self._flats.items() if where == device]:
+                    del self._flats[number]
 
-async def _lend(buffer: RDMABuffer, deadline: float) -> device_batches.Lend:
-    handle = buffer._handle
-    backend = buffer._way()
-    if not isinstance(backend, device_ipc.DeviceIpc):
-        return lambda: local._lend(handle)
-    transfer = Transfer(handle, Memory(0, 0, True, None, "tensors"), 0, handle.size, False, deadline - monotonic())
-    transfer.path, transfer.kept = backend.name, buffer._kept
-    try:
-        borrowed: Borrowed = await backend.borrow(handle, transfer.left())
-    except TimeoutError as exc:
-        raise exc if isinstance(exc, RDMAError) else transfer.timed_out() from None
-    except RDMAError as exc:
-        raise transfer._told(exc) from exc
-    except Exception as exc:
-        raise ElsewhereError(str(exc)) from exc
-    return lambda: device_ipc._lend(transfer, borrowed)
+    async def _lend(self, number: int, buffer: RDMABuffer, deadline: float) -> device_batches.Lend:
+        handle = buffer._handle
+        backend = buffer._way()
+        if not isinstance(backend, device_ipc.DeviceIpc):
+            return lambda: local._lend(handle)
+        nothing = Memory(0, 0, True, None, "tensors")
+        transfer = Transfer(handle, nothing, 0, handle.size, False, max(0.0, deadline - monotonic()))
+        transfer.path = backend.name
+        try:
+            self._flats[number] = await backend.borrow(handle, transfer.left())
+        except RDMAError as exc:
+            raise transfer._told(exc) from exc
+        except TimeoutError:
+            raise transfer._told(transfer.timed_out()) from None
+        except Exception as exc:
+            raise ElsewhereError(str(exc)) from exc
+        return lambda: device_ipc._lend(transfer, self._flats[number][0])
 
 
 class _Reading(Protocol):

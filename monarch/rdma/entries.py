@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from monarch._devices.modes import locally
 from monarch._errors import RDMAMemoryError
 from monarch.rdma.memory import Memory, memory_of
 from monarch.rdma.shards import Range, ranges_after, shape_of
@@ -193,13 +194,14 @@ def _is(data: Any, module: str, name: str) -> bool:
     return isinstance(data, getattr(sys.modules.get(module), name, ()))
 
 
+@locally
 def shown(kind: str, dtype: str, shape: tuple[int, ...], memory: memoryview) -> Any:
     """Bytes as a tensor, an array or a memoryview. Imports torch or numpy if that is what it is."""
     if kind == "torch":
         import torch
 
         if not memory.nbytes:
-            return torch.empty(shape, dtype=getattr(torch, dtype))
+            return torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
         return torch.frombuffer(memory, dtype=torch.uint8).view(getattr(torch, dtype)).reshape(shape)
     if kind == "numpy":
         import numpy
@@ -208,6 +210,7 @@ def shown(kind: str, dtype: str, shape: tuple[int, ...], memory: memoryview) -> 
     return memory
 
 
+@locally
 def shown_on(flat: Any, entry: Entry) -> Any:
     """Bytes on a device, a flat tensor, as what the entry is."""
     import torch
@@ -215,6 +218,7 @@ def shown_on(flat: Any, entry: Entry) -> Any:
     return flat.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
+@locally
 def copy(kind: str, source: Any, target: Any) -> None:
     """From one tensor, array or buffer to another of the same dtype and shape."""
     if kind == "torch":

@@ -98,19 +98,23 @@ class Gather:
                 self._plan()
 
     async def _read(self, deadline: float, timeout: float, after: Sequence[Any]) -> None:
-        opened = await self._lent.open(max(0.0, deadline - monotonic())) if self._lent is not None else None
         spare = _Spare()
         futures: list[Awaitable[None]] = []
-        if opened:
-            futures.append(_Gathering(opened, self._keep, timeout, after).begin())
-        if self._batches:
-            futures.append(_Gathering(self._batches, self._keep, timeout, after).begin())
-        streamed = self._streamed(spare, timeout) if self._parts else None
-        if streamed is not None:
-            futures.append(streamed.begin())
-        if self._spans:
-            futures.append(_transfers(spare.placed(self._spans)).submit(timeout=timeout))
-        error = await _first_error(futures)
+        try:
+            if self._lent is not None:
+                await self._lent.open(max(0.0, deadline - monotonic()))
+                futures.append(_Gathering(self._lent.batches, self._keep, timeout, after).begin())
+            if self._batches:
+                futures.append(_Gathering(self._batches, self._keep, timeout, after).begin())
+            streamed = self._streamed(spare, timeout) if self._parts else None
+            if streamed is not None:
+                futures.append(streamed.begin())
+            if self._spans:
+                futures.append(_transfers(spare.placed(self._spans)).submit(timeout=timeout))
+            error = await _first_error(futures)
+        finally:
+            if self._lent is not None:
+                self._lent.close()
         if error is None and self._passing is not None:
             error = await _first_error([self._passing.read(max(0.0, deadline - monotonic()), after)])
         if error is None and streamed is not None and streamed.to_be_moved:

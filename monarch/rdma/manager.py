@@ -72,18 +72,24 @@ class Manager(Actor):
         return dropped
 
     @endpoint
-    def lend_storage(self, number: int, token: int, borrower: Any) -> tuple[Any, ...]:
-        """What `borrower`, another process's Manager, opens the storage of a buffer on a device with; once.
+    def lend_storage(self, number: int, token: int, borrower: Any, who: Owner) -> tuple[Any, ...]:
+        """What the process `who`, whose Manager `borrower` is, opens the storage of a buffer on a device with; once.
 
         Raises BufferDroppedError, NotLentError.
         """
         with registry().using(number, token) as region:
-            return lending.give(region.memory, borrower)
+            return lending.give(region.memory, borrower, who)
 
     @endpoint
-    def close_storage(self, owner: Owner, storage: int) -> None:
-        """That process has dropped everything it had in this storage."""
+    def close_storage(self, owner: Owner, storage: int, lender: Any) -> None:
+        """That process, whose Manager `lender` is, has dropped everything it had in this storage."""
         borrowing.close(owner, storage)
+        lender.storage_closed.broadcast(registry().owner, storage)
+
+    @endpoint
+    def storage_closed(self, who: Owner, storage: int) -> None:
+        """That process has closed a storage of this one's."""
+        lending.closed(who, storage)
 
 
 def _check(size: int, offset: int, count: int) -> None:
@@ -117,7 +123,7 @@ def tell_borrowers() -> None:
     """Has processes close the storages of devices in which nothing is registered any more. Does not wait for them."""
     for storage, borrower in lending.over():
         try:
-            borrower.close_storage.broadcast(registry().owner, storage)
+            borrower.close_storage.broadcast(registry().owner, storage, service())
         except Exception as exc:  # it has ended, and with it what it had open
             logging.getLogger("monarch").debug("a borrower of storage %d was not told of its end: %s", storage, exc)
 

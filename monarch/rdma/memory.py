@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 from monarch._devices.memory import Card, interface
+from monarch._devices.modes import locally
 from monarch._errors import RDMAMemoryError
 
 
@@ -47,6 +48,7 @@ class Memory:
         return f"<Memory {self.shown}, {self.size} bytes{'' if self.writable else ', read-only'}>"
 
 
+@locally
 def memory_of(data: Any) -> Memory:
     """The memory of a tensor, on the CPU or a device, a numpy array, or any object with the buffer protocol (bytearray,
     memoryview, mmap, ...).

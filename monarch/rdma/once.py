@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from monarch._devices.forked import never_free
+
 T = TypeVar("T")
 
 
@@ -18,7 +20,6 @@ class OncePerProcess(Generic[T]):
     def __init__(self) -> None:
         self.value: T | None = None
         self.lock = threading.Lock()  # held while it is made
-        self._abandoned: list[T] = []  # in a forked child: its parent's, kept so that nothing closes them
         os.register_at_fork(after_in_child=self._after_fork)
 
     def get(self, make: Callable[[], T]) -> T:
@@ -31,5 +32,5 @@ class OncePerProcess(Generic[T]):
     def _after_fork(self) -> None:
         self.lock = threading.Lock()
         if self.value is not None:
-            self._abandoned.append(self.value)
+            never_free(self.value)
             self.value = None

@@ -70,7 +70,7 @@ def choose(handle: Handle) -> Backend:
 
 def begin(backend: Backend, transfer: Transfer) -> None:
     """Has the backend do the transfer; through pinned memory where the local side is a device's, which few know of."""
-    if transfer.memory.device is None or isinstance(backend, Local | DeviceIpc):
+    if transfer.memory.device is None or isinstance(backend, Local | DeviceIpc | Nixl):
         backend.start(transfer)
     else:
         staging.start(backend, transfer)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from monarch._devices.forked import never_free
 from monarch._errors import BufferDroppedError
 from monarch.rdma.handle import Owner, start_of, this_host
 from monarch.rdma.memory import Memory
@@ -191,6 +192,7 @@ def registry() -> Registry:
 def _after_fork() -> None:
     """A forked child begins with nothing: its parent's buffers are not its, and somebody may have held the lock."""
     global _making, _registry
+    never_free(_registry)  # buffers on devices are in it
     _making, _registry = threading.Lock(), None
 
 

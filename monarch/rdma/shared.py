@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from monarch._devices.modes import locally
 from monarch._errors import RDMAError, RDMAUnavailableError
 from monarch.rdma.backends import process_vm
 from monarch.rdma.handle import Handle
@@ -128,6 +129,7 @@ def _item_size(dtype: Any) -> int:
         raise TypeError(f"invalid dtype {dtype!r}: expected a torch.dtype, or None for bytes") from None
 
 
+@locally
 def _shown(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
     if not dtype:
         return memory if len(shape) == 1 or not memory.nbytes else memory.cast("B", shape)
@@ -135,7 +137,7 @@ def _shown(memory: memoryview, dtype: str, shape: tuple[int, ...]) -> Any:
 
     kind = getattr(torch, dtype)
     if not memory.nbytes:
-        return torch.empty(shape, dtype=kind)
+        return torch.empty(shape, dtype=kind, device="cpu")  # whatever torch.set_default_device says
     return torch.frombuffer(memory, dtype=torch.uint8).view(kind).reshape(shape)
 
 

@@ -101,7 +101,7 @@ class _Staged:
     def _move(self, piece: Piece, at: int, count: int) -> asyncio.Future[BaseException | None]:
         """The piece, by the backend."""
         moved = self._loop.create_future()
-        part = _Part(self._transfer, Memory(piece.address, count, True, piece.bytes, "pinned memory"), at, count)
+        part = _Part(self._transfer, Memory(piece.address, count, True, piece.storage, "pinned memory"), at, count)
         part.ended = lambda error: self._tell(moved, error)
         try:
             self._backend.start(part)

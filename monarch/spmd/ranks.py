@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from monarch._devices import vendors
+from monarch._devices import own_device, vendors
 from monarch.actor import Actor, context, current_rank, endpoint, on_actor_threads, start_thread
 from monarch.spmd import device_mesh
 from monarch.spmd.layout import Devices
@@ -81,7 +81,7 @@ class TorchSetup(Actor):
             os.environ["OMP_NUM_THREADS"] = str(threads)
             on_actor_threads("torch threads", lambda: _set_threads(threads))
         if device is not None:
-            on_actor_threads("torch device", lambda: _set_device(device))
+            own_device.use(device, lambda: on_actor_threads("device", own_device.enter))
 
     @endpoint
     async def free_port(self, loopback: bool) -> tuple[str, int]:
@@ -291,14 +291,6 @@ def interface_of(address: str) -> str:
 
 
 # --- torch, on an actor's thread
-
-
-def _set_device(index: int) -> None:
-    import torch
-
-    present = torch.accelerator.device_count()
-    if present:
-        torch.accelerator.set_device_index(index % present)
 
 
 def _set_threads(count: int) -> None:

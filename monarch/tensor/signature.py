@@ -168,8 +168,19 @@ def _expression(value: Any, constants: list[Any]) -> str:
         if kind is list:
             return f"[{inner}]"
         return f"({inner},)" if len(value) == 1 else f"({inner})"
-    constants.append(value)
+    constants.append(here(value))
     return f"c[{len(constants) - 1}]"
+
+
+def here(value: Any) -> Any:
+    """In place of a device of the controller's: `cuda`, whatever its number, is the one that this thread uses. All else stays
+    as it is."""
+    if type(value) is not torch.device or value.index is None or value.type == "cpu":
+        return value
+    module = getattr(torch, value.type, None)
+    if module is None or not module.is_available():
+        return value
+    return torch.device(value.type, module.current_device())
 
 
 def has_hole(value: Any) -> bool:

@@ -55,7 +55,7 @@ def _not_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64, torch.float8_e4m3fn])
 @pytest.mark.parametrize("rows", [1, 100])
-def test_a_tensor_arrives_on_the_card_it_came_from(card: FakeCard, dtype: torch.dtype, rows: int) -> None:
+def test_a_tensor_arrives_on_a_card(card: FakeCard, dtype: torch.dtype, rows: int) -> None:
     data = bytes(range(64)) * 8 * rows if dtype != torch.bool else bytes([0, 1]) * 256 * rows
     there = card.tensor(data, dtype).view(rows, -1)
     (back,) = sent(there)
@@ -91,11 +91,16 @@ def test_a_column_of_a_large_storage_travels_alone_and_is_no_other_column(card: 
     assert card.bytes_of(back[1].contiguous()) == bytes([200]) * rows
 
 
-def test_without_that_card_it_is_put_on_the_device_that_the_receiver_uses(card: FakeCard) -> None:
+def test_it_is_put_on_the_device_that_the_receiver_uses(card: FakeCard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not on the sender's, though this process sees that one too: seven receivers would fill it seven times."""
     body, buffers = codec.encode(Message(card.tensor(b"abc")))
-    card.uuid = "another"
+    put: list[str] = []
+    empty = card.empty
+    monkeypatch.setattr(card, "find", lambda other: "cuda:0")
+    monkeypatch.setattr(card, "current", lambda kind: "cuda:3")
+    monkeypatch.setattr(card, "empty", lambda size, device: put.append(device) or empty(size, "cuda:0"))
     (back,) = codec.decode(body, buffers)
-    assert isinstance(back, OnCard)
+    assert put == ["cuda:3"]
     assert card.bytes_of(back) == b"abc"
 
 

@@ -6,23 +6,24 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import monarch._devices as devices
-from monarch._devices import vendors
+from monarch._devices import cards, vendors
 
 
 class FakeTorch(types.SimpleNamespace):
     """Torch as built for a vendor, in a process that has `cards`."""
 
     def __init__(self, hip: str | None = None, cuda: str | None = None, cards: int = 0) -> None:
-        available = types.SimpleNamespace(is_available=lambda: cards > 0, device_count=lambda: cards)
+        available = types.SimpleNamespace(
+            is_available=lambda: cards > 0, device_count=lambda: cards, is_initialized=lambda: False
+        )
         super().__init__(version=types.SimpleNamespace(hip=hip, cuda=cuda), cuda=available)
 
 
@@ -88,9 +89,9 @@ def test_without_torch_the_file_of_its_version_is_read_and_torch_is_not_loaded()
 def test_a_torch_that_is_still_being_imported_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
     monkeypatch.setattr(vendors, "_version_file", lambda: types.SimpleNamespace(hip="7.0", cuda=None))
-    monkeypatch.setattr(vendors, "_cards", lambda kind, root: 3)
+    monkeypatch.setattr(cards, "estimate", lambda kind, root: 3)
     assert devices.built_for() == "hip"
-    assert devices.count() == vendors.estimate("hip", os.environ)
+    assert devices.count() == vendors.estimate("hip", {}) == 3
 
 
 # --- cards without torch
@@ -139,18 +140,12 @@ def test_what_the_environment_hides_is_not_counted(amd: Path, nvidia: Path) -> N
     assert vendors.estimate("cuda", {"CUDA_VISIBLE_DEVICES": "0,1,7"}, nvidia) == 2
     assert vendors.estimate("cuda", {"CUDA_VISIBLE_DEVICES": "-1"}, nvidia) == 0
     assert vendors.estimate("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-8f5e,GPU-11aa"}, nvidia) == 2
-    # ROCR filters first: of what it leaves, HIP's are chosen
-    assert vendors.estimate("hip", {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "0,1,2"}, amd) == 2
-
-
-@given(st.text(alphabet="0123456789,- GPUx", max_size=30), st.integers(0, 16))
-def test_a_list_never_shows_more_than_there_is(text: str, present: int) -> None:
-    assert 0 <= vendors.shown_by(text, present) <= present
-
-
-@given(st.integers(0, 16), st.integers(0, 16))
-def test_a_list_of_indices_shows_those_that_exist(asked: int, present: int) -> None:
-    assert vendors.shown_by(",".join(map(str, range(asked))), present) == min(asked, present)
+    # ROCR filters first: of what it leaves, HIP's are chosen, or CUDA's where HIP's is not set
+    assert vendors.estimate("hip", {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "0"}, amd) == 1
+    assert vendors.estimate("hip", {"CUDA_VISIBLE_DEVICES": "0,2"}, amd) == 2
+    assert (
+        vendors.estimate("hip", {"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "0,1,2"}, amd) == 0
+    )  # as torch
 
 
 # --- collectives, identity, IPC
@@ -216,19 +211,65 @@ def test_expandable_segments_are_what_the_environment_says(monkeypatch: pytest.M
 
 
 class Driver:
-    """A driver library that answers `code`."""
+    """A driver library that answers `code`; to a thread that uses another device, or none, as the real ones do."""
+
+    OWN = 3  # the device whose memory it is
 
     def __init__(self, prefix: str, code: int = 0) -> None:
         self.code = code
         self.asked: list[tuple[int, int, int, int]] = []
         self.cleared = 0
+        self.retained = 0
+        self.thread = threading.local()
         setattr(self, f"{prefix}MemGetHandleForAddressRange", self._export)
 
     def _export(self, file: Any, address: Any, size: Any, kind: Any, flags: Any) -> int:
+        if self._current() != self.OWN:
+            return 201  # CUDA_ERROR_INVALID_CONTEXT
         self.asked.append((address.value, size.value, kind.value, flags.value))
         if not self.code:
             ctypes.cast(file, ctypes.POINTER(ctypes.c_int))[0] = 77
         return self.code
+
+    def _current(self) -> int | None:
+        """What this thread uses: a thread of CUDA's driver nothing at first, one of HIP's device 0."""
+        if not hasattr(self, "hipMemGetHandleForAddressRange"):
+            stack = self._stack()
+            return stack[-1] if stack else None
+        return getattr(self.thread, "device", 0)
+
+    def _stack(self) -> list[int]:
+        stack: list[int] = self.thread.__dict__.setdefault("stack", [])
+        return stack
+
+    def cuDeviceGet(self, number: Any, ordinal: Any) -> int:
+        ctypes.cast(number, ctypes.POINTER(ctypes.c_int))[0] = ordinal.value + 10
+        return 0
+
+    def cuDevicePrimaryCtxRetain(self, context: Any, number: Any) -> int:
+        self.retained += 1
+        ctypes.cast(context, ctypes.POINTER(ctypes.c_void_p))[0] = number.value + 90
+        return 0
+
+    def cuDevicePrimaryCtxRelease_v2(self, number: Any) -> int:
+        self.retained -= 1
+        return 0
+
+    def cuCtxPushCurrent_v2(self, context: Any) -> int:
+        self._stack().append(context.value - 100)
+        return 0
+
+    def cuCtxPopCurrent_v2(self, context: Any) -> int:
+        self._stack().pop()
+        return 0
+
+    def hipGetDevice(self, device: Any) -> int:
+        ctypes.cast(device, ctypes.POINTER(ctypes.c_int))[0] = getattr(self.thread, "device", 0)
+        return 0
+
+    def hipSetDevice(self, device: Any) -> int:
+        self.thread.device = device.value
+        return 0
 
     def cuGetErrorString(self, code: int, text: Any) -> int:
         ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"operation not supported"
@@ -253,25 +294,48 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 @pytest.mark.parametrize(("kind", "prefix"), [("cuda", "cu"), ("hip", "hip")])
 def test_a_dma_buf_is_of_whole_pages(kind: Any, prefix: str) -> None:
     driver = Driver(prefix)
-    found = devices.dma_buf(10 * PAGE + 512, PAGE, kind, driver)
+    found = devices.dma_buf(10 * PAGE + 512, PAGE, 3, kind, driver)
     assert found == (77, 512, 2 * PAGE)
     assert driver.asked == [(10 * PAGE, 2 * PAGE, 1, 0)]
+
+
+@pytest.mark.parametrize(("kind", "prefix", "before"), [("cuda", "cu", None), ("hip", "hip", 0)])
+def test_a_thread_that_has_used_no_device_exports_memory_of_any(kind: Any, prefix: str, before: int | None) -> None:
+    driver = Driver(prefix)
+    seen: list[Any] = []
+
+    def export() -> None:
+        seen.append(devices.dma_buf(PAGE, PAGE, 3, kind, driver).file)
+        seen.append(driver._current())
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    thread.join()
+    assert seen == [77, before]  # and it uses what it used before
+    assert driver.retained == 0
+
+
+def test_a_context_that_cannot_be_used_says_whose(torch_is: Any) -> None:
+    driver = Driver("cu")
+    driver.cuDevicePrimaryCtxRetain = lambda context, number: 2  # type: ignore[method-assign]
+    with pytest.raises(devices.DmaBufError, match=r"cuDevicePrimaryCtxRetain of device 3 said 2 "):
+        devices.dma_buf(PAGE, PAGE, 3, "cuda", driver)
 
 
 def test_a_driver_that_refuses_is_quoted(torch_is: Any) -> None:
     with pytest.raises(
         devices.DmaBufError, match=r"cuMemGetHandleForAddressRange said 801 \(operation not supported\)"
     ):
-        devices.dma_buf(PAGE, 100, "cuda", Driver("cu", 801))
+        devices.dma_buf(PAGE, 100, 3, "cuda", Driver("cu", 801))
     driver = Driver("hip", 1)
     with pytest.raises(devices.DmaBufError, match=r"hipMemGetHandleForAddressRange said 1 \(hipErrorInvalidValue\)"):
-        devices.dma_buf(PAGE, 100, "hip", driver)
+        devices.dma_buf(PAGE, 100, 3, "hip", driver)
     assert driver.cleared == 1  # or the next call of torch's would raise it
     with pytest.raises(devices.DmaBufError, match="update it"):
-        devices.dma_buf(PAGE, 100, "cuda", object())
+        devices.dma_buf(PAGE, 100, 3, "cuda", object())
     torch_is()
     with pytest.raises(devices.DmaBufError, match="no device"):
-        devices.dma_buf(PAGE, 100)
+        devices.dma_buf(PAGE, 100, 3)
 
 
 def test_of_hip_only_the_copy_that_torch_loaded_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,4 +347,4 @@ def test_of_hip_only_the_copy_that_torch_loaded_is_used(tmp_path: Path, monkeypa
     assert vendors._mapped("libcuda.so", str(maps)) == ""
     monkeypatch.setattr(vendors, "_mapped", lambda name: "")
     with pytest.raises(devices.DmaBufError, match="import torch"):
-        devices.dma_buf(PAGE, 100, "hip")
+        devices.dma_buf(PAGE, 100, 3, "hip")

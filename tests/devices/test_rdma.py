@@ -126,7 +126,7 @@ def test_the_memory_has_a_dma_buf(owner: Any) -> None:
 
     tensor = torch.zeros(1 << 20, device="cuda")
     try:
-        found = _devices.dma_buf(tensor.data_ptr(), tensor.nbytes)
+        found = _devices.dma_buf(tensor.data_ptr(), tensor.nbytes, tensor.device.index)
     except _devices.DmaBufError as exc:
         pytest.skip(str(exc))
     os.close(found.file)

@@ -430,6 +430,7 @@ def test_whom_processes_may_dial(host: str, gateway: str, ca: bytes, why: str) -
     assert told.address == f"{host}/x.0"
     assert (why in told.why) if why else not told.why
     assert told.secret == (b"" if why else b"hush")
+    assert told.encrypted == (why == "TLS")
     loop.stop()
     loop.run()  # closes its descriptors
 

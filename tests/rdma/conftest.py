@@ -9,10 +9,12 @@ import pytest
 
 from monarch.actor import HostMesh, ProcMesh, this_host
 from tests.rdma.buffers import Owner, Reader
+from tests.rdma.ibverbs_sides import gone, loop, make, sides, tls
 from tests.support.faults import Faults
 from tests.support.hosts import Hosts
 from tests.support.processes import stopped
 
+__all__ = ["gone", "loop", "make", "sides", "tls"]  # fixtures for tests of RDMA devices
 TIMEOUT = 30
 
 

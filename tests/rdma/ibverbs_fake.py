@@ -3,6 +3,11 @@
 What is registered, and which queue pairs there are, stands in the folder, so that processes reach each other's. Keys follow
 from what is registered, so that they are given again: the worst that real devices do. Requests are done when they are
 posted; `hold` keeps them, as a device that gets no answers would.
+
+It knows the rules that real fabrics have: packets pass only between two addresses of the same kind and family whose subnets
+(the first three bytes of IPv4, the first eight of IPv6) are one, only within a partition, and only between ports that
+`FakeBinding.rails` does not keep apart. What gets no answer fails after its retries, which a test need not wait for:
+`patient` devices keep it for good.
 """
 
 from __future__ import annotations
@@ -15,21 +20,22 @@ import os
 import struct
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path as Folder
 from typing import Any
 
 from monarch._devices import DmaBuf
 from monarch.rdma.backends import process_vm
 from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Limits
-from monarch.rdma.backends.ibverbs_choice import Gid
+from monarch.rdma.backends.ibverbs_gids import Gid
 from monarch.rdma.backends.ibverbs_messages import End
+from monarch.rdma.backends.ibverbs_path import Path
 from monarch.rdma.backends.ibverbs_queue import Request
 
 LOCAL, FLUSHED, REFUSED, NO_ANSWER = 4, 5, 10, 12  # enum ibv_wc_status
 _serial = itertools.count()
 
 
-def nic_tree(root: Path, *nics: str, **more: dict[str, Any]) -> Path:
+def nic_tree(root: Folder, *nics: str, **more: dict[str, Any]) -> Folder:
     """A /sys with such devices, all alike unless `more` says otherwise of one."""
     for number, name in enumerate(nics):
         say = {"node": 0, "pci": f"pci0000:00/0000:00:0{number}.0/0000:{number + 1:02x}:00.0", "link_layer": "Ethernet"}
@@ -37,17 +43,22 @@ def nic_tree(root: Path, *nics: str, **more: dict[str, Any]) -> Path:
             "state": "4: ACTIVE",
             "node_type": "1: CA",
             "gids": (("fe80::1", "IB/RoCE v1"), ("::ffff:10.0.0.1", "RoCE v2")),
+            "rate": "100 Gb/sec (4X EDR)",
+            "pkeys": (0xFFFF,),
         }
         say |= more.get(name, {})
         device = root / "devices" / str(say["pci"])
         port = root / "class/infiniband" / name / "ports/1"
-        for folder in (device, port / "gids", port / "gid_attrs/types"):
+        for folder in (device, port / "gids", port / "gid_attrs/types", port / "pkeys"):
             folder.mkdir(parents=True, exist_ok=True)
         (device / "numa_node").write_text(f"{say['node']}\n")
         (root / "class/infiniband" / name / "device").symlink_to(device)
         (root / "class/infiniband" / name / "node_type").write_text(f"{say['node_type']}\n")
         (port / "state").write_text(f"{say['state']}\n")
         (port / "link_layer").write_text(f"{say['link_layer']}\n")
+        (port / "rate").write_text(f"{say['rate']}\n")
+        for slot, pkey in enumerate(say["pkeys"]):
+            (port / "pkeys" / str(slot)).write_text(f"{pkey:#06x}\n")
         for slot, (address, kind) in enumerate(say["gids"]):
             (port / "gids" / str(slot)).write_text(f"{gid(address)}\n")
             (port / "gid_attrs/types" / str(slot)).write_text(f"{kind}\n")
@@ -67,30 +78,36 @@ def gid(address: str) -> str:
 class FakeBinding:
     """`folder` is the fabric: processes and bindings that share it reach each other."""
 
-    def __init__(self, folder: Path, names: Sequence[str], limits: Limits | None = None) -> None:
+    def __init__(
+        self, folder: Folder, names: Sequence[str], limits: Limits | None = None, rails: Sequence[set[str]] = ()
+    ) -> None:
+        """`rails`: devices that reach each other; all of them when it is empty."""
         self.folder = folder
+        self.rails = rails
         self.limits = limits or Limits()
         self._names = list(names)
 
     def names(self) -> list[str]:
         return self._names
 
-    def open(self, name: str, gid: Gid) -> FakeDevice:
+    def open(self, name: str) -> FakeDevice:
         assert name in self._names
-        return FakeDevice(self, name, gid)
+        return FakeDevice(self, name)
 
 
 class FakeDevice:
-    def __init__(self, binding: FakeBinding, name: str, gid: Gid) -> None:
+    def __init__(self, binding: FakeBinding, name: str) -> None:
         self.folder = binding.folder
         self.name = name
-        self.gid = gid
+        self.rails = binding.rails
         self.limits = binding.limits
         self.registered: list[FakeRegistration] = []
         self.pairs: list[FakePair] = []
         self.refuse = 0  # registrations that fail from now on
         self.hold = False
+        self.patient = False  # what gets no answer is tried again for ever
         self.posted = 0
+        self.moved = 0  # bytes
 
     def register(self, address: int, size: int, access: int) -> FakeRegistration:
         if self.refuse:
@@ -102,8 +119,8 @@ class FakeDevice:
         os.fstat(buffer.file)
         return FakeRegistration(self, address, size, access)
 
-    def pair(self, work: int, pieces: int) -> FakePair:
-        self.pairs.append(FakePair(self, work, pieces))
+    def pair(self, work: int, path: Path) -> FakePair:
+        self.pairs.append(FakePair(self, work, path))
         return self.pairs[-1]
 
     def close(self) -> None:
@@ -125,7 +142,7 @@ class FakeRegistration:
         self.device.registered.remove(self)
 
 
-def allows(folder: Path, key: int, pid: int, address: int, size: int, access: int) -> bool:
+def allows(folder: Folder, key: int, pid: int, address: int, size: int, access: int) -> bool:
     for file in folder.glob(f"mr-{key}-*"):
         has = _read(file)
         inside = has and has["address"] <= address and address + size <= has["address"] + has["size"]
@@ -135,12 +152,12 @@ def allows(folder: Path, key: int, pid: int, address: int, size: int, access: in
 
 
 class FakePair:
-    def __init__(self, device: FakeDevice, work: int, pieces: int) -> None:
+    def __init__(self, device: FakeDevice, work: int, path: Path) -> None:
         self.device = device
         self.work = work
-        self.pieces = pieces
+        self.path = path
         number = int.from_bytes(os.urandom(3), "big")
-        self._end = End.of(device.name, number, 0, device.gid.raw, 5, device.limits.reads)
+        self._end = End.of(device.name, number, 0, path.gid.raw, 5, device.limits.reads)
         self._file = device.folder / f"qp-{number}"
         self._peer = -1
         self._state = "reset"
@@ -162,7 +179,7 @@ class FakePair:
 
     def to_rtr(self, peer: End) -> None:
         assert self._state == "init"
-        self._state, self._peer = "rtr", peer.number
+        self._state, self._peer, self._peer_gid = "rtr", peer.number, peer.gid
         self._say()
 
     def to_rts(self, peer: End) -> None:
@@ -172,13 +189,15 @@ class FakePair:
 
     def _say(self) -> None:
         access = getattr(self, "_access", 0)
-        _write(self._file, {"pid": os.getpid(), "state": self._state, "peer": self._peer, "access": access})
+        has = {"pid": os.getpid(), "state": self._state, "peer": self._peer, "access": access, "nic": self.device.name}
+        has |= {"gid": self.path.gid.raw.hex(), "kind": self.path.gid.kind}
+        _write(self._file, has)
 
     def post(self, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> None:
         assert self._state == "rts"
         hold = self.device.hold  # a test that has seen `posted` may change it at once
         for number, request in work:
-            assert len(request.pieces) <= self.pieces and request.size <= self.device.limits.message
+            assert request.size <= self.device.limits.message
             self._under_way += 1
             assert self._under_way <= self.work, "the send queue overflows"
             self.device.posted += 1
@@ -189,8 +208,12 @@ class FakePair:
     def go_on(self) -> None:
         """Does what is held."""
         held, self._held = self._held, []
-        for number, request, write, key, remote_key in held:
+        for at, (number, request, write, key, remote_key) in enumerate(held):
             status = FLUSHED if self._failed else self._do(request, write, key, remote_key)
+            if status == NO_ANSWER and self.device.patient:
+                self._held = held[at:]
+                held = held[:at]
+                break
             self._failed = self._failed or status != 0
             self._done.append((number, status))
         if held and self._armed:
@@ -202,13 +225,15 @@ class FakePair:
         peer = _read(folder / f"qp-{self._peer}")
         if peer is None or peer["peer"] != self._end.number or peer["state"] not in ("rtr", "rts"):
             return NO_ANSWER
+        if not passes(self.path.gid, self._peer_gid, peer, {self.device.name, peer["nic"]}, self.device.rails):
+            return NO_ANSWER
         wants = REMOTE_WRITE if write else REMOTE_READ
-        for address, size in request.pieces:
-            if not allows(folder, key, os.getpid(), address, size, 0 if write else LOCAL_WRITE):
-                return LOCAL
+        if not allows(folder, key, os.getpid(), request.local, request.size, 0 if write else LOCAL_WRITE):
+            return LOCAL
         may = peer["access"] & wants and allows(folder, remote_key, peer["pid"], request.remote, request.size, wants)
         if not may:
             return REFUSED
+        self.device.moved += request.size
         return 0 if move(peer["pid"], request, write) else NO_ANSWER
 
     def poll(self) -> list[tuple[int, int]]:
@@ -231,28 +256,38 @@ class FakePair:
         self.device.pairs.remove(self)
 
 
+def passes(mine: Gid, theirs: bytes, peer: Any, nics: set[str], rails: Sequence[set[str]]) -> bool:
+    """Whether packets of these two queue pairs reach each other. `peer`: what the other says of itself."""
+    if mine.kind != peer["kind"] or theirs.hex() != peer["gid"] or _subnet(mine.raw) != _subnet(theirs):
+        return False
+    return not rails or any(nics <= rail for rail in rails)
+
+
+def _subnet(raw: bytes) -> bytes:
+    return raw[:15] if raw[:12] == bytes(10) + b"\xff\xff" else raw[:8]
+
+
 def move(pid: int, request: Request, write: bool) -> bool:
     """False when the process is gone."""
     calls = process_vm.CALLS
     assert calls is not None
-    local = _vector(request.pieces)
-    remote = _vector([(request.remote, request.size)])
+    local, remote = _vector(request.local, request.size), _vector(request.remote, request.size)
     call = calls.write if write else calls.read
-    return bool(call(pid, ctypes.addressof(local), len(request.pieces), ctypes.addressof(remote), 1, 0) == request.size)
+    return bool(call(pid, ctypes.addressof(local), 1, ctypes.addressof(remote), 1, 0) == request.size)
 
 
-def _vector(pieces: Sequence[tuple[int, int]]) -> Any:
-    packed = b"".join(struct.pack("=QQ", *piece) for piece in pieces)
+def _vector(address: int, size: int) -> Any:
+    packed = struct.pack("=QQ", address, size)
     return ctypes.create_string_buffer(packed, len(packed))
 
 
-def _write(file: Path, what: Any) -> None:
+def _write(file: Folder, what: Any) -> None:
     new = file.with_name(f".{file.name}-{os.getpid()}-{next(_serial)}")
     new.write_text(json.dumps(what))
     new.rename(file)
 
 
-def _read(file: Path) -> Any:
+def _read(file: Folder) -> Any:
     try:
         return json.loads(file.read_text())
     except FileNotFoundError:

@@ -13,11 +13,23 @@ from monarch._devices import memory as devices
 from monarch._devices.memory import Card
 from monarch.actor import this_host
 from monarch.rdma import RDMABuffer, RDMAMemoryError, lending, paths
+from monarch.rdma.handle import Owner
+from monarch.rdma.handle import this_host as host_name
 from monarch.rdma.lending import NotLentError
 from monarch.rdma.memory import memory_of
 from tests._devices.fake import NOWHERE, FakeCard, plain
 
 TIMEOUT = 30
+
+
+@pytest.fixture(autouse=True)
+def _nobody_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending.deaths, "watch", lambda process, ended: None)
+
+
+def process(number: int) -> Owner:
+    """Another one, of this host."""
+    return Owner(host_name(), number, 0, 0, "here")
 
 
 @pytest.fixture
@@ -50,7 +62,7 @@ def test_of_a_storage_with_several_buffers_the_last_one_ends_it(card: FakeCard) 
     whole = card.tensor(bytes(100))
     places = [mine.place(memory_of(part)) for part in (whole[:50], whole[50:])]
     assert [(place.storage, place.offset) for place, _ in places] == [(0, 0), (0, 50)]
-    assert mine.give(memory_of(whole), "borrower")[2] == 100
+    assert mine.give(memory_of(whole), "borrower", process(1))[2] == 100
     places[0][1]()
     assert mine.over() == []
     places[1][1]()
@@ -65,24 +77,30 @@ def test_what_cannot_be_lent_says_why(card: FakeCard, monkeypatch: pytest.Monkey
     memory = memory_of(card.tensor(bytes(10)))
     mine.place(memory)
     with pytest.raises(NotLentError, match="not memory of a device"):
-        mine.give(memory_of(bytearray(10)), "borrower")
+        mine.give(memory_of(bytearray(10)), "borrower", process(1))
     card.ipc = "not today"
     with pytest.raises(NotLentError, match="not today"):
-        mine.give(memory, "borrower")
+        mine.give(memory, "borrower", process(1))
     card.ipc = ""
+    with pytest.raises(NotLentError, match="processes of its host only"):
+        mine.give(memory, "borrower", process(1)._replace(host="another"))
 
     def fail(flat: Any) -> Any:
         raise RuntimeError("invalid argument")
 
-    monkeypatch.setattr(card, "share", fail)
-    with pytest.raises(NotLentError, match="RuntimeError: invalid argument"):
-        mine.give(memory, "borrower")
-    monkeypatch.undo()
+    with monkeypatch.context() as broken:
+        broken.setattr(card, "share", fail)
+        with pytest.raises(NotLentError, match="RuntimeError: invalid argument"):
+            mine.give(memory, "borrower", process(1))
     monkeypatch.setattr(lending, "BORROWERS", 2)
-    for _ in range(2):
-        mine.give(memory, "borrower")
+    for number in (1, 2, 1, 2):  # one that has it may ask again
+        mine.give(memory, "borrower", process(number))
     with pytest.raises(NotLentError, match="2 processes have it already"):
-        mine.give(memory, "borrower")
+        mine.give(memory, "borrower", process(3))
+    monkeypatch.setattr(lending, "SHARES", 5)
+    mine.give(memory, "borrower", process(1))
+    with pytest.raises(NotLentError, match="lent 5 times already"):
+        mine.give(memory, "borrower", process(1))
 
 
 @pytest.mark.procs

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
 import pytest
 
-from monarch.actor import Actor, Channel, ProcMesh, endpoint, this_host
-from monarch.rdma import BufferDroppedError, RDMAAction, RDMABuffer
+from monarch.actor import Channel, ProcMesh, this_host
 from tests.rdma.buffers import call
+from tests.rdma.cards import TIMEOUT, Side
 from tests.support.processes import kill
 
 pytestmark = [
@@ -19,188 +18,8 @@ pytestmark = [
     pytest.mark.usefixtures("torch_preloaded"),
     pytest.mark.filterwarnings("ignore::monarch.rdma.RDMATcpFallbackWarning"),
 ]
-TIMEOUT = 30
 MIB = 1 << 20
 SIZES = [1, 4096, (1 << 16) + 1, 9 * MIB + 3]
-
-
-class Side(Actor):
-    """A process with tensors on a card, "cuda", and on the host, "cpu"."""
-
-    def __init__(self) -> None:
-        import warnings
-
-        import torch
-
-        from monarch._devices import memory
-        from monarch.rdma import RDMATcpFallbackWarning
-        from tests._devices.fake import FakeCard
-
-        warnings.simplefilter("ignore", RDMATcpFallbackWarning)
-        self.torch = torch
-        self.card = FakeCard()
-        self.before = memory.replace(self.card)
-        self.tensors: dict[int, Any] = {}
-
-    def __cleanup__(self, exc: Exception | None) -> None:
-        from monarch._devices import memory
-
-        memory.replace(self.before)
-
-    def tensor(self, where: str, data: bytes) -> Any:
-        if where == "cuda":
-            return self.card.tensor(data)
-        return self.torch.frombuffer(bytearray(data), dtype=self.torch.uint8)
-
-    def bytes_of(self, tensor: Any) -> bytes:
-        return self.card.bytes_of(tensor)
-
-    @endpoint
-    def use(self, path: str) -> None:
-        from monarch.rdma import paths
-
-        every = (
-            paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
-        )  # fmt: skip
-        paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
-
-    @endpoint
-    def has(self, **kwargs: Any) -> None:
-        """What the card says of itself."""
-        for name, value in kwargs.items():
-            setattr(self.card, name, value)
-
-    @endpoint
-    def card_says(self, name: str) -> Any:
-        return getattr(self.card, name)
-
-    @endpoint
-    def make(self, where: str, data: bytes, start: int = 0) -> RDMABuffer:
-        tensor = self.tensor(where, data)
-        buffer = RDMABuffer(tensor[start:])
-        self.tensors[buffer._handle.number] = tensor
-        return buffer
-
-    @endpoint
-    def make_slices(self, data: bytes, count: int) -> list[RDMABuffer]:
-        tensor = self.tensor("cuda", data)
-        return [RDMABuffer(part) for part in tensor.view(count, -1)]
-
-    @endpoint
-    def seen(self, buffer: RDMABuffer) -> bytes:
-        return self.bytes_of(self.tensors[buffer._handle.number])
-
-    @endpoint
-    def path(self, buffer: RDMABuffer) -> str:
-        return buffer.path
-
-    @endpoint
-    def read(self, buffer: RDMABuffer, where: str, room: int, options: dict[str, Any]) -> Any:
-        into = self.tensor(where, b"." * room)
-        return self.outcome(lambda: buffer.read_into(into, **options).get(TIMEOUT), into)
-
-    @endpoint
-    def write(self, buffer: RDMABuffer, where: str, data: bytes, options: dict[str, Any]) -> Any:
-        return self.outcome(
-            lambda: buffer.write_from(self.tensor(where, data), **options).get(TIMEOUT), self.tensor("cpu", b"ok")
-        )
-
-    @endpoint
-    def read_many(self, buffers: list[RDMABuffer], where: str) -> list[bytes]:
-        into = [self.tensor(where, b"." * buffer.size()) for buffer in buffers]
-        action = RDMAAction()
-        for buffer, one in zip(buffers, into, strict=True):
-            action.read_remote(one, buffer)
-        action.submit(timeout=TIMEOUT).get(TIMEOUT)
-        return [self.bytes_of(one) for one in into]
-
-    @endpoint
-    def read_in_turn(self, buffers: list[RDMABuffer]) -> list[bytes]:
-        """All reads have begun, and found no open storage, before the first goes on."""
-        from monarch.rdma import manager
-
-        into = [self.tensor("cuda", b"." * buffer.size()) for buffer in buffers]
-        begun: list[Any] = []
-        start = manager.start
-        manager.start = begun.append
-        try:
-            reads = [buffer.read_into(one) for buffer, one in zip(buffers, into, strict=True)]
-        finally:
-            manager.start = start
-        assert len(begun) == len(buffers)
-        for work, read in zip(begun, reads, strict=True):
-            start(work)
-            read.get(TIMEOUT)
-        return [self.bytes_of(one) for one in into]
-
-    @endpoint
-    def drop(self, buffer: RDMABuffer) -> None:
-        buffer.drop().get(TIMEOUT)
-
-    @endpoint
-    def open_storages(self) -> int:
-        import gc
-
-        gc.collect()
-        return self.card.open_storages
-
-    @endpoint
-    def hold(self, buffer: RDMABuffer) -> bytes:
-        """Reads it and keeps the RDMABuffer object."""
-        self.held = buffer
-        into = self.tensor("cuda", b"." * buffer.size())
-        buffer.read_into(into).get(TIMEOUT)
-        return self.bytes_of(into)
-
-    @endpoint
-    def again(self) -> Any:
-        into = self.tensor("cuda", b"." * self.held.size())
-        return self.outcome(lambda: self.held.read_into(into).get(TIMEOUT), into)
-
-    @endpoint
-    def write_on(self, buffer: RDMABuffer, started: Any) -> int:
-        """Writes ones until it is dropped."""
-        ones, count = self.tensor("cuda", b"\1" * buffer.size()), 0
-        while True:
-            try:
-                buffer.write_from(ones).get(TIMEOUT)
-            except BufferDroppedError:
-                return count
-            count += 1
-            if count == 3:
-                started.send(None)
-
-    @endpoint
-    def drop_and_look(self, buffer: RDMABuffer) -> bool:
-        """Whether the memory stays as it is when the drop is done."""
-        tensor = self.tensors[buffer._handle.number]
-        buffer.drop().get(TIMEOUT)
-        self.card.flat(tensor).zero_()
-        return self.bytes_of(tensor) == bytes(buffer.size())
-
-    @endpoint
-    def all_zero(self, buffer: RDMABuffer) -> bool:
-        return self.bytes_of(self.tensors[buffer._handle.number]) == bytes(buffer.size())
-
-    @endpoint
-    def pid(self) -> int:
-        return os.getpid()
-
-    @endpoint
-    def refused(self) -> str:
-        tensor = self.tensor("cuda", bytes(64))
-        try:
-            RDMABuffer(tensor.view(8, 8).t())
-        except ValueError as exc:
-            return str(exc)
-        return ""
-
-    def outcome(self, do: Any, tensor: Any) -> Any:
-        try:
-            do()
-        except Exception as exc:
-            return type(exc).__name__, str(exc)
-        return self.bytes_of(tensor)
 
 
 @pytest.fixture(scope="module")
@@ -348,10 +167,12 @@ def test_it_is_closed_though_the_reader_does_not_look_again(owner: Any, reader: 
         assert monotonic() < deadline
 
 
-def test_it_is_closed_with_the_last_handle(owner: Any, reader: Any) -> None:
+def test_it_stays_open_for_the_next_handle_of_the_same_storage(owner: Any, reader: Any) -> None:
     buffer = call(owner.make, "cuda", b"abc")
-    assert call(reader.read, buffer, "cuda", 3, {}) == b"abc"
-    assert call(reader.open_storages) == 0
+    for _ in range(3):
+        assert call(reader.read, buffer, "cuda", 3, {}) == b"abc"
+        assert call(reader.open_storages) == 1
+    assert call(owner.card_says, "shares") == 1
     call(owner.drop, buffer)
 
 

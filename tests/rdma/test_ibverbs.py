@@ -19,18 +19,21 @@ from typing import Any
 import pytest
 
 from monarch._devices import DmaBuf
-from monarch.actor import Actor, HostMesh, endpoint
+from monarch.actor import Actor, HostMesh, attach_to_workers, endpoint
 from monarch.config import configure, configured
 from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch.rdma.backends import ibverbs_devices, ibverbs_sysfs
 from monarch.rdma.backends.ibverbs import Ibverbs
 from monarch.rdma.backends.ibverbs_binding import Limits, NoVerbsError, Package, send_requests
-from monarch.rdma.backends.ibverbs_choice import Gid
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
+from monarch.rdma.backends.ibverbs_gids import Gid
 from monarch.rdma.backends.ibverbs_messages import End
+from monarch.rdma.backends.ibverbs_path import Path as QueuePath
 from monarch.rdma.backends.ibverbs_queue import Request
+from monarch.tools.certs import make_certificates
 from tests.rdma.buffers import call
 from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
+from tests.support.hosts import Hosts
 from tests.support.processes import kill
 from tests.support.tiers import full
 
@@ -240,6 +243,56 @@ def test_it_can_be_switched_off(two: HostMesh, fabric: str) -> None:
     assert call(other.left_to_others) == 1
 
 
+TLS = """
+import sys
+from monarch.actor import run_worker_loop_forever
+run_worker_loop_forever(address=sys.argv[1].replace("tcp://", "tls://"))
+"""
+
+
+@pytest.fixture
+def two_by_tls(hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostMesh]:
+    """Two hosts that speak TLS."""
+    pytest.importorskip("cryptography")
+    monkeypatch.delenv("MONARCH_SECRET", raising=False)
+    monkeypatch.delenv("MONARCH_SECRET_FILE", raising=False)
+    made = make_certificates(tmp_path / "certs")
+    env = {"MONARCH_TLS_CA": made.ca, "MONARCH_TLS_CERT": made.certificate, "MONARCH_TLS_KEY": made.private_key}
+    workers = [hosts.start_tcp(TLS, {name: str(file) for name, file in env.items()}) for _ in range(2)]
+    mesh = attach_to_workers(
+        workers=[worker.address.replace("tcp://", "tls://") for worker in workers], ca=made.ca,
+        certificate=made.certificate, private_key=made.private_key,
+    )  # fmt: skip
+    assert mesh.initialized.get(TIMEOUT) is True
+    yield mesh
+    mesh.shutdown().get(TIMEOUT)
+
+
+@full
+@copies
+@pytest.mark.procs
+def test_a_job_with_tls_sends_nothing_in_plain(two_by_tls: HostMesh, fabric: str) -> None:
+    owner, other = sides(two_by_tls, fabric)
+    buffer = call(owner.make, b"secret")
+    assert call(other.path, buffer) == "actor"
+    assert call(other.read, buffer) == b"secret"
+    call(other.configure, {"rdma_allow_plain_bytes": True})
+    second = call(owner.make, b"secret, too")
+    assert call(other.path, second) == "ibverbs"
+    assert call(other.read, second) == b"secret, too"  # but not by devices: the owner does not allow it
+    assert call(other.left_to_others) == 1
+
+
+@full
+@copies
+@pytest.mark.procs
+def test_unless_both_sides_allow_it(two_by_tls: HostMesh, fabric: str) -> None:
+    owner, other = sides(two_by_tls, fabric)
+    for side in (owner, other):
+        call(side.configure, {"rdma_allow_plain_bytes": True})
+    moves(owner, other)
+
+
 # --- what is said of a machine
 
 
@@ -337,16 +390,16 @@ def test_the_package_without_a_device() -> None:
     package = Package()
     assert package.names() == []
     with pytest.raises(OSError, match=r"."):
-        package.open("mlx5_0", Devices.__new__(Devices))  # type: ignore[arg-type]
+        package.open("mlx5_0")
 
 
 def test_the_package_takes_our_requests() -> None:
     ib = real()
-    request = Request(2**63 + 5, ((2**63, 1 << 30), (4096, 1)))
+    request = Request(2**63, 2**63 + 5, 1 << 30)
     (sent,) = send_requests(ib, [(2**40, request)], True, 7, 2**32 - 1)
     assert (sent.wr_id, sent.remote_addr, sent.rkey) == (2**40, 2**63 + 5, 2**32 - 1)
     assert sent.opcode == ib.WROpcode.RDMA_WRITE and sent.send_flags == ib.SendFlags.SIGNALED
-    assert [(one.addr, one.length, one.lkey) for one in sent.sg_list] == [(2**63, 1 << 30, 7), (4096, 1, 7)]
+    assert [(one.addr, one.length, one.lkey) for one in sent.sg_list] == [(2**63, 1 << 30, 7)]
     (read,) = send_requests(ib, [(1, request)], False, 7, 1)
     assert read.opcode == ib.WROpcode.RDMA_READ
 
@@ -360,6 +413,7 @@ def test_the_numbers_are_those_of_verbs() -> None:
     assert ibverbs_binding.LOCAL_WRITE == access.LOCAL_WRITE
     assert ibverbs_binding.REMOTE_WRITE == access.REMOTE_WRITE
     assert ibverbs_binding.REMOTE_READ == access.REMOTE_READ
+    assert ibverbs_binding.RELAXED_ORDERING == access.RELAXED_ORDERING
     assert ibverbs_binding.MTU_4096 == ib.MTU.MTU_4096
     status = ib.WCStatus
     assert ibverbs_queue.SUCCESS == status.SUCCESS
@@ -397,14 +451,14 @@ def test_the_package_has_what_is_called() -> None:
         ib.CompChannel: ("fd", "get_cq_event", "close"),
         ib.WC: ("wr_id", "status"),
         ib.PortAttr: ("lid", "active_mtu", "max_msg_sz"),
-        ib.DeviceAttr: ("max_qp_wr", "max_cqe", "max_sge", "max_qp_rd_atom"),
+        ib.DeviceAttr: ("max_qp_wr", "max_cqe", "max_qp_rd_atom"),
     }
     assert [
         f"{kind.__name__}.{name}" for kind, names in called.items() for name in names if not hasattr(kind, name)
     ] == []
     names = {
-        ib.QP.to_init: "port, int access",
-        ib.QP.to_rtr: "sgid_index mtu hop_limit max_dest_rd_atomic",
+        ib.QP.to_init: "port, int access=0, int pkey_index",
+        ib.QP.to_rtr: "sgid_index mtu hop_limit max_dest_rd_atomic sl traffic_class",
         ib.QP.to_rts: "psn timeout retry_cnt max_rd_atomic",
         ib.PD.reg_mr: "addr, length, int access",
         ib.PD.reg_dmabuf_mr: "offset, length, iova, int fd, int access",
@@ -442,7 +496,7 @@ def test_what_the_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Said(log, "qp", qp_num=4711)
     region = Said(log, "mr", lkey=1, rkey=2)
     domain = Said(log, "pd", makes={"create_qp": pair, "reg_mr": region, "reg_dmabuf_mr": region})
-    has = SimpleNamespace(max_qp_wr=100, max_cqe=90, max_sge=4, max_qp_rd_atom=128)
+    has = SimpleNamespace(max_qp_wr=100, max_cqe=90, max_qp_rd_atom=128)
     port = SimpleNamespace(max_msg_sz=1 << 31, lid=9, active_mtu=3)
     opened = {
         "query_device": has,
@@ -462,19 +516,19 @@ def test_what_the_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
     package = Package()
     assert package.names() == ["other", "mlx5_0"]
-    device = package.open("mlx5_0", Gid(3, bytes(range(16)), "RoCE v2"))
-    assert device.limits == Limits(work=90, pieces=4, message=1 << 30, reads=16)
+    device = package.open("mlx5_0")
+    assert device.limits == Limits(work=90, message=1 << 30, reads=16)
     registration = device.register(4096, 10, 7)
     assert (registration.key, registration.remote_key) == (1, 2)
     device.register_dmabuf(DmaBuf(8, 100, 8192), 0x7000, 300, 4)
-    made = device.pair(90, 4)
+    made = device.pair(90, QueuePath(Gid(3, bytes(range(16)), "RoCE v2"), 2, 106, 5, 19, 6))
     end = made.end()
     assert end == End("mlx5_0", 4711, end.sequence, 9, bytes(range(16)), 3, 16) and end.check()
     peer = End("mlx5_9", 12, 34, 5, bytes(16), 5, 8)
     made.to_init(6)
     made.to_rtr(peer)
     made.to_rts(peer)
-    made.post([(5, Request(1000, ((2000, 10),)))], False, 1, 99)
+    made.post([(5, Request(2000, 1000, 10))], False, 1, 99)
     assert made.fileno() == 77
     made.acknowledge()
     assert made.poll() == [(5, 0), (6, 10)]
@@ -492,12 +546,12 @@ def test_what_the_package_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ctx.create_comp_channel",),
         ("ctx.create_cq", 90, channel),
         ("cq.req_notify",),
-        ("pd.create_qp", ("QPInitAttr", ("max_recv_wr", 1), ("max_send_sge", 4), ("max_send_wr", 90), ("recv_cq", queue),
+        ("pd.create_qp", ("QPInitAttr", ("max_recv_wr", 1), ("max_send_sge", 1), ("max_send_wr", 90), ("recv_cq", queue),
                           ("send_cq", queue))),
-        ("qp.to_init", 1, 6),
+        ("qp.to_init", 1, 6, 2),
         ("qp.to_rtr", ("QPInfo", 12, 34, 5, bytes(16), 1, 3), ("hop_limit", 64), ("max_dest_rd_atomic", 8), ("mtu", 3),
-         ("sgid_index", 3)),
-        ("qp.to_rts", end.sequence, ("max_rd_atomic", 8), ("retry_cnt", 6), ("timeout", 14)),
+         ("sgid_index", 3), ("sl", 5), ("traffic_class", 106)),
+        ("qp.to_rts", end.sequence, ("max_rd_atomic", 8), ("retry_cnt", 6), ("timeout", 19)),
         ("qp.post_send", [sent]),
         ("channel.get_cq_event",),
         ("cq.ack_events", 1),

@@ -1,4 +1,4 @@
-"""Which devices: what /sys says (a tree of files), nearness, addresses, pairs, stripes."""
+"""Which devices: what /sys says (a tree of files), and nearness."""
 
 from __future__ import annotations
 
@@ -6,25 +6,10 @@ import ipaddress
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from monarch.rdma.backends import ibverbs_sysfs as sysfs
-from monarch.rdma.backends.ibverbs_choice import (
-    PAGE,
-    PAIRS,
-    ChoiceError,
-    Gid,
-    Nic,
-    Place,
-    affinity,
-    choose_gid,
-    nearest,
-    node_of,
-    pairs,
-    place_of_target,
-    stripes,
-)
+from monarch.rdma.backends.ibverbs_choice import Nic, Place, nearest, node_of, place_of_target
+from monarch.rdma.backends.ibverbs_gids import ChoiceError, Gid
 from tests.rdma.ibverbs_fake import nic_tree
 
 
@@ -49,6 +34,8 @@ def test_what_a_machine_has(tmp_path: Path) -> None:
         0,
         True,
         (Gid(0, raw("fe80::1"), "IB/RoCE v1"), Gid(1, raw("::ffff:10.0.0.1"), "RoCE v2")),
+        100_000,
+        (0xFFFF,),
     )
     assert (second.node, second.ethernet, second.gids) == (1, False, (Gid(0, raw("fe80::5"), ""),))
     assert sysfs.present(tmp_path) == ["mlx5_0", "mlx5_1"]
@@ -63,6 +50,25 @@ def test_devices_that_are_of_no_use(tmp_path: Path) -> None:
         "efa_0 is of type 7: <unknown>, not a channel adapter; iw_0 is of type 4: RNIC, not a channel adapter; "
         "port 1 of mlx5_0 is not active (1: DOWN)"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("400 Gb/sec (4X NDR)", 400_000), ("2.5 Gb/sec (1X SDR)", 2_500), ("800 Gb/sec", 800_000), ("", 0), ("fast", 0)],
+)
+def test_rates(tmp_path: Path, text: str, rate: int) -> None:
+    nic_tree(tmp_path, "mlx5_0", mlx5_0={"rate": text})
+    ((only,), _) = sysfs.usable(tmp_path)
+    assert only.rate == rate
+
+
+def test_partition_tables(tmp_path: Path) -> None:
+    nic_tree(tmp_path, "mlx5_0", mlx5_0={"pkeys": (0x7FFF, 0, 0x8001)})
+    ((only,), _) = sysfs.usable(tmp_path)
+    assert only.pkeys == (0x7FFF, 0, 0x8001)
+    (tmp_path / "class/infiniband/mlx5_0/ports/1/pkeys/1").write_text("rubbish\n")
+    ((only,), _) = sysfs.usable(tmp_path)
+    assert only.pkeys == (0x7FFF, 0, 0x8001)
 
 
 def test_a_machine_without_any(tmp_path: Path) -> None:
@@ -147,85 +153,3 @@ def test_targets() -> None:
 def test_targets_that_mean_nothing(target: str) -> None:
     with pytest.raises(ChoiceError, match=r"RDMA_IBVERBS_TARGET.*expected cpu:"):
         place_of_target(target, lambda ordinal: Place())
-
-
-# --- addresses
-
-
-@pytest.mark.parametrize(
-    ("gids", "slot"),
-    [
-        ([("fe80::1", "RoCE v2"), ("::ffff:10.0.0.1", "IB/RoCE v1"), ("::ffff:10.0.0.1", "RoCE v2")], 2),
-        ([("2001:db8::1", "RoCE v2"), ("::ffff:10.0.0.1", "RoCE v2")], 1),
-        ([("fe80::1", "RoCE v2"), ("2001:db8::1", "RoCE v2")], 1),
-        ([("::ffff:169.254.3.4", "RoCE v2"), ("2001:db8::1", "RoCE v2")], 1),
-        ([("::ffff:10.0.0.1", "IB/RoCE v1"), ("fe80::1", "RoCE v2")], 1),
-        ([("::ffff:10.0.0.1", "IB/RoCE v1"), ("fe80::1", "IB/RoCE v1")], 0),
-        ([("::ffff:10.0.0.1", "RoCE v2"), ("::ffff:10.0.0.2", "RoCE v2")], 0),
-    ],
-)  # fmt: skip
-def test_routable_addresses_come_first(gids: list[tuple[str, str]], slot: int) -> None:
-    table = tuple(Gid(number, raw(address), kind) for number, (address, kind) in enumerate(gids))
-    assert choose_gid(nic("n", gids=table)).slot == slot
-
-
-def test_addresses_of_infiniband() -> None:
-    table = (Gid(1, raw("fe80::2"), ""), Gid(0, raw("fe80::1"), ""))
-    assert choose_gid(nic("n", ethernet=False, gids=table)).slot == 0
-    with pytest.raises(ChoiceError, match="no GID"):
-        choose_gid(nic("n"))
-
-
-# --- pairs
-
-
-def test_who_may_pair() -> None:
-    assert affinity("")("a", "b") and affinity("any")("a", "b")
-    assert affinity("match_name")("a", "a") and not affinity("match_name")("a", "b")
-    groups = affinity("groups:a, b|c")
-    assert groups("a", "b") and groups("c", "c")
-    assert not groups("a", "c") and not groups("x", "x") and not groups("x", "a")
-
-
-@pytest.mark.parametrize("text", ["all", "groups:", "groups:a,|b", "groups:a|a", "groups:a,a", "match"])
-def test_affinities_that_mean_nothing(text: str) -> None:
-    with pytest.raises(ChoiceError, match=r"RDMA_PEER_DEVICE_AFFINITY.*expected any, match_name"):
-        affinity(text)
-
-
-def test_pairs() -> None:
-    every = affinity("any")
-    assert pairs(["a", "b"], ["x", "y"], every) == [("a", "x"), ("b", "y")]
-    assert pairs(["a"], ["x", "y"], every) == [("a", "x"), ("a", "y")]
-    assert pairs(["a", "b", "c"], ["x", "y"], every) == [("a", "x"), ("b", "y"), ("c", "x")]
-    assert pairs(["a", "b"], ["b", "a"], affinity("match_name")) == [("a", "a"), ("b", "b")]
-    assert pairs(["a"], ["b"], affinity("match_name")) == []
-
-
-names = st.lists(st.sampled_from("abcdefgh"), unique=True, max_size=8)
-
-
-@given(names, names, st.sampled_from(["any", "match_name", "groups:a,b|c,d,e"]))
-def test_pairs_are_allowed_and_use_what_can_be_used(here: list[str], there: list[str], text: str) -> None:
-    may = affinity(text)
-    found = pairs(here, there, may)
-    assert all(one in here and other in there and may(one, other) for one, other in found)
-    assert len(set(found)) == len(found) <= PAIRS
-    assert bool(found) == any(may(one, other) for one in here for other in there)
-
-
-@given(st.integers(1, 1 << 40), st.integers(1, 16), st.integers(0, 1 << 30))
-def test_stripes_cover_all_and_are_long_enough(size: int, ways: int, least: int) -> None:
-    parts = stripes(size, ways, least)
-    assert sum(count for _, count in parts) == size
-    assert [at for at, _ in parts] == [sum(count for _, count in parts[:index]) for index in range(len(parts))]
-    assert len(parts) <= ways
-    if len(parts) > 1:
-        assert all(count >= least and count % PAGE == 0 for _, count in parts[:-1])
-    assert all(count > 0 for _, count in parts)
-
-
-def test_stripes_of_a_small_transfer() -> None:
-    assert stripes(1000, 4, 512 << 10) == [(0, 1000)]
-    assert stripes(1 << 20, 4, 512 << 10) == [(0, 512 << 10), (512 << 10, 512 << 10)]
-    assert stripes(0, 4, 1) == [(0, 0)]

@@ -16,7 +16,6 @@ from monarch.rdma.backends.ibverbs_queue import (
     Post,
     Queue,
     Request,
-    Segment,
     State,
     fault_of,
     split,
@@ -33,41 +32,26 @@ def ready(window: int = 512) -> Queue:
 
 
 def some(count: int) -> list[Request]:
-    return [Request(number, ((number, 1),)) for number in range(count)]
+    return [Request(number, number, 1) for number in range(count)]
 
 
-segments = st.lists(
-    st.builds(Segment, st.integers(0, 50), st.integers(0, 50), st.integers(0, 40)), max_size=12
-)  # close together, so that many are neighbours
-
-
-@given(segments, st.integers(1, 30), st.integers(1, 4))
-def test_requests_move_exactly_the_segments(parts: list[Segment], message: int, pieces: int) -> None:
-    moved = []
-    for request in split(parts, message, pieces):
-        assert 0 < request.size <= message
-        assert 0 < len(request.pieces) <= pieces
-        remote = request.remote
-        for address, size in request.pieces:
-            assert size > 0
-            moved += [(address + at, remote + at) for at in range(size)]
-            remote += size
-    assert moved == [(local + at, remote + at) for local, remote, size in parts for at in range(size)]
-
-
-def test_neighbours_go_together() -> None:
-    parts = [Segment(1000, 0, 10), Segment(2000, 10, 10), Segment(2010, 20, 5), Segment(0, 99, 1)]
-    assert split(parts) == [Request(0, ((1000, 10), (2000, 15))), Request(99, ((0, 1),))]
+@given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 200), st.integers(1, 30))
+def test_requests_move_every_byte_once(local: int, remote: int, size: int, message: int) -> None:
+    requests = split(local, remote, size, message)
+    assert all(0 < request.size <= message for request in requests)
+    moved = [(one.local + at, one.remote + at) for one in requests for at in range(one.size)]
+    assert moved == [(local + at, remote + at) for at in range(size)]
+    assert len(requests) == -(-size // message)
 
 
 def test_a_gibibyte_a_request() -> None:
-    assert [request.size >> 20 for request in split([Segment(0, 0, 5 << 29)])] == [1024, 1024, 512]
+    assert [request.size >> 20 for request in split(0, 0, 5 << 29)] == [1024, 1024, 512]
 
 
-@pytest.mark.parametrize(("message", "pieces"), [(0, 1), (1, 0), (-1, 1)])
-def test_limits_that_let_nothing_through(message: int, pieces: int) -> None:
+@pytest.mark.parametrize("message", [0, -1])
+def test_limits_that_let_nothing_through(message: int) -> None:
     with pytest.raises(ValueError, match="moves nothing"):
-        split([Segment(0, 0, 1)], message, pieces)
+        split(0, 0, 1, message)
     with pytest.raises(ValueError, match="lets nothing through"):
         Queue(0)
 

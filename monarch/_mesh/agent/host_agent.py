@@ -31,7 +31,7 @@ from monarch._mesh.agent.routes import Link
 from monarch._mesh.inspection import fault_signal
 from monarch._mesh.output.capture import MeshOutput, Outputs, ProcOutput
 from monarch._mesh.output.rank_files import folder_of
-from monarch._mesh.start import agent_process, forkserver, launch, leftovers, threads
+from monarch._mesh.start import agent_process, device_slots, forkserver, launch, leftovers, threads
 from monarch._mesh.start.agent_process import AgentOptions, Credentials
 from monarch._mesh.start.forkserver_pool import ForkServers, Order
 from monarch._mesh.start.launch import CannotLaunch
@@ -89,6 +89,7 @@ class HostAgent(BaseHostAgent):
         self.outputs = Outputs(self.loop, self._to_client, self._has_room)
         self._meshes: dict[str, MeshOutput] = {}
         self._shares: dict[str, int] = {}  # mesh -> threads of each of its processes
+        self._devices = device_slots.HostSlots()
         self._prepared: dict[tuple[str, int], Prepared] = {}
         self._forking: dict[tuple[str, int], LaunchSpec] = {}  # asked of a fork server, and not answered
         self._running: dict[tuple[str, int], ProcOutput] = {}
@@ -247,6 +248,7 @@ class HostAgent(BaseHostAgent):
         try:
             launch.check_room(len(starts), len(self.roster) - len(starts))
             self._share_threads(starts[0])
+            self._share_devices(starts)
             can_fork = self.servers.usable()
             commands = [launch.command_for(start.spec, start.place, can_fork) for start in starts]
             for start in starts:
@@ -268,6 +270,15 @@ class HostAgent(BaseHostAgent):
             if start.mesh not in self._shares:
                 self._shares[start.mesh] = threads.share(threads.processors(), len(self.roster))
             spec.threads = self._shares[start.mesh]
+
+    def _share_devices(self, starts: Sequence[Start]) -> None:
+        """As `_share_threads`."""
+        first = starts[0]
+        spec = first.spec
+        if spec.share_devices and device_slots.driver_here():
+            processes = max(start.place for start in starts) + 1
+            rank = first.rank - first.place
+            spec.devices = self._devices.give(first.mesh, first.name, rank, processes, spec.share_devices)
 
     def _path_of(self, address: str) -> str:
         return os.path.join(self.directory, name_of(address))
@@ -410,6 +421,7 @@ class HostAgent(BaseHostAgent):
 
     def mesh_ended(self, mesh: str) -> None:
         self._shares.pop(mesh, None)
+        self._devices.release(mesh)
         output = self._meshes.pop(mesh, None)
         if output is not None:
             self.outputs.mesh_ended(output)

@@ -192,6 +192,7 @@ class HostLinks:
             why = "it is reached through a gateway"
         elif given.ca:
             why = "a connection with TLS cannot be handed from the agent to a process"
+            return MayDial(address, why=why, encrypted=True)
         return MayDial(address, why=why) if why else MayDial(address, given.secret, at=self._routes.at(host))
 
     def _hand_over(self, connection: StreamConnection, hello: LinkHello) -> str:

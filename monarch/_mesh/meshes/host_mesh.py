@@ -137,6 +137,7 @@ class HostMesh(Handle):
                 remote=host != here().host,
                 commands=commands[index * count : (index + 1) * count],
                 binds=binds,
+                labels=labels,
             )
             launches.append(os_text.encode(launch))
         owned = layer.spawning.spawn_procs(spec, launches, count)

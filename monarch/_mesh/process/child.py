@@ -29,19 +29,19 @@ from monarch._mesh.inspection import fault_signal, recording
 from monarch._mesh.output import log_prefix
 from monarch._mesh.process import exporting, local_trace
 from monarch._mesh.process.mesh_layer import MeshLayer
-from monarch._mesh.start import threads
+from monarch._mesh.start import device_slots, threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, wait_orphaned
 from monarch._mesh.start.launch import apply_affinity, threads_of
 from monarch._mesh.start.leftovers import RUN
 from monarch._runtime import async_driver, log_thread, payloads, standard_streams  # noqa: F401
-from monarch._runtime.context import set_home
+from monarch._runtime.context import here, set_home
 from monarch._runtime.future import All
 from monarch._runtime.internal_errors import end_process
 from monarch._runtime.loop import Loop
 from monarch._runtime.proc import Proc
 from monarch._wire import frame as frames
 from monarch._wire import message, os_text
-from monarch._wire.address import AGENT, agent_of
+from monarch._wire.address import AGENT, agent_of, name_of, split_proc_name
 from monarch._wire.message import Hello, LaunchSpec, StopProc
 from monarch._wire.transport import unix
 from monarch.config import settings
@@ -131,7 +131,7 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
     _reseed()
     listening = _take_descriptors(child.fds, child.address)
-    _take_over(spec, child.bind)
+    _take_over(spec, child.bind, child.address)
     served = Served(child.address, child.incarnation, spec, listening)
     wait_orphaned(gate, child.intermediate)
     if settings.get("mesh_bootstrap_enable_pdeathsig"):
@@ -148,7 +148,7 @@ def _take_descriptors(fds: dict[str, int], address: str) -> socket.socket:
     return socket.socket(fileno=fds["listen"])
 
 
-def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
+def _take_over(spec: LaunchSpec, bind: dict[str, str], address: str) -> None:
     try:
         os.chdir(spec.cwd)
     except OSError as exc:
@@ -166,6 +166,7 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
     if count:
         threads.take(count)
     settings.restore(msgspec.msgpack.decode(spec.config))
+    _take_device(spec, address)
     sys.setswitchinterval(settings.get("switch_interval"))
     logging.getLogger().setLevel(logging.INFO)
     log_prefix.install()
@@ -180,6 +181,22 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str]) -> None:
         multiprocessing.set_start_method("forkserver")
     except (RuntimeError, ValueError):
         pass
+
+
+def _take_device(spec: LaunchSpec, address: str) -> None:
+    """On a host that may have devices: which one this process uses."""
+    named, slots = split_proc_name(name_of(address)), spec.devices
+    if named is None or slots is None:
+        return
+    from monarch._devices import own_device
+
+    place = named[1] - slots.rank
+    device_slots.changed(
+        own_device.begin(
+            own_device.Assignment(spec.name, place, slots.processes, slots.first, slots.rank, tuple(slots.others)),
+            lambda: here().actor_threads.add("device", own_device.enter),
+        )
+    )
 
 
 def _reseed() -> None:
@@ -208,7 +225,7 @@ def main() -> None:
     listening.set_inheritable(False)
     if spec.cwd not in sys.path:
         sys.path.insert(0, spec.cwd)
-    _take_over(spec, bind)
+    _take_over(spec, bind, address)
     # Behind a wrapper the agent is not the parent; then only the connection to the agent tells of its end.
     if os.getppid() == int(agent) and settings.get("mesh_bootstrap_enable_pdeathsig"):
         die_with(int(agent))

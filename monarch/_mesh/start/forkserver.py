@@ -16,10 +16,11 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from monarch._mesh.start import threads
+from monarch._mesh.start import device_slots, threads
 from monarch._mesh.start.forkserver_protocol import ForkedProc, die_with, receive_packet, send_packet, wait_orphaned
 
 CHILD = "monarch._mesh.process.child"  # what a proc runs; it is above this module, so it is known by its name
+_DEVICE = "monarch._devices.own_device"
 _WANTED = (CHILD, "monarch._runtime.direct")  # by every proc sooner or later
 
 _BACKGROUND = 5  # nice: a third of the others' weight, so that it comes to an end on a host that is busy too
@@ -59,7 +60,7 @@ def _become(sock: socket.socket, preload: list[str], agent: int, background: boo
         send_packet(sock, ("serving", os.getpid()), [])
     except OSError:  # the agent has ended
         os._exit(1)
-    names = [*_WANTED, *preload]
+    names = [*_WANTED, *preload, *((_DEVICE,) if device_slots.driver_here() else ())]
     gc.disable()  # imports leave next to no garbage, and looking for it takes a fifth of the time that torch takes
     if background:  # a thread has a priority of its own, and only root may raise one again
         importing = threading.Thread(target=_import, args=(names, True))

@@ -79,8 +79,12 @@ def launch_spec(
     remote: bool = False,
     commands: Sequence[BootstrapCommand] = (),
     binds: list[dict[str, str]] | None = None,
+    labels: Sequence[str] = (),
 ) -> LaunchSpec:
-    """What processes spawned from here and now inherit; those of another host (`remote`) its environment and not ours."""
+    """What processes spawned from here and now inherit; those of another host (`remote`) its environment and not ours.
+    `labels`: the dimensions of their mesh."""
+    from monarch._mesh.start import device_slots  # only a program that starts something needs it
+
     try:
         cwd = os.getcwd()
     except FileNotFoundError:
@@ -90,7 +94,7 @@ def launch_spec(
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     change = _change(env)
     streams = remote and settings.get("stream_remote_output")
-    inherited = {} if remote else change.over(threads.inherited(inheritable(os.environ)))
+    inherited = {} if remote else change.over(device_slots.inherited(threads.inherited(inheritable(os.environ))))
     return LaunchSpec(
         name=name,
         env=inherited,
@@ -108,6 +112,7 @@ def launch_spec(
         client=here().client,
         change=change if remote else None,
         share_threads=bool(settings.get("share_threads")) and not threads.is_said(env),
+        share_devices=device_slots.wanted(env, labels) if settings.get("share_devices") else "",
     )
 
 

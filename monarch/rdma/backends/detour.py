@@ -1,17 +1,20 @@
-"""A transfer that cannot go the way it was given to goes another one; and owners with whom a way is not tried for a while."""
+"""A transfer that cannot go the way it was given to goes another one; and with whom a way is not tried for a while."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from time import monotonic
+from typing import Generic, TypeVar
 
 from monarch._errors import RDMAUnavailableError
 from monarch.rdma.backends import Backend
-from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.handle import Handle
 from monarch.rdma.transfer import Transfer
 
-AVOIDED = 1024  # owners of which a way is known to fail; the one met first is forgotten
+AVOIDED = 1024  # of which a way is known to fail; the one met first is forgotten
+
+K = TypeVar("K")
 
 
 def first_usable(backends: Iterable[Backend], handle: Handle, obstacles: Iterable[str] = ()) -> Backend:
@@ -42,31 +45,30 @@ def reroute(
         transfer.finish(exc)
 
 
-class Avoided:
-    """Owners with whom a way has failed, why, and until when it is not tried again. Any thread."""
+class Avoided(Generic[K]):
+    """What a way has failed with (an owner, or some of its memory), why, and until when it is not tried again. Any thread."""
 
     def __init__(self) -> None:
-        self._owners: OrderedDict[Owner, tuple[str, float]] = OrderedDict()
+        self._known: OrderedDict[K, tuple[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._owners)
+        return len(self._known)
 
     def clear(self) -> None:
-        self._owners.clear()
+        self._known.clear()
 
-    def why(self, owner: Owner) -> str:
+    def why(self, key: K) -> str:
         """ "" where it may be tried."""
-        why, until = self._owners.get(owner, ("", 0.0))
+        why, until = self._known.get(key, ("", 0.0))
         return why if monotonic() < until else ""
 
-    def add(self, owner: Owner, why: str, seconds: float) -> bool:
-        """Whether it was not known of that owner before. Each step is atomic by itself: no lock, which a forked child
-        might find taken."""
-        first = owner not in self._owners
-        self._owners[owner] = (why, monotonic() + seconds)
-        if len(self._owners) > AVOIDED:
+    def add(self, key: K, why: str, seconds: float) -> bool:
+        """Whether it was not known before. Each step is atomic by itself: no lock, which a forked child might find taken."""
+        first = key not in self._known
+        self._known[key] = (why, monotonic() + seconds)
+        if len(self._known) > AVOIDED:
             try:
-                self._owners.popitem(last=False)
+                self._known.popitem(last=False)
             except KeyError:  # another thread has just emptied it
                 pass
         return first

@@ -1,9 +1,10 @@
 """The buffer is another process's on this host, in memory of a card that this process sees as well: by torch's CUDA IPC
 (the same names under HIP) its storage is opened here once, then the card copies by itself.
 
-The first transfer asks the owner's Manager for the storage (see `lending`); after that the owner takes no part. Every
-chunk is copied under the buffer's lock, and waited for before that is left, so a drop waits for it. Local memory may be on
-the same card, on another one, or the host's.
+The first transfer asks the owner's Manager for the storage (see `lending`), which stays open here while a buffer is in
+it; after that the owner takes no part. What cannot be lent or opened goes another way for AVOID seconds. Every chunk is
+copied under the buffer's lock, and waited for before that is left, so a drop waits for it. Local memory may be on the same
+card, on another one, or the host's.
 
 A process that was started with a visible-devices variable that hides the owner's card cannot open its memory: let processes
 see all cards of the machine, and choose theirs with torch.cuda.set_device.
@@ -13,27 +14,47 @@ Never run on hardware.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from monarch._devices.forked import never_free
 from monarch._devices.memory import Card, interface
-from monarch._errors import BufferDroppedError, RDMAError
+from monarch._errors import RDMAError
 from monarch.actor import bind_context
 from monarch.rdma import device_copies, manager
 from monarch.rdma.backends import actor
+from monarch.rdma.backends.detour import Avoided
 from monarch.rdma.backends.process_vm import peer, reachable
 from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.lending import Borrowed, borrowing
 from monarch.rdma.memory import Memory
+from monarch.rdma.registry import registry
 from monarch.rdma.transfer import Transfer
 
 if TYPE_CHECKING:
     import asyncio
 
-REFUSED = 1024  # owners and cards of which it is known that it does not work; with one more all are tried again
+AVOID = 60.0  # seconds in which a storage that was not lent, or a card whose memory could not be opened, is left alone
+
+# On the Mover's loop only: what owners have been asked for.
+_asking: dict[tuple[Owner, int], asyncio.Task[Borrowed]] = {}
+
+
+def _after_fork() -> None:
+    """The answers come to the parent."""
+    never_free(_asking.copy())
+    _asking.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class _RefusedError(Exception):
+    """The owner does not lend the storage."""
 
 
 class DeviceIpc:
@@ -44,117 +65,129 @@ class DeviceIpc:
 
     def __init__(self, elsewhere: Callable[[Transfer], None]) -> None:
         self._elsewhere = elsewhere
-        self._refused: dict[tuple[Owner, Card], str] = {}
-        self._asking: dict[tuple[Owner, int], asyncio.Task[Borrowed]] = {}  # on the Mover's loop only
+        self._refused: Avoided[tuple[Owner, Card | int]] = Avoided()
 
     def obstacle(self, handle: Handle) -> str:
         if handle.device is None:
             return "it is not memory of a device"
-        refused = self._refused.get((handle.owner, handle.device.card), "")
-        return reachable(handle) or refused or _unseen(handle.device.card)
+        owner, card, storage = handle.owner, handle.device.card, handle.device.storage
+        refused = self._refused.why((owner, card)) or self._refused.why((owner, storage))
+        return reachable(handle) or refused or _unseen(card)
 
     def start(self, transfer: Transfer) -> None:
         """Where the storage cannot be opened, this transfer and those to come go another way."""
         place = transfer.handle.device
         assert place is not None
-        borrowed = transfer.kept.get(self.name) or borrowing.find(transfer.handle.owner, place.storage)
         if transfer.late():
             transfer.finish(transfer.timed_out())
-        elif borrowed is not None:
-            self._copy(transfer, borrowed)
-        else:
+        elif not self._copy(transfer, borrowing.find(transfer.handle.owner, place.storage)):
             elsewhere = bind_context(partial(self._elsewhere, transfer))
             manager.start(lambda: self._open(transfer, elsewhere))
 
-    def _copy(self, transfer: Transfer, borrowed: Borrowed) -> None:
-        transfer.kept[self.name] = borrowed
-        device_copies.run(transfer, lambda: _lend(transfer, borrowed))
+    def _copy(self, transfer: Transfer, borrowed: Borrowed | None) -> bool:
+        """False when the storage is not open, or not any more; a copy that has begun keeps it open."""
+        flat = None if borrowed is None else borrowed.bytes
+        if borrowed is None or flat is None:
+            return False
+        device_copies.run(transfer, partial(_lend, transfer, flat), borrowed.device)
+        return True
 
     async def _open(self, transfer: Transfer, elsewhere: Callable[[], None]) -> None:
+        import asyncio
+
+        handle = transfer.handle
+        assert handle.device is not None
         try:
-            borrowed = await self.borrow(transfer.handle, transfer.left())
+            async with asyncio.timeout(max(0.0, transfer.left())):
+                # Another transfer may have opened it since; and it may be closed again, for others that are used more.
+                while not self._copy(transfer, borrowing.find(handle.owner, handle.device.storage)):
+                    await asyncio.shield(_ask_once(handle))
         except TimeoutError:
             transfer.finish(transfer.timed_out())
         except RDMAError as exc:
             transfer.finish(exc)
-        except Exception:
+        except Exception as exc:
+            self._refuse(handle, exc)
             elsewhere()
         except BaseException as exc:  # this process is ending
             transfer.finish(exc)
             raise
-        else:
-            self._copy(transfer, borrowed)
 
-    async def borrow(self, handle: Handle, seconds: float) -> Borrowed:
-        """The buffer's storage, open here; on the Mover's loop. TimeoutError; RDMAError when buffer or owner are gone.
-        Anything else says that it cannot be opened, and from then on this way is not taken.
+    async def borrow(self, handle: Handle, seconds: float) -> tuple[Any, str]:
+        """The bytes of the buffer's storage, open here as long as somebody has them, and what this process calls the card:
+        let go of them there. On the Mover's loop.
+
+        TimeoutError; RDMAError when buffer or owner are gone. Anything else: this way is not to be taken, for some time.
         """
         import asyncio
 
         assert handle.device is not None
-        borrowed = borrowing.find(handle.owner, handle.device.storage)  # another transfer may have opened it since
-        if borrowed is not None:
-            return borrowed
         try:
             async with asyncio.timeout(max(0.0, seconds)):
-                return await asyncio.shield(self._ask_once(handle))
+                while True:
+                    borrowed = borrowing.find(handle.owner, handle.device.storage)
+                    flat = None if borrowed is None else borrowed.bytes
+                    if borrowed is not None and flat is not None:
+                        return flat, borrowed.device
+                    await asyncio.shield(_ask_once(handle))
         except (TimeoutError, RDMAError):
             raise
         except Exception as exc:
-            self._refuse(handle, f"its storage cannot be opened here: {exc}")
+            self._refuse(handle, exc)
             raise
 
-    def _ask_once(self, handle: Handle) -> asyncio.Task[Borrowed]:
-        """Transfers that want the same storage wait for one answer."""
-        import asyncio
-
+    def _refuse(self, handle: Handle, error: Exception) -> None:
         assert handle.device is not None
-        key = handle.owner, handle.device.storage
-        task = self._asking.get(key)
-        if task is None:
-            task = self._asking[key] = asyncio.get_running_loop().create_task(_ask(handle))
+        if isinstance(error, _RefusedError):
+            self._refused.add((handle.owner, handle.device.storage), f"its storage is not lent: {error}", AVOID)
+        else:
+            why = f"its storage cannot be opened here: {error}"
+            self._refused.add((handle.owner, handle.device.card), why, AVOID)
 
-            def asked(done: asyncio.Task[Borrowed]) -> None:
-                del self._asking[key]
-                if not done.cancelled():
-                    done.exception()  # whoever still waits hears of it
 
-            task.add_done_callback(asked)
-        return task
+def _ask_once(handle: Handle) -> asyncio.Task[Borrowed]:
+    """Transfers that want the same storage wait for one answer."""
+    import asyncio
 
-    def _refuse(self, handle: Handle, why: str) -> None:
-        assert handle.device is not None
-        if len(self._refused) >= REFUSED:
-            self._refused.clear()
-        self._refused[handle.owner, handle.device.card] = why
+    assert handle.device is not None
+    key = handle.owner, handle.device.storage
+    task = _asking.get(key)
+    if task is None:
+        task = _asking[key] = asyncio.get_running_loop().create_task(_ask(handle))
+
+        def asked(done: asyncio.Task[Borrowed]) -> None:
+            del _asking[key]
+            if not done.cancelled():
+                done.exception()  # whoever still waits hears of it
+
+        task.add_done_callback(asked)
+    return task
 
 
 async def _ask(handle: Handle) -> Borrowed:
-    """The buffer's storage, from its owner. RDMAError when buffer or owner are gone, anything else when it is not lent."""
+    """The buffer's storage, from its owner. RDMAError when buffer or owner are gone, _RefusedError when it is not lent, and
+    what torch raises when it cannot be opened.
+    """
     place = handle.device
     assert place is not None
-    try:
-        shared = await handle.service.lend_storage.call_one(handle.number, handle.token, manager.service())
-    except Exception as exc:
-        raise actor.reason(exc, handle) from None
-    return borrowing.open(handle.owner, place.storage, shared, interface().find(place.card))
+    with borrowing.asking(handle.owner, place.storage):
+        mine = manager.service(), registry().owner
+        try:
+            shared = await handle.service.lend_storage.call_one(handle.number, handle.token, *mine)
+        except Exception as exc:
+            why = actor.reason(exc, handle)
+            raise why if isinstance(why, RDMAError) else _RefusedError(str(why)) from None
+        return borrowing.open(handle.owner, place.storage, shared, interface().find(place.card))
 
 
 @contextmanager
-def _lend(transfer: Transfer, borrowed: Borrowed) -> Iterator[Memory]:
+def _lend(transfer: Transfer, flat: Any) -> Iterator[Memory]:
     """The buffer's bytes, in the storage as it is open here."""
     handle = transfer.handle
     place, owner = handle.device, peer(handle)
     assert place is not None
+    owner.enter(handle)
     try:
-        owner.enter(handle)
-    except RDMAError:
-        transfer.kept.clear()
-        raise
-    try:
-        flat: Any = borrowed.bytes
-        if flat is None:  # its owner has said that it dropped everything there
-            raise BufferDroppedError(f"buffer {handle.number} not found: it was dropped")
         mine = flat[place.offset : place.offset + handle.size]
         yield Memory(0, handle.size, handle.writable, mine, "borrowed memory", device=place.card)
     finally:

@@ -15,17 +15,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from monarch._devices import DmaBuf
-from monarch.rdma.backends.ibverbs_choice import Gid
 from monarch.rdma.backends.ibverbs_messages import End
-from monarch.rdma.backends.ibverbs_queue import MESSAGE, PIECES, WINDOW, Request
+from monarch.rdma.backends.ibverbs_path import Path
+from monarch.rdma.backends.ibverbs_queue import MESSAGE, WINDOW, Request
 from monarch.rdma.backends.ibverbs_sysfs import PORT
 
 # enum ibv_access_flags of libibverbs' verbs.h
 LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ = 1, 2, 4
+RELAXED_ORDERING = 1 << 20  # libibverbs takes it away itself where the kernel or the device does not know it
 
 MTU_4096 = 5  # enum ibv_mtu
-RETRIES = 6  # the most that there are is 7, which soft RoCE takes for ever
-ACK_TIMEOUT = 14  # 4.096 us * 2**14 = 67 ms, before the first retry
 READS = 16  # RDMA reads that a queue pair has under way
 HOPS = 64  # routers that a packet may pass; the default of 1 would keep RoCE v2 within its link
 _TURN = 64  # completions taken at a time
@@ -36,10 +35,9 @@ class NoVerbsError(Exception):
 
 
 class Limits(NamedTuple):
-    """What a device allows: requests posted to a queue pair, pieces and bytes of a request, reads under way."""
+    """What a device allows: requests posted to a queue pair, bytes of a request, reads under way."""
 
     work: int = WINDOW
-    pieces: int = PIECES
     message: int = MESSAGE
     reads: int = READS
 
@@ -99,7 +97,7 @@ class Device(Protocol):
 
     def register_dmabuf(self, buffer: DmaBuf, address: int, size: int, access: int) -> Registration: ...
 
-    def pair(self, work: int, pieces: int) -> Pair: ...
+    def pair(self, work: int, path: Path) -> Pair: ...
 
     def close(self) -> None: ...
 
@@ -109,7 +107,7 @@ class Binding(Protocol):
         """Devices that can be opened."""
         ...
 
-    def open(self, name: str, gid: Gid) -> Device: ...
+    def open(self, name: str) -> Device: ...
 
 
 class Package:
@@ -134,23 +132,21 @@ class Package:
         except OSError:  # the kernel has no RDMA
             return []
 
-    def open(self, name: str, gid: Gid) -> Device:
+    def open(self, name: str) -> Device:
         for device in self._ib.get_device_list():
             if device.name == name:
-                return _Device(self._ib, device.open(), name, gid)
+                return _Device(self._ib, device.open(), name)
         raise OSError(f"libibverbs knows no device {name}")
 
 
 class _Device:
-    def __init__(self, ib: Any, context: Any, name: str, gid: Gid) -> None:
+    def __init__(self, ib: Any, context: Any, name: str) -> None:
         self.ib = ib
         self.context = context
         self.name = name
-        self.gid = gid
         has, self.port = context.query_device(), context.query_port(PORT)
         self.limits = Limits(
             max(1, min(WINDOW, has.max_qp_wr, has.max_cqe)),
-            max(1, min(PIECES, has.max_sge)),
             max(1, min(MESSAGE, self.port.max_msg_sz)),
             max(1, min(READS, has.max_qp_rd_atom)),
         )
@@ -162,8 +158,8 @@ class _Device:
     def register_dmabuf(self, buffer: DmaBuf, address: int, size: int, access: int) -> Registration:
         return _Registered(self.domain.reg_dmabuf_mr(buffer.offset, size, address, buffer.file, access))
 
-    def pair(self, work: int, pieces: int) -> Pair:
-        return _Pair(self, work, pieces)
+    def pair(self, work: int, path: Path) -> Pair:
+        return _Pair(self, work, path)
 
     def close(self) -> None:
         self.domain.close()
@@ -181,34 +177,44 @@ class _Registered:
 
 
 class _Pair:
-    def __init__(self, device: _Device, work: int, pieces: int) -> None:
+    def __init__(self, device: _Device, work: int, path: Path) -> None:
         ib = self._ib = device.ib
-        self._device = device
+        self._path = path
         self._channel = device.context.create_comp_channel()
         self._completions = device.context.create_cq(work, self._channel)
         self._completions.req_notify()
         queues = self._completions
         self._pair = device.domain.create_qp(
-            ib.QPInitAttr(send_cq=queues, recv_cq=queues, max_send_wr=work, max_recv_wr=1, max_send_sge=pieces)
+            ib.QPInitAttr(send_cq=queues, recv_cq=queues, max_send_wr=work, max_recv_wr=1, max_send_sge=1)
         )
-        gid, port = device.gid, device.port
-        self._end = End.of(device.name, self._pair.qp_num, port.lid, gid.raw, port.active_mtu, device.limits.reads)
+        port, gid = device.port, path.gid.raw
+        self._end = End.of(device.name, self._pair.qp_num, port.lid, gid, port.active_mtu, device.limits.reads)
 
     def end(self) -> End:
         return self._end
 
     def to_init(self, access: int) -> None:
-        self._pair.to_init(PORT, access)
+        self._pair.to_init(PORT, access, self._path.pkey_index)
 
     def to_rtr(self, peer: End) -> None:
         mtu = min(MTU_4096, self._end.mtu, peer.mtu)
         other = self._ib.QPInfo(peer.number, peer.sequence, peer.lid, peer.gid, PORT, mtu)
         reads = min(self._end.reads, peer.reads)
-        self._pair.to_rtr(other, sgid_index=self._device.gid.slot, mtu=mtu, hop_limit=HOPS, max_dest_rd_atomic=reads)
+        path = self._path
+        self._pair.to_rtr(
+            other,
+            sgid_index=path.gid.slot,
+            mtu=mtu,
+            hop_limit=HOPS,
+            max_dest_rd_atomic=reads,
+            sl=path.service_level,
+            traffic_class=path.traffic_class,
+        )
 
     def to_rts(self, peer: End) -> None:
         reads = min(self._end.reads, peer.reads)
-        self._pair.to_rts(self._end.sequence, timeout=ACK_TIMEOUT, retry_cnt=RETRIES, max_rd_atomic=reads)
+        path = self._path
+        self._pair.to_rts(self._end.sequence, timeout=path.timeout, retry_cnt=path.retries, max_rd_atomic=reads)
 
     def post(self, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> None:
         self._pair.post_send(send_requests(self._ib, work, write, key, remote_key))
@@ -235,7 +241,7 @@ def send_requests(ib: Any, work: Sequence[tuple[int, Request]], write: bool, key
     return [
         ib.SendWR(
             wr_id=number,
-            sg_list=[ib.SGE(address, size, key) for address, size in request.pieces],
+            sg_list=[ib.SGE(request.local, request.size, key)],
             opcode=opcode,
             send_flags=ib.SendFlags.SIGNALED,
             remote_addr=request.remote,

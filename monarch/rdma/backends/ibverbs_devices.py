@@ -1,6 +1,12 @@
 """This process's RDMA devices: which are usable, which serve a piece of memory, and those that are open.
 
-Settings are read when something is asked for: `rdma_ibverbs_target`, `rdma_max_nics_per_buffer`.
+Settings are read when something is asked for: `rdma_ibverbs_target`, `rdma_max_nics_per_buffer`, `rdma_ib_gid_index`,
+`rdma_ib_pkey_index`, `rdma_ib_relaxed_ordering`.
+
+Relaxed ordering is for the bytes of buffers and of local memory that a device writes to, never for control words. Nobody
+reads bytes before their transfer is done, and a device writes a completion only behind the data it stands for (a PCIe write
+without the attribute does not pass one that has it). A control word is asked for when the data has come, by a request of
+its own; so what it says holds for all of the data.
 """
 
 from __future__ import annotations
@@ -9,28 +15,33 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from monarch._devices import DmaBuf, dma_buf
 from monarch.config import settings
 from monarch.rdma.backends import ibverbs_sysfs as sysfs
-from monarch.rdma.backends.ibverbs_binding import Binding, Device, NoVerbsError, Package, Registration
-from monarch.rdma.backends.ibverbs_choice import (
-    ChoiceError,
-    Nic,
-    Place,
-    choose_gid,
-    nearest,
-    node_of,
-    place_of_target,
+from monarch.rdma.backends.ibverbs_binding import (
+    LOCAL_WRITE,
+    RELAXED_ORDERING,
+    Binding,
+    Device,
+    NoVerbsError,
+    Package,
+    Registration,
 )
+from monarch.rdma.backends.ibverbs_choice import Nic, Place, nearest, node_of, place_of_target
+from monarch.rdma.backends.ibverbs_gids import ChoiceError, offered
+from monarch.rdma.backends.ibverbs_memlock import not_registered
+from monarch.rdma.backends.ibverbs_pairs import Port
 from monarch.rdma.memory import Memory
 from monarch.rdma.once import OncePerProcess
 
+FULL_MEMBER = 0xFFFF  # the partition that every port is in unless a subnet manager says otherwise
+PORTS_KEPT = 256  # sets of near devices and settings for which it is known what the other side is told
 SPREAD = 2 << 20  # bytes: memory that lies so far apart begins with another of equally near devices
 
-Export = Callable[[int, int], DmaBuf]
+Export = Callable[[int, int, int], DmaBuf]
 Address = Callable[[int], str]
 
 
@@ -51,8 +62,8 @@ def gpu_address(ordinal: int) -> str:
 
 
 class Devices:
-    """Any thread. `export(address, size)` gives memory of GPUs as a dma-buf, of which a device makes a region as it does of
-    the host's memory; `gpu_address(ordinal)` says where a GPU is.
+    """Any thread. `export(address, size, ordinal)` gives a GPU's memory as a dma-buf, of which a device makes a region as it
+    does of the host's memory; `gpu_address(ordinal)` says where a GPU is.
     """
 
     def __init__(
@@ -65,6 +76,8 @@ class Devices:
         self._lock = threading.Lock()
         self._open: dict[str, Device] = {}
         nics, why = sysfs.usable(root)
+        self._unusable = why
+        self._ports: dict[tuple[tuple[str, ...], object, int], tuple[Port, ...]] = {}
         known = set(binding.names()) if nics else set()
         self.nics: dict[str, Nic] = {nic.name: nic for nic in nics if nic.name in known and nic.gids}
         if not self.nics:
@@ -78,29 +91,82 @@ class Devices:
         place = place_of_target(settings.get("rdma_ibverbs_target"), self._gpu) or self._place(memory)
         spread = memory.address // SPREAD
         most = settings.get("rdma_max_nics_per_buffer")
-        return [nic.name for nic in nearest(list(self.nics.values()), place, self._distances, spread, most)]
+        nics = list(self.nics.values())
+        return [nic.name for nic in nearest(nics, place, self._distances, spread, most, self._unusable)]
+
+    def ports(self, near: Sequence[str]) -> tuple[Port, ...]:
+        """What the other side is told: those near the memory, and all others, unless `rdma_ibverbs_target` names one device.
+        ChoiceError when a near one has not what a setting names; a far one is left out then.
+        """
+        one_only = settings.get("rdma_ibverbs_target").startswith("nic:")
+        others = () if one_only else tuple(name for name in self.nics if name not in near)
+        name = ((*sorted(near), "", *others), settings.get("rdma_ib_gid_index"), settings.get("rdma_ib_pkey_index"))
+        known = self._ports.get(name)
+        if known is None:
+            ports = [self._port(nic, True) for nic in sorted(near)]
+            for nic in others:
+                try:
+                    ports.append(self._port(nic, False))
+                except ChoiceError:
+                    pass
+            if len(self._ports) >= PORTS_KEPT:
+                self._ports.clear()
+            known = self._ports[name] = tuple(ports)
+        return known
+
+    def _port(self, name: str, near: bool) -> Port:
+        nic = self.nics[name]
+        gids = offered(name, nic.gids, nic.ethernet, settings.get("rdma_ib_gid_index"))
+        return Port(name, near, nic.ethernet, nic.rate, self._pkey(nic), gids)
+
+    def _pkey(self, nic: Nic) -> int:
+        index = settings.get("rdma_ib_pkey_index")
+        if not nic.pkeys and index == 0:  # the kernel does not tell
+            return FULL_MEMBER
+        key = nic.pkeys[index] if index < len(nic.pkeys) else 0
+        if not key & 0x7FFF:
+            has = ", ".join(f"{slot}: {key:#06x}" for slot, key in enumerate(nic.pkeys) if key & 0x7FFF) or "none"
+            raise ChoiceError(
+                f"MONARCH_RDMA_IB_PKEY_INDEX (rdma_ib_pkey_index) is {index}, but the port of {nic.name} has no such "
+                f"partition key (it has {has}); the subnet manager gives them out"
+            )
+        return key
 
     def device(self, name: str) -> Device:
         """Opened by the first use, for good. OSError; ChoiceError for a name that is not usable here."""
         with self._lock:
             device = self._open.get(name)
             if device is None:
-                nic = self.nics.get(name)
-                if nic is None:
-                    raise ChoiceError(f"no RDMA device {name} is usable here ({', '.join(self.nics)})")
-                device = self._open[name] = self._binding.open(name, choose_gid(nic))
+                if name not in self.nics:
+                    why = f"; {self._unusable}" if self._unusable else ""
+                    raise ChoiceError(f"no RDMA device {name} is usable here ({', '.join(self.nics)}){why}")
+                device = self._open[name] = self._binding.open(name)
             return device
+
+    def up(self, name: str) -> Device:
+        """The same, of a device that is to be connected now. ChoiceError also when its port has gone down."""
+        device = self.device(name)
+        down = sysfs.port_down(name, self._root)
+        if down:
+            raise ChoiceError(f"{down}: its cable, its switch or `ip link set ... up`")
+        return device
 
     def register(self, name: str, memory: Memory, address: int, size: int, access: int) -> Registration:
         """`size` bytes at `address`, which belong to `memory`. OSError."""
+        if access & LOCAL_WRITE and settings.get("rdma_ib_relaxed_ordering"):
+            access |= RELAXED_ORDERING
         device = self.device(name)
         if memory.device is None:
-            return device.register(address, size, access)
-        buffer = self._export(address, size)
+            return _register(device, name, address, size, access)
+        buffer = self._export(address, size, memory.keep.device.index or 0)
         try:
             return device.register_dmabuf(buffer, address, size, access)
         finally:
             os.close(buffer.file)
+
+    def register_words(self, name: str, address: int, size: int, access: int) -> Registration:
+        """Control words, which are read and written in order. OSError."""
+        return _register(self.device(name), name, address, size, access)
 
     def close(self) -> None:
         with self._lock:
@@ -121,6 +187,13 @@ class Devices:
                 f"MONARCH_RDMA_IBVERBS_TARGET (rdma_ibverbs_target) names GPU {ordinal}, which torch does not see"
             )
         return sysfs.pci_place(address, self._root)
+
+
+def _register(device: Device, name: str, address: int, size: int, access: int) -> Registration:
+    try:
+        return device.register(address, size, access)
+    except OSError as exc:
+        raise not_registered(name, size, exc) from exc
 
 
 _made: OncePerProcess[Devices | NoDevicesError] = OncePerProcess()

@@ -3,6 +3,10 @@
 Whoever begins a transfer posts its requests himself. One thread of the process waits for the completions of all links and
 for the deadlines; it ends after IDLE seconds without work.
 
+A device finds out only after half a minute or more that its peer is gone (see `ibverbs_path`). So a link with work on which
+nothing has completed for QUIET seconds says so to one of its jobs, which asks the other process; again after twice as
+long, and so on up to QUIET_MOST. The thread looks when it wakes up anyway, so the first time is after QUIET to QUIET + IDLE.
+
 A link that fails, or that has requests of a job whose time is over, is closed at once: that is the one way to be sure that
 nothing of it moves any more. Jobs of others on it hear Fault.FLUSHED; they have to go another link.
 """
@@ -21,6 +25,8 @@ from monarch.rdma.backends.ibverbs_binding import Pair
 from monarch.rdma.backends.ibverbs_queue import Broken, Fault, Queue, Request, State
 
 IDLE = 5.0
+QUIET = 1.0
+QUIET_MOST = 8.0
 LONGEST = 60.0  # seconds that the thread waits at a time: deadlines may lie farther off than the kernel counts
 
 
@@ -41,6 +47,10 @@ class Job(Protocol):
         """Nothing of it moves any more; None: all is done. Called once, on any thread, without locks. Does not raise."""
         ...
 
+    def quiet(self) -> None:
+        """Nothing has moved for a while. On the thread that waits for completions, without locks. Does not raise."""
+        ...
+
 
 _Ended = list[tuple[Job, "Fault | None"]]
 
@@ -59,6 +69,8 @@ class Link:
         for state in (State.INIT, State.RTR, State.RTS):
             self._queue.advance(state)
         self._jobs: dict[Hashable, Job] = {}
+        self._moved = 0.0  # when the last completion came, or work to a link that had none
+        self._patience = QUIET
         self._file = pair.fileno()
         watch.add(self._file, self)
 
@@ -75,6 +87,8 @@ class Link:
         with self._lock:
             if self.closed:
                 raise LinkGoneError
+            if not self._jobs:
+                self._stir()
             self._jobs[id(job)] = job
             self._queue.submit(id(job), job.requests)
             ended = self._pump()
@@ -83,6 +97,9 @@ class Link:
             self._watch.expect(job.deadline)
         except RuntimeError:  # the process has no room for a thread: nobody would hear of the end
             self.close()
+
+    def _stir(self) -> None:
+        self._moved, self._patience = monotonic(), QUIET
 
     def look(self) -> None:
         """Takes the completions that have come."""
@@ -103,8 +120,9 @@ class Link:
         _tell(ended)
 
     def late(self, now: float) -> float:
-        """Ends jobs whose time is over; the earliest deadline of the others, infinity when there are none."""
+        """Ends jobs whose time is over, and says when nothing moves. When to look again: infinity when there is no work."""
         ended: _Ended = []
+        quiet: Job | None = None
         with self._lock:
             for name, job in list(self._jobs.items()):
                 if job.deadline <= now and name in self._jobs:
@@ -113,8 +131,15 @@ class Link:
                         ended.append((job, Fault.LATE))
                     else:
                         ended += self._end(name, Fault.LATE)
+            if self._jobs and now >= self._moved + self._patience:
+                quiet = next(iter(self._jobs.values()))
+                self._moved, self._patience = now, min(2 * self._patience, QUIET_MOST)
             earliest = min((job.deadline for job in self._jobs.values()), default=float("inf"))
+            if self._jobs:
+                earliest = min(earliest, self._moved + self._patience)
         _tell(ended)
+        if quiet is not None:
+            quiet.quiet()
         return earliest
 
     def close(self) -> None:
@@ -148,6 +173,7 @@ class Link:
                 return ended + self._end(None, Fault.DEVICE)
             if not completions:
                 break
+            self._stir()
             for number, status in completions:
                 outcome = self._queue.complete(number, status)
                 if isinstance(outcome, Broken):

@@ -6,14 +6,20 @@ queue pair's number, its sequence number and a key of 32 bits reaches what that 
 
     Lend   of a buffer, to read or to write             answered by Lent, or by why not (a str)
     Meet   a queue pair here, for a device there         answered by the End there, or by why not (a str)
+    Check  which queue pairs are there still             answered by Opened, or by why none (a str)
 
-Both come from another process: `check` raises ValueError for what no process of ours would send.
+Whoever asks chooses for both ends: Lent says what the owner has, Meet which of its addresses to use.
+
+All come from another process: `check` raises ValueError for what no process of ours would send.
 """
 
 from __future__ import annotations
 
 import os
 from typing import Any, NamedTuple
+
+from monarch.rdma.backends.ibverbs_gids import TOLD, Gid
+from monarch.rdma.backends.ibverbs_pairs import Port
 
 MOST = 64  # devices in a message
 NAME = 64  # characters of a device's name (IB_DEVICE_NAME_MAX)
@@ -55,7 +61,6 @@ class Key(NamedTuple):
     """How a buffer is reached by one of its owner's devices: the key of its memory, and that of its control word."""
 
     nic: str
-    ethernet: bool
     memory: int
     word: int
 
@@ -64,15 +69,23 @@ class Key(NamedTuple):
 
 
 class Lend(NamedTuple):
+    """`encrypted`: their messages go by TLS, the bytes would not. `nics`: devices to lend by beside those near the memory."""
+
     reader: bytes  # who asks: 16 random bytes of that process
     number: int
     token: int
     write: bool
+    encrypted: bool = False
+    nics: tuple[str, ...] = ()
 
     def check(self) -> Lend:
         _reader(self.reader)
         _number("buffer", self.number, 0, 2**64 - 1)
         _number("token", self.token, 0, 2**64 - 1)
+        if type(self.nics) is not tuple or len(self.nics) > MOST:
+            raise ValueError("not the names of some devices")
+        for nic in self.nics:
+            _name(nic)
         return self
 
     def __repr__(self) -> str:
@@ -80,20 +93,40 @@ class Lend(NamedTuple):
 
 
 class Lent(NamedTuple):
-    """`open`: the numbers of the queue pairs that the owner has for whoever asked; others it had are closed."""
+    """`open`: the numbers of the queue pairs that the owner has for whoever asked; others it had are closed. `ports`: all the
+    devices by which it could be reached, those that have no key yet as well."""
 
     keys: tuple[Key, ...]
+    open: tuple[int, ...]
+    ports: tuple[Port, ...] = ()
+
+
+class Check(NamedTuple):
+    reader: bytes
+
+    def check(self) -> Check:
+        _reader(self.reader)
+        return self
+
+
+class Opened(NamedTuple):
+    """The numbers of the queue pairs that the owner has for whoever asked."""
+
     open: tuple[int, ...]
 
 
 class Meet(NamedTuple):
+    """`slot`: which of the port's addresses the owner's queue pair is to use."""
+
     reader: bytes
     nic: str
     end: End
+    slot: int = 0
 
     def check(self) -> Meet:
         _reader(self.reader)
         _name(self.nic)
+        _number("GID", self.slot, 0, 255)
         if type(self.end) is not End:
             raise ValueError("a queue pair meets a queue pair")
         self.end.check()
@@ -105,13 +138,27 @@ class Meet(NamedTuple):
 
 def checked(answer: Any) -> Lent:
     """An owner's answer to Lend. ValueError."""
-    if type(answer) is not Lent or len(answer.keys) > MOST or len(answer.open) > MOST * MOST:
+    if type(answer) is not Lent or max(len(answer.keys), len(answer.ports)) > MOST or len(answer.open) > MOST * MOST:
         raise ValueError("it sent an answer that this version does not know")
     for key in answer.keys:
         _name(key.nic)
         _number("key", key.memory, 0, 2**32 - 1)
         _number("key", key.word, 0, 2**32 - 1)
+    for port in answer.ports:
+        _port(port)
     return answer
+
+
+def _port(port: Port) -> None:
+    if type(port) is not Port or type(port.gids) is not tuple or not 0 < len(port.gids) <= TOLD:
+        raise ValueError("not a device with its addresses")
+    _name(port.nic)
+    _number("rate", port.rate, 0, 2**40)
+    _number("partition key", port.pkey, 0, 2**16 - 1)
+    for gid in port.gids:
+        if type(gid) is not Gid or type(gid.raw) is not bytes or len(gid.raw) != 16 or type(gid.kind) is not str:
+            raise ValueError("a GID has 16 bytes and a kind")
+        _number("GID", gid.slot, 0, 255)
 
 
 def _number(what: str, value: Any, least: int, most: int) -> None:

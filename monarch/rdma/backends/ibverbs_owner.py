@@ -15,15 +15,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 from monarch._errors import RDMAReadOnlyError
+from monarch.rdma.backends import plain
 from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Pair, Registration
-from monarch.rdma.backends.ibverbs_choice import ChoiceError
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError, devices
+from monarch.rdma.backends.ibverbs_gids import ChoiceError, offered
 from monarch.rdma.backends.ibverbs_memory import close
-from monarch.rdma.backends.ibverbs_messages import End, Key, Lend, Lent, Meet
-from monarch.rdma.memory import Memory
+from monarch.rdma.backends.ibverbs_messages import Check, End, Key, Lend, Lent, Meet, Opened
+from monarch.rdma.backends.ibverbs_path import path_of
 from monarch.rdma.once import OncePerProcess
 from monarch.rdma.registry import WORD, Region, Registry, registry
 
@@ -58,30 +60,44 @@ class Owner:
         self._lock = threading.Lock()
         self._met: OrderedDict[tuple[bytes, str, str], Pair] = OrderedDict()  # reader, device here, device there
 
-    def lend(self, region: Region, reader: bytes, write: bool) -> Lent:
-        """How that process reaches the buffer. OSError, ChoiceError; RDMAReadOnlyError."""
+    def lend(self, region: Region, reader: bytes, write: bool, nics: tuple[str, ...] = ()) -> Lent:
+        """How that process reaches the buffer, by the devices near it and by `nics`. OSError, ChoiceError,
+        RDMAReadOnlyError.
+        """
         if write and not region.memory.writable:
             raise RDMAReadOnlyError(f"buffer {region.number} is read-only")
+        near = self._devices.near(region.memory)
+        ports = self._devices.ports(near)
         with self._lock:
             lent: LentKeys = region.lent.setdefault(NAME, LentKeys(self))
             keys = lent.write if write else lent.read
             if not keys:
-                self._register(region, keys, write)
+                self._register(region, keys, write, near)
+            more = [nic for nic in nics if nic not in keys]
+            if more:
+                self._register(region, keys, write, more)
             if write:
                 lent.writers.add(reader)
                 if len(lent.writers) > MET:  # those without a queue pair cannot write
                     lent.writers = {reader, *(other for other, _, _ in self._met)} & lent.writers
-            shown = [
-                Key(nic, self._devices.nics[nic].ethernet, memory.remote_key, word.remote_key)
-                for nic, (memory, word) in keys.items()
-            ]
-            known = [pair.end().number for (other, _, _), pair in self._met.items() if other == reader]
-        return Lent(tuple(shown), tuple(known))
+            shown = [Key(nic, memory.remote_key, word.remote_key) for nic, (memory, word) in keys.items()]
+            known = self._open_to(reader)
+        return Lent(tuple(shown), known, ports)
+
+    def open_to(self, reader: bytes) -> tuple[int, ...]:
+        """The numbers of the queue pairs that serve that process."""
+        with self._lock:
+            return self._open_to(reader)
+
+    def _open_to(self, reader: bytes) -> tuple[int, ...]:
+        return tuple(pair.end().number for (other, _, _), pair in self._met.items() if other == reader)
 
     def meet(self, meet: Meet) -> End:
         """A queue pair that serves that one, at the device that was named. OSError, ChoiceError."""
-        device = self._devices.device(meet.nic)
-        pair = device.pair(1, 1)
+        device = self._devices.up(meet.nic)
+        nic = self._devices.nics[meet.nic]
+        (gid,) = offered(meet.nic, nic.gids, nic.ethernet, meet.slot)
+        pair = device.pair(1, path_of(gid))
         try:
             pair.to_init(REMOTE_READ | REMOTE_WRITE)
             pair.to_rtr(meet.end)  # it asks for nothing itself, so it need not get further
@@ -113,26 +129,28 @@ class Owner:
     def __len__(self) -> int:
         return len(self._met)
 
-    def _register(self, region: Region, keys: dict[str, tuple[Registration, Registration]], write: bool) -> None:
-        """With each device that is near the memory; one that cannot is left out, unless none can."""
-        memory, refused = region.memory, ""
-        word = Memory(region.word, WORD.size, False, None, "control word")
+    def _register(
+        self, region: Region, keys: dict[str, tuple[Registration, Registration]], write: bool, nics: Sequence[str]
+    ) -> None:
+        """With each of these devices; one that cannot is left out, unless none can. OSError, ChoiceError."""
+        memory, refused, done = region.memory, None, False
         access = REMOTE_READ | REMOTE_WRITE | LOCAL_WRITE if write else REMOTE_READ
-        for nic in self._devices.near(memory):
+        for nic in nics:
             try:
                 mine = self._devices.register(nic, memory, memory.address, memory.size, access)
                 try:
-                    its = self._devices.device(nic).register(word.address, word.size, REMOTE_READ)
+                    its = self._devices.register_words(nic, region.word, WORD.size, REMOTE_READ)
                 except BaseException:
                     close(mine)
                     raise
             except OSError as exc:
-                refused = f"{nic} cannot register {memory.size} bytes: {exc}"
-                logging.getLogger("monarch").info("RDMA: %s", refused)
+                refused = exc
+                logging.getLogger("monarch").info("RDMA: %s cannot register %r: %s", nic, memory, exc)
             else:
                 keys[nic] = (mine, its)
-        if not keys:
-            raise OSError(f"{refused} (locked memory may be limited: ulimit -l)")
+                done = True
+        if refused is not None and not done:
+            raise refused
 
 
 def _close(pair: Pair | None) -> None:
@@ -145,18 +163,22 @@ def _close(pair: Pair | None) -> None:
 
 
 def answer(request: Any, mine: Owner | None = None, known: Registry | None = None) -> Any:
-    """What `Manager.verbs` answers: Lent or End, or why there is none. BufferDroppedError, RDMAReadOnlyError; ValueError for
-    what is no request.
+    """What `Manager.verbs` answers: Lent, End or Opened, or why there is none. BufferDroppedError, RDMAReadOnlyError;
+    ValueError for what is no request.
     """
-    if type(request) not in (Lend, Meet):
-        raise ValueError("neither Lend nor Meet")
+    if type(request) not in (Lend, Meet, Check):
+        raise ValueError("neither Lend, Meet nor Check")
     request.check()
     try:
         mine = owner() if mine is None else mine
         if isinstance(request, Meet):
             return mine.meet(request)
+        if isinstance(request, Check):
+            return Opened(mine.open_to(request.reader))
+        if request.encrypted and (why := plain.forbidden()):
+            return why
         with (registry() if known is None else known).using(request.number, request.token) as region:
-            return mine.lend(region, request.reader, request.write)
+            return mine.lend(region, request.reader, request.write, request.nics)
     except (NoDevicesError, ChoiceError, OSError) as exc:
         return str(exc)
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from enum import Enum
 from typing import NamedTuple
 
 MESSAGE = 1 << 30  # bytes of a request, at most
-WINDOW = 512  # requests posted and not completed, at most
-PIECES = 30  # pieces of local memory that a request takes, at most
+WINDOW = 128  # requests posted and not completed, at most; a device has memory for so many of each queue pair
 
 
 class State(Enum):
@@ -34,7 +33,10 @@ class Fault(Enum):
     """What a failed completion says of whom."""
 
     REFUSED = "the owner's device refused the access: the key is not valid there (any more)"
-    UNREACHABLE = "the owner's device did not answer: retry exceeded"
+    UNREACHABLE = (
+        "the owner's device did not answer: retry exceeded (if there is no way between the two devices, see "
+        "rdma_peer_device_affinity and rdma_ib_gid_index; if the network was away, rdma_ib_timeout and rdma_ib_retry_count)"
+    )
     LOCAL = "this side's memory is not registered as the request needs it"
     FLUSHED = "the queue pair failed before the request's turn came"
     DEVICE = "the device failed"
@@ -56,53 +58,20 @@ def fault_of(status: int) -> Fault:
     return _FAULTS.get(status, Fault.DEVICE)
 
 
-class Segment(NamedTuple):
-    """`size` bytes at `local`, to or from `remote`."""
+class Request(NamedTuple):
+    """One work request: `size` bytes at `local`, to or from `remote`. One piece of memory at either end, so every device can
+    do it, whatever it allows for lists of pieces (max_sge, max_sge_rd)."""
 
     local: int
     remote: int
     size: int
 
 
-class Request(NamedTuple):
-    """One work request: a run of remote memory, and the pieces (address, size) of local memory it goes to or comes from."""
-
-    remote: int
-    pieces: tuple[tuple[int, int], ...]
-
-    @property
-    def size(self) -> int:
-        return sum(size for _, size in self.pieces)
-
-
-def split(segments: Iterable[Segment], message: int = MESSAGE, pieces: int = PIECES) -> list[Request]:
-    """As few requests as move the segments, in their order: neighbours in remote memory go together.
-
-    No request has more than `message` bytes or `pieces` pieces. ValueError when one of these is not positive.
-    """
-    if message < 1 or pieces < 1:
-        raise ValueError(f"a request of at most {message} bytes in {pieces} pieces moves nothing")
-    result: list[Request] = []
-    parts: list[tuple[int, int]] = []
-    start = end = 0
-    for segment in segments:
-        local, remote, left = segment
-        while left:
-            more = parts and sum(parts[-1]) == local
-            if parts and (remote != end or end - start >= message or (len(parts) >= pieces and not more)):
-                result.append(Request(start, tuple(parts)))
-                parts, more = [], False
-            if not parts:
-                start = end = remote
-            count = min(left, message - (end - start))
-            if more:
-                parts[-1] = (parts[-1][0], parts[-1][1] + count)
-            else:
-                parts.append((local, count))
-            local, remote, left, end = local + count, remote + count, left - count, end + count
-    if parts:
-        result.append(Request(start, tuple(parts)))
-    return result
+def split(local: int, remote: int, size: int, message: int = MESSAGE) -> list[Request]:
+    """As few requests as move `size` bytes, none with more than `message`. ValueError when that is not positive."""
+    if message < 1:
+        raise ValueError(f"a request of at most {message} bytes moves nothing")
+    return [Request(local + at, remote + at, min(message, size - at)) for at in range(0, size, message)]
 
 
 class Post(NamedTuple):

@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from monarch.rdma.backends.ibverbs_choice import Distances, Gid, Nic, Place
+from monarch.rdma.backends.ibverbs_choice import Distances, Nic, Place
+from monarch.rdma.backends.ibverbs_gids import Gid
 
 ROOT = Path("/sys")
 PORT = 1
 GIDS = 256  # entries of a port's table that are looked at
+PKEYS = 128  # the same of its partition table
 CHANNEL_ADAPTER = "1"  # others have no reliable connections that can be made without a connection manager (iWARP, EFA)
 ACTIVE = "4"
 
 _COMPLEX = re.compile(r"pci[0-9a-f]{4,}:[0-9a-f]{2}", re.IGNORECASE)
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec", re.ASCII)
 _PCI = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", re.IGNORECASE)
 
 
@@ -38,15 +41,26 @@ def usable(root: Path = ROOT) -> tuple[list[Nic], str]:
         kind = _text(folder / "node_type")
         if kind.partition(":")[0] != CHANNEL_ADAPTER:
             why.append(f"{name} is of type {kind or 'unknown'}, not a channel adapter")
-        elif _text(port / "state").partition(":")[0] != ACTIVE:
-            why.append(f"port {PORT} of {name} is not active ({_text(port / 'state') or 'state unknown'})")
+        elif down := port_down(name, root):
+            why.append(down)
         else:
             ethernet = _text(port / "link_layer") == "Ethernet"
             device = folder / "device"
-            nics.append(Nic(name, _pci_of(device), _number(device / "numa_node"), ethernet, _gids(port)))
+            rate = _rate(_text(port / "rate"))
+            nics.append(
+                Nic(name, _pci_of(device), _number(device / "numa_node"), ethernet, _gids(port), rate, _pkeys(port))
+            )
     if not nics and not why:
         why.append("this machine has no RDMA device")
     return nics, "; ".join(why)
+
+
+def port_down(name: str, root: Path = ROOT) -> str:
+    """Why the port of that device carries nothing at the moment; "" when it is up."""
+    state = _text(root / "class/infiniband" / name / "ports" / str(PORT) / "state")
+    return (
+        "" if state.partition(":")[0] == ACTIVE else f"port {PORT} of {name} is not active ({state or 'state unknown'})"
+    )
 
 
 def pci_place(address: str, root: Path = ROOT) -> Place:
@@ -104,6 +118,23 @@ def _gids(port: Path) -> tuple[Gid, ...]:
         if len(raw) == 16 and any(raw[8:]):  # an entry that is not in use has no interface
             result.append(Gid(index, raw, _text(port / "gid_attrs/types" / str(index))))
     return tuple(result)
+
+
+def _pkeys(port: Path) -> tuple[int, ...]:
+    """0 for an entry that is not in use."""
+    result: list[int] = []
+    while len(result) < PKEYS and (text := _text(port / "pkeys" / str(len(result)))):
+        try:
+            result.append(int(text, 16))
+        except ValueError:
+            result.append(0)
+    return tuple(result)
+
+
+def _rate(text: str) -> int:
+    """Mb/s of text such as "400 Gb/sec (4X NDR)"; 0 when it says nothing of the kind."""
+    match = _RATE.match(text)
+    return round(float(match[1]) * 1000) if match else 0
 
 
 def _number(path: Path) -> int:

@@ -3,6 +3,11 @@
 For each part of a transfer the owner lends the buffer over the stream (`tcp_wire`), which keeps it registered until we give
 it back or are gone: a drop waits for it. Local memory is registered for the time of the part. Where the owner has no NIXL,
 or NIXL fails, the transfer goes over streams alone.
+
+Memory of GPUs is read and written where it is, at both ends. Where UCX cannot register it, that is tried again after a while
+only; until then it goes through pinned memory.
+
+A job that uses TLS has no streams, and so no NIXL.
 """
 
 from __future__ import annotations
@@ -11,13 +16,16 @@ import logging
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
+from monarch._devices.memory import interface
 from monarch.actor import bind_context, stream_obstacle
+from monarch.rdma import staging
 from monarch.rdma.backends import nixl_agent, tcp
 from monarch.rdma.backends.detour import Avoided, reroute
-from monarch.rdma.backends.nixl_agent import NixlError, NoAgentError
+from monarch.rdma.backends.nixl_agent import MemoryRefusedError, NixlError, NoAgentError
 from monarch.rdma.backends.tcp_wire import LEND, LEND_WRITABLE, LENGTH, OK, REQUEST, UNSUPPORTED, Way
-from monarch.rdma.handle import Handle
+from monarch.rdma.handle import Handle, Owner
 from monarch.rdma.transfer import Transfer
 
 PART = 256 << 20  # bytes for which a buffer is lent at a time
@@ -33,8 +41,8 @@ class Nixl:
     far = False
 
     def obstacle(self, handle: Handle) -> str:
-        if handle.device is not None:
-            return "memory of devices is not registered with NIXL"
+        if handle.device is not None and handle.device.card.type not in nixl_agent.GPUS:
+            return f"NIXL knows no devices of type {handle.device.card.type}"
         try:
             nixl_agent.agent()
         except NoAgentError as exc:
@@ -42,10 +50,33 @@ class Nixl:
         return stream_obstacle(handle.service)
 
     def start(self, transfer: Transfer) -> None:
-        if transfer.late() or unreachable.why(transfer.handle.owner) or not transfer.size:
+        if transfer.late() or not transfer.size:
             _by_tcp(transfer)
+        elif unreachable.why(_between(transfer)):
+            _elsewhere(transfer)
         else:
             tcp.lanes_to(transfer.handle.owner).begin(_NixlJob(transfer))
+
+
+class Between(NamedTuple):
+    """An owner, and whether memory of a GPU is at either end: what fails with that may do without."""
+
+    owner: Owner
+    gpu: bool
+
+
+def _between(transfer: Transfer) -> Between:
+    return Between(transfer.handle.owner, transfer.handle.device is not None or transfer.memory.device is not None)
+
+
+def _elsewhere(transfer: Transfer) -> None:
+    """By NIXL through pinned memory where only this end is a GPU's; else by streams."""
+    handle = transfer.handle
+    staged = transfer.memory.device is not None and handle.device is None
+    if staged and not unreachable.why(Between(handle.owner, False)):
+        reroute(transfer, lambda handle: Nixl(), staging.start)
+    else:
+        _by_tcp(transfer)
 
 
 class _NixlJob(tcp.Job):
@@ -56,7 +87,12 @@ class _NixlJob(tcp.Job):
     def __init__(self, transfer: Transfer) -> None:
         super().__init__(transfer)
         self._given_up = False
-        self._go_elsewhere: Callable[[], None] = bind_context(partial(_by_tcp, transfer))
+        self._go_elsewhere: Callable[[], None] = bind_context(partial(_elsewhere, transfer))
+
+    @property
+    def at_once(self) -> bool:
+        """A small transfer goes as one request of the stream, which knows the host's memory only."""
+        return super().at_once and self.transfer.memory.device is None
 
     def chunk_bytes(self) -> int:
         return PART
@@ -90,10 +126,15 @@ class _NixlJob(tcp.Job):
     def _move(self, shown: bytes, at: int, count: int) -> None:
         transfer, handle = self.transfer, self.transfer.handle
         agent = _agent()
-        name = agent.meet(handle.token, shown)
+        remote, described = nixl_agent.parsed(shown)
+        name = agent.meet(handle.token, described)
         here, there = transfer.memory.address + at, handle.address + transfer.offset + at
+        if transfer.memory.device is not None:
+            interface().reach(transfer.after)
         try:
-            agent.move(name, transfer.write, transfer.memory, here, there, count, self._pause)
+            agent.move(name, transfer.write, transfer.memory, here, there, remote, count, self._pause)
+        except MemoryRefusedError:  # by this side; the owner's agent is well
+            raise
         except NixlError:
             agent.avoid(name)
             raise
@@ -107,7 +148,7 @@ class _NixlJob(tcp.Job):
     def refused(self, status: int) -> None:
         if status == UNSUPPORTED:
             self._given_up = True
-            unreachable.add(self.transfer.handle.owner, "NIXL failed with it", AVOID)
+            unreachable.add(_between(self.transfer), "NIXL failed with it", AVOID)
         else:
             super().refused(status)
 
@@ -119,7 +160,7 @@ class _NixlJob(tcp.Job):
 
 
 _nap = threading.Event()  # never set
-unreachable = Avoided()
+unreachable: Avoided[Between] = Avoided()
 
 
 def _agent() -> nixl_agent.Agent:
@@ -130,4 +171,8 @@ def _agent() -> nixl_agent.Agent:
 
 
 def _by_tcp(transfer: Transfer) -> None:
-    reroute(transfer, lambda handle: tcp.Streams())
+    """Through pinned memory where this end is a GPU's."""
+    if transfer.memory.device is None:
+        reroute(transfer, lambda handle: tcp.Streams())
+    else:
+        reroute(transfer, lambda handle: tcp.Streams(), staging.start)

@@ -3,19 +3,29 @@
 NIXL (https://github.com/ai-dynamo/nixl) moves bytes through UCX, which takes RDMA devices where there are some and else TCP.
 It listens at ports of its own, on every network of the machine, and asks nobody there for a secret: whoever reaches them
 may reach registered memory. So none of this happens unless the setting rdma_nixl allows it.
+
+Memory of a GPU is a segment of kind VRAM with the GPU's number in the process that registers it. Its bytes never pass
+through the host: kernels that are launched after a transfer into it has ended see them (CUDA's GPUDirect RDMA guide,
+"Synchronization and Memory Ordering"), and a write to another process's GPU has ended when a read behind it has: a PCIe read
+does not pass writes.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
+import mmap
+import struct
 import threading
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+from monarch._devices.memory import interface
 from monarch.config import settings
 from monarch.rdma.memory import Memory
 from monarch.rdma.once import OncePerProcess
@@ -36,16 +46,68 @@ class NixlError(Exception):
     """NIXL has failed to move bytes, or to get ready for it."""
 
 
+class MemoryRefusedError(NixlError):
+    """NIXL cannot register memory of this process."""
+
+
+class Segment(NamedTuple):
+    """How NIXL calls memory: "DRAM", or "VRAM" with the number of a GPU in the process that registered it."""
+
+    kind: str
+    device: int
+
+
+_Piece = tuple[int, int, Segment]  # address, size, where
+_SEGMENT = struct.Struct("!4sI")
+GPUS = ("cuda",)  # torch's name for those of both vendors; UCX knows no others
+
+
+def segment_of(memory: Memory) -> Segment:
+    """MemoryRefusedError for a device that NIXL does not know."""
+    if memory.device is None:
+        return Segment("DRAM", 0)
+    if memory.device.type not in GPUS:
+        raise MemoryRefusedError(f"NIXL knows no devices of type {memory.device.type}")
+    return Segment("VRAM", memory.keep.device.index or 0)
+
+
+def on(memory: Memory) -> AbstractContextManager[None]:
+    """The memory's GPU is this thread's, as UCX needs it to register or copy."""
+    return nullcontext() if memory.device is None else interface().on(str(memory.keep.device))
+
+
+def parsed(shown: bytes) -> tuple[Segment, bytes]:
+    """What an owner says of a buffer: where it is, and how NIXL reaches it. NixlError."""
+    if len(shown) < _SEGMENT.size:
+        raise NixlError("the owner does not say where its memory is")
+    kind, device = _SEGMENT.unpack_from(shown)
+    if kind not in (b"DRAM", b"VRAM"):
+        raise NixlError(f"the owner's memory is of an unknown kind, {kind!r}")
+    return Segment(kind.decode(), device), shown[_SEGMENT.size :]
+
+
 class Lent:
     """A registered buffer as others reach it."""
 
     def __init__(self, agent: Agent, memory: Memory) -> None:
         self._agent = agent
-        self._descriptors = agent.register(memory.address, memory.size)
-        self.shown = agent.describe(self._descriptors)
+        self._memory = memory
+        segment = segment_of(memory)
+        self._descriptors = agent.register(memory, memory.address, memory.size)
+        self.shown = _SEGMENT.pack(segment.kind.encode(), segment.device) + agent.describe(self._descriptors)
 
     def close(self) -> None:
-        self._agent.forget(self._descriptors)
+        self._agent.forget(self._memory, self._descriptors)
+
+
+class _Scratch:
+    """A page that is registered for good: what is read there is of no interest."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._page = mmap.mmap(-1, mmap.PAGESIZE)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._page))
+        self.memory = Memory(self.address, len(self._page), True, self._page, "a page of NIXL's")
+        agent.register(self.memory, self.address, len(self._page))
 
 
 class Agent:
@@ -62,21 +124,27 @@ class Agent:
         self._lock = threading.Lock()
         self._known: OrderedDict[int, str] = OrderedDict()  # token of a remote buffer -> name of its agent
         self._stuck: list[Any] = []  # transfers that may still move bytes, and their memory
+        self._scratch: _Scratch | None = None
 
-    def register(self, address: int, size: int) -> Any:
+    def register(self, memory: Memory, address: int, size: int) -> Any:
+        """`size` bytes at `address`, which belong to `memory`. MemoryRefusedError."""
+        segment = segment_of(memory)
         try:
-            return self._agent.register_memory([(address, size, 0, "")], "DRAM")
+            with on(memory):
+                return self._agent.register_memory([(address, size, segment.device, "")], segment.kind)
         except Exception as exc:
-            raise NixlError(f"NIXL cannot register {size} bytes: {exc!r}") from exc
+            more = "" if memory.device is None else f" of {memory.keep.device} (UCX has to be built with CUDA or ROCm)"
+            raise MemoryRefusedError(f"NIXL cannot register {size} bytes{more}: {exc!r}") from exc
 
     def describe(self, descriptors: Any) -> bytes:
         """What another agent needs to reach this memory."""
         shown: bytes = self._agent.get_partial_agent_metadata(descriptors, inc_conn_info=True, backends=["UCX"])
         return shown
 
-    def forget(self, descriptors: Any) -> None:
+    def forget(self, memory: Memory, descriptors: Any) -> None:
         try:
-            self._agent.deregister_memory(descriptors)
+            with on(memory):
+                self._agent.deregister_memory(descriptors)
         except Exception as exc:
             logging.getLogger("monarch").warning("NIXL cannot let go of memory: %r", exc)
 
@@ -104,27 +172,53 @@ class Agent:
             except Exception as exc:  # it is not known any more
                 logging.getLogger("monarch").debug("NIXL cannot forget %s: %r", name, exc)
 
-    def move(self, name: str, write: bool, memory: Memory, here: int, there: int, size: int, pause: Pause) -> None:
+    def move(
+        self, name: str, write: bool, memory: Memory, here: int, there: int, remote: Segment, size: int, pause: Pause
+    ) -> None:
         """Between `size` bytes at `here`, which `memory` keeps alive, and registered memory of that agent.
 
         `pause(n)` is called before the n-th look whether it is done; when it raises, the transfer is called off and that is
         raised once nothing moves any more, or CALL_OFF seconds later; then the memory is kept for good.
         """
-        registered = self.register(here, size)
-        try:
-            local = self._agent.get_xfer_descs([(here, size, 0)], "DRAM")
-            remote = self._agent.get_xfer_descs([(there, size, 0)], "DRAM")
-            transfer = self._agent.initialize_xfer("WRITE" if write else "READ", local, remote, name)
-        except Exception as exc:
-            self.forget(registered)
-            raise NixlError(f"NIXL cannot prepare the transfer: {exc!r}") from exc
+        registered = self.register(memory, here, size)
+        local = segment_of(memory)
+        with on(memory):
+            try:
+                transfer = self._prepare(write, name, (here, size, local), (there, size, remote))
+            except NixlError:
+                self.forget(memory, registered)
+                raise
+            try:
+                self._wait(transfer, pause)
+            finally:
+                if self._over(transfer):
+                    self.forget(memory, registered)
+                else:
+                    self._stuck.append((transfer, registered, memory))
+        if write and remote.kind != "DRAM":
+            self._read_behind(name, there + size - 1, remote, pause)
+
+    def _read_behind(self, name: str, there: int, remote: Segment, pause: Pause) -> None:
+        """A byte of what has been written to a GPU: once it has come, everything is there."""
+        with self._lock:
+            if self._scratch is None:
+                self._scratch = _Scratch(self)
+        transfer = self._prepare(False, name, (self._scratch.address, 1, Segment("DRAM", 0)), (there, 1, remote))
         try:
             self._wait(transfer, pause)
         finally:
-            if self._over(transfer):
-                self.forget(registered)
-            else:
-                self._stuck.append((transfer, registered, memory))
+            if not self._over(transfer):
+                self._stuck.append((transfer, None, self._scratch))
+
+    def _prepare(self, write: bool, name: str, here: _Piece, there: _Piece) -> Any:
+        try:
+            local, remote = (
+                self._agent.get_xfer_descs([(address, size, segment.device)], segment.kind)
+                for address, size, segment in (here, there)
+            )
+            return self._agent.initialize_xfer("WRITE" if write else "READ", local, remote, name)
+        except Exception as exc:
+            raise NixlError(f"NIXL cannot prepare the transfer: {exc!r}") from exc
 
     def _wait(self, transfer: Any, pause: Pause) -> None:
         state, looks = self._state(self._agent.transfer, transfer), 0

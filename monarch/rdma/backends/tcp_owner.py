@@ -195,8 +195,6 @@ class _Server:
                 _check(region.memory.size, offset, size)
                 if writable and not region.memory.writable:
                     raise RDMAReadOnlyError
-                if region.memory.device is not None:
-                    raise nixl.NoAgentError("it is memory of a device")
                 shown = nixl.lend(region)
                 self._way.send([_STATUS[OK], LENGTH.pack(len(shown)), shown])
                 self._idle.poll()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import Counter
 from typing import Any
 
-from monarch.actor import Actor, MeshFailure, NDSlice, Point, ProcMesh, Shape, context, endpoint, this_proc
+from monarch.actor import Actor, MeshFailure, NDSlice, ProcMesh, Shape, context, endpoint, this_proc
 from monarch.tensor.controller import place
 from monarch.tensor.controller.engine import Engine
 from monarch.tensor.controller.mesh import DeviceMesh
@@ -113,20 +114,19 @@ def _simulated(factory: Any, procs: ProcMesh) -> DeviceMesh:
 
 
 def _environments(procs: ProcMesh) -> list[dict[str, str]]:
-    """What libraries for distributed programs read, for each rank."""
-    count = len(procs)
+    """What libraries for distributed programs read, for each rank. Ranks of one host count among each other, whatever the
+    mesh's dimensions are called."""
+    hosts = [host for host, _ in procs._places()]
+    sizes, seen = Counter(hosts), Counter[str]()
     found = []
-    for rank in range(count):
-        point = Point(rank, procs.extent)
-        dim = next((name for name in ("gpus", "gpu") if name in procs.sizes), None)
-        per_host = procs.sizes[dim] if dim is not None else count
-        local = point[dim] if dim is not None else rank
+    for rank, host in enumerate(hosts):
         found.append(
             {
                 "RANK": str(rank),
-                "WORLD_SIZE": str(count),
-                "LOCAL_RANK": str(local),
-                "LOCAL_WORLD_SIZE": str(per_host),
+                "WORLD_SIZE": str(len(hosts)),
+                "LOCAL_RANK": str(seen[host]),
+                "LOCAL_WORLD_SIZE": str(sizes[host]),
             }
         )
+        seen[host] += 1
     return found

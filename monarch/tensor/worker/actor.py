@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 
 import torch
 
-from monarch._devices import own_device
 from monarch.actor import Actor, Port, bind_context, context, current_rank, endpoint, own_key, start_thread
 from monarch.tensor.worker import executor
 from monarch.tensor.worker.claims import waiting
@@ -35,7 +34,6 @@ class TensorWorker(Actor):
         if "OMP_NUM_THREADS" not in os.environ:
             # Processes that each take every core of a host stand in each other's way.
             self._cores = max(1, len(os.sched_getaffinity(0)) // int(environments[rank]["LOCAL_WORLD_SIZE"]))
-        own_device.take(int(environments[rank]["LOCAL_RANK"]))
         self.executor = executor.Executor(rank)
         self.key = own_key()
         waiting.open(self.key)

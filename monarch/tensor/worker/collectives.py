@@ -74,7 +74,7 @@ class Reduce:
                 continue
             problem = problem or wrong
             shape, dtype, device = expected
-            mine.append(torch.zeros(shape, dtype=dtype, device=device))
+            mine.append(torch.zeros(shape, dtype=dtype, device=device.type))
         out = tensors[-1]
         if self._has_out and type(out) is Failed:
             problem = problem or RuntimeError(out.text)

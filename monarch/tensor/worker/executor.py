@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from monarch._devices import own_device, statistics
 from monarch.tensor import commands, signature
 from monarch.tensor.commands import (
     Ask,
@@ -158,6 +159,9 @@ class Executor:
 
     def failed(self, ident: int, command: str, error: BaseException) -> Failed:
         """A failure of this rank, noted."""
+        where = statistics.at_out_of_memory(error)
+        if where:
+            error.add_note(f"out of memory on rank {self.rank} ({where})")
         failed = Failed(ident, self.rank, command, _text(error), _pickled(error), is_echo(error))
         if len(self.failures) < FAILURES:
             self.failures.append(failed)
@@ -321,6 +325,7 @@ class Streams:
                 item = waiting.get()
                 if item is None:
                     return
+                own_device.enter()  # another thread may have been the first to use it
                 self.executor.run(*item)
                 del item  # nothing of a batch outlives it
 

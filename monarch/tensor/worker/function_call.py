@@ -142,7 +142,7 @@ def applier(function: Callable[..., Any], tree: Any) -> signature.Runner:
     args, kwargs = tree
     if all(map(_flat, args)) and all(map(_flat, kwargs.values())) and all(map(_written_plainly, kwargs)):
         return signature.runner(function, args, kwargs)
-    fill = filler(tree)
+    fill = filler(pytree.tree_map(signature.here, tree))
 
     def apply(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         args, kwargs = fill(tensors, numbers)

@@ -67,7 +67,7 @@ class Send:
             if problem is None:
                 copy = tensors[0].clone(memory_format=torch.contiguous_format)
             else:
-                copy = torch.zeros(shape, dtype=dtype, device=device)
+                copy = torch.zeros(shape, dtype=dtype, device=device.type)
             for receiver in receivers:
                 lines.send(executor.rank, receiver, self._streams, int(numbers[0]), copy)
             if problem is not None:
@@ -124,7 +124,7 @@ class Lines:
         """Waits for the tensor. GroupLost when the sender has ended, RuntimeError when it is too late."""
         if sender == receiver:
             return self._own((streams, number))
-        made = torch.empty(shape, dtype=dtype, device=device)
+        made = torch.empty(shape, dtype=dtype, device=device.type)
         backend = self._groups.backend(_label(streams), (sender, receiver), 0, made.device.type)
         if made.numel():
             backend.recv([_bytes(made)], 0, number % _TAGS).wait()

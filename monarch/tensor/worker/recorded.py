@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monarch.tensor.failures import Failed
-from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, has_hole, resolve_op
+from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, has_hole, here, resolve_op
 
 
 class Step:
@@ -191,7 +191,7 @@ def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:
     if kind in (list, tuple) and has_hole(value):
         inner = "".join(f"{_written(item, step, constants, number)}, " for item in value)
         return f"[{inner}]" if kind is list else f"({inner})"
-    constants.append(value)
+    constants.append(here(value))
     return f"c{number}_{len(constants) - 1}"
 
 

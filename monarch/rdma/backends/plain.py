@@ -1,0 +1,30 @@
+"""Bytes of a job whose messages go by TLS: RDMA devices do not encrypt, so they move none unless a setting allows it.
+
+Both sides are asked: whoever begins a transfer here, and the owner, who is told so in the request.
+"""
+
+from __future__ import annotations
+
+from monarch.actor import stream_encrypted, stream_obstacle
+from monarch.config import settings
+from monarch.rdma.handle import Handle
+
+
+def encrypted(handle: Handle) -> bool:
+    """Whether messages to the owner go by TLS. Asks this host's agent, once a host."""
+    return stream_encrypted(handle.service)
+
+
+def forbidden() -> str:
+    """Why bytes may not go in plain where messages are encrypted; "" when the setting allows it."""
+    if settings.get("rdma_allow_plain_bytes"):
+        return ""
+    return (
+        "the job uses TLS, and RDMA devices do not encrypt what they move; rdma_allow_plain_bytes=True (in every process) "
+        "allows it where everybody on the network of the devices is trusted"
+    )
+
+
+def obstacle(handle: Handle) -> str:
+    """Why devices may not move bytes between this process and the owner, as far as networks go; "" when they may."""
+    return forbidden() if encrypted(handle) else stream_obstacle(handle.service)

@@ -1,0 +1,106 @@
+"""Hears of the end of other processes of this host. One thread waits for all of them, by their pidfds (pidfd_open(2)); it
+ends with the last.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import select
+import threading
+from collections.abc import Callable
+
+from monarch.actor import start_thread
+from monarch.rdma.handle import Owner, start_of
+
+WATCHED = 4096  # processes; of the end of others nobody hears
+
+Ended = Callable[[Owner], None]
+
+
+class Deaths:
+    """Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: dict[int, Owner] = {}
+        self._told: dict[Owner, dict[Ended, None]] = {}
+        self._epoll: select.epoll | None = None
+
+    def watch(self, process: Owner, ended: Ended) -> None:
+        """Calls `ended(process)`, which does not wait, on a thread of its own when the process ends, or has ended already;
+        once, however often it is asked for. Does not raise: where a process cannot be watched, nothing is called.
+        """
+        with self._lock:
+            told = self._told.get(process)
+            if told is not None:
+                told[ended] = None
+                return
+            if len(self._told) >= WATCHED:
+                return
+            try:
+                file = self._open(process)
+            except ProcessLookupError:
+                file = -1
+            except OSError as exc:  # no descriptor left, or a kernel before 5.3
+                logging.getLogger("monarch").debug("the end of %s cannot be heard of: %s", process, exc)
+                return
+            if file >= 0:
+                self._told[process] = {ended: None}
+                self._wait_for(file, process)
+        if file < 0:
+            start_thread(ended, "monarch-rdma-deaths", process)
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def forget(self) -> None:
+        """In a forked child: these are its parent's."""
+        files, epoll = list(self._files), self._epoll
+        self.__init__()  # type: ignore[misc]
+        for file in files:
+            os.close(file)
+        if epoll is not None:
+            epoll.close()
+
+    def _open(self, process: Owner) -> int:
+        file = os.pidfd_open(process.pid)
+        if start_of(process.pid) != process.started:  # a zombie, or another process that has the pid by now
+            os.close(file)
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        return file
+
+    def _wait_for(self, file: int, process: Owner) -> None:
+        self._files[file] = process
+        if self._epoll is not None:
+            self._epoll.register(file, select.EPOLLIN)
+            return
+        self._epoll = select.epoll()
+        self._epoll.register(file, select.EPOLLIN)
+        start_thread(self._run, "monarch-rdma-deaths", self._epoll)
+
+    def _run(self, epoll: select.epoll) -> None:
+        while True:
+            over: list[tuple[Owner, list[Ended]]] = []
+            for file, _ in epoll.poll():
+                with self._lock:
+                    process = self._files.pop(file)
+                    over.append((process, list(self._told.pop(process))))
+                    epoll.unregister(file)
+                    os.close(file)
+            for process, told in over:
+                for ended in told:
+                    try:
+                        ended(process)
+                    except Exception:
+                        logging.getLogger("monarch").exception("what %s had is not let go of", process)
+            with self._lock:
+                if not self._files:
+                    self._epoll = None
+                    epoll.close()
+                    return
+
+
+deaths = Deaths()
+os.register_at_fork(after_in_child=deaths.forget)

@@ -1,0 +1,272 @@
+"""An actor with a faked card: it owns buffers on it, and reads and writes those of others."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from monarch.actor import Actor, endpoint
+from monarch.rdma import BufferDroppedError, RDMAAction, RDMABuffer
+
+TIMEOUT = 60
+
+
+class Side(Actor):
+    """A process with tensors on a card, "cuda", and on the host, "cpu"."""
+
+    def __init__(self) -> None:
+        import warnings
+
+        import torch
+
+        from monarch._devices import memory
+        from monarch.rdma import RDMATcpFallbackWarning
+        from tests._devices.fake import FakeCard
+
+        warnings.simplefilter("ignore", RDMATcpFallbackWarning)
+        self.torch = torch
+        self.card = FakeCard()
+        self.before = memory.replace(self.card)
+        self.tensors: dict[int, Any] = {}
+
+    def __cleanup__(self, exc: Exception | None) -> None:
+        from monarch._devices import memory
+
+        memory.replace(self.before)
+        self.card.close()
+
+    def tensor(self, where: str, data: bytes) -> Any:
+        if where == "cuda":
+            return self.card.tensor(data)
+        return self.torch.frombuffer(bytearray(data), dtype=self.torch.uint8)
+
+    def bytes_of(self, tensor: Any) -> bytes:
+        return self.card.bytes_of(tensor)
+
+    @endpoint
+    def use(self, path: str) -> None:
+        from monarch.rdma import paths
+
+        every = (
+            paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
+        )  # fmt: skip
+        paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
+
+    @endpoint
+    def use_verbs(self, fabric: str, nics: list[str]) -> None:
+        """RDMA devices, imitated ones, and what leads to other hosts."""
+        from pathlib import Path
+
+        from monarch.rdma import paths
+        from monarch.rdma.backends import ibverbs_devices
+        from tests.rdma import gpu_direct
+        from tests.rdma.ibverbs_fake import FakeBinding, nic_tree
+
+        paths.BACKENDS = tuple(one for one in paths.BACKENDS if one.name in ("local", "ibverbs", "tcp", "actor"))
+        root = nic_tree(Path(fabric) / nics[0] / str(os.getpid()), *nics)
+        self.exports = gpu_direct.Exports()
+        devices = ibverbs_devices.Devices(FakeBinding(Path(fabric), nics), root, self.exports, lambda ordinal: "")
+        ibverbs_devices._made.value = devices
+        gpu_direct.install()
+
+    @endpoint
+    def exports_fail(self, fail: bool) -> None:
+        self.exports.fail = fail
+
+    @endpoint
+    def has(self, **kwargs: Any) -> None:
+        """What the card says of itself."""
+        for name, value in kwargs.items():
+            setattr(self.card, name, value)
+
+    @endpoint
+    def card_says(self, name: str) -> Any:
+        return getattr(self.card, name)
+
+    @endpoint
+    def make(self, where: str, data: bytes, start: int = 0) -> RDMABuffer:
+        tensor = self.tensor(where, data)
+        buffer = RDMABuffer(tensor[start:])
+        self.tensors[buffer._handle.number] = tensor
+        return buffer
+
+    @endpoint
+    def make_slices(self, data: bytes, count: int) -> list[RDMABuffer]:
+        tensor = self.tensor("cuda", data)
+        return [RDMABuffer(part) for part in tensor.view(count, -1)]
+
+    @endpoint
+    def seen(self, buffer: RDMABuffer) -> bytes:
+        return self.bytes_of(self.tensors[buffer._handle.number])
+
+    @endpoint
+    def path(self, buffer: RDMABuffer) -> str:
+        return buffer.path
+
+    @endpoint
+    def read(self, buffer: RDMABuffer, where: str, room: int, options: dict[str, Any]) -> Any:
+        into = self.tensor(where, b"." * room)
+        return self.outcome(lambda: buffer.read_into(into, **options).get(TIMEOUT), into)
+
+    @endpoint
+    def write(self, buffer: RDMABuffer, where: str, data: bytes, options: dict[str, Any]) -> Any:
+        return self.outcome(
+            lambda: buffer.write_from(self.tensor(where, data), **options).get(TIMEOUT), self.tensor("cpu", b"ok")
+        )
+
+    @endpoint
+    def read_many(self, buffers: list[RDMABuffer], where: str) -> list[bytes]:
+        into = [self.tensor(where, b"." * buffer.size()) for buffer in buffers]
+        action = RDMAAction()
+        for buffer, one in zip(buffers, into, strict=True):
+            action.read_remote(one, buffer)
+        action.submit(timeout=TIMEOUT).get(TIMEOUT)
+        return [self.bytes_of(one) for one in into]
+
+    @endpoint
+    def read_in_turn(self, buffers: list[RDMABuffer]) -> list[bytes]:
+        """All reads have begun, and found no open storage, before the first goes on."""
+        from monarch.rdma import manager
+
+        into = [self.tensor("cuda", b"." * buffer.size()) for buffer in buffers]
+        begun: list[Any] = []
+        start = manager.start
+        manager.start = begun.append
+        try:
+            reads = [buffer.read_into(one) for buffer, one in zip(buffers, into, strict=True)]
+        finally:
+            manager.start = start
+        assert len(begun) == len(buffers)
+        for work, read in zip(begun, reads, strict=True):
+            start(work)
+            read.get(TIMEOUT)
+        return [self.bytes_of(one) for one in into]
+
+    @endpoint
+    def drop(self, buffer: RDMABuffer) -> None:
+        buffer.drop().get(TIMEOUT)
+
+    @endpoint
+    def open_storages(self) -> int:
+        import gc
+
+        gc.collect()
+        return self.card.open_storages
+
+    @endpoint
+    def allocated(self) -> int:
+        """Bytes of the card that this process has taken, those that others still have open included."""
+        import gc
+
+        gc.collect()
+        self.card.collect()
+        return self.card.allocated()
+
+    @endpoint
+    def forget(self, buffer: RDMABuffer) -> None:
+        """Drops it, and the tensor."""
+        buffer.drop().get(TIMEOUT)
+        del self.tensors[buffer._handle.number]
+
+    @endpoint
+    def given(self) -> int:
+        from monarch.rdma.lending import lending
+
+        return lending.given()
+
+    @endpoint
+    def hold(self, buffer: RDMABuffer) -> bytes:
+        """Reads it and keeps the RDMABuffer object."""
+        self.held = buffer
+        into = self.tensor("cuda", b"." * buffer.size())
+        buffer.read_into(into).get(TIMEOUT)
+        return self.bytes_of(into)
+
+    @endpoint
+    def again(self) -> Any:
+        into = self.tensor("cuda", b"." * self.held.size())
+        return self.outcome(lambda: self.held.read_into(into).get(TIMEOUT), into)
+
+    @endpoint
+    def write_on(self, buffer: RDMABuffer, started: Any) -> int:
+        """Writes ones until it is dropped."""
+        ones, count = self.tensor("cuda", b"\1" * buffer.size()), 0
+        while True:
+            try:
+                buffer.write_from(ones).get(TIMEOUT)
+            except BufferDroppedError:
+                return count
+            count += 1
+            if count == 3:
+                started.send(None)
+
+    @endpoint
+    def drop_and_look(self, buffer: RDMABuffer) -> bool:
+        """Whether the memory stays as it is when the drop is done."""
+        tensor = self.tensors[buffer._handle.number]
+        buffer.drop().get(TIMEOUT)
+        self.card.flat(tensor).zero_()
+        return self.bytes_of(tensor) == bytes(buffer.size())
+
+    @endpoint
+    def all_zero(self, buffer: RDMABuffer) -> bool:
+        return self.bytes_of(self.tensors[buffer._handle.number]) == bytes(buffer.size())
+
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
+    @endpoint
+    def refused(self) -> str:
+        tensor = self.tensor("cuda", bytes(64))
+        try:
+            RDMABuffer(tensor.view(8, 8).t())
+        except ValueError as exc:
+            return str(exc)
+        return ""
+
+    def outcome(self, do: Any, tensor: Any) -> Any:
+        try:
+            do()
+        except Exception as exc:
+            return type(exc).__name__, str(exc)
+        return self.bytes_of(tensor)
+
+    @endpoint
+    def read_copies(self, buffer: RDMABuffer, times: int) -> list[str]:
+        """By a new RDMABuffer object each time, as messages bring them: the paths that were taken."""
+        import pickle
+
+        paths, into = set(), self.tensor("cuda", b"." * buffer.size())
+        for _ in range(times):
+            copied = pickle.loads(pickle.dumps(buffer))
+            copied.read_into(into).get(TIMEOUT)
+            paths.add(copied.path)
+        return sorted(paths)
+
+    @endpoint
+    def keep_open(self, most: int) -> None:
+        from monarch.rdma import lending
+
+        lending.OPEN = most
+
+    @endpoint
+    def close_all(self) -> None:
+        from monarch.rdma.lending import borrowing
+
+        for owner, _ in list(borrowing._open):
+            borrowing.lost(owner)
+
+    @endpoint
+    def uses_the_second(self) -> None:
+        """From here on the card is this process's cuda:1."""
+        self.card.second = True
+
+    @endpoint
+    def wait_no_longer(self) -> None:
+        """What was left alone for a while is tried again."""
+        from monarch.rdma import paths
+
+        for backend in paths.BACKENDS:
+            if isinstance(backend, paths.DeviceIpc):
+                backend._refused.clear()
