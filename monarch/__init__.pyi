@@ -2,6 +2,7 @@
 
 from monarch import actor as actor
 from monarch import builtins as builtins
+from monarch import checkpoint as checkpoint
 from monarch import config as config
 from monarch import mesh_controller as mesh_controller
 from monarch import rdma as rdma
@@ -22,6 +23,9 @@ from monarch.config import get_runtime_config as get_runtime_config
 from monarch.tensor.controller.activation import no_mesh as no_mesh
 from monarch.tensor.controller.collectives import reduce as reduce
 from monarch.tensor.controller.collectives import reduce_ as reduce_
+from monarch.tensor.controller.distribute import gather as gather
+from monarch.tensor.controller.distribute import replicate as replicate
+from monarch.tensor.controller.distribute import shard as shard
 from monarch.tensor.controller.fetch import fetch_shard as fetch_shard
 from monarch.tensor.controller.fetch import inspect as inspect
 from monarch.tensor.controller.fetch import show as show
@@ -37,6 +41,7 @@ from monarch.tensor.controller.tensor import Tensor as Tensor
 from monarch.tensor.functions import function_resolvers as function_resolvers
 from monarch.tensor.recording.coalescing import coalescing as coalescing
 from monarch.tensor.recording.function import function as function
+from monarch.tensor.remote.data_loaders import DataLoaders as DataLoaders
 from monarch.tensor.remote.opaque_ref import OpaqueRef as OpaqueRef
 from monarch.tensor.remote.remote_function import call_on_shard_and_fetch as call_on_shard_and_fetch
 from monarch.tensor.remote.remote_function import remote as remote

@@ -34,6 +34,7 @@ FACES = (
     "_testing",
     "builtins",
     "cached_remote_function",
+    "checkpoint",
     "common",
     "fetch",
     "gradient",

@@ -25,7 +25,9 @@ from typing import Any
 
 from monarch.tensor.controller import borrows as borrows  # how streams borrow
 from monarch.tensor.controller import claims as claims  # how tensors are pickled for actors
+from monarch.tensor.controller import torch_random
 from monarch.tensor.controller.activation import no_mesh
+from monarch.tensor.controller.distribute import gather, replicate, shard
 from monarch.tensor.controller.fetch import fetch_shard, inspect, show
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
 from monarch.tensor.controller.stream import Stream, get_active_stream
@@ -35,8 +37,11 @@ from monarch.tensor.recording.coalescing import coalescing
 from monarch.tensor.recording.compiled import compile
 from monarch.tensor.recording.function import function
 
+torch_random.install()
+
 __all__ = [
     "DeviceMesh",
+    "PendingReduce",
     "RemoteException",
     "RemoteProcessGroup",
     "Stream",
@@ -46,12 +51,15 @@ __all__ = [
     "fetch_shard",
     "from_dtensor",
     "function",
+    "gather",
     "get_active_mesh",
     "get_active_stream",
     "inspect",
     "no_mesh",
     "reduce",
     "reduce_",
+    "replicate",
+    "shard",
     "show",
     "slice_mesh",
     "to_dtensor",
@@ -61,6 +69,7 @@ __all__ = [
 
 # Loaded when first touched: torch's own distributed tensors import for a second.
 _LATER = {
+    "PendingReduce": "monarch.tensor.controller.pending",
     "RemoteProcessGroup": "monarch.tensor.controller.groups",
     "from_dtensor": "monarch.tensor.worker.dtensor",
     "reduce": "monarch.tensor.controller.collectives",

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from monarch.tensor import generators
+
 Runner = Callable[[Sequence[Any], Sequence[Any]], Any]
 
 
@@ -132,17 +134,23 @@ _ASK_GRAD_MODE = frozenset({"aten.mkldnn_rnn_layer.default"})
 
 def resolve_op(name: str) -> Any:
     """The operation called `namespace.name.overload`. AttributeError when this process has not registered it."""
+    if (inner := generators.drawn_op(name)) is not None:
+        return generators.drawing(_overload(inner))
+    op = _overload(name)
+    if name in _ASK_GRAD_MODE:
+        return torch.enable_grad()(op)
+    return getattr(op, "_op", op)  # the builtin behind the OpOverload: same arguments, less on the way
+
+
+def _overload(name: str) -> Any:
     namespace, packet, overload = name.split(".")
     try:
-        op = getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
     except AttributeError:
         raise AttributeError(
             f"torch operation {name!r} is not registered in this process: import the module that registers it in the workers "
             f"too, in the bootstrap function of spawn_procs() or in a remote function"
         ) from None
-    if name in _ASK_GRAD_MODE:
-        return torch.enable_grad()(op)
-    return getattr(op, "_op", op)  # the builtin behind the OpOverload: same arguments, less on the way
 
 
 def runner(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Runner:

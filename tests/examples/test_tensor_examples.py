@@ -36,6 +36,13 @@ def test_training_in_parallel_learns_what_one_process_learns(name: str, argument
 
 
 @full
+def test_training_goes_on_with_other_processes(tmp_path: Path) -> None:
+    first, second = run("tensor_checkpoint.py", cwd=tmp_path).splitlines()
+    assert float(re.findall(r"differ by (\S+) from one process", first)[0]) < 1e-9
+    assert second == "plain torch reads step 6, and the same weights: True"
+
+
+@full
 def test_the_tour_prints_a_line_for_every_stop(tmp_path: Path) -> None:
     lines = run("tensor_tour.py", cwd=tmp_path).splitlines()
     assert [line[:2] for line in lines if line[0] != " "] == [f"{number}." for number in range(1, 8)]

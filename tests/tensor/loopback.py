@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import weakref
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,25 @@ class _Still:
     def stop(self) -> None: ...
 
 
+_generators: weakref.WeakKeyDictionary[executor.Executor, torch.Tensor] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def _own_generator(one: executor.Executor) -> Iterator[None]:
+    """A process draws from a generator of its own: torch's one of this process is each rank's in turn."""
+    here = torch.default_generator.get_state()
+    if one not in _generators:
+        fresh = torch._C.Generator()
+        fresh.seed()
+        _generators[one] = fresh.get_state()
+    torch.default_generator.set_state(_generators[one])
+    try:
+        yield
+    finally:
+        _generators[one] = torch.default_generator.get_state()
+        torch.default_generator.set_state(here)
+
+
 @contextlib.contextmanager
 def _as_a_worker(one: executor.Executor) -> Iterator[None]:
     """Nothing of what the program has switched on in its thread reaches its workers, and neither does it here."""
@@ -137,6 +157,7 @@ def _as_a_worker(one: executor.Executor) -> Iterator[None]:
             torch._C.DisableTorchFunction(),
             torch.inference_mode(False),
             torch.no_grad(),
+            _own_generator(one),
         ):
             yield
     finally:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 import monarch.tensor as mt
 
@@ -27,7 +28,7 @@ SCALARS = ("0", "1", "-1", "2", "3", "0.5", "-1.5", "2.0", "True", "1e-3", "1j")
 REAL = SCALARS[:-1]
 
 # {x}, {y}: tensors of the program, {z}: one of the shape of {x}; {d}: a dimension of {x}; {i}: an index there; {n}: 1, 2
-# or 3; {s}: a number; {r}: a real one; {t}: a type.
+# or 3; {s}: a number; {r}: a real one; {t}: a type. G is a generator.
 VIEWS = (
     "{x}[{i}]",
     "{x}[1:]",
@@ -127,6 +128,15 @@ IN_PLACE = (
     "{x}.resize_(2, 4).fill_({r})",
     "{x}.sign_()",
     "{x}.fill_diagonal_(1)",
+    "torch.manual_seed({n})",
+    "{x}.normal_()",
+    "{x}.random_(0, 9)",
+    "{x}.bernoulli_(0.5)",
+    "{x}.uniform_(0, 2, generator=G)",
+    "{x}.exponential_(generator=G)",
+    "G.manual_seed({n})",
+    "G.set_state(G.get_state())",
+    "with torch.random.fork_rng(devices=[]): {x}.normal_()",
 )
 NEW = (
     "{x} + {y}",
@@ -291,6 +301,22 @@ NEW = (
     "torch.linalg.vector_norm({x}, 1)",
     "F.dropout({x}, 0.0)",
     "F.batch_norm({x}.contiguous(), None, None, training=True)",
+    "F.dropout({x}.float(), 0.5)",
+    "F.alpha_dropout({x}.float(), 0.25, training=True)",
+    "torch.rand({n}, 2)",
+    "torch.randn(2, {n}, dtype=torch.float64)",
+    "torch.randn_like({x}.float())",
+    "torch.randint(9, (2, {n}))",
+    "torch.randperm({n} + 2)",
+    "torch.bernoulli({x}.float().sigmoid())",
+    "torch.multinomial({x}.float().reshape(-1).softmax(0), {n}, True)",
+    "torch.rand({n}, generator=G)",
+    "torch.normal({x}.float(), 1.5, generator=G)",
+    "torch.randperm({n} + 2, generator=G)",
+    "torch.rand({n}, generator=torch.Generator().manual_seed({n}))",
+    "torch.rand(2, generator=G.clone_state())",
+    "[s := torch.get_rng_state(), torch.rand(2), torch.set_rng_state(s), torch.rand(2)][1::2]",
+    "[s := G.get_state(), torch.rand(2, generator=G), G.set_state(s), torch.rand(2, generator=G)][1::2]",
 )
 LOSSES = (
     "p.sum()",
@@ -315,14 +341,20 @@ LOSSES = (
     "(2 - p).abs().max()",
     "p.view(-1)[::2].sum()",
     "torch.stack([p, p.detach()]).sum()",
+    "F.dropout(p).sum()",
+    "(checkpoint(F.dropout, p, use_reentrant=True) * torch.rand_like(p)).sum()",
+    "(checkpoint(F.dropout, checkpoint(F.dropout, p, use_reentrant=False), use_reentrant=False) * p).sum()",
 )
 
 
 def namespace() -> dict[str, Any]:
     """What every program begins with. Call it where its tensors are to live."""
+    torch.manual_seed(0)
     return {
         "torch": torch,
         "F": torch.nn.functional,
+        "checkpoint": checkpoint,
+        "G": torch.Generator().manual_seed(0),
         "I": torch.tensor([0, 1, 0]),
         "v0": torch.tensor([[0.5, -1.0, 2.0], [3.0, 0.25, -0.75]]),
         "v1": torch.arange(6).reshape(2, 3),

@@ -323,8 +323,8 @@ class Errand:
             for route in self._routes:
                 self._pushed.append(self._engine.word(route.here))
                 word = self._pushed[-1]
-                request = Request(remote, ((word.address, count),))
-                parts.append((route.link, Part(self, [request], False, word.key, route.key.memory)))
+                request = Request(word.address, remote, count)
+                parts.append((route.link, Part(self, route.link, [request], False, word.key, route.key.memory)))
         except OSError:
             self._faults.append(Fault.LOCAL)
             self._all_ended()

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+)
 
 from monarch.tensor.controller import dispatch
+from monarch.tensor.controller.homes import allow_names
 from monarch.tensor.controller.place import Mesh
 
 M = TypeVar("M", bound=Mesh)
+T = TypeVar("T")
 no_modes = _disable_current_modes
 _modes = torch._C._len_torch_dispatch_stack
 
@@ -41,17 +48,33 @@ class _MeshMode(TorchDispatchMode):
         return dispatch.operate(func, args, kwargs or {}, self.mesh)
 
 
+class in_this_thread:
+    """Autograd runs derivatives in the thread that calls backward(), and not in threads of the device. These are
+    operations of the program like others: they belong to its recordings, its streams, and the line that issued them."""
+
+    def __init__(self) -> None:
+        self._before = torch._C._is_multithreading_enabled()
+        torch._C._set_multithreading_enabled(False)
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._set_multithreading_enabled(self._before)
+
+
 class Activation(Generic[M]):
     """One activation of a mesh: begins when made, ends with its `with` block. They nest; the innermost counts."""
 
     def __init__(self, mesh: M) -> None:
         mesh.client.check_alive()
+        allow_names()
         self.mesh = mesh
         self._begin(_MeshMode(mesh))
 
     def _begin(self, mode: Any) -> None:
         self._mode = mode
         self._before = _active.modes
+        self._derivatives = in_this_thread()
         mode.__enter__()
         _active.stack.append(self)
         _active.modes = _modes()
@@ -71,6 +94,7 @@ class Activation(Generic[M]):
         _active.stack.pop()
         _active.modes = self._before
         self._mode.__exit__(None, None, None)
+        self._derivatives.__exit__()
 
 
 class _NoMeshActivation(Activation[Any]):
@@ -87,6 +111,19 @@ class _NoMesh:
     def activate(self) -> Activation[Any]:
         return _NoMeshActivation()
 
+    def iterate(self, iterable: Iterable[T]) -> Iterator[T]:
+        """The items of `iterable`, each of them made outside of any mesh: what a torch DataLoader of this process needs when
+        a mesh is active where its batches are used."""
+        with self.activate():
+            items = iter(iterable)
+        while True:
+            with self.activate():
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+
     def __repr__(self) -> str:
         return "monarch.no_mesh"
 
@@ -100,6 +137,15 @@ def active_mesh() -> Mesh | None:
         return None
     mesh: Mesh = _active.stack[-1].mesh
     return mesh
+
+
+def mesh_of_operations() -> Mesh | None:
+    """The mesh that torch's operations of this thread go to. In threads in which autograd computes derivatives it is that
+    of the thread which asked for them, by which none was activated there."""
+    for mode in reversed(_get_current_dispatch_mode_stack()):
+        if type(mode) is _MeshMode:
+            return mode.mesh
+    return None
 
 
 def deactivate(mesh: Mesh) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from monarch.tensor.controller import misuse
@@ -15,6 +16,7 @@ from monarch.tensor.controller.records import BORROWED, KNOWN, LENT, RETURNED, U
 from monarch.tensor.controller.stream import Stream, bind
 from monarch.tensor.controller.taint import merge
 from monarch.tensor.worker.events import Alias
+from monarch.tensor.worker.moves import Adopt
 
 _orphans: deque[_Loan] = deque()  # whose Borrow the collector took
 
@@ -41,17 +43,56 @@ def borrow(stream: Stream, tensor: Any, mutable: bool = False) -> tuple[Any, Bor
             f"a tensor cannot be borrowed mutably while it is borrowed, or if it is an immutable borrow itself: drop the "
             f"other borrow first. It was borrowed at:\n{storage.why}"
         )
-    return _lend(record, stream, mutable)
+    made, loan = _lend(record, stream, mutable)
+    return made, Borrow(loan)
 
 
-def _lend(record: Record, stream: Stream, mutable: bool) -> tuple[Any, Borrow]:
+def lend_all(tensors: Sequence[Any], stream: Stream, mutable: bool) -> tuple[list[Any], list[_Loan]]:
+    """What stands for these tensors, which may be used, on `stream`, which follows theirs from here on; and the loans, for
+    `take_back`. RuntimeError as by `borrow`: then nothing is lent."""
+    sweep()
+    seen: set[int] = set()
+    for tensor in tensors:
+        storage = tensor._record.storage
+        if mutable and (storage.flags & BORROWED or id(storage) in seen):
+            why = storage.why if storage.flags & BORROWED else "  (two of these tensors share memory)\n"
+            raise RuntimeError(
+                f"a tensor is changed in place while it is borrowed, or twice at once: wait for the one before first. It was "
+                f"borrowed at:\n{why}"
+            )
+        seen.add(id(storage))
+    lent = [_lend(tensor._record, stream, mutable, True) for tensor in tensors]
+    for place in dict.fromkeys(tensor._record.place for tensor in tensors):
+        wait(place.mesh.place(stream), post(place))
+    return [made for made, _ in lent], [loan for _, loan in lent]
+
+
+def take_back(loans: Sequence[_Loan], where: str) -> None:
+    """Ends these loans. The caller lets the lenders' streams follow."""
+    for loan in loans:
+        if not loan.returned:
+            _give_back(loan, where, False)
+
+
+def abandon(loans: Sequence[_Loan], where: str) -> None:
+    """Ends these loans with the next use of a borrow. Safe from whatever the collector interrupts."""
+    for loan in loans:
+        if not loan.returned:
+            loan.orphaned = where
+            loan.alias.storage.why = where
+            loan.alias.storage.flags |= RETURNED
+            _orphans.append(loan)
+
+
+def _lend(record: Record, stream: Stream, mutable: bool, followed: bool = False) -> tuple[Any, _Loan]:
+    """`followed`: the caller lets the stream wait."""
     place, engine = record.place, record.place.engine
     there = place.mesh.place(stream)
     ident = engine.run(place, engine.define("alias", Alias()), (record.ref,), (), 1)
     storage = Storage(record.storage.taint)
     made = make(Record(ident, record.meta, there, storage))
     loan = _Loan(record.storage, made._record, place, mutable)
-    if there is not place:
+    if there is not place and not followed:
         loan.event = post(place)
         storage.flags |= UNSEEN
     storage.borrows = _Access(loan)
@@ -62,7 +103,7 @@ def _lend(record: Record, stream: Stream, mutable: bool) -> tuple[Any, Borrow]:
         record.storage.known, record.storage.flags = None, record.storage.flags & ~KNOWN
     _refresh(record.storage)
     _refresh(storage)
-    return made, Borrow(loan)
+    return made, loan
 
 
 class Borrow:
@@ -96,10 +137,7 @@ class Borrow:
             return
         # The collector may have come while the engine is at work here: what needs it waits for the next use of the tensor.
         where = misuse.here(1)
-        loan.orphaned = where
-        loan.alias.storage.why = where
-        loan.alias.storage.flags |= RETURNED
-        _orphans.append(loan)
+        abandon([loan], where)
         warnings.warn(
             f"a Borrow was collected without drop(), which is done now. It was borrowed at:\n{loan.why}"
             f"It was collected at:\n{where}",
@@ -145,7 +183,10 @@ class _Access:
         loan = self.own
         if loan is not None and loan.event:
             event, loan.event = loan.event, 0
-            wait(loan.alias.place, event)
+            there = loan.alias.place
+            wait(there, event)
+            # Should the lender's tensor go first, its memory is not given out while this stream is still at it.
+            there.engine.run(there, there.engine.define("adopt", Adopt()), (loan.alias.ref,), (), 0)
 
 
 def sweep() -> None:
@@ -156,7 +197,7 @@ def sweep() -> None:
             _give_back(loan, loan.orphaned)
 
 
-def _give_back(loan: _Loan, where: str) -> None:
+def _give_back(loan: _Loan, where: str, follow: bool = True) -> None:
     loan.returned = where or "somewhere"
     alias = loan.alias
     storage = alias.storage
@@ -174,7 +215,7 @@ def _give_back(loan: _Loan, where: str) -> None:
     _refresh(loan.lent)
     if loan.mutable:
         loan.lent.taint = merge(storage.taint, loan.lent.taint)
-    if engine.ended or there is loan.place:
+    if engine.ended or there is loan.place or not follow:
         return
     if loan.event:  # never used there
         wait(loan.place, loan.event)

@@ -15,6 +15,7 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.groups import dims_of
 from monarch.tensor.controller.handles import is_distributed, make
 from monarch.tensor.controller.misuse import Problem
+from monarch.tensor.controller.pending import STREAM, begin
 from monarch.tensor.controller.place import Mesh, Place
 from monarch.tensor.controller.records import KNOWN, Record, Storage
 from monarch.tensor.controller.stream import get_active_stream
@@ -25,7 +26,7 @@ from monarch.tensor.worker.reductions import REDUCTIONS
 
 def reduce(
     tree: Any, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
-    _inplace: bool = False,
+    async_op: bool = False, _inplace: bool = False,
 ) -> Any:  # fmt: skip
     """`tree` with each distributed tensor replaced by its reduction over the ranks along `dims` of its mesh.
 
@@ -44,10 +45,16 @@ def reduce(
     same on all of them. A rank that waits more than five minutes for the others fails, and so does its group from
     then on.
 
+    With `async_op` the result is a PendingReduce, and operations issued until its `wait()` run beside the reduction, on a
+    stream of its own. The tensors may be read meanwhile, but not changed.
+
     KeyError for a dimension the mesh does not have; ValueError for a repeated one, an unknown reduction, and several
     dims with stack or scatter; TypeError for tensors that cannot be used here (those that require grad, while grad
     mode is on), and for a number of rows other than n. NotImplementedError for `mesh`.
     """
+    if async_op:
+        _look(tree, dims, reduction, scatter, mesh, _inplace)
+        return begin(tree, _inplace, lambda lent: reduce(lent, dims, reduction, scatter, mesh, _inplace=_inplace))
     leaves, spec = pytree.tree_flatten(tree)
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if reduction != "stack" and not scatter:
@@ -62,18 +69,35 @@ def reduce(
 
 
 def reduce_(
-    tree: Any, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None
-) -> Any:
+    tree: Any, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None,
+    async_op: bool = False,
+) -> Any:  # fmt: skip
     """`reduce`, with the results in the memory of the tensors themselves. ValueError where results have another
-    shape: stack without `scatter`, and others with it."""
-    return reduce(tree, dims, reduction, scatter, mesh, _inplace=True)
+    shape: stack without `scatter`, and others with it. With `async_op` nobody may use the tensors until `wait()`."""
+    return reduce(tree, dims, reduction, scatter, mesh, async_op, _inplace=True)
 
 
 def reduce_tensor(
-    tensor: Any, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
-) -> Any:
+    tensor: Any, dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any,
+    async_op: bool = False,
+) -> Any:  # fmt: skip
     """`reduce` of one tensor; `out`: a tensor of the result's shape and dtype that becomes the result."""
+    if async_op:
+        if out is not None:
+            raise ValueError("reduce(async_op=True) gives its result with wait(): leave out `out`")
+        return reduce(tensor, dims, reduction, scatter, mesh, True, inplace)
     return _issue([tensor], dims, reduction, scatter, mesh, inplace, out)[0]
+
+
+def _look(tree: Any, dims: Any, reduction: str, scatter: bool, mesh: Any, inplace: bool) -> None:
+    """Raises what stands in the way of a reduction, before anything is lent for it."""
+    tensors = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    if not tensors:
+        raise ValueError("reduce(async_op=True) of no tensors: there would be nothing to wait for")
+    if get_active_stream() is STREAM:
+        raise RuntimeError("a reduction with async_op=True cannot begin on the stream on which these run")
+    for tensor in tensors:
+        _checked([tensor], dims, reduction, scatter, mesh, inplace, None)
 
 
 def _together(tensors: Sequence[Any], inplace: bool) -> list[list[int]]:
@@ -92,9 +116,10 @@ def _together(tensors: Sequence[Any], inplace: bool) -> list[list[int]]:
     return [*groups.values(), *shared]
 
 
-def _issue(
+def _checked(
     tensors: list[Any], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
-) -> list[Any]:
+) -> tuple[Place, tuple[str, ...], tuple[int, ...]]:
+    """Where it runs, along which dimensions, and the shape of its result."""
     if mesh is not None:
         raise NotImplementedError("reduce(mesh=...): reduce first, then bring the result there with .to_mesh(...)")
     if reduction not in REDUCTIONS:
@@ -119,6 +144,14 @@ def _issue(
         raise ValueError(
             f"Reduce expects the shape to be {shape} of {tensors[0].dtype}, and `out` has {tuple(out.shape)} of {out.dtype}"
         )
+    return place, wanted, shape
+
+
+def _issue(
+    tensors: list[Any], dims: str | Sequence[str], reduction: str, scatter: bool, mesh: Any, inplace: bool, out: Any
+) -> list[Any]:
+    place, wanted, shape = _checked(tensors, dims, reduction, scatter, mesh, inplace, out)
+    inputs = tensors if out is None else [*tensors, out]
     engine = place.engine
     expected = tuple((tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors)
     key = (

@@ -17,12 +17,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.tensor import metadata, propagation
 from monarch.tensor.controller import handles, misuse, scalars
 from monarch.tensor.controller.checks import check
+from monarch.tensor.controller.constants import constant, goes_along, replica
+from monarch.tensor.controller.drawing import given_state
 from monarch.tensor.controller.handles import Made, layout, make
+from monarch.tensor.controller.homes import _strangers, meant
 from monarch.tensor.controller.known import know, known_scalar, replaced, value_of
 from monarch.tensor.controller.misuse import Problem
 from monarch.tensor.controller.place import Engine, Mesh, Place
 from monarch.tensor.controller.records import (
-    KNOWN,
     Record,
     Storage,
     recorder,
@@ -107,6 +109,8 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
         handled = op.special(func, args, kwargs, mesh)
         if handled is not NotImplemented:
             return handled
+    if _strangers and kwargs.get("device") is not None:
+        kwargs = kwargs | {"device": meant(kwargs["device"])}
     inputs: list[Any] = []
     numbers: list[Any] = []
     key: list[Any] = [op]
@@ -176,6 +180,8 @@ def operate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh
     except TypeError:  # an argument that cannot be hashed
         entry, frozen = None, None  # type: ignore[assignment]
     if entry is None:
+        if (drawn := given_state(func, args, kwargs, place)) is not None:  # what has a generator is never known
+            return operate(*drawn, mesh)
         if closer:
             check(func, args, kwargs, inputs, (), place, mesh)
         entry = _learn(op, args, kwargs, inputs, engine, frozen)
@@ -280,7 +286,6 @@ def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> A
 def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, key: Any) -> Entry:
     """Works out what a call gives that was not made before, and defines it on the workers."""
     values, named, _ = template(args, kwargs, None)
-    _refuse_generators(op, args, kwargs)
     if op.op._schema.name.startswith("aten::quantize_per_"):  # torch predicts a plain tensor
         raise metadata.not_dense("quantized")
     metas = [tensor._record.meta for tensor in inputs]
@@ -398,25 +403,19 @@ def _move(record: Record, source: Record | None, taint: Any) -> None:
         share(source, record)
 
 
-def _refuse_generators(op: _Op, args: Any, kwargs: dict[str, Any]) -> None:
-    if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
-        raise TypeError(
-            f"{op.op} was given a torch.Generator of this process, and the processes of a mesh have generators of "
-            f"their own: leave "
-            f"it out, and seed theirs with monarch.random, or use one of theirs inside a monarch.remote function"
-        )
-
-
 # --- local tensors among the inputs -----------------------------------------------------------------------------
 
 
 def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Mesh | None) -> Any:
-    """Some inputs are local tensors. Constants that a derivative made outside any mesh may go along, and there torch's own
-    scalars too: it makes one of the number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
+    """Some inputs are local tensors. What a distributed tensor is to be a copy of (`copy_`, and with it `load_state_dict`) is
+    sent; so are constants that a derivative made outside any mesh, and there torch's own scalars: it makes one of the
+    number in `t[0] = 1` or `torch.where(mask, t, 0.0)`."""
     ours = [tensor for tensor in inputs if type(tensor) is Tensor]
     place = ours[0]._record.place if ours else None
     others = [tensor for tensor in inputs if type(tensor) is not Tensor]
-    if place is not None and all(_goes_along(tensor, mesh) for tensor in others):
+    if place is not None and func is _copy and type(args[0]) is Tensor:
+        return operate(func, (args[0], replica(place, args[1]), *args[2:]), kwargs, mesh)
+    if place is not None and all(goes_along(tensor, mesh) for tensor in others):
         sent = {id(tensor): constant(place, tensor) for tensor in others}
         return operate(func, replaced(args, sent), {k: replaced(v, sent) for k, v in kwargs.items()}, mesh)
     code = "LOCAL_TENSOR" if mesh is not None or ours else "NO_MESH"
@@ -427,24 +426,7 @@ def _with_locals(func: Any, args: Any, kwargs: Any, inputs: list[Any], mesh: Mes
     raise error
 
 
-def _goes_along(local: torch.Tensor, mesh: Mesh | None) -> bool:
-    if type(local) is not torch.Tensor or local.device.type != "cpu":
-        return False
-    in_a_derivative = torch._C._current_graph_task_id() != -1
-    return in_a_derivative or (mesh is None and not local.shape and not local.requires_grad)
-
-
-def constant(place: Place, local: torch.Tensor) -> Any:
-    """A distributed tensor with the contents of `local` on every rank. Scalars stay known here."""
-    with _disable_current_modes():
-        local = local.detach().resolve_conj().resolve_neg().clone()  # later changes here are none of the workers'
-        meta = metadata.of(local)
-        storage = Storage()
-        if not local.shape and local.device.type == "cpu":
-            storage.known = local.clone()
-            storage.flags |= KNOWN
-    ident = place.engine.constant(place, local)
-    return make(Record(ident, meta, place, storage))
+_copy = torch.ops.aten.copy_.default
 
 
 # --- operations that are not what they seem ------------------------------------------------------------------
@@ -483,6 +465,17 @@ def _equal(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     raise misuse.data_dependent(str(func))
 
 
+def _empty(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
+    """Torch rebuilds a tensor that it has read (torch.load, a message of its own) as an empty one that it then gives the
+    storage it has read: that is in this process (torch._utils._rebuild_tensor)."""
+    if mesh is None or list(args[0]) != [0] or not misuse.asked_by(_REBUILDING):
+        return NotImplemented
+    return func(*args, **kwargs)
+
+
+_REBUILDING = torch._utils.__file__
+
+
 def _pinned(func: Any, args: Any, kwargs: Any, mesh: Any) -> Any:
     return False
 
@@ -493,6 +486,9 @@ _special: dict[str, Callable[..., Any]] = {
     "aten.lift_fresh_copy.default": _lift,
     "aten.equal.default": _equal,
     "aten.is_pinned.default": _pinned,
+    "aten.empty.memory_format": _empty,
+    "aten.detach.default": _local,
+    "aten.alias.default": _local,
     "aten.set_.source_Storage": _local,
     "aten.set_.source_Storage_storage_offset": _local,
     "profiler._record_function_exit.default": _local,

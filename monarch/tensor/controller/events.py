@@ -23,6 +23,7 @@ def post(place: Place) -> int:
     return number
 
 
-def wait(place: Place, number: int) -> None:
+def wait(place: Place, number: int) -> int:
+    """The ident of the command that waits."""
     engine = place.engine
-    engine.run(place, engine.define("await", Await()), (), (number,), 0)
+    return engine.run(place, engine.define("await", Await()), (), (number,), 0)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from monarch.tensor import metadata
+from monarch.tensor.controller.homes import home
 from monarch.tensor.controller.records import Record, recorder, recorders
 from monarch.tensor.metadata import Meta
 
@@ -43,7 +44,7 @@ def layout(meta: Meta) -> tuple[Any, ...]:
     """The arguments with which torch makes a wrapper of this metadata: quicker where it works out the strides itself."""
     usual = meta.offset == 0 and meta.stride == metadata.steps(meta.shape)
     stride, offset = (None, None) if usual else (meta.stride, meta.offset)
-    return meta.shape, stride, offset, None, meta.dtype, torch.strided, meta.device
+    return meta.shape, stride, offset, None, meta.dtype, torch.strided, home(meta.device)
 
 
 def make(record: Record) -> Any:

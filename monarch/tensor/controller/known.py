@@ -64,7 +64,7 @@ def known_scalar(tensor: Any) -> Any:
         raise RuntimeError(f"a Tensor with {tensor.numel()} elements cannot be converted to Scalar")
     value = value_of(record, any_shape=True)
     if value is None:
-        raise misuse.data_dependent("item()")
+        raise misuse.no_value("item()")
     if recorders and (here := recorder()) is not None:
         here.known("item()")
     with _disable_current_modes():

@@ -16,9 +16,10 @@ from monarch.tensor.frames import PACKAGE, TORCH
 
 _EXPLANATIONS = {
     "LOCAL_TENSOR": (
-        "a tensor of this process alone. Operations on a mesh take distributed tensors and Python numbers: make it under the "
-        "mesh (torch.tensor(...) inside `with mesh.activate():`), return it from a remote function, or leave the mesh with "
-        "monarch.no_mesh.activate() to work on it here"
+        "a tensor of this process alone. Operations on a mesh take distributed tensors and Python numbers: send it there "
+        "with monarch.replicate(tensor) (the same in each process) or monarch.shard(tensor, dim) (a part each), make it "
+        "under the mesh, return it from a remote function, or leave the mesh with monarch.no_mesh.activate() to work on it "
+        "here"
     ),
     "NO_MESH": (
         "a tensor of this process, and there is no active device mesh: activate one with `with proc_mesh.activate():` before "
@@ -101,6 +102,28 @@ class LocalOperandsError(RuntimeError):
     that, Python then says nothing of meshes, and `==` even gives False."""
 
 
+def asked_by(file: str) -> bool:
+    """Whether the code that called torch, or this package, is in the file `file`, or in the folder, which ends in a slash."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(file)
+
+
+def no_value(what: str) -> Exception:
+    """The error for `what`, which asks for the value of a distributed scalar."""
+    if asked_by(_DATA):
+        return DataLoaderError(
+            "a DataLoader of this process works on local tensors, and a mesh is active: iterate over it with `for batch in "
+            "monarch.no_mesh.iterate(loader):`, and send the batches with monarch.replicate(batch) or monarch.shard(batch, "
+            "dim); or let each process have a loader of its own, with monarch.DataLoaders"
+        )
+    return data_dependent(what)
+
+
+_DATA = TORCH + "utils/data/"
+
+
 def in_operator() -> bool:
     """Whether the program's own line, which called torch, is at an operator such as `+` or `==` and not at a call."""
     frame = sys._getframe(1)
@@ -119,6 +142,13 @@ class DataDependentError(DataDependentOutputException):
 
     def __str__(self) -> str:
         return _values_elsewhere(self.what)
+
+
+class DataLoaderError(DataDependentError):
+    """A DataLoader of this process was iterated over while a mesh is active."""
+
+    def __str__(self) -> str:
+        return self.what
 
 
 class DynamicShapeError(DynamicOutputShapeException):

@@ -22,14 +22,9 @@ holders: set[int] = set()
 
 
 def recorder() -> Any:
-    """The recorder of this thread, or None. Threads that compute derivatives belong to the only one there is."""
-    found = recorders.get(threading.get_ident())
-    if found is None and len(recorders) == 1:
-        import torch
-
-        if torch._C._current_graph_task_id() != -1:
-            return next(iter(recorders.values()), None)
-    return found
+    """The recorder of this thread, or None. Derivatives are computed in the thread that called backward(): a Watcher sees
+    to that."""
+    return recorders.get(threading.get_ident())
 
 
 # Reasons for an operation to look at a storage before using it; most storages have none.

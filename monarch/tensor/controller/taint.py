@@ -58,10 +58,10 @@ def unconfirmed(taints: Iterable[Taint | None]) -> list[Taint]:
 
 class Taints:
     """The commands between ranks of one engine whose end is not known yet. Commands of the main stream are known to be done
-    when every rank has said so; those of other streams stay open."""
+    when every rank has said so, and with them those of other streams that it waited for; the rest stay open."""
 
     def __init__(self) -> None:
-        self._open: deque[Taint] = deque()
+        self._open: deque[tuple[int, Taint]] = deque()  # and the command of the main stream that comes behind it
         self._bad: deque[int] = deque(maxlen=REMEMBERED)
         self._known_bad: set[int] = set()
 
@@ -70,8 +70,12 @@ class Taints:
         kept = dict.fromkeys(parent for parent in parents if parent is not None and not parent.good)
         taint = Taint(ident, place, tuple(kept))
         if place.stream is MAIN:
-            self._open.append(taint)
+            self._open.append((ident, taint))
         return taint
+
+    def follow(self, taint: Taint, ident: int) -> None:
+        """Command `ident`, the latest, lets the main stream wait for the one of `taint`, which ran on another stream."""
+        self._open.append((ident, taint))
 
     def bad(self, ident: int) -> None:
         """A rank took part in command `ident` with other data."""
@@ -82,7 +86,7 @@ class Taints:
 
     def done(self, before: int) -> None:
         """Every rank has done what the main stream had before ident `before`, and has told what went badly."""
-        while self._open and self._open[0].ident < before:
-            taint = self._open.popleft()
+        while self._open and self._open[0][0] < before:
+            _, taint = self._open.popleft()
             taint.parents = tuple(parent for parent in taint.parents if unconfirmed([parent]))
             taint.good = not taint.parents and taint.ident not in self._known_bad

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from monarch.tensor.controller import dispatch, known, misuse
+from monarch.tensor.controller import dispatch, known, loss_scale, misuse, saving
+from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.checks import trouble
+from monarch.tensor.controller.constants import on_device_of, replica
 from monarch.tensor.controller.direct import OPERATIONS, direct
+from monarch.tensor.controller.homes import numbered
+from monarch.tensor.controller.optimizer_state import follow_parameters
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, tensors_of
 
 if TYPE_CHECKING:
@@ -48,6 +52,35 @@ class Tensor(torch.Tensor):
         return self._record.place.stream
 
     @property
+    def device(self) -> torch.device:
+        """That of its local tensors, whether this process has one or not."""
+        device: torch.device = self._record.meta.device
+        return device
+
+    @property
+    def is_cuda(self) -> bool:
+        return bool(self._record.meta.device.type == "cuda")
+
+    @property
+    def is_meta(self) -> bool:
+        return bool(self._record.meta.device.type == "meta")
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """As in torch."""
+        kwargs = {name: numbered(value) for name, value in kwargs.items()}
+        return super().to(*map(numbered, args), **kwargs)
+
+    def cuda(self, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        """As in torch."""
+        where = torch.device("cuda", device) if isinstance(device, int) else device
+        return self.to(where if where is not None else "cuda", non_blocking=non_blocking, **kwargs)
+
+    def get_device(self) -> int:
+        """The index of its device; -1 for the CPU."""
+        device = self._record.meta.device
+        return -1 if device.type == "cpu" else device.index or 0
+
+    @property
     def ref(self) -> int | None:
         """Its number on the workers; None once dropped."""
         return None if self.dropped else self._record.ref
@@ -70,12 +103,15 @@ class Tensor(torch.Tensor):
 
     @property
     def data(self) -> Any:
-        """The same memory without autograd's history. Assigning another distributed tensor makes this one an alias of it."""
+        """The same memory without autograd's history. Assigning another distributed tensor makes this one an alias of it,
+        assigning a local one gives it those values in each process."""
         return torch.Tensor.data.__get__(self)
 
     @data.setter
     def data(self, value: Any) -> None:
         record = self._record
+        if isinstance(value, torch.Tensor) and type(value) is not Tensor:
+            value = on_device_of(value, replica(record.place, value))
         problem = trouble(value, record.place, False) if isinstance(value, torch.Tensor) else None
         if problem is not None and problem.code != "WRONG_MESH":
             raise misuse.incorrect("data", (self, value), {}, [problem], record.place.mesh, record.place.stream)
@@ -95,6 +131,14 @@ class Tensor(torch.Tensor):
             record.place.dead.append(record.ref)
             record.ref = -1
 
+    def backward(
+        self, gradient: Any = None, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
+        """As in torch. Derivatives are issued by this thread, whatever device the tensors are on, so that a failure is told
+        with this line."""
+        with in_this_thread():
+            super().backward(gradient, retain_graph, create_graph, inputs)
+
     # --- between ranks
 
     def to_mesh(self, mesh: Any, stream: Stream | None = None) -> Tensor:
@@ -110,18 +154,21 @@ class Tensor(torch.Tensor):
         return slice_mesh(self, **dims)
 
     def reduce(
-        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, out: Any = None
-    ) -> Tensor:
-        """A collective along `dims` (see `monarch.reduce`)."""
+        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, out: Any = None,
+        async_op: bool = False,
+    ) -> Any:  # fmt: skip
+        """A collective along `dims` (see `monarch.reduce`): a Tensor, or with `async_op` a PendingReduce."""
         from monarch.tensor.controller.collectives import reduce_tensor
 
-        return reduce_tensor(self, dims, reduction, scatter, mesh, False, out)  # type: ignore[no-any-return]
+        return reduce_tensor(self, dims, reduction, scatter, mesh, False, out, async_op)
 
-    def reduce_(self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> Tensor:
+    def reduce_(
+        self, dims: Any = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None, async_op: bool = False
+    ) -> Any:
         """A collective along `dims` whose result replaces the input's contents (see `monarch.reduce_`)."""
         from monarch.tensor.controller.collectives import reduce_tensor
 
-        return reduce_tensor(self, dims, reduction, scatter, mesh, True, None)  # type: ignore[no-any-return]
+        return reduce_tensor(self, dims, reduction, scatter, mesh, True, None, async_op)
 
     def delete_ref(self, ref: int) -> None:
         """Deletes reference `ref` on the workers. For the parts of the engine."""
@@ -131,7 +178,9 @@ class Tensor(torch.Tensor):
 
     def item(self) -> Any:
         """Its number, where this process knows it: a scalar that was computed from constants alone, and so is the same on
-        every rank. Otherwise an error that says what to do."""
+        every rank. Otherwise an error that says what to do, but to a torch.amp.GradScaler, which waits for it."""
+        if not self._record.storage.flags & (KNOWN | DROPPED) and loss_scale.asked_by_scaler():
+            return loss_scale.agreed(self)
         return known.known_scalar(self)
 
     def __bool__(self) -> bool:
@@ -202,6 +251,8 @@ class Tensor(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if saving.asked_by_save():
+            return saving.plain(self).__reduce_ex__(protocol)
         raise misuse.not_sendable(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -247,3 +298,4 @@ for _name in OPERATIONS:
     setattr(Tensor, _name, direct(_name, Tensor))
 
 dispatch.bind(Tensor)
+follow_parameters()

@@ -22,7 +22,7 @@ class Arguments:
 
     __slots__ = ("before", "key", "leaves", "spec", "tensors")
 
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], extra: Any = None) -> None:
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.spec: Any = None
         self.leaves: Sequence[Any] = args
         if kwargs or any(not isinstance(arg, torch.Tensor) and pytree._get_node_type(arg) in _NODES for arg in args):
@@ -32,7 +32,7 @@ class Arguments:
         key: list[Any] = [
             len(args) if self.spec is None else repr(self.spec), torch.is_grad_enabled(), active_mesh(), get_active_stream(),
             torch.get_default_dtype(), torch._C._is_any_autocast_enabled() and _autocast(),
-            torch.is_inference_mode_enabled(), extra,
+            torch.is_inference_mode_enabled(), _switches(),
         ]  # fmt: skip
         storages: dict[int, int] = {}
         for leaf in self.leaves:
@@ -63,6 +63,14 @@ class Arguments:
 
 
 _NODES = pytree.SUPPORTED_NODES
+
+
+def _switches() -> tuple[bool, ...]:
+    """What torch's own Python and its composite operations decide by."""
+    return (
+        torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only(),
+        torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_math_sdp_enabled(),
+    )  # fmt: skip
 
 
 def _autocast() -> tuple[Any, ...]:

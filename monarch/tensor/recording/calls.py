@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -97,4 +98,6 @@ def put_together(plan: Sequence[Any], spec: Any, given: Sequence[Any], made: Seq
 
 def label_of(function: Any) -> str:
     """As errors show it."""
+    while isinstance(function, functools.partial):
+        function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)

@@ -1,7 +1,8 @@
 """`monarch.function`: a function of distributed tensors, such as a training step, that costs one small command a call.
 
-The first call with given metadata runs as ever, the second is recorded while it runs, later ones are replays. What cannot be
-replayed truly runs operation by operation, and the program is told once.
+The first call with given metadata runs as ever, the second is recorded while it runs, later ones are replays. A replay is
+made only while everything that the recording took as constant is as it was (`guards`), but for learning rates, which are
+inputs (`rates`). What cannot be replayed truly runs operation by operation, and the program is told once.
 """
 
 from __future__ import annotations
@@ -22,27 +23,42 @@ from monarch.tensor.controller.records import recorder
 from monarch.tensor.controller.tensor import Tensor
 from monarch.tensor.recording.arguments import Arguments
 from monarch.tensor.recording.calls import TRACES, Replay, Run, label_of, put_together, results_of, without_graph
+from monarch.tensor.recording.guards import Change, Guards, watched
+from monarch.tensor.recording.observed import Observed
+from monarch.tensor.recording.rates import confirmed
 from monarch.tensor.recording.recorder import Held, Recorder, Watcher
 from monarch.tensor.recording.trace import Trace, Unrecordable
 
-TRIES = 8  # recordings that went stale or did not fit one after the other, until recording is given up
+# Recording is given up when it does not pay: after this many recordings one after the other. Four replays make up for one.
+TRIES = 8
+PAYS = 4
+VARIANTS = 8  # recordings of calls of one kind, for different states of what they read; the oldest is forgotten then
 
 
 def function(fn: Callable[..., Any]) -> Function:
     """`fn`, to be recorded and replayed. Also a decorator, of methods too.
 
     Calls are told apart by the values of arguments that are no tensors (they have to be hashable), metadata, aliasing,
-    mesh, stream and requires_grad of those that are, the active mesh and stream, grad mode, autocast, and the
-    `training` flag of the modules that `fn` names. The first call of a kind runs operation by operation (optimizers
-    make their state then), the second does so too and is recorded, later ones send one command for each mesh and stream
-    in turn. Whole training steps can be recorded: forward, backward, clipping, optimizers that change parameters in
-    place (Adam and AdamW with fused=True).
+    mesh, stream and requires_grad of those that are, the active mesh and stream, grad mode, autocast, default dtype,
+    deterministic mode and the attention backends that are allowed. The first call of a kind runs operation by operation
+    (optimizers make their state then), the second does so too and is recorded, later ones send one command for each
+    mesh and stream in turn. Whole training steps can be recorded: forward, backward, clipping, optimizers that change
+    parameters in place (Adam and AdamW with fused=True).
 
-    As with CUDA graphs, Python runs only in the first two calls. Python values, such as a learning rate, stay as they
-    were then: keep what changes in tensors, or call `retrace()`. Tensors that `fn` uses without being given them are
-    read and changed in place by each call; gradients that it leaves in `.grad` are set again by each; other tensors
-    that it leaves behind in objects have a new value after each call (and their memory is kept). Random operations draw
-    new numbers. When a tensor that a recording reads is replaced by the program, it is recorded anew.
+    Python does not run in a replay, so each call compares what `fn` and the functions that it called read of variables
+    around them, globals, attributes, containers and defaults: numbers, flags, strings, hooks, `training`, the values in
+    `param_groups`, which tensor is where and whether it requires grad. What has changed is recorded anew (8 recordings
+    of a kind are kept); values that come again are found again. A learning rate that changes before each call costs one
+    recording more, once, with torch's optimizers that hand it to an operation as it is: SGD, and those with fused=True.
+    Where recordings do not pay, because something changes again and again, `fn` runs operation by operation for good,
+    and a RuntimeWarning names what changes. `fn` may not change Python values itself (a counter, a list, a scheduler
+    inside): then, too, it runs operation by operation, and the warning names them. What is not compared: the state of
+    generators and of extension modules (`random`, `time`), names made up at run time (`getattr(self, f"w{n}")`), and
+    what lies in containers of more than 65,536 values.
+
+    Tensors that `fn` uses without being given them are read and changed in place by each call; gradients that it leaves
+    in `.grad` are set again by each; other tensors that it leaves behind in objects have a new value after each call
+    (and their memory is kept). Random operations draw new numbers.
 
     Results are tensors of their own at each call, without a graph of derivatives; an argument that is returned is that
     argument. What makes a recording untrue (`.item()`, fetching, calls of actors, state that is replaced instead of
@@ -53,24 +69,47 @@ def function(fn: Callable[..., Any]) -> Function:
     `monarch.tensor.compile` is stricter: it records the first call without running it, verifies recordings, has no
     derivatives and refuses what it cannot replay.
     """
+    if not callable(fn):
+        raise TypeError(f"a function is recorded, and {fn!r} is none")
+    if _later(fn):
+        raise TypeError(
+            f"{label_of(fn)} is a generator or a coroutine: a call of it returns something that runs later, and nothing "
+            f"would be recorded. Let a plain function do it"
+        )
     return Function(fn)
 
 
 class _Variant(Replay):
-    """With what it takes and leaves of gradients: (parameter, its gradient or None)."""
+    """With what it takes and leaves of gradients, (parameter, its gradient or None), and what it took as constant."""
 
-    __slots__ = ("needs", "sets")
+    __slots__ = ("guards", "needs", "sets")
 
-    def __init__(self, trace: Trace, run: Run, needs: list[Any], sets: list[Any]) -> None:
+    def __init__(self, trace: Trace, run: Run, needs: list[Any], sets: list[Any], guards: Guards) -> None:
         super().__init__(trace, run)
         self.needs = needs
         self.sets = sets
+        self.guards = guards
 
     def fits(self) -> bool:
         for weak, grad in self.needs:
             parameter = weak()
             if parameter is None or parameter.grad is not grad:
                 return False
+        return self.trace.same_tensors() and self.guards.holds() and self.trace.rates.known()
+
+    def learn(self, other: _Variant, changes: list[Change]) -> bool:
+        """Takes learning rates as inputs if they are all that `other`, a recording made before `changes`, differs by.
+        Then it serves for that one too."""
+        rates = self.trace.rates
+        places = {id(group): at for at, group in enumerate(rates.mappings)}
+        if not changes or any(change.key != "lr" or id(change.where) not in places for change in changes):
+            return False
+        sources = confirmed(other.trace.recording.steps, self.trace.recording.steps)
+        if not sources:
+            return False
+        rates.confirm(sources)
+        for source in frozenset().union(*sources.values()):
+            self.guards.release(rates.mappings[source], "lr")
         return True
 
     def call(self, arguments: Arguments) -> Any:
@@ -83,14 +122,16 @@ class _Variant(Replay):
 
 
 class _Kind:
-    """What is known of calls of one key: parameters that were met, and traces for different states of their gradients."""
+    """What is known of calls of one key: parameters that were met, and traces for different states of what they use."""
 
-    __slots__ = ("met", "tries", "variants")
+    __slots__ = ("failures", "groups", "met", "strain", "variants")
 
     def __init__(self, met: Iterable[Any]) -> None:
         self.met = [weakref.ref(tensor) for tensor in met]
         self.variants: list[_Variant] = []
-        self.tries = 0
+        self.groups: list[dict[str, Any]] = []  # of optimizers, as `rates` counts them
+        self.failures = 0  # calls one after the other that could not be recorded
+        self.strain = 0  # PAYS for each recording, less one for each replay
 
 
 class Function:
@@ -101,7 +142,7 @@ class Function:
         self._function = fn
         self._label = label_of(fn)
         self._kinds: OrderedDict[Any, _Kind] = OrderedDict()
-        self._modules = _modules_of(fn)
+        self._observed = Observed()
         self._lock = threading.Lock()
         self._given_up = ""
 
@@ -122,7 +163,7 @@ class Function:
         with self._lock:
             kinds, self._kinds = self._kinds, OrderedDict()
             self._given_up = ""
-            self._modules = _modules_of(self._function)
+            self._observed = Observed()
         for kind in kinds.values():
             for variant in kind.variants:
                 variant.trace.forget()
@@ -134,7 +175,7 @@ class Function:
         if self._given_up:
             return self._plain(self._function(*args, **kwargs), (args, kwargs))
         try:
-            arguments = Arguments(args, kwargs, tuple([module.training for module in self._modules]))
+            arguments = Arguments(args, kwargs)
         except TypeError as exc:
             self._give_up(f"{exc}. Pass distributed tensors and values that can be hashed", 3)
             return self._plain(self._function(*args, **kwargs), (args, kwargs))
@@ -148,7 +189,8 @@ class Function:
                     kind.variants.remove(variant)
                     variant.trace.forget()
                 elif variant.fits():
-                    kind.tries = 0
+                    if kind.strain:
+                        kind.strain -= 1
                     return variant.call(arguments)
         if here is not None:
             return self._plain(self._function(*args, **kwargs), (args, kwargs))
@@ -159,7 +201,7 @@ class Function:
     # --- running
 
     def _first(self, arguments: Arguments) -> Any:
-        with Watcher() as watcher:
+        with Watcher() as watcher, self._observed.watching():
             value = arguments.call(self._function, arguments.tensors)
         kind = _Kind(tensor for tensor, _ in watcher.grads.values())
         with self._lock:
@@ -168,25 +210,52 @@ class Function:
         return self._plain(value, arguments.tensors)
 
     def _recorded(self, kind: _Kind, arguments: Arguments) -> Any:
-        kind.tries += 1
+        changes = [(variant, variant.guards.changes()) for variant in kind.variants]
         noted = Recorder()
         for weak in kind.met:
             tensor = weak()
             if tensor is not None:
                 noted.meet(tensor)
-        run = Run(noted, self._function, arguments, True)
+        before = watched(self._function, self._observed, lasting=False)
+        with self._observed.watching():
+            run = Run(noted, self._function, arguments, True)
+        untrue = _untrue(before, self._observed)
+        del before  # it keeps tensors that may have been replaced
         result = put_together(run.plan, run.spec, arguments.tensors, run.made)
+        why = str(changes[0][1][0]) if changes and changes[0][1] else ""
+        learnable = []
+        for variant, found in changes:
+            if any(change.replaced for change in found):
+                kind.variants.remove(variant)  # its snapshot would keep what the program has let go of
+                variant.trace.forget()
+            elif all(change.key == "lr" for change in found):
+                learnable.append((variant, found))
+        del changes
         try:
-            kind.variants.insert(0, self._variant(noted, run))
+            if untrue and not noted.problem:
+                raise Unrecordable(untrue)
+            self._keep(kind, self._variant(kind, noted, run), learnable)
+            kind.failures = 0
         except Unrecordable as exc:
-            if noted.problem or kind.tries >= 3:
+            kind.failures += 1
+            if noted.problem or kind.failures >= 3:
                 self._give_up(str(exc))
-        if kind.tries >= TRIES:
-            self._give_up("it uses or leaves behind different tensors in each call: change them in place")
+        kind.strain += PAYS
+        if kind.strain >= TRIES * PAYS:
+            self._give_up(_unsteady(why))
         self._make_room()
         return result
 
-    def _variant(self, noted: Recorder, run: Run) -> _Variant:
+    def _keep(self, kind: _Kind, variant: _Variant, earlier: list[tuple[_Variant, list[Change]]]) -> None:
+        for other, changes in earlier:
+            if variant.learn(other, changes):
+                kind.variants.remove(other)
+                other.trace.forget()
+        kind.variants.insert(0, variant)
+        while len(kind.variants) > VARIANTS:
+            kind.variants.pop().trace.forget()
+
+    def _variant(self, kind: _Kind, noted: Recorder, run: Run) -> _Variant:
         given = {id(tensor) for tensor in run.formals}
         sets: list[Any] = []
         for tensor, before in noted.grads.values():
@@ -195,14 +264,17 @@ class Function:
             if id(tensor) in given:
                 noted.refuse("it leaves a gradient in an argument: return torch.autograd.grad(...) instead")
             sets.append((weakref.ref(tensor), tensor.grad))
-        trace = Trace(self._label, noted, run.formals, run.made, keep=True)
+        guards = watched(self._function, self._observed, lasting=True)
+        known = {id(group) for group in kind.groups}
+        kind.groups += [group for group in guards.groups() if id(group) not in known]
+        trace = Trace(self._label, noted, run.formals, run.made, True, kind.groups)
         captures = trace.recording.captures
         needs = [
             (weakref.ref(tensor), before)
             for tensor, before in noted.grads.values()
             if id(tensor) not in given and (before is None or before._record.ref in captures)
         ]
-        return _Variant(trace, run, needs, sets)
+        return _Variant(trace, run, needs, sets, guards)
 
     def _plain(self, value: Any, given: Any) -> Any:
         """What a call operation by operation returns: as a replay would, without graphs."""
@@ -231,20 +303,32 @@ class Function:
         )
 
 
-def _modules_of(fn: Any) -> list[torch.nn.Module]:
-    """The modules that `fn` names: what it is a method of, variables of the functions around it, globals."""
-    found: dict[int, torch.nn.Module] = {}
-    fn = inspect.unwrap(fn)
-    names: list[Any] = [fn, getattr(fn, "__self__", None)]
-    fn = getattr(fn, "__func__", fn)
-    if isinstance(fn, types.FunctionType):
-        for cell in fn.__closure__ or ():
-            try:
-                names.append(cell.cell_contents)
-            except ValueError:  # not set yet
-                continue
-        names += [fn.__globals__.get(name) for name in fn.__code__.co_names]
-    for value in names:
-        if isinstance(value, torch.nn.Module):
-            found[id(value)] = value
-    return list(found.values())
+def _untrue(before: Guards, observed: Observed) -> str:
+    """What the call that has just been observed did that replays of it would not do; `before`: from before it."""
+    changed = next((change for change in before.changes() if change.lost), None)
+    if changed is not None:
+        return f"it changes {changed} itself, which a replay would not do: change it outside, or keep it in a tensor"
+    if before.iterators:
+        return f"it uses the iterator {before.iterators[0]}, and a replay would not go on with it: pass what that gives"
+    if observed.drawn:
+        return "it draws numbers with Python's random, and a replay would not: pass them, or draw them with torch"
+    return ""
+
+
+def _unsteady(change: str) -> str:
+    """Why recording does not pay where `change` is what made the last one necessary; "" where it was nothing in Python."""
+    if not change:
+        return "it uses or leaves behind different tensors in each call: change them in place"
+    if "['lr']" in change:
+        return (
+            f"{change} changes again and again, and the optimizer computes with it in Python: use fused=True, or make it a "
+            f"tensor (lr=torch.tensor(...))"
+        )
+    return f"{change} changes again and again: keep it in a tensor, or pass it as an argument if it has few values"
+
+
+def _later(fn: Any) -> bool:
+    """Whether a call of `fn` runs nothing yet."""
+    fn = fn.forward if isinstance(fn, torch.nn.Module) else fn
+    kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    return any(kind(fn) for kind in kinds)

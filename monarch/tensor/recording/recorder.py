@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from monarch.tensor.controller import records
+from monarch.tensor.controller.activation import in_this_thread
 from monarch.tensor.controller.noted import Noted
 from monarch.tensor.signature import OpCall
 from monarch.tensor.worker.recorded import Recorded, Step
@@ -27,6 +28,7 @@ class Watcher:
     """What one thread does with distributed tensors, between `start` and `stop`: only which parameters it used, here."""
 
     keeps_back = False
+    replays = False  # whether what is issued meanwhile will be issued again
 
     def __init__(self) -> None:
         self._thread = 0
@@ -38,11 +40,13 @@ class Watcher:
         if self.keeps_back:
             records.holders.add(self._thread)
         records.recorders[self._thread] = self
+        self._derivatives = in_this_thread()
         return self
 
     def __exit__(self, *exc: object) -> None:
         records.recorders.pop(self._thread, None)
         records.holders.discard(self._thread)
+        self._derivatives.__exit__()
 
     def meet(self, tensor: Any) -> None:
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.grads:
@@ -61,6 +65,12 @@ class Watcher:
         """A command was issued. True keeps it back."""
         return False
 
+    def began(self, pending: Any, inplace: bool) -> None:
+        """A reduction begins that will be waited for."""
+
+    def waits_for(self, pending: Any) -> None:
+        """It is waited for."""
+
     def known(self, what: str) -> None:
         """The program reads a number that this process knows."""
 
@@ -78,6 +88,8 @@ class Recorder(Watcher):
     With `hold` commands are kept back: `held` has them.
     """
 
+    replays = True
+
     def __init__(self, hold: bool = False) -> None:
         super().__init__()
         self.keeps_back = hold
@@ -88,6 +100,7 @@ class Recorder(Watcher):
         self.met: dict[int, tuple[weakref.ref[records.Record], weakref.ref[Any], Any]] = {}  # record, tensor, metadata
         self.storages: dict[int, records.Storage] = {}
         self._events: set[Any] = set()
+        self._pending: dict[int, Any] = {}  # reductions that were begun, by id
 
     def read(self, tensors: Iterable[Any]) -> None:
         for tensor in tensors:
@@ -140,8 +153,21 @@ class Recorder(Watcher):
         if not getattr(call, "describes", False):
             super().asking(call)
 
+    def began(self, pending: Any, inplace: bool) -> None:
+        self._pending[id(pending)] = pending
+
+    def waits_for(self, pending: Any) -> None:
+        if self._pending.pop(id(pending), None) is None:
+            raise RuntimeError(
+                "a reduction that was begun outside of a recorded function is waited for in it, and would be with each "
+                "replay: wait for it before, and pass what it gives"
+            )
+
     def finish(self) -> None:
         """It has ended."""
+        if self._pending:
+            self._pending.clear()
+            self.refuse("a reduction begins in it (async_op=True) and is not waited for in it: call wait() inside")
         if self._events:
             self.refuse("a borrow begins in it and does not end in it: drop it inside")
 
@@ -224,15 +250,15 @@ class _Draft:
         self.takes: list[tuple[int, int]] = []
         self.taken: list[int] = []
         self.reads: list[int] = []
-        self.steps: list[tuple[Noted, str]] = []
+        self.steps: list[tuple[Noted, str, tuple[Any, ...]]] = []
         self.gives: dict[int, None] = {}
 
 
 def assemble(
     notes: Sequence[Noted], formals: Mapping[int, int], results: Iterable[int], kept: Iterable[int],
-    storages: Mapping[int, Any], label: str, where: Sequence[str],
+    storages: Mapping[int, Any], label: str, where: Sequence[str], numbers: Sequence[tuple[Any, ...]],
 ) -> Recording:  # fmt: skip
-    """The Recording of `notes`.
+    """The Recording of `notes`, with these `numbers` of each.
 
     `formals`: number of the argument by reference. `results`: references made by the notes that a replay makes anew;
     `kept`: those that it stores under the same number. `storages`: an object for each memory, by reference. `where`:
@@ -240,7 +266,7 @@ def assemble(
     """
     drafts: list[_Draft] = []
     homes: dict[int, int] = {}
-    for noted, line in zip(notes, where, strict=True):
+    for noted, line, given in zip(notes, where, numbers, strict=True):
         # Events between streams stand alone: what goes before or after them has to be there before or looked up after.
         event = bool(getattr(noted.call, "event", ""))
         if not drafts or drafts[-1].place is not noted.place or event or drafts[-1].event:
@@ -259,7 +285,7 @@ def assemble(
                 drafts[homes[ref]].gives[ref] = None
             else:
                 draft.reads.append(ref)
-        draft.steps.append((noted, line))
+        draft.steps.append((noted, line, given))
         for ref in range(noted.ident, noted.ident + noted.results):
             draft.slots[ref] = len(draft.slots)
             homes[ref] = len(drafts) - 1
@@ -271,7 +297,9 @@ def assemble(
     segments, written_formals, written_captures, steps = [], set(), set(), []
     first = 0
     for draft, own in zip(drafts, stored, strict=True):
-        changed = {id(storages.get(noted.inputs[at], draft)) for noted, _ in draft.steps for at in noted.call.mutates}
+        changed = {
+            id(storages.get(noted.inputs[at], draft)) for noted, _, _ in draft.steps for at in noted.call.mutates
+        }
         mutates = [at for at, ref in enumerate(draft.taken) if id(storages.get(ref)) in changed]
         loses = [ref for ref in draft.reads if id(storages.get(ref)) in changed]
         written_formals |= {draft.takes[at][1] for at in mutates if draft.takes[at][0] == -1}
@@ -283,10 +311,10 @@ def assemble(
             len(notes),
             [
                 Step(
-                    noted.call, noted.numbers, [order[ref] for ref in noted.inputs],
+                    noted.call, given, [order[ref] for ref in noted.inputs],
                     [order[ref] for ref in range(noted.ident, noted.ident + noted.results)], line,
                 )
-                for noted, line in draft.steps
+                for noted, line, given in draft.steps
             ],
             len(draft.taken), draft.reads, [order[ref] for ref in draft.gives], [(order[ref], ref) for ref in own],
             mutates, loses,
@@ -294,10 +322,10 @@ def assemble(
         first += len(draft.steps)
         segments.append(Segment(draft.place, draft.takes, list(draft.gives), call))
     known: dict[int, Any] = {ref: ("argument", place) for ref, place in formals.items()}
-    for noted in notes:
+    for noted, given in zip(notes, numbers, strict=True):
         steps.append(
             (
-                noted.place, noted.signature or noted.name(), noted.numbers if _computes(noted.call) else (),
+                noted.place, noted.signature or noted.name(), given if _computes(noted.call) else (),
                 tuple(known.get(ref, ref) for ref in noted.inputs), noted.results,
             )
         )  # fmt: skip

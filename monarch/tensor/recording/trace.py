@@ -9,6 +9,7 @@ import gc
 import operator
 import weakref
 from collections.abc import Sequence
+from operator import call, is_
 from typing import Any
 
 import torch
@@ -19,13 +20,17 @@ from monarch.tensor.controller.checks import trouble
 from monarch.tensor.controller.handles import make
 from monarch.tensor.controller.noted import Noted
 from monarch.tensor.controller.records import DROPPED, KNOWN, Record, Storage, share
-from monarch.tensor.controller.stream import get_active_stream
+from monarch.tensor.controller.stream import MAIN, get_active_stream
 from monarch.tensor.controller.taint import merge
-from monarch.tensor.frames import internal
+from monarch.tensor.frames import PACKAGE, TORCH, internal
+from monarch.tensor.recording.rates import Rates, marked
 from monarch.tensor.recording.recorder import Recorder, assemble
 
 _flags = operator.attrgetter("flags")
 _taint = operator.attrgetter("taint")
+_meta = operator.attrgetter("meta")
+_requires_grad = operator.attrgetter("requires_grad")
+_OPTIMIZERS = TORCH + "optim/"
 _ARGUMENT, _THERE, _NEW = range(3)  # where the memory of a result is
 
 
@@ -38,10 +43,12 @@ class Trace:
     any more."""
 
     def __init__(
-        self, label: str, recorder: Recorder, formals: Sequence[Any], results: Sequence[Any], keep: bool
-    ) -> None:
+        self, label: str, recorder: Recorder, formals: Sequence[Any], results: Sequence[Any], keep: bool,
+        groups: Sequence[dict[str, Any]] = (),
+    ) -> None:  # fmt: skip
         """`formals`: what the function was given; `results`: tensors it made and returned. With `keep` each replay
-        stores anew what else it made that lives. Raises Unrecordable."""
+        stores anew what else it made that lives. `groups`: of optimizers, with learning rates that may turn out to be
+        inputs (`rates`). Raises Unrecordable."""
         self._segments: list[tuple[Any, int, list[tuple[int, int]], int, bool]] = []
         recorder.finish()
         if recorder.problem:
@@ -51,12 +58,17 @@ class Trace:
         places = {tensor._record.ref: at for at, tensor in reversed(list(enumerate(formals)))}
         returned = list(dict.fromkeys(tensor._record.ref for tensor in results))
         kept = _living(recorder, {*returned, *places}) if keep else []
+        lines, passed_on = _issued_at(recorder.notes)
+        numbers = marked([noted.numbers for noted in recorder.notes], passed_on, [group["lr"] for group in groups])
         self.recording = assemble(
             recorder.notes, places, returned, [record.ref for record in kept],
-            {ref: _lender(storage) for ref, storage in recorder.storages.items()}, label, _lines(recorder.notes),
+            {ref: _lender(storage) for ref, storage in recorder.storages.items()}, label, lines, numbers,
         )  # fmt: skip
+        self.rates = Rates(groups, self.recording.steps)
         self._gone: list[Any] = []
         self._captured: list[tuple[weakref.ref[Record], weakref.ref[Any]]] = []
+        # Records, their metadata; tensors, whether they require grad.
+        self._read: tuple[list[Any], list[Any], list[Any], list[bool]] = ([], [], [], [])
         self._stored = [weakref.ref(record, self._gone.append) for record in kept]
         storages = self._adopt_captures(recorder)
         self._adopt_results(results, formals, storages, kept)
@@ -90,6 +102,11 @@ class Trace:
             if record.meta is not met[2] or record.storage is not recorder.storages[ref]:
                 raise Unrecordable("it changes the shape or the memory of a tensor that was there before")
             self._captured.append((weakref.ref(record, self._gone.append), met[1]))
+            self._read[0].append(met[0])
+            self._read[1].append(met[2])
+            if (tensor := met[1]()) is not None and tensor.is_leaf:
+                self._read[2].append(met[1])
+                self._read[3].append(tensor.requires_grad)
             storages[id(record.storage)] = record.storage
         return storages
 
@@ -126,9 +143,12 @@ class Trace:
             )
             for segment in segments
         ]
+        self._followed = followed(segments)
         own = {(segment, position) for segment, position, *_ in self._results}
+        # What passes from one segment to others is deleted behind the last of these, which may be of another stream.
+        last = {taken: segment.place for segment in segments for taken in segment.takes}
         self._passing = [
-            (segment.place.dead, number, position)
+            (last.get((number, segment.gives[position]), segment.place).dead, number, position)
             for number, segment in enumerate(segments)
             for position in range(len(segment.gives))
             if (number, position) not in own
@@ -136,7 +156,19 @@ class Trace:
 
     @property
     def stale(self) -> bool:
+        """Whether a tensor that it reads or stores is gone, or its engine."""
         return bool(self._gone) or (self.engine is not None and self.engine.ended)
+
+    def same_tensors(self) -> bool:
+        """Whether the tensors that it reads, and was not given, have the metadata that they had, and require grad as
+        they did."""
+        weak, metas, tensors, needed = self._read
+        try:
+            return all(map(is_, map(_meta, map(call, weak)), metas)) and all(
+                map(is_, map(_requires_grad, map(call, tensors)), needed)
+            )
+        except AttributeError:  # one is gone
+            return False
 
     def forget(self) -> None:
         """It is not replayed any more. Idempotent."""
@@ -164,12 +196,16 @@ class Trace:
         for other in set(map(_taint, self._storages)):
             taint = merge(taint, other)
         idents: list[int] = []
-        for place, signature, takes, gives, between in self._segments:
+        issued: dict[int, Any] = {}
+        numbers = self.rates.numbers()
+        for number, (place, signature, takes, gives, between) in enumerate(self._segments):
             refs = [given[at].ref if source < 0 else idents[source] + at for source, at in takes]
-            ident = self.engine.run(place, signature, refs, (), gives)
+            ident = self.engine.run(place, signature, refs, numbers, gives)
             idents.append(ident)
             if between:
-                taint = self.engine.taints.issued(ident, place, (taint,))
+                taint = issued[number] = self.engine.taints.issued(ident, place, (taint,))
+            for other in self._followed.get(number, ()):
+                self.engine.taints.follow(issued[other], ident)
         results = self._made(given, idents, taint)
         for dead, segment, position in self._passing:
             dead.append(idents[segment] + position)
@@ -224,6 +260,28 @@ class Trace:
             raise misuse.incorrect(self.label, arguments, {}, wrong, active_mesh(), get_active_stream())
 
 
+def followed(segments: Sequence[Any]) -> dict[int, list[int]]:
+    """For each segment in which the main stream waits for another one: those between ranks of that stream that are known to
+    be done when it is. Events are segments of their own, each of a post and a wait of one number."""
+    found: dict[int, list[int]] = {}
+    for number, segment in enumerate(segments):
+        first = segment.call.steps[0]
+        if getattr(first.call, "event", "") != "await" or segment.place.stream is not MAIN:
+            continue
+        posted = next(
+            at
+            for at, other in enumerate(segments[:number])
+            if getattr(other.call.steps[0].call, "event", "") == "post" and other.call.steps[0].numbers == first.numbers
+        )
+        done = {at for group in found.values() for at in group}
+        found[number] = [
+            at
+            for at, other in enumerate(segments[:posted])
+            if other.call.between_ranks and other.place is segments[posted].place and at not in done
+        ]
+    return found
+
+
 def _living(recorder: Recorder, without: set[int]) -> list[Record]:
     """What was made and lives, other than these references."""
     made = {ref for noted in recorder.notes for ref in range(noted.ident, noted.ident + noted.results)}
@@ -244,14 +302,16 @@ def _lender(storage: Storage) -> Storage:
     return storage
 
 
-def _lines(notes: Sequence[Noted]) -> list[str]:
-    """The program's line of each, `file:line in function`."""
+def _issued_at(notes: Sequence[Noted]) -> tuple[list[str], list[bool]]:
+    """The program's line of each, `file:line in function`; and whether one of torch's optimizers issued it."""
     stacks = torch._C._profiler.symbolize_tracebacks([noted.stack for noted in notes]) if notes else []
-    lines = []
+    lines, passed_on = [], []
     for stack in stacks:
         own = next((frame for frame in stack if not internal(frame["filename"])), None)
         lines.append(f"{own['filename']}:{own['line']} in {own['name']}" if own is not None else "")
-    return lines
+        outer = next((frame["filename"] for frame in stack if not frame["filename"].startswith(PACKAGE)), "")
+        passed_on.append(outer.startswith(_OPTIMIZERS))
+    return lines, passed_on
 
 
 def drop_leaked(recorder: Recorder, without: set[int]) -> None:

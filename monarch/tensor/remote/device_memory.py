@@ -32,12 +32,14 @@ def device_memory(procs: ProcMesh) -> Future[ValueMesh[DeviceMemory]]:
     Asked beside the program's own actors, so also while these compute. A process that has no device, or has not used it yet,
     says that: asking makes no context on one. CUDA and ROCm. Raises what calls raise when a process has ended.
     """
-    return _asked(procs, "read")
+    found: Future[ValueMesh[DeviceMemory]] = _asked(procs, "read")
+    return found
 
 
 def reset_peak_memory(procs: ProcMesh) -> Future[ValueMesh[None]]:
     """From here on each process counts the peaks of its device's memory anew."""
-    return _asked(procs, "reset")
+    done: Future[ValueMesh[None]] = _asked(procs, "reset")
+    return done
 
 
 def _asked(procs: ProcMesh, what: str) -> Any:

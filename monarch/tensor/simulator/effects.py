@@ -13,14 +13,14 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.tensor import metadata, patterns, propagation
-from monarch.tensor.controller import rng
+from monarch.tensor import generators, metadata, patterns, propagation
+from monarch.tensor.controller import drawing
 from monarch.tensor.controller.noted import Repeat
-from monarch.tensor.controller.rng import RandomCall
 from monarch.tensor.metadata import Meta
 from monarch.tensor.signature import Number, OpCall
 from monarch.tensor.worker.collectives import Reduce, shape_of
 from monarch.tensor.worker.function_call import FunctionCall
+from monarch.tensor.worker.random_numbers import RandomCall
 from monarch.tensor.worker.ranks import Coordinate
 
 KNOWN = 1 << 13  # calls whose effect is remembered; beyond it all are forgotten
@@ -82,8 +82,7 @@ def _effect(call: Any, inputs: Sequence[Meta | None], numbers: Sequence[Any], pe
     if kind is Coordinate:
         return Effect([(metadata.contiguous((), torch.int64, "cpu"), -1)])
     if kind is RandomCall:
-        sizes = [torch.get_rng_state().numel(), rng._DEVICE_BYTES][: len(call.keeps or ())]
-        return Effect([(metadata.contiguous((size,), torch.uint8, "cpu"), -1) for size in sizes])
+        return Effect([(metadata.contiguous((size,), torch.uint8, "cpu"), -1) for size in call.sizes], call.mutates)
     if kind is Repeat:
         return Effect([(metadata.of(call.value), -1)])
     return Effect([(None, -1)] * (1 if call.keeps is None else len(call.keeps)), call.mutates)
@@ -126,6 +125,8 @@ def _numbered(value: Any, numbers: Sequence[Any]) -> Any:
 
 
 def _overload(name: str) -> Any:
+    if (inner := generators.drawn_op(name)) is not None:
+        return drawing.Drawing(_overload(inner))
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 

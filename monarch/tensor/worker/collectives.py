@@ -10,6 +10,7 @@ import torch
 from monarch.tensor.failures import Failed, GroupLost, is_echo
 from monarch.tensor.worker import current, reductions
 from monarch.tensor.worker.expected import Expected, problem_with
+from monarch.tensor.worker.handover import used_here
 from monarch.tensor.worker.process_groups import groups_of
 
 
@@ -70,6 +71,7 @@ class Reduce:
         for tensor, expected in zip(tensors, self._expected, strict=False):
             wrong = problem_with(tensor, expected)
             if wrong is None:
+                used_here(tensor)  # another stream may have lent it
                 mine.append(tensor)
                 continue
             problem = problem or wrong

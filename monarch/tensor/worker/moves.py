@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 import torch
@@ -31,12 +33,16 @@ class Copy:
 
 
 class Adopt(Copy):
-    """The signature of taking over a copy that another stream of the rank has made, when that was waited for."""
+    """The signature of taking over what another stream of the rank has made or lent, when that was waited for."""
 
     keeps: tuple[int, ...] | None = ()
 
     def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
-        return lambda tensors, numbers: used_here(tensors[0])
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
+            for tensor in tensors:
+                used_here(tensor)
+
+        return run
 
 
 class Send:
@@ -55,6 +61,15 @@ class Send:
     def name(self) -> str:
         return "to_mesh"
 
+    def _is_exchange(self, rank: int, other: int) -> bool:
+        """Whether these two ranks send to each other in this very move, on one line."""
+        return (
+            rank != other
+            and self._streams[0] == self._streams[1]
+            and (rank, other) in self._pairs
+            and (other, rank) in self._pairs
+        )
+
     def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
         shape, dtype, device = self._what
         receivers = [receiver for sender, receiver in self._pairs if sender == executor.rank]
@@ -69,7 +84,8 @@ class Send:
             else:
                 copy = torch.zeros(shape, dtype=dtype, device=device.type)
             for receiver in receivers:
-                lines.send(executor.rank, receiver, self._streams, int(numbers[0]), copy)
+                both = self._is_exchange(executor.rank, receiver)
+                lines.send(executor.rank, receiver, self._streams, int(numbers[0]), copy, both)
             if problem is not None:
                 raise problem
 
@@ -88,47 +104,57 @@ class Receive(Send):
         lines = lines_of(executor)
 
         def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> torch.Tensor:
-            return lines.receive(sender, executor.rank, self._streams, int(numbers[0]), shape, dtype, device)
+            both = self._is_exchange(executor.rank, sender)
+            return lines.receive(sender, executor.rank, self._streams, int(numbers[0]), shape, dtype, device, both)
 
         return run
 
 
 class Lines:
-    """The connections of one worker over which tensors move: one for each sender, receiver and pair of streams."""
+    """The connections of one worker over which tensors move: see `route`."""
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
-        self._senders: dict[tuple[Any, ...], _Sender] = {}
+        self._lines: dict[tuple[Any, ...], _Line] = {}
         self._changed = threading.Condition()
         self._kept: dict[tuple[Any, ...], deque[Any]] = {}  # several of a number: recordings repeat theirs
         self._closed = False
 
-    def send(self, sender: int, receiver: int, streams: tuple[int, int], number: int, tensor: torch.Tensor) -> None:
-        """Does not wait, and nothing may be done to `tensor` any more."""
+    def send(
+        self, sender: int, receiver: int, streams: tuple[int, int], number: int, tensor: torch.Tensor,
+        exchange: bool = False,
+    ) -> None:  # fmt: skip
+        """Does not wait, and nothing may be done to `tensor` any more. With `exchange` it leaves with the next `receive`
+        from that rank."""
         if sender == receiver:
             own = ready_here(tensor.clone())  # other receivers may be sent the original yet
             with self._changed:
                 self._kept.setdefault((streams, number), deque()).append(own)
                 self._changed.notify_all()
             return
-        key = (sender, receiver, streams)
-        with self._changed:
-            line = self._senders.get(key)
-            if line is None:
-                line = self._senders[key] = _Sender(self._groups, sender, receiver, streams)
-        line.put(number, tensor)
+        self._line(sender, receiver, streams).send(receiver, number, tensor, exchange)
 
     def receive(
-        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: Any, dtype: Any, device: Any
-    ) -> torch.Tensor:
-        """Waits for the tensor. GroupLost when the sender has ended, RuntimeError when it is too late."""
+        self, sender: int, receiver: int, streams: tuple[int, int], number: int, shape: Any, dtype: Any, device: Any,
+        exchange: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        """Waits for the tensor; on a device its stream does, not this thread. GroupLost when the sender has ended,
+        RuntimeError when it is too late."""
         if sender == receiver:
             return self._own((streams, number))
-        made = torch.empty(shape, dtype=dtype, device=device.type)
-        backend = self._groups.backend(_label(streams), (sender, receiver), 0, made.device.type)
-        if made.numel():
-            backend.recv([_bytes(made)], 0, number % _TAGS).wait()
-        return made
+        # The sender's number says nothing here: it is this thread's device of that type.
+        device = torch.empty(0, device=torch.device(device).type).device
+        return self._line(sender, receiver, streams).receive(sender, number, shape, dtype, device, exchange)
+
+    def _line(self, sender: int, receiver: int, streams: tuple[int, int]) -> _Line:
+        label, members = route(sender, receiver, streams)
+        with self._changed:
+            if self._closed:
+                raise RuntimeError("the tensor engine has ended")
+            line = self._lines.get((label, members))
+            if line is None:
+                line = self._lines[label, members] = _Line(self._groups, label, members)
+        return line
 
     def _own(self, key: tuple[Any, ...]) -> torch.Tensor:
         with self._changed:
@@ -143,43 +169,145 @@ class Lines:
         return tensor
 
     def close(self) -> None:
-        """Nothing is sent any more."""
+        """Nothing is sent any more, and nobody waits."""
         with self._changed:
             self._closed = True
-            found = list(self._senders.values())
+            found = list(self._lines.values())
             self._changed.notify_all()
         for line in found:
-            line.put(0, None)
+            line.close()
 
 
-class _Sender:
-    """What goes to one receiver, sent by a thread of its own: a receiver may be late."""
+def route(sender: int, receiver: int, streams: tuple[int, int]) -> tuple[str, tuple[int, ...]]:
+    """The group that carries a move: its label, and its ranks.
 
-    def __init__(self, groups: Groups, sender: int, receiver: int, streams: tuple[int, int]) -> None:
+    What one stream of two ranks moves to the same stream of the other, in either direction, it does in the order in which
+    the program issued it, on both ranks. So one group carries it all: neither rank is at a send while the other is at an
+    opposite one, and nccl needs one communicator. (Two that send to each other in one move do both at once.) Two
+    different streams have no common order: each direction between them is a group of its own.
+    """
+    here, there = streams
+    if here == there:
+        return f"move {here}", (min(sender, receiver), max(sender, receiver))
+    return f"move {here} {there}", (sender, receiver)
+
+
+class _Line:
+    """What two ranks move over one group, done by a thread of its own, one after another: a receiver may be late, and the
+    stream that sends goes on. On a device the thread has a stream of its own too, which alone waits for the other rank.
+
+    Unbounded but for the controller, which is never more than a window of batches ahead of the workers."""
+
+    def __init__(self, groups: Groups, label: str, members: tuple[int, ...]) -> None:
         self._groups = groups
-        self._members = (sender, receiver)
-        self._label = _label(streams)
-        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        start_thread(self._run, f"tensor-send-{receiver}")
+        self._label = label
+        self._members = members
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._offered: deque[Any] = deque()  # of exchanges: sent with the receive that follows in the same stream
+        self._open: set[Future[Any]] = set()  # of receives that somebody waits for
+        self._lock = threading.Lock()
+        self._closed = False
+        self._stream: Any = None
+        start_thread(self._run, f"tensor-move-{'-'.join(map(str, members))}")
 
-    def put(self, number: int, tensor: torch.Tensor | None) -> None:
-        self._queue.put((number, ready_here(tensor)))
+    def send(self, receiver: int, number: int, tensor: torch.Tensor, exchange: bool) -> None:
+        handed = ready_here(tensor)
+        if exchange:
+            self._offered.append(handed)
+        else:
+            self._queue.put(lambda: self._send(receiver, number, handed))
+
+    def receive(
+        self, sender: int, number: int, shape: Any, dtype: Any, device: torch.device, exchange: bool
+    ) -> torch.Tensor:
+        made: Future[Any] = Future()
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the tensor engine has ended")
+            self._open.add(made)
+        offered = self._offered.popleft() if exchange and self._offered else None
+        self._queue.put(lambda: self._receive(made, sender, number, shape, dtype, device, offered))
+        try:
+            tensor: torch.Tensor = taken_here(made.result())
+        finally:
+            with self._lock:
+                self._open.discard(made)
+        return tensor
+
+    def close(self) -> None:
+        """Whoever waits is told. What is under way ends with its group."""
+        self._queue.put(None)
+        with self._lock:
+            self._closed = True
+            found = list(self._open)
+        for made in found:
+            _fail(made, RuntimeError("the tensor engine has ended"))
 
     def _run(self) -> None:
-        while True:
-            number, handed = self._queue.get()
-            if handed is None:
-                return
-            try:
-                tensor = taken_here(handed)
-                if tensor.device.type != "cpu":
-                    torch.accelerator.set_device_index(tensor.device.index)
-                backend = self._groups.backend(self._label, self._members, 0, tensor.device.type)
-                if tensor.numel():
-                    backend.send([_bytes(tensor)], 1, number % _TAGS).wait()
-            except Exception as exc:  # the receiver meets it itself
-                self._groups.lose(self._label, f"rank {self._members[0]} could not send: {exc}", self._members)
-            tensor = handed = None
+        while (job := self._queue.get()) is not None:
+            job()
+            del job  # with the tensors in it
+
+    def _send(self, receiver: int, number: int, handed: Any) -> None:
+        try:
+            self._enter(getattr(handed, "tensor", handed).device)
+            tensor = taken_here(handed)
+            if tensor.numel():
+                backend = self._backend(tensor.device)
+                backend.send([_bytes(tensor)], self._members.index(receiver), number % _TAGS).wait()
+        except Exception as exc:  # the receiver meets it itself
+            rank = next(rank for rank in self._members if rank != receiver)
+            self._groups.lose(self._label, f"rank {rank} could not send: {exc}", self._members)
+
+    def _receive(
+        self, made: Future[Any], sender: int, number: int, shape: Any, dtype: Any, device: torch.device, offered: Any
+    ) -> None:
+        try:
+            self._enter(device)
+            tensor = torch.empty(shape, dtype=dtype, device=device)
+            if tensor.numel():
+                backend = self._backend(device)
+                place, tag = self._members.index(sender), number % _TAGS
+                if offered is None:
+                    backend.recv([_bytes(tensor)], place, tag).wait()
+                else:
+                    _exchange(backend, _bytes(taken_here(offered)), _bytes(tensor), place, tag)
+            handed = ready_here(tensor)
+        except Exception as exc:
+            _fail(made, exc)
+        else:
+            with contextlib.suppress(InvalidStateError):  # the engine has ended meanwhile
+                made.set_result(handed)
+
+    def _backend(self, device: torch.device) -> Any:
+        return self._groups.backend(self._label, self._members, 0, device.type)
+
+    def _enter(self, device: torch.device) -> None:
+        """This thread works on a stream of its own from the first tensor of a device on. A new thread is on the default
+        stream, which is that of "main": its operations would wait for the other rank."""
+        if self._stream is None and device.type != "cpu":
+            torch.accelerator.set_device_index(device.index or 0)
+            self._stream = torch.Stream(device)
+            torch.accelerator.set_stream(self._stream)
+
+
+def _exchange(backend: Any, outgoing: torch.Tensor, incoming: torch.Tensor, place: int, tag: int) -> None:
+    """Sends and receives at once. nccl runs what is in one group side by side, and all else in order: a send that comes
+    before its receive would wait for that of the other rank, which does the same."""
+    if outgoing.device.type == "cpu":
+        works = [backend.send([outgoing], place, tag), backend.recv([incoming], place, tag)]
+    else:
+        backend._start_coalescing()
+        backend.send([outgoing], place, tag)
+        backend.recv([incoming], place, tag)
+        works = [backend._end_coalescing()]
+    for work in works:
+        work.wait()
+
+
+def _fail(made: Future[Any], error: Exception) -> None:
+    with contextlib.suppress(InvalidStateError):
+        made.set_exception(error)
 
 
 _TAGS = 1 << 30
@@ -195,10 +323,6 @@ def lines_of(executor: Any) -> Lines:
             found = executor.extras["lines"] = Lines(groups)
     lines: Lines = found
     return lines
-
-
-def _label(streams: tuple[int, int]) -> str:
-    return f"move {streams[0]} {streams[1]}"
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

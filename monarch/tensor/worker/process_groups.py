@@ -8,8 +8,10 @@ default one.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +20,10 @@ import torch.distributed as dist
 from monarch.tensor.failures import GroupLost
 from monarch.tensor.worker.rendezvous import MessageStore
 
+ON_ERROR = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 TIMEOUT = 300.0  # seconds that a rank waits in a collective for the others, before it fails there
+
+_making = threading.Lock()
 
 
 class _Slot:
@@ -41,6 +46,7 @@ class Groups:
         self._call = call
         self._address = address
         self._store = MessageStore(call, TIMEOUT)
+        self._addresses = MessageStore(call, TIMEOUT, write_once=True)
         self._slots: dict[tuple[Any, ...], _Slot] = {}
         self._lock = threading.Lock()
         self._device: Any = None
@@ -107,16 +113,16 @@ class Groups:
 
     def _make(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Any:
         name = f"{_name(label, members)}/{stream}/{device}"
-        store = dist.PrefixStore(name, self._store)
         place, size = members.index(self.rank), len(members)
         if device == "cpu":
-            return self._gloo(store, place, size)
+            return self._gloo(dist.PrefixStore(name, self._addresses), place, size)
         if device == "cuda":
             options = dist.ProcessGroupNCCL.Options()
             options._timeout = timedelta(seconds=TIMEOUT)
             options.global_ranks_in_group = list(members)
             options.group_name = name
-            return dist.ProcessGroupNCCL(store, place, size, options)
+            with failing_without_the_process():
+                return dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), place, size, options)
         raise NotImplementedError(
             f"no collectives between devices of kind {device!r}: the CPU has gloo, CUDA and ROCm have nccl"
         )
@@ -131,11 +137,24 @@ class Groups:
         return dist.ProcessGroupGloo(store, place, size, options)
 
 
+@contextlib.contextmanager
+def failing_without_the_process() -> Iterator[None]:
+    """An nccl group that is made in here fails when a rank is late or lost, where torch would end the process: mode 2 of
+    ProcessGroupNCCL.hpp, CleanUpOnly, aborts its communicators and leaves the error with each Work. The constructor
+    reads the variable. One that the program has set stays."""
+    with _making:
+        given = os.environ.get(ON_ERROR)
+        if given is None:
+            os.environ[ON_ERROR] = "2"
+        try:
+            yield
+        finally:
+            if given is None:
+                del os.environ[ON_ERROR]
+
+
 def _name(label: str, members: tuple[int, ...]) -> str:
     return f"{label.replace('/', '_')}/{'.'.join(map(str, members))}"
-
-
-_making = threading.Lock()
 
 
 def groups_of(worker: Any) -> Groups:

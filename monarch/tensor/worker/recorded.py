@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from monarch.tensor.failures import Failed
 from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, has_hole, here, resolve_op
+
+
+class Rate(float):
+    """A number of a step that comes with each run of the recording: the `slot`-th of its numbers, or with `negative` that
+    number's negative. It is the value at the recording. `sources`: where the program has it, as the controller counts
+    these."""
+
+    slot: int
+    negative: bool
+    sources: frozenset[int]
+
+    @classmethod
+    def of(cls, value: float, slot: int, negative: bool, sources: frozenset[int]) -> Rate:
+        made = cls(value)
+        made.slot, made.negative, made.sources = slot, negative, sources
+        return made
 
 
 class Step:
@@ -31,7 +47,8 @@ class Recorded:
     """The signature.Call of a segment of a recording.
 
     Slots number its values: its inputs, the tensors of references `reads` (looked up each time), then what its steps
-    make. It gives the slots `gives` and stores others under references of their own (`stores`). If a step fails, all
+    make. It gives the slots `gives` and stores others under references of their own (`stores`). Numbers of steps that
+    are Rates are those of the run. If a step fails, all
     that it gives, stores or changes is that failure, and the steps that follow run only where others wait for this
     rank. `first` of `total`: where its steps lie in the whole recording, for reports.
     """
@@ -67,16 +84,16 @@ class Recorded:
         values: dict[str, Any] = {"T": executor.tensors, "pick": _pick}
         runners: list[Any] = []
         lines = [self._line(number, values, runners, executor) for number in range(len(self.steps))]
-        source = "\n    ".join(["def recorded(t):", *(head := self._head()), *lines, *self._tail()])
+        source = "\n    ".join(["def recorded(t, n):", *(head := self._head()), *lines, *self._tail()])
         filename = f"<recording of {self.label}>"
         exec(compile(source, filename, "exec"), values)
-        run: Callable[[Sequence[Any]], Any] = values["recorded"]
+        run: Runner = values["recorded"]
         before = 1 + len(head)
 
         def runner(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
             self._failing = -1
             try:
-                return run(tensors)
+                return run(tensors, numbers)
             except Exception as exc:
                 self._failing = max(-1, _line_in(exc, filename) - 1 - before)
                 self._take_part(self._failing + 1, runners, executor)
@@ -116,7 +133,11 @@ class Recorded:
         else:
             runners.append(call.prepare(executor))
             values[f"f{number}"], values[f"n{number}"] = runners[-1], step.numbers
-            made = f"f{number}([{', '.join(f'v{slot}' for slot in step.inputs)}], n{number})"
+            given = f"n{number}"
+            if any(type(value) is Rate for value in step.numbers):
+                parts = [_rate(v) if type(v) is Rate else f"n{number}[{at}]" for at, v in enumerate(step.numbers)]
+                given = f"({', '.join(parts)},)"
+            made = f"f{number}([{', '.join(f'v{slot}' for slot in step.inputs)}], {given})"
         if call.keeps is None:
             made = f"v{step.results[0]} = {made}"
         elif step.results:
@@ -186,6 +207,8 @@ def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:
     if kind is Number:
         value = step.numbers[value]
         kind = type(value)
+    if kind is Rate:
+        return _rate(value)
     if kind is bool or kind is int or value is None:
         return repr(value)
     if kind in (list, tuple) and has_hole(value):
@@ -193,6 +216,10 @@ def _written(value: Any, step: Step, constants: list[Any], number: int) -> str:
         return f"[{inner}]" if kind is list else f"({inner})"
     constants.append(here(value))
     return f"c{number}_{len(constants) - 1}"
+
+
+def _rate(value: Rate) -> str:
+    return f"-n[{value.slot}]" if value.negative else f"n[{value.slot}]"
 
 
 def _pick(result: Any, keeps: tuple[int, ...]) -> list[Any]:

@@ -4,6 +4,7 @@
 |---|---|
 | float32, float64, int8, uint8, int32, int64 | as they are |
 | float16, bfloat16 | in float32 on the CPU and rounded once; as they are on a GPU |
+| averages | divided before they are summed, so that no sum overflows: by nccl itself, by powers of two for gloo |
 | float8 | in float32 |
 | int16, uint16; uint32 | in int32; in int64 |
 | averages of integers | summed in int64, divided, rounded towards zero |
@@ -70,13 +71,25 @@ class Plan:
         elif not dtype.is_complex:
             self.dtype = torch.int64 if self.average and dtype is not torch.int64 else _WIDER.get(dtype)
         self.op = _OPS[self.reduction]
+        self.whole = not (dtype.is_floating_point or dtype.is_complex)
+        # nccl averages: it divides each rank's numbers on their way into the sum. gloo has no such operation.
+        self.averaged = self.average and not self.whole and device != "cpu"
+        if self.averaged:
+            self.op = dist.ReduceOp.AVG
+
+    def prepare(self, numbers: torch.Tensor, size: int) -> None:
+        """Makes numbers that will be averaged so small, in place, that their sum cannot overflow."""
+        if self.average and not self.averaged and not self.whole:
+            numbers.mul_(1 / _power_of_two(size))
 
     def finish(self, total: torch.Tensor, size: int) -> torch.Tensor:
         """What was summed becomes an average, in place."""
-        if not self.average:
+        if not self.average or self.averaged:
             return total
-        whole = not (total.dtype.is_floating_point or total.dtype.is_complex)
-        return total.div_(size, rounding_mode="trunc" if whole else None)
+        if self.whole:
+            return total.div_(size, rounding_mode="trunc")
+        # Both steps together round once, as the division by `size` alone does: a power of two only moves the exponent.
+        return total.div_(size / _power_of_two(size))
 
 
 def all_reduce_(backend: Any, tensors: Sequence[torch.Tensor], reduction: str, size: int) -> None:
@@ -127,6 +140,9 @@ def reduce_scatter(backend: Any, tensor: torch.Tensor, reduction: str, size: int
         return made.copy_(total.view(rows.shape)[backend.rank()])
     flat = rows.view(-1) if plan.dtype is None else rows.to(plan.dtype).view(-1)
     flat = torch.view_as_real(flat).view(-1) if plan.parts else flat
+    if flat.untyped_storage()._cdata == tensor.untyped_storage()._cdata and plan.average:
+        flat = flat.clone()  # the program's own memory
+    plan.prepare(flat, size)
     part = flat.new_empty(flat.numel() // size)
     options = dist.ReduceScatterOptions()
     options.reduceOp = plan.op
@@ -159,6 +175,11 @@ def local(tensor: torch.Tensor, reduction: str, scatter: bool) -> torch.Tensor:
     return (tensor[0] if scatter else tensor).clone(memory_format=torch.contiguous_format)
 
 
+def _power_of_two(size: int) -> int:
+    """The smallest one that is not less than `size`."""
+    return 1 << (size - 1).bit_length()
+
+
 def _start(backend: Any, flat: torch.Tensor, plan: Plan, size: int) -> Callable[[], torch.Tensor]:
     """Begins to reduce a flat tensor; the function waits and gives the total, in place where it can be."""
     if plan.gather:
@@ -172,6 +193,7 @@ def _start(backend: Any, flat: torch.Tensor, plan: Plan, size: int) -> Callable[
 
         return combine
     numbers = torch.view_as_real(flat) if plan.parts else flat
+    plan.prepare(numbers, size)
     options = dist.AllreduceOptions()
     options.reduceOp = plan.op
     work = backend.allreduce([numbers], options)

@@ -8,6 +8,7 @@ every other message, so that who may speak is checked as for all of them.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from monarch.actor import Actor, Port, endpoint
 # Values that an engine's rendezvous keeps; beyond that `put` refuses. Groups that were dropped are forgotten.
 LIMIT = 1 << 16
 GROUPS = 1 << 12  # lost groups that it remembers
+AT_ONCE = 10.0  # seconds for an answer that waits for nobody
 
 
 class Rendezvous(Actor):
@@ -49,10 +51,7 @@ class Rendezvous(Actor):
             self._count += 1
         known[name] = value
         port.send(None)
-        ready = [waiting for waiting in self._waiting if waiting[:2] == (folder, name)]
-        self._waiting = [waiting for waiting in self._waiting if waiting[:2] != (folder, name)]
-        for _, _, asker in ready:
-            asker.send(dict(known))
+        self._tell(folder, name)
 
     @endpoint(explicit_response_port=True, instrument=False)
     def look(self, port: Port[dict[str, bytes]], folder: str, name: str) -> None:
@@ -62,6 +61,8 @@ class Rendezvous(Actor):
             port.exception(RuntimeError(why))
         elif name in known:
             port.send(dict(known))
+        elif len(self._waiting) >= LIMIT:
+            port.exception(RuntimeError(f"{LIMIT} processes wait for entries of process groups: no more can"))
         else:
             self._waiting.append((folder, name, port))
 
@@ -73,6 +74,36 @@ class Rendezvous(Actor):
         total = int(known.get(name, b"0")) + amount
         known[name] = str(total).encode()
         port.send(total)
+        self._tell(folder, name)
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def has(self, port: Port[bool], keys: Sequence[tuple[str, str]]) -> None:
+        """Whether all of these (folder, name) have a value. Answers at once."""
+        port.send(all(name in self._values.get(folder, {}) for folder, name in keys))
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def delete(self, port: Port[bool], folder: str, name: str) -> None:
+        """Deletes a value; answers whether there was one."""
+        found = self._values.get(folder, {}).pop(name, None) is not None
+        self._count -= found
+        port.send(found)
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def swap(self, port: Port[bytes], folder: str, name: str, expected: bytes, desired: bytes) -> None:
+        """Sets `desired` where the value is `expected`, or where there is none and b"" is expected. Answers with the value
+        from here on; with `expected` where there is none."""
+        known = self._values.setdefault(folder, {})
+        value = known.get(name)
+        if value == expected or (value is None and not expected):
+            self._count += value is None
+            known[name] = value = desired
+            self._tell(folder, name)
+        port.send(expected if value is None else value)
+
+    @endpoint(explicit_response_port=True, instrument=False)
+    def count(self, port: Port[int]) -> None:
+        """How many values there are."""
+        port.send(self._count)
 
     @endpoint(instrument=False)
     def lose(self, group: str, why: str) -> None:
@@ -105,45 +136,86 @@ class Rendezvous(Actor):
         for _, _, port in waiting:
             port.exception(RuntimeError(why))
 
+    def _tell(self, folder: str, name: str) -> None:
+        """Answers those who wait for this value."""
+        known = self._values[folder]
+        ready = [waiting for waiting in self._waiting if waiting[:2] == (folder, name)]
+        self._waiting = [waiting for waiting in self._waiting if waiting[:2] != (folder, name)]
+        for _, _, asker in ready:
+            asker.send(dict(known))
+
 
 class MessageStore(dist.Store):
-    """A torch Store on a Rendezvous. `call(name, *args)` calls one of its endpoints and waits `timeout` seconds for
-    the answer."""
+    """A torch Store on a Rendezvous, as torch.distributed.Store documents it. `call(name, seconds, *args)` calls one of the
+    Rendezvous's endpoints and waits for the answer.
 
-    def __init__(self, call: Callable[..., Any], seconds: float) -> None:
+    With `write_once` all values of a folder are kept that came beside one that was asked for: gloo writes each address
+    once, and every rank reads those of all others. Threads of nccl (its watchdog, its heartbeat) use a store too, so
+    nothing here belongs to one thread.
+    """
+
+    def __init__(self, call: Callable[..., Any], seconds: float, write_once: bool = False) -> None:
         super().__init__()
         self._call = call
         self._seconds = seconds
+        self._write_once = write_once
         self._seen: dict[str, bytes] = {}
         self._lock = threading.Lock()
 
     def set(self, key: str, value: Any) -> None:
-        self._call("put", self._seconds, *_split(key), value.encode() if isinstance(value, str) else bytes(value))
+        self._call("put", self._seconds, *_split(key), _encoded(value))
 
     def get(self, key: str) -> bytes:
         return self._find(key, self._seconds)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        end = time.monotonic() + (timeout.total_seconds() if timeout is not None else self._seconds)
         for key in keys:
-            self._find(key, timeout.total_seconds() if timeout is not None else self._seconds)
+            self._find(key, max(0.0, end - time.monotonic()))
 
     def add(self, key: str, amount: int) -> int:
         return int(self._call("add", self._seconds, *_split(key), amount))
 
+    def check(self, keys: Sequence[str]) -> bool:
+        return bool(self._call("has", AT_ONCE, [_split(key) for key in keys]))
+
+    def delete_key(self, key: str) -> bool:
+        with self._lock:
+            self._seen.pop(key, None)
+        return bool(self._call("delete", self._seconds, *_split(key)))
+
+    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        return bytes(self._call("swap", self._seconds, *_split(key), _encoded(expected), _encoded(desired)))
+
+    def num_keys(self) -> int:
+        return int(self._call("count", AT_ONCE))
+
+    def clone(self) -> MessageStore:
+        return self  # any thread may use it
+
     def set_timeout(self, timeout: timedelta) -> None:
         self._seconds = timeout.total_seconds()
 
+    # By these names torch's C++ finds the methods of a Store that is written in Python.
+    deleteKey = delete_key
+    getNumKeys = num_keys
+
     def _find(self, key: str, seconds: float) -> bytes:
-        # Values are written once: those that came beside another one are kept.
-        with self._lock:
-            value = self._seen.get(key)
-        if value is not None:
-            return value
         folder, name = _split(key)
+        if self._write_once:
+            with self._lock:
+                value = self._seen.get(key)
+            if value is not None:
+                return value
         found = self._call("look", seconds, folder, name)
-        with self._lock:
-            self._seen.update({f"{folder}/{name}": value for name, value in found.items()})
+        if self._write_once:
+            with self._lock:
+                self._seen.update({f"{folder}/{name}": value for name, value in found.items()})
         return bytes(found[name])
+
+
+def _encoded(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def _group(folder: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import monarch
 import monarch.random
@@ -76,6 +77,24 @@ def test_misuse(procs: Any) -> None:
             local = monarch.random.State(torch.get_rng_state(), torch.zeros(16, dtype=torch.uint8))
         with pytest.raises(TypeError, match="LOCAL_TENSOR"):
             monarch.random.set_state(local)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoints_with_dropout_in_real_processes(procs: Any, reentrant: bool) -> None:
+    def program() -> list[Any]:
+        torch.manual_seed(3)
+        g = torch.Generator().manual_seed(4)
+        x = torch.rand(4, 8, generator=g).requires_grad_()
+        for _ in range(2):
+            y = checkpoint(torch.nn.functional.dropout, x, use_reentrant=reentrant)
+            (y * torch.rand(4, 8)).sum().backward()
+        return [x.grad, torch.rand(3), torch.rand(3, generator=g)]
+
+    with procs.activate():
+        found = program()
+    expected = [tensor.tolist() for tensor in program()]
+    for rank in range(2):
+        assert [tensor.tolist() for tensor in monarch.inspect(found, gpus=rank)] == expected
 
 
 class Probe(Actor):

@@ -1,0 +1,92 @@
+"""Learning rates as inputs of a recording: a scheduler may change them before each call, and nothing is recorded again.
+
+Torch's optimizers hand a learning rate that is a Python number to an operation as it is, or its negative. Whether a number of
+an operation is one is known after two recordings that differ in nothing but the rates: numbers that were the one rate then
+and are the other now. From there on they come with each call. An optimizer that computes with the rate in Python has other
+numbers, and is recorded anew for each rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from monarch.tensor.worker.recorded import Rate
+
+
+def marked(
+    numbers: Sequence[tuple[Any, ...]], passed_on: Sequence[bool], rates: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """`numbers` of operations, with a Rate for each that may be one of `rates`: those equal to one, or to its negative,
+    where `passed_on` says that an optimizer issued the operation."""
+    values = [rate if type(rate) is float and rate != 0.0 else None for rate in rates]
+    slots: dict[float, int] = {}
+
+    def mark(number: Any) -> Any:
+        if type(number) is not float:
+            return number
+        for negative, value in ((False, number), (True, -number)):
+            sources = frozenset(at for at, rate in enumerate(values) if rate == value)
+            if sources:
+                return Rate.of(number, slots.setdefault(value, len(slots)), negative, sources)
+        return number
+
+    return [tuple(map(mark, given)) if passed else given for given, passed in zip(numbers, passed_on, strict=True)]
+
+
+def confirmed(old: Sequence[tuple[Any, ...]], new: Sequence[tuple[Any, ...]]) -> dict[int, frozenset[int]] | None:
+    """The slots of `new` (steps of a Recording) that are learning rates, and which: all sources that they may be. None
+    when the two recordings differ in anything else."""
+    if len(old) != len(new):
+        return None
+    found: dict[int, frozenset[int]] = {}
+    constant: set[int] = set()  # slots of `new` with a number in them that did not change with the rate
+    for one, other in zip(old, new, strict=True):
+        if one[:2] != other[:2] or one[3:] != other[3:] or len(one[2]) != len(other[2]):
+            return None
+        for before, now in zip(one[2], other[2], strict=True):
+            if before == now and repr(before) == repr(now):
+                if type(now) is Rate:
+                    constant.add(now.slot)
+                continue
+            if type(before) is not Rate or type(now) is not Rate or before.negative is not now.negative:
+                return None
+            sources = found.get(now.slot, now.sources) & before.sources & now.sources
+            if not sources:
+                return None
+            found[now.slot] = sources
+    return None if constant & found.keys() else found
+
+
+class Rates:
+    """The numbers of a recording that come with each call. `mappings`: where the program has its learning rates, under
+    "lr"; `values`: what each slot was at the recording."""
+
+    __slots__ = ("mappings", "sources", "values")
+
+    def __init__(self, mappings: Sequence[dict[str, Any]], steps: Sequence[tuple[Any, ...]]) -> None:
+        self.mappings = list(mappings)
+        marks = {mark.slot: mark for step in steps for mark in step[2] if type(mark) is Rate}
+        self.values = [-marks[slot] if marks[slot].negative else float(marks[slot]) for slot in range(len(marks))]
+        self.sources: dict[int, frozenset[int]] = {}  # of the slots that are confirmed
+
+    def confirm(self, sources: Mapping[int, frozenset[int]]) -> None:
+        """These slots take their numbers from there."""
+        self.sources = dict(sources)
+
+    def known(self) -> bool:
+        """Whether the rates that it takes can be had: numbers, and equal where they have not been told apart."""
+        for sources in self.sources.values():
+            now = {self.mappings[source].get("lr") for source in sources}
+            if len(now) != 1 or type(next(iter(now))) is not float:
+                return False
+        return True
+
+    def numbers(self) -> tuple[float, ...]:
+        """Of a call now."""
+        if not self.sources:
+            return tuple(self.values)
+        return tuple(
+            self.mappings[next(iter(self.sources[slot]))]["lr"] if slot in self.sources else value
+            for slot, value in enumerate(self.values)
+        )

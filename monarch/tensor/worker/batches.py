@@ -1,0 +1,165 @@
+"""A data loader in the process of a rank: a thread takes batches from it ahead of their use."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.tensor import patterns
+from monarch.tensor.worker import current
+
+_EXTRA = "loaders"
+
+
+class Loader:
+    """Takes batches from what `make()` gives, on a thread, until `ahead` of them wait to be taken."""
+
+    def __init__(self, make: Callable[[], Iterable[Any]], ahead: int) -> None:
+        self._changed = threading.Condition()
+        self._batches: dict[int, Any] = {}  # by number, from 0 on
+        self._ahead = ahead
+        self._made = 0
+        self._ended = False
+        self._error: BaseException | None = None
+        # A daemon: a loader that hangs in the program's code does not keep the process.
+        self._thread = threading.Thread(target=self._run, args=(make,), name="monarch-loader", daemon=True)
+        self._thread.start()
+
+    def _run(self, make: Callable[[], Iterable[Any]]) -> None:
+        error: BaseException | None = None
+        try:
+            for batch in make():
+                if not self._put(pytree.tree_map_only(torch.Tensor, _own, batch)):
+                    break
+                del batch
+        except BaseException as exc:
+            error = exc
+        with self._changed:
+            self._error, self._ended = error, True
+            self._changed.notify_all()
+
+    def _put(self, batch: Any) -> bool:
+        """Whether more are wanted. Waits for room."""
+        with self._changed:
+            while len(self._batches) >= self._ahead and not self._ended:
+                self._changed.wait()
+            if self._ended:
+                return False
+            self._batches[self._made] = batch
+            self._made += 1
+            self._changed.notify_all()
+            return True
+
+    def describe(self, number: int) -> patterns.Sent | None:
+        """What batch `number` consists of; None when there is none. Waits for it. Raises what the loader raised."""
+        with self._changed:
+            while self._made <= number and not self._ended:
+                self._changed.wait()
+            batch = self._batches.get(number)
+            if number >= self._made or batch is None:
+                if self._error is not None:
+                    raise self._error
+                return None
+            return patterns.to_send(batch, (), ())
+
+    def take(self, number: int) -> list[Any]:
+        """The leaves of batch `number`, which was described."""
+        with self._changed:
+            batch = self._batches.pop(number)
+            self._changed.notify_all()
+        return [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in pytree.tree_leaves(batch)]
+
+    def close(self) -> None:
+        """Nobody takes any more."""
+        with self._changed:
+            self._ended = True
+            self._batches.clear()
+            self._changed.notify_all()
+
+
+class _Loaders(dict[int, Loader]):
+    def close(self) -> None:
+        for loader in list(self.values()):
+            loader.close()
+        self.clear()
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """In memory of its own: where in a larger tensor a batch lies differs from process to process."""
+    whole = tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _loaders() -> _Loaders:
+    found: _Loaders = current.worker().executor.extras.setdefault(_EXTRA, _Loaders())
+    return found
+
+
+def start(key: int, make: Callable[..., Iterable[Any]], args: Any, mesh: Any, dims: Sequence[str], ahead: int) -> None:
+    """Starts loader `key` with `make(rank, size, *args, **kwargs)`, where `rank` is this process's place along `dims` of
+    `mesh`."""
+    worker = current.worker()
+    members = mesh.along(worker.executor.rank, tuple(dims))
+    positional, named = args.value
+    rank, size = members.index(worker.executor.rank), len(members)
+    _loaders()[key] = Loader(lambda: make(rank, size, *positional, **named), ahead)
+
+
+def describe(key: int, number: int) -> patterns.Sent | None:
+    """See `Loader.describe`; None too for a loader that was closed."""
+    loader = _loaders().get(key)
+    return loader.describe(number) if loader is not None else None
+
+
+class Whole:
+    """A value that is handed on as it is, whatever it consists of."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Take:
+    """A `signature.Call` that gives the tensors of a batch which was described."""
+
+    mutates: tuple[int, ...] = ()
+
+    def __init__(self, key: int, number: int, keeps: tuple[int, ...] | None) -> None:
+        self.key = key
+        self.number = number
+        self.keeps = keeps
+
+    def name(self) -> str:
+        return f"batch {self.number} of monarch.DataLoaders"
+
+    def prepare(self, executor: Any) -> Callable[..., Any]:
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+            leaves = _loaders()[self.key].take(self.number)
+            return leaves[0] if self.keeps is None else leaves
+
+        return run
+
+
+class Close:
+    """A `signature.Call` that ends a loader, behind what was taken from it."""
+
+    keeps: tuple[int, ...] | None = ()
+    mutates: tuple[int, ...] = ()
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def name(self) -> str:
+        return "the end of monarch.DataLoaders"
+
+    def prepare(self, executor: Any) -> Callable[..., Any]:
+        def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> list[Any]:
+            loader = _loaders().pop(self.key, None)
+            if loader is not None:
+                loader.close()
+            return []
+
+        return run

@@ -1,0 +1,341 @@
+"""One process's part in a checkpoint of torch.distributed.checkpoint: it writes and reads parts of tensors.
+
+The planning that torch does with collectives is done by the controller, which knows the layout of every tensor. So no process
+group is needed, and a process only writes what it was told to, or reads what overlaps with its own parts. The files are those
+of torch's FileSystemWriter: any program reads them with torch.distributed.checkpoint.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from monarch.tensor import placements
+from monarch.tensor.placements import Part, Placement
+from monarch.tensor.worker import current
+
+_EXTRA = "checkpoint"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a checkpoint: its name, the shape of the whole, and which part this process has."""
+
+    name: str
+    whole: tuple[int, ...]
+    part: Part
+
+
+@dataclass(frozen=True)
+class Laid:
+    """A distributed tensor of a checkpoint: its name, the shape and bytes of each part, and how it is divided."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+    placement: Placement
+
+
+class Plan:
+    """The tensors of a checkpoint on a mesh of `sizes`. Each process works out its own part of it."""
+
+    def __init__(self, tensors: Sequence[Laid], sizes: Mapping[str, int]) -> None:
+        self.tensors = list(tensors)
+        self.sizes = dict(sizes)
+
+    def entries(self, place: int) -> list[Entry]:
+        """What the process at `place` in the mesh has of each."""
+        where = list(placements.coordinates(self.sizes))[place]
+        return [
+            Entry(
+                each.name,
+                placements.whole_shape(each.shape, each.placement, self.sizes, each.name),
+                placements.part(each.shape, each.placement, self.sizes, where),
+            )
+            for each in self.tensors
+        ]
+
+    def writes(self, place: int) -> list[bool]:
+        """Which of them it writes."""
+        chosen = placements.writers([(each.placement, each.nbytes) for each in self.tensors], self.sizes)
+        return [each[place] for each in chosen]
+
+
+@dataclass
+class Written:
+    """What a process has written: torch's WriteResults, and what the checkpoint has to say of each tensor."""
+
+    results: list[Any]
+    tensors: dict[str, Any]  # name -> (TensorProperties, whole shape)
+    chunks: list[tuple[str, Part]]
+
+
+@dataclass
+class Found:
+    """What a checkpoint has: shape and dtype of each tensor, the values that are none, the numbers of scalars, and where in
+    nested dicts and lists a name was (empty where the writer did not say)."""
+
+    tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    values: dict[str, Any]
+    scalars: dict[str, torch.Tensor]
+    paths: dict[str, tuple[Any, ...]]
+
+
+class CheckpointError(OSError):
+    """A process could not write or read its part of a checkpoint."""
+
+
+def begin(path: str, overwrite: bool) -> None:
+    """Before anybody writes: a checkpoint that is in the folder is refused, or is none from here on, and its files go.
+    FileExistsError, CheckpointError."""
+    if not os.path.exists(os.path.join(path, _INDEX)):
+        return
+    if not overwrite:
+        raise FileExistsError(
+            f"there is a checkpoint in {path} (host {socket.gethostname()}): save into a folder of its own, or with "
+            f"overwrite=True"
+        )
+    try:
+        os.remove(os.path.join(path, _INDEX))
+        for old in glob.glob(os.path.join(glob.escape(path), "__*.distcp")):
+            os.remove(old)
+    except OSError as exc:
+        raise failed(exc, "replace", path) from exc
+
+
+_INDEX = ".metadata"  # the name that torch's FileSystemWriter gives to what it writes last
+
+
+def stage(number: int, plan: Plan, place: int, tensors: Sequence[torch.Tensor]) -> None:
+    """Copies to the CPU what this process writes of checkpoint `number`: the program may change the tensors after this."""
+    _staged()[number] = [
+        (entry, tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format))
+        for entry, writes, tensor in zip(plan.entries(place), plan.writes(place), tensors, strict=True)
+        if writes
+    ]
+
+
+def forget(number: int) -> None:
+    """That checkpoint will not be written."""
+    _staged().pop(number, None)
+
+
+def _staged() -> dict[int, list[tuple[Entry, torch.Tensor]]]:
+    found: dict[int, list[tuple[Entry, torch.Tensor]]] = current.worker().executor.extras.setdefault(_EXTRA, {})
+    return found
+
+
+def write(number: int, path: str, values: bytes | None) -> Written:
+    """Writes what was staged into the folder `path`, and `values`, which are no tensors: a dict by name, as torch.save writes
+    it. CheckpointError."""
+    return _write(path, _staged().pop(number), values, current.worker().executor.rank)
+
+
+def _write(path: str, own: Sequence[tuple[Entry, torch.Tensor]], values: bytes | None, rank: int) -> Written:
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.planner import SavePlan
+
+    data = _Data()
+    items = [data.tensor(entry, tensor) for entry, tensor in own]
+    if values is not None:
+        items += [data.value(name, value) for name, value in _unpickled(values).items()]
+    try:
+        os.makedirs(path, exist_ok=True)
+        results: list[Any] = []
+        if items:
+            # The number of a plan among all is what torch makes the names of files of: __<rank>_<n>.distcp.
+            writer = FileSystemWriter(path, per_thread_copy_ahead=0, overwrite=True)  # all of it is on the CPU
+            writer.set_up_storage_writer(rank == 0)
+            plan = writer.prepare_global_plan([SavePlan([])] * rank + [SavePlan(items)])[-1]
+            results = writer.write_data(plan, data).wait()  # all that it asks of a planner
+    except Exception as exc:
+        raise failed(exc, "write", path) from exc
+    properties = {
+        item.index.fqn: (item.tensor_data.properties, tuple(item.tensor_data.size))
+        for item in items
+        if item.tensor_data
+    }
+    return Written(results, properties, [(entry.name, entry.part) for entry, _ in own])
+
+
+class _Data:
+    """What there is to write, as torch's writer asks for it (a SavePlanner's `resolve_data`)."""
+
+    def __init__(self) -> None:
+        self._found: dict[Any, Any] = {}
+
+    def tensor(self, entry: Entry, tensor: torch.Tensor) -> Any:
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+        begin, shape = map(torch.Size, entry.part)
+        index = MetadataIndex(entry.name, begin)
+        self._found[index] = tensor
+        data = TensorWriteData(
+            ChunkStorageMetadata(begin, shape), TensorProperties.create_from_tensor(tensor), torch.Size(entry.whole)
+        )
+        return WriteItem(index, WriteItemType.SHARD, tensor_data=data)
+
+    def value(self, name: str, value: Any) -> Any:
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+        from torch.distributed.checkpoint.planner import BytesIOWriteData, WriteItem, WriteItemType
+
+        data = io.BytesIO()
+        torch.save(value, data)
+        index = MetadataIndex(name)
+        self._found[index] = data
+        return WriteItem(index, WriteItemType.BYTE_IO, bytes_io_data=BytesIOWriteData(len(data.getbuffer())))
+
+    def resolve_data(self, item: Any) -> Any:
+        found = self._found[item.index]
+        if isinstance(found, io.BytesIO):
+            found.seek(0)
+        return found
+
+
+def _unpickled(values: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(
+        io.BytesIO(values), weights_only=False
+    )  # the program's own, from its own process
+    return found
+
+
+def finish(path: str, parts: Sequence[Written], values: Sequence[str], paths: dict[str, Any]) -> None:
+    """Makes a checkpoint of what all processes have written: its index, which readers look for, comes last."""
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import (
+        BytesStorageMetadata,
+        ChunkStorageMetadata,
+        Metadata,
+        TensorStorageMetadata,
+    )
+
+    found: dict[str, Any] = {name: BytesStorageMetadata() for name in values}
+    for part in parts:
+        for name, (properties, whole) in part.tensors.items():
+            found.setdefault(name, TensorStorageMetadata(properties, torch.Size(whole), []))
+    for part in parts:
+        for name, (begin, shape) in part.chunks:
+            found[name].chunks.append(ChunkStorageMetadata(torch.Size(begin), torch.Size(shape)))
+    try:
+        writer = FileSystemWriter(path, overwrite=True)
+        writer.set_up_storage_writer(True)
+        writer.finish(Metadata(found, planner_data=paths), [part.results for part in parts])
+    except Exception as exc:
+        raise failed(exc, "finish", path) from exc
+
+
+def look(path: str) -> Found:
+    """What the checkpoint in `path` has. CheckpointError."""
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+    metadata, _ = _opened(path)
+    tensors = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            tensors[name] = (tuple(entry.size), entry.properties.dtype)
+    into = _Into({name: torch.empty((), dtype=dtype) for name, (shape, dtype) in tensors.items() if not shape})
+    items = [_value_item(name) for name in metadata.state_dict_metadata if name not in tensors]
+    for name in into.tensors:
+        items += _part_items(metadata, Entry(name, (), ((), ())))
+    _read(path, items, into)
+    paths = metadata.planner_data if isinstance(metadata.planner_data, dict) else {}
+    return Found(tensors, into.values, into.tensors, paths)
+
+
+def read(path: str, entries: Sequence[Entry], tensors: Sequence[torch.Tensor]) -> None:
+    """Fills the parts of this process. Only what overlaps with them is read. CheckpointError."""
+    metadata, _ = _opened(path)
+    items = [item for entry in entries for item in _part_items(metadata, entry)]
+    into = _Into({entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)})
+    with torch.no_grad():
+        _read(path, items, into)
+
+
+def _part_items(metadata: Any, entry: Entry) -> list[Any]:
+    """What to read for a part: those of the checkpoint's that overlap with it."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    begin, shape = map(torch.Size, entry.part)
+    there = metadata.state_dict_metadata[entry.name]
+    found: list[Any] = create_read_items_for_chunk_list(entry.name, there, [ChunkStorageMetadata(begin, shape)])
+    return found
+
+
+class _Into:
+    """Where what was read goes, as torch's reader asks for it (a LoadPlanner's part)."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.tensors = tensors
+        self.values: dict[str, Any] = {}
+
+    def resolve_tensor(self, item: Any) -> torch.Tensor:
+        found = self.tensors[item.dest_index.fqn].detach()
+        for dim, (begin, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            found = found.narrow(dim, begin, length)
+        return found
+
+    def commit_tensor(self, item: Any, tensor: torch.Tensor) -> None: ...
+
+    def load_bytes(self, item: Any, value: io.BytesIO) -> None:
+        self.values[item.dest_index.fqn] = torch.load(value, weights_only=False)
+
+
+def _value_item(name: str) -> Any:
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+    from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
+
+    nowhere = torch.Size((0,))
+    index = MetadataIndex(name)
+    return ReadItem(LoadItemType.BYTE_IO, index, nowhere, index, nowhere, nowhere)
+
+
+def _opened(path: str) -> tuple[Any, Any]:
+    from torch.distributed.checkpoint import FileSystemReader
+
+    reader = FileSystemReader(path)
+    try:
+        return reader.read_metadata(), reader
+    except Exception as exc:
+        rank = current.worker().executor.rank
+        if isinstance(exc, FileNotFoundError):
+            raise CheckpointError(
+                f"rank {rank} on host {socket.gethostname()} finds no checkpoint in {path}: there is no .metadata file, "
+                f"which a save writes last. A checkpoint is in a folder that all processes see"
+            ) from exc
+        raise failed(exc, "read", path) from exc
+
+
+def _read(path: str, items: Sequence[Any], into: _Into) -> None:
+    from torch.distributed.checkpoint.planner import LoadPlan
+
+    if not items:
+        return
+    metadata, reader = _opened(path)
+    try:
+        reader.set_up_storage_reader(metadata, False)
+        reader.read_data(LoadPlan(list(items)), into).wait()
+    except Exception as exc:
+        raise failed(exc, "read", path) from exc
+
+
+def failed(error: BaseException, verb: str, path: str) -> CheckpointError:
+    """What the program is told: which process on which host, and what the system said."""
+    rank = current.worker().executor.rank
+    found: Any = error
+    while found is not None and not isinstance(
+        found, OSError
+    ):  # torch's writer raises errors of its own from the system's
+        found = found.__cause__ or found.__context__
+    where = f"rank {rank} on host {socket.gethostname()} could not {verb} the checkpoint in {path}"
+    if found is None or not found.errno:
+        return CheckpointError(f"{where}: {type(error).__name__}: {error}")
+    return CheckpointError(found.errno, f"{where}: {found.strerror}{f': {found.filename}' if found.filename else ''}")

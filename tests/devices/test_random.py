@@ -1,0 +1,140 @@
+"""Random numbers of distributed tensors on real devices: those of plain torch on the same kind of device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import monarch
+from monarch import _devices
+from monarch.actor import ProcMesh, this_host
+from tests.support.scripts import Scripts
+
+pytestmark = [pytest.mark.device, pytest.mark.procs]
+
+
+@pytest.fixture(scope="module")
+def procs() -> Iterator[ProcMesh]:
+    """One process a device, two at most."""
+    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
+    yield mesh
+    mesh.stop().get(timeout=120)
+
+
+# The mesh comes first: the client has drawn nothing on a device by then, and computes no derivative of its own there.
+ALIKE = """
+    import torch
+    import torch.nn.functional as F
+    from torch.utils.checkpoint import checkpoint
+
+    import monarch
+    from monarch.actor import this_host
+
+
+    def masked(x):
+        return F.dropout(x * 2, 0.5)
+
+
+    def program(reentrant):
+        torch.manual_seed(3)
+        x = torch.rand(64, 64, device="cuda").requires_grad_()
+        y = x
+        for _ in range(3):
+            y = checkpoint(masked, y, use_reentrant=reentrant)
+        y.sum().backward()
+        state = torch.cuda.get_rng_state()
+        first = torch.rand(8, device="cuda")
+        torch.cuda.set_rng_state(state)
+        with torch.random.fork_rng(devices=[0]):
+            torch.manual_seed(9)
+            forked = torch.rand(9, device="cuda")
+        again = torch.rand(8, device="cuda")
+        g = torch.Generator("cuda").manual_seed(5)
+        drawn = [torch.rand(1000, device="cuda", generator=g), torch.empty(7, device="cuda").normal_(generator=g)]
+        before = g.get_state()
+        drawn.append(torch.randperm(50, device="cuda", generator=g))
+        g.set_state(before)
+        drawn.append(torch.randperm(50, device="cuda", generator=g))
+        torch.cuda.manual_seed(4)
+        drawn.append(torch.rand(8, device="cuda"))
+        return [x.grad, y.detach(), first, forked, again, *drawn, torch.rand(8, device="cuda"), torch.rand(8)]
+
+
+    if __name__ == "__main__":
+        procs = this_host().spawn_procs({"gpus": 1})
+        with procs.activate():
+            there = [monarch.inspect(program(reentrant)) for reentrant in (True, False)]
+        here = [program(reentrant) for reentrant in (True, False)]
+        for found, expected in zip(there, here):
+            for number, (one, other) in enumerate(zip(found, expected)):
+                assert torch.equal(one, other.cpu()), number
+            assert torch.equal(found[2], found[4])  # the state was put back, and the fork left no trace
+            assert torch.equal(found[7], found[8])  # and so was that of the generator
+        procs.stop().get()
+        print("alike")
+"""
+
+
+def test_seeds_states_generators_and_checkpoints_are_those_of_plain_torch(scripts: Scripts) -> None:
+    """In a process of its own: whether this one has used a device before decides what torch.utils.checkpoint saves."""
+    assert "alike" in scripts.run(ALIKE).stdout
+
+
+def test_seeds_on_every_process(procs: ProcMesh) -> None:
+    import torch
+
+    import monarch.random
+
+    with procs.activate():
+        torch.manual_seed(1)
+        alike = torch.rand(16, device="cuda")
+        monarch.random.manual_seed_per_rank(1)
+        apart = torch.rand(16, device="cuda")
+    found = [monarch.inspect((alike, apart), gpus=rank) for rank in range(len(procs))]
+    assert len({tuple(one.tolist()) for one, _ in found}) == 1
+    assert len({tuple(other.tolist()) for _, other in found}) == len(procs)
+    assert found[0][0].tolist() == found[0][1].tolist()  # rank 0 was given the same seed
+
+
+def test_states_of_the_device_are_put_back(procs: ProcMesh) -> None:
+    import torch
+
+    import monarch.random
+
+    with procs.activate():
+        torch.manual_seed(1)
+        torch.rand(5, device="cuda")
+        state = monarch.random.get_state()
+        first = torch.rand(16, device="cuda")
+        monarch.random.set_state(state)
+        again = torch.rand(16, device="cuda")
+        assert monarch.inspect(first).tolist() == monarch.inspect(again).tolist()
+        assert any(monarch.inspect(state.cuda).tolist())
+
+
+def test_a_recorded_step_draws_what_it_draws_unrecorded(procs: ProcMesh) -> None:
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    def gradients(wrap: Callable[[Any], Any]) -> list[Any]:
+        torch.manual_seed(2)
+        generator = torch.Generator("cuda").manual_seed(3)
+        weight = torch.linspace(-1, 1, 256, device="cuda").requires_grad_()
+
+        def step(x: Any) -> Any:
+            noisy = x + torch.rand(256, device="cuda", generator=generator)
+            out = checkpoint(lambda w: torch.nn.functional.dropout(w * noisy), weight, use_reentrant=False)
+            (gradient,) = torch.autograd.grad(out.sum(), [weight])
+            return gradient
+
+        call = wrap(step)
+        x = torch.ones(256, device="cuda")
+        return [call(x) for _ in range(5)]
+
+    with procs.activate():
+        plain = monarch.inspect(gradients(lambda step: step))
+        recorded = monarch.inspect(gradients(monarch.function))
+    assert [one.tolist() for one in recorded] == [one.tolist() for one in plain]
+    assert plain[0].tolist() != plain[1].tolist()
