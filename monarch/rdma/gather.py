@@ -1,9 +1,9 @@
 """Many pieces of an owner's buffers, read together: what a list of transfers would do, at the cost of a few.
 
-Within a host, one process_vm_readv reads up to some thousand pieces (iovec), the buffers' control words before and
-after them as for a single transfer. Over streams, one request asks for hundreds of pieces, and what lies between two that are
-close together comes along. Through actors, pieces that lie within GAP of each other come as one message. What has a device
-at either end is in `device_gather`.
+Within a process a thousand are copied at a time. Within a host, one process_vm_readv reads up to some thousand pieces
+(iovec), the buffers' control words before and after them as for a single transfer. Over streams, one request asks for
+hundreds of pieces, and what lies between two that are close together comes along. By RDMA devices and through actors, pieces
+that lie within GAP of each other come as one transfer. What has a device at either end is in `device_gather`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from monarch.rdma import copying
 from monarch.rdma.action import RDMAAction
 from monarch.rdma.backends import process_vm, tcp_gather
 from monarch.rdma.backends.device_ipc import DeviceIpc
+from monarch.rdma.backends.ibverbs import Ibverbs
 from monarch.rdma.backends.local import Local, memmove
+from monarch.rdma.backends.nixl import Nixl
 from monarch.rdma.backends.tcp import Streams
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.device_gather import ElsewhereError, Lent, LentBatch, Passing
 from monarch.rdma.handle import Handle, start_of
 from monarch.rdma.layout import Block
 from monarch.rdma.memory import Memory
+from monarch.rdma.registry import registry
 from monarch.rdma.shards import Piece, Span, joined, spans
 from monarch.rdma.transfer import Transfer
 
 VECTORS = 1024  # UIO_MAXIOV: what the kernel takes in one call
-GAP = 1 << 16  # unwanted bytes that cost less than another message
+GAP = 1 << 16  # unwanted bytes that cost less than another message or transfer
 PART_GAP = 1 << 12  # and less than another part of a request
 PATHS = 3  # that are tried when an owner refuses one
 SPAN = 64 << 20  # bytes read into spare memory at most, in one piece
@@ -56,6 +59,7 @@ class Gather:
 
     def _plan(self) -> None:
         near: list[tuple[RDMABuffer, list[Piece]]] = []
+        own: list[tuple[RDMABuffer, list[Piece]]] = []
         lent: list[tuple[RDMABuffer, list[Target]]] = []  # on devices that copy by themselves
         passing: list[tuple[RDMABuffer, Block, Any]] = []  # to devices, through the host
         self._spans: list[tuple[RDMABuffer, Span]] = []  # a transfer each
@@ -73,11 +77,14 @@ class Gather:
                 continue
             if backend.name == process_vm.ProcessVm.name:
                 near.append((buffer, pieces))
+            elif backend.name == Local.name:
+                own.append((buffer, pieces))
             elif backend.name == Streams.name and buffer._handle.device is None:
                 self._parts += [(buffer, span) for span in spans(pieces, PART_GAP, SPAN)]
             else:
-                self._spans += [(buffer, span) for span in spans(pieces, GAP if backend.far else 0, SPAN)]
-        self._batches = _batches(near)
+                gap = GAP if backend.far or backend.name in (Ibverbs.name, Nixl.name) else 0
+                self._spans += [(buffer, span) for span in spans(pieces, gap, SPAN)]
+        self._batches: list[_Batch | _OwnBatch] = [*_batches(near), *_own_batches(own)]
         self._lent = Lent(lent) if lent else None
         self._passing = Passing(passing, Gather) if passing else None
         self._planned: tuple[list[_Placed], list[tcp_gather.Batch]] | None = None  # where it is the same each time
@@ -296,14 +303,50 @@ def _vectors(vectors: list[tuple[int, int]]) -> ctypes.Array[Any]:
     return ctypes.create_string_buffer(struct.pack(f"={2 * len(vectors)}Q", *flat), 16 * len(vectors))
 
 
+class _OwnBatch:
+    """Pieces of a buffer of this process."""
+
+    path = Local.name
+    __slots__ = ("handle", "pieces", "total")
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.pieces: list[Piece] = []
+        self.total = 0
+
+    def read(self, after: Sequence[Any]) -> None:
+        with registry().using(self.handle.number, self.handle.token) as region:
+            for offset, address, size in self.pieces:
+                memmove(address, region.memory.address + offset, size)
+
+
+def _own_batches(reads: Sequence[tuple[RDMABuffer, list[Piece]]]) -> list[_OwnBatch]:
+    """Of at most VECTORS pieces and copying.CHUNK bytes each."""
+    result: list[_OwnBatch] = []
+    for buffer, pieces in reads:
+        batch = _OwnBatch(buffer._handle)
+        for offset, address, size in pieces:
+            for at in range(0, size, copying.CHUNK):
+                count = min(copying.CHUNK, size - at)
+                if batch.total + count > copying.CHUNK or len(batch.pieces) == VECTORS:
+                    result.append(batch)
+                    batch = _OwnBatch(buffer._handle)
+                batch.pieces.append((offset + at, address + at, count))
+                batch.total += count
+        result.append(batch)
+    return result
+
+
 class _Gathering(Transfer):
     """Batches as the chunks of one transfer, so that the threads of `copying` take them; its size counts those."""
 
     __slots__ = ("_batches", "_marks")
 
-    def __init__(self, batches: Sequence[_Batch | LentBatch], keep: Any, timeout: float, marks: Sequence[Any]) -> None:
+    def __init__(
+        self, batches: Sequence[_Batch | _OwnBatch | LentBatch], keep: Any, timeout: float, marks: Sequence[Any]
+    ) -> None:
         first = batches[0]
-        small = len(batches) == 1 and isinstance(first, _Batch) and first.total <= copying.INLINE
+        small = len(batches) == 1 and not isinstance(first, LentBatch) and first.total <= copying.INLINE
         size = first.total if small else len(batches) * copying.CHUNK
         super().__init__(first.handle, Memory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
         self.path = first.path

@@ -400,6 +400,17 @@ def test_sums_and_scattered_parts_are_refused(mesh: Any) -> None:
     weights.drop().get(TIMEOUT)
 
 
+def test_columns_of_this_process_are_copied_many_at_a_time() -> None:
+    weights = StateDict({"w": torch.arange(400_000.0).reshape(100_000, 4)})
+    mine = {"w": torch.zeros(100_000, 1)}
+    reader = weights.handle.reader(mine, shards={"w": Shard(1, 2, 4)})
+    assert reader.read().get(TIMEOUT) == 0
+    assert torch.equal(mine["w"][:, 0], torch.arange(400_000.0)[2::4])
+    batches = reader._plan.route.gather(0, 0)._batches
+    assert 90 < len(batches) < 100
+    weights.drop().get(TIMEOUT)
+
+
 def test_the_plan_is_made_once(ranks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     handle = ranks(2).handle
     made = []
