@@ -222,8 +222,13 @@ class Torch:
                 stack.enter_context(getattr(torch, device.type).stream(stream))
                 for mark in after:
                     stream.wait_event(mark)
-            for target, source in copies:
-                target.copy_(source, non_blocking=True)
+            try:
+                for target, source in copies:
+                    target.copy_(source, non_blocking=True)
+            except BaseException:
+                for stream in streams.values():  # those before it still move, and nobody would wait for them
+                    stream.synchronize()
+                raise
         done = [stream.record_event() for stream in streams.values()]
 
         def wait() -> None:

@@ -123,10 +123,11 @@ def bucket(parts: Sequence[tuple[Any, Block, Any]], host: Any, to_device: bool) 
         stretch.clear()
 
     for (source, block, target), at in zip(parts, places, strict=True):
-        if block.size >= SMALL and not block.counts:
+        alone = block.size >= SMALL and not block.counts
+        if alone:
             end_stretch()
         stretch.append((target if to_device else source, block, at))
-        if block.size >= SMALL and not block.counts:
+        if alone:
             end_stretch()
     end_stretch()
     return [*direct, *crossing, *on_device] if to_device else [*direct, *on_device, *crossing]
