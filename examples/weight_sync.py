@@ -5,7 +5,7 @@
 Every trainer rank has a part of each parameter, every generator rank another part. Each trainer rank registers what it has;
 the client puts their handles together and gives the result to the generators. A generator rank then reads out of the
 trainers' memory the bytes that belong into its own parameters, each once, all of one version. At the end a plain model
-reads all of it, and says whether the generators computed what it computes.
+reads all of it, and says whether the generators computed what it computes. Needs torch >= 2.6.
 """
 
 import argparse

@@ -140,7 +140,8 @@ class Route:
                 self._targets.setdefault(owner, {}).setdefault(place.buffer, []).append((piece, one.flat))
         if missing:
             more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
-            raise StateDictMismatchError(f"no owner has {', '.join(sorted(missing)[:10])}{more}")
+            hint = ". StateDictHandle.combine() puts the handles of several owners together" if len(owners) == 1 else ""
+            raise StateDictMismatchError(f"no owner has {', '.join(sorted(missing)[:10])}{more}{hint}")
         self.owners = sorted(self._targets) or [one for one in range(len(owners)) if one not in gone]
 
     def _held(self, name: str) -> list[tuple[int, Place]]:
