@@ -41,8 +41,9 @@ class Place(NamedTuple):
     @property
     def box(self) -> Box:
         """What the owner has of it."""
-        start = self.start or (0,) * len(self.shape)
-        return tuple((low, low + size) for low, size in zip(start, self.shape, strict=True))
+        if self.start is None:
+            return tuple([(0, size) for size in self.shape])
+        return tuple([(low, low + size) for low, size in zip(self.start, self.shape, strict=True)])
 
 
 class Published(NamedTuple):

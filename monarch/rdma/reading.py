@@ -14,21 +14,28 @@ from monarch._errors import RDMAMemoryError, RDMAReadOnlyError, StateDictMismatc
 from monarch.rdma.entries import Entry, device_of
 from monarch.rdma.gather import Gather, Target
 from monarch.rdma.handle import this_host
-from monarch.rdma.layout import Balance, Box, assign, block, shown, size_of
+from monarch.rdma.layout import Balance, Block, Box, assign, block, shown, size_of
 from monarch.rdma.memory import Memory, memory_of
 from monarch.rdma.published import Place, Published
 
 
 class Wanted(NamedTuple):
-    """One of the reader's tensors: the part of the whole that it is to hold, and where its bytes go: an address, or a flat
-    tensor on a device.
+    """One of the reader's tensors: the part of the whole that it is to hold, its bytes, and where they go: an address, or a
+    flat tensor on a device.
     """
 
     name: str
     box: Box
     item: int
+    size: int
     address: int
     flat: Any
+
+
+def sources_of(owners: Sequence[Published], name: str) -> list[Any]:
+    """Equal for names of the same bytes."""
+    held = [(owner, published.places.get(name)) for owner, published in enumerate(owners)]
+    return [(owner, one.buffer, one.offset, one.shape, one.start) for owner, one in held if one is not None]
 
 
 class Plan:
@@ -46,20 +53,20 @@ class Plan:
 
     def add(self, entry: Entry, box: Box, staged: bool) -> None:
         """`box` of the whole tensor of that name goes into `entry`, which has its shape."""
-        if not size_of(box):
+        size = size_of(box) * entry.item
+        if not size:
             return
-        memory = self._memory(entry, box, staged)
-        holders = [(owner, published.places.get(entry.name)) for owner, published in enumerate(self._owners)]
-        source = box, [(owner, place.buffer, place.offset, place.box) for owner, place in holders if place is not None]
+        memory = self._memory(entry, size, staged)
+        source = box, sources_of(self._owners, entry.name)
         place_here = (device_of(entry), memory.address)
         name, other = self._taken.setdefault(place_here, (entry.name, source))
         if other != source:
             raise StateDictMismatchError(f"{name!r} and {entry.name!r} are one tensor here and two at the owner")
         if name == entry.name:
             flat = None if memory.device is None else memory.keep
-            self._wanted.append(Wanted(name, box, entry.item, memory.address, flat))
+            self._wanted.append(Wanted(name, box, entry.item, size, memory.address, flat))
 
-    def _memory(self, entry: Entry, box: Box, staged: bool) -> Memory:
+    def _memory(self, entry: Entry, size: int, staged: bool) -> Memory:
         """Where the bytes are to go: the tensor's own memory, or spare memory."""
         memory = None
         try:
@@ -70,7 +77,7 @@ class Plan:
         if memory is not None and not memory.writable:
             raise RDMAReadOnlyError(f"{entry.name!r} is read-only ({memory.shown})")
         if memory is None or staged:
-            memory = self._spare(entry, size_of(box) * entry.item, memory is not None and memory.device is not None)
+            memory = self._spare(entry, size, memory is not None and memory.device is not None)
         if memory.device is not None:
             self._devices.setdefault(device_of(entry), memory.keep)
         self._keep.append(memory.keep)
@@ -128,8 +135,15 @@ class Route:
         balance = Balance([bool(here) and one.owner.host == here for one in owners], os.getpid())
         missing = []
         # The largest first, or what comes last could not be balanced any more.
-        for one in sorted(wanted, key=lambda one: -size_of(one.box) * one.item):
+        for one in sorted(wanted, key=lambda one: -one.size):
             held = self._held(one.name)
+            if (
+                len(held) == 1 and held[0][1].size == one.size and held[0][1].box == one.box
+            ):  # much the most frequent case
+                owner, place = held[0]
+                start = 0 if one.flat is not None else one.address
+                self._add(owner, place, Block(place.offset, start, one.size), one)
+                continue
             parts, left = assign(one.box, [(owner, place.box) for owner, place in held], balance.pick)
             missing += [f"{one.name!r}{shown(box)}" for box in left]
             places = dict(held)
@@ -137,12 +151,15 @@ class Route:
                 place = places[owner]
                 start = 0 if one.flat is not None else one.address
                 piece = block(place.box, one.box, box, one.item).moved(place.offset, start)
-                self._targets.setdefault(owner, {}).setdefault(place.buffer, []).append((piece, one.flat))
+                self._add(owner, place, piece, one)
         if missing:
             more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
             hint = ". StateDictHandle.combine() puts the handles of several owners together" if len(owners) == 1 else ""
             raise StateDictMismatchError(f"no owner has {', '.join(sorted(missing)[:10])}{more}{hint}")
         self.owners = sorted(self._targets) or [one for one in range(len(owners)) if one not in gone]
+
+    def _add(self, owner: int, place: Place, piece: Block, wanted: Wanted) -> None:
+        self._targets.setdefault(owner, {}).setdefault(place.buffer, []).append((piece, wanted.flat))
 
     def _held(self, name: str) -> list[tuple[int, Place]]:
         return [

@@ -17,9 +17,9 @@ from monarch.actor import Future, Promise, ValueMesh
 from monarch.rdma import manager
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
 from monarch.rdma.entries import Entry, entries_of, shorten, shown
-from monarch.rdma.layout import Box
+from monarch.rdma.layout import Box, size_of
 from monarch.rdma.published import Place, Published
-from monarch.rdma.reading import Plan, Route, Wanted
+from monarch.rdma.reading import Plan, Route, Wanted, sources_of
 from monarch.rdma.shards import Range, ranges_of, shape_of
 from monarch.rdma.transfer import check_timeout
 from monarch.rdma.versions import Header, agreed, whole
@@ -208,7 +208,7 @@ class StateDictHandle:
         known: dict[Any, Any] = {}
         for name, place in self._whole.items():
             shape = shape_of(_ranges(name, place, parts.get(name)))
-            key = (self._sources(name), place.dtype, str(parts.get(name)))
+            key = (str(sources_of(self._owners, name)), place.dtype, str(parts.get(name)))
             if place.buffer < 0 or key not in known:
                 known[key] = _new(place, shape)
             flat[name] = known[key]
@@ -222,11 +222,6 @@ class StateDictHandle:
             return await self._read(plan, (), deadline, timeout), result
 
         return _run(read)
-
-    def _sources(self, name: str) -> Any:
-        """Equal for names of the same bytes."""
-        held = ((owner, one.places.get(name)) for owner, one in enumerate(self._owners))
-        return tuple((owner, place.buffer, place.offset, place.box) for owner, place in held if place is not None)
 
     # --- versions
 
@@ -243,7 +238,7 @@ class StateDictHandle:
             except _GoneError as exc:
                 gone.add(exc.owner)
                 boxes = ((name, tuple((0, size) for size in place.full)) for name, place in self._whole.items())
-                wanted = [Wanted(name, box, 1, 0, None) for name, box in boxes]
+                wanted = [Wanted(name, box, 1, size_of(box), 0, None) for name, box in boxes]
                 if len(gone) == len(self._owners):
                     raise exc.error from None
                 try:
