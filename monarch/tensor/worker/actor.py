@@ -36,6 +36,7 @@ class TensorWorker(Actor):
             # Processes that each take every core of a host stand in each other's way.
             self._cores = max(1, len(os.sched_getaffinity(0)) // int(environments[rank]["LOCAL_WORLD_SIZE"]))
         self.executor = executor.Executor(rank)
+        self.executor.end = context().actor_instance.abort
         self.key = own_key()
         waiting.open(self.key)
         self.services = services
