@@ -246,6 +246,7 @@ class Side(Actor):
         from monarch.rdma import paths
 
         memory.replace(self.before)
+        self.card.close()
         paths.BACKENDS = self.backends if hasattr(self, "backends") else paths.BACKENDS
 
     @endpoint
