@@ -1,4 +1,4 @@
-"""Matrix products and a sum over the processes: one after the other, and beside each other."""
+"""A computation and a sum over the processes: one after the other, and beside each other."""
 
 from __future__ import annotations
 
@@ -18,36 +18,43 @@ if "MONARCH_BENCH_TORCH" in os.environ:  # torch must be found by the processes 
 
 
 def overlap(params: Params) -> Samples:
-    """Seconds of `products` matrix products, of a sum of `megabytes` along the mesh, of both in turn, and of both with
-    async_op=True."""
+    """Seconds of a sum of `megabytes` along the mesh and of a computation: each alone, in turn, and with async_op=True.
+
+    The computation is one of the processors, which the sum needs as well, or one of a device: then the workers pause.
+    """
     with this_host().spawn_procs({"gpus": params["procs"]}).activate():
         a = torch.full((params["side"], params["side"]), 1e-3)
         gradient = torch.ones(params["megabytes"] << 18)
 
-        def compute() -> Any:
+        def products() -> Any:
             x = a
             for _ in range(params["products"]):
                 x = x @ a
             return x.sum()
 
-        def communicate() -> Any:
-            return gradient.reduce("gpus")[0]
+        def pause(seconds: float) -> Any:
+            time.sleep(seconds)
+            return torch.ones(())
 
-        def sequential() -> Any:
-            total = communicate()
-            return compute() + total
-
-        def overlapped() -> Any:
-            pending = gradient.reduce("gpus", async_op=True)
-            x = compute()
-            return x + pending.wait()[0]
-
-        found = {}
-        for name, call in (
-            ("compute", compute), ("communicate", communicate), ("in turn", sequential), ("beside", overlapped),
-        ):  # fmt: skip
-            found[name] = measured(call, params)
+        device = monarch.remote(pause, propagate=lambda seconds: torch.empty(()))
+        found = {"sum": measured(lambda: gradient.reduce("gpus")[0], params)}
+        kinds = (("processor", products), ("device", lambda: device(params["pause"])))
+        for kind, compute in kinds:
+            found[kind] = measured(compute, params)
+            found[f"{kind} in turn"] = measured(lambda: in_turn(gradient, compute), params)  # noqa: B023 - called here
+            found[f"{kind} beside"] = measured(lambda: beside(gradient, compute), params)  # noqa: B023
         return found
+
+
+def in_turn(gradient: Any, compute: Callable[[], Any]) -> Any:
+    total = gradient.reduce("gpus")
+    return compute() + total[0]
+
+
+def beside(gradient: Any, compute: Callable[[], Any]) -> Any:
+    pending = gradient.reduce("gpus", async_op=True)
+    found = compute()
+    return found + pending.wait()[0]
 
 
 def measured(call: Callable[[], Any], params: Params) -> list[float]:
