@@ -30,7 +30,7 @@ from monarch.actor import Actor, HostMesh, SupervisionError, attach_to_workers, 
 from monarch.config import configure
 from monarch.rdma import RDMABuffer
 from monarch.rdma.backends import nixl, nixl_agent, tcp, tcp_gather, tcp_owner
-from monarch.rdma.backends.nixl_agent import NixlError
+from monarch.rdma.backends.nixl_agent import NixlError, Segment
 from monarch.rdma.backends.tcp_wire import (
     CHUNK,
     DROPPED,
@@ -820,6 +820,9 @@ def test_parts_that_are_late_are_not_asked_for(ends: Ends, register: Any) -> Non
 # --- NIXL, whose part here a memmove plays
 
 
+SHOWN = b"DRAM\0\0\0\0shown"  # where the memory is, and what NIXL says of it
+
+
 class FakeAgent:
     """Moves bytes within the process, or fails as it is told to."""
 
@@ -832,7 +835,10 @@ class FakeAgent:
         assert shown == b"shown"
         return "owner"
 
-    def move(self, name: str, write: bool, memory: Memory, here: int, there: int, size: int, pause: Any) -> None:
+    def move(
+        self, name: str, write: bool, memory: Memory, here: int, there: int, remote: Segment, size: int, pause: Any
+    ) -> None:
+        assert remote == Segment("DRAM", 0)
         self.moves.append((write, size))
         looks = 0
         while self.fails == "never done":
@@ -850,7 +856,7 @@ class FakeAgent:
 def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAgent]:
     made = FakeAgent()
     monkeypatch.setattr(nixl_agent, "agent", lambda: made)
-    monkeypatch.setattr(nixl_agent, "lend", lambda region: b"shown")
+    monkeypatch.setattr(nixl_agent, "lend", lambda region: SHOWN)
     monkeypatch.setattr(nixl, "PART", MIB)
     nixl.unreachable.clear()
     yield made
@@ -870,7 +876,7 @@ def test_nixl_moves_parts_of_what_is_lent(ends: Ends, register: Any, agent: Fake
 def test_what_is_lent_stays_until_it_is_given_back(stream: socket.socket, register: Any, agent: FakeAgent) -> None:
     region = register(bytearray(10))
     ask(stream, LEND, region, 0, 10)
-    assert take(stream, 1 + 4 + 5) == b"\0" + b"\0\0\0\5" + b"shown"
+    assert take(stream, 1 + 4 + len(SHOWN)) == b"\0" + b"\0\0\0\x0d" + SHOWN
     assert not registry().drop(region.number, region.token)
     stream.sendall(b"\0")
     drop(region)
@@ -881,7 +887,7 @@ def test_what_is_lent_stays_until_it_is_given_back(stream: socket.socket, regist
 def test_what_is_lent_to_one_that_is_gone_comes_back(stream: socket.socket, register: Any, agent: FakeAgent) -> None:
     region = register(bytearray(10))
     ask(stream, LEND, region, 0, 10)
-    assert take(stream, 10)[0] == OK
+    assert take(stream, 5 + len(SHOWN))[0] == OK
     stream.shutdown(socket.SHUT_WR)
     drop(region)
 
