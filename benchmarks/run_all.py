@@ -26,8 +26,10 @@ QUESTIONS = (
     "rdma_gpu",
     "tensor_ops",
     "tensor_function",
+    "collective_overlap",
     "gpt_step",
     "weights",
+    "weight_sync",
 )
 
 

@@ -139,12 +139,13 @@ def begin(assignment: Assignment, everywhere: Callable[[], None] = lambda: None)
     kind = vendors.built_for()
     if kind == "cpu":
         return changed
-    if assignment.first or (not assignment.place and any(name in os.environ for name in visible.VARIABLES[kind])):
-        here = cards.uuids(kind)
-        said = "" if assignment.place else visible.problem(kind, os.environ, here)
+    if not assignment.place and any(name in os.environ for name in visible.VARIABLES[kind]):
+        here = [""] * cards.estimate(kind) if kind == "cuda" else cards.uuids(kind)  # NVML may take seconds
+        said = visible.problem(kind, os.environ, here)
         if said:
             logger.warning("%s", said)
-        for name, text in visible.rotated(kind, os.environ, here, assignment.first).items():
+    if assignment.first:
+        for name, text in visible.rotated(kind, os.environ, cards.uuids(kind), assignment.first).items():
             changed[name] = os.environ.get(name), text
             os.environ[name] = text
     _own = OwnDevice(assignment, everywhere)
@@ -163,6 +164,16 @@ def enter() -> None:
     on devices; cheap."""
     if _own is not None:
         _own.enter()
+
+
+def start() -> None:
+    """The calling thread is about to use devices: torch initialises them, if there are any, and this process's is in use.
+    Libraries that choose a device by themselves, until one is in use, find it. Imports torch."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.init()
+        enter()
 
 
 # --- moments at which something is done

@@ -1,7 +1,7 @@
-"""The one file in which vendors differ: NVIDIA's CUDA and AMD's HIP (ROCm).
+"""What differs between vendors, NVIDIA's CUDA and AMD's HIP (ROCm), beside their lists of cards (`cards`, `visible`).
 
 Torch built for ROCm calls its devices `cuda`, its streams, IPC and graphs are those of `torch.cuda`, and its collectives are
-`nccl` (RCCL). So nothing else here asks for a vendor; what has to is in this file. Which vendor it is, torch says
+`nccl` (RCCL). So nothing else asks for a vendor; what has to is in these files. Which vendor it is, torch says
 (`torch.version.hip`, `torch.version.cuda`), not what lies in /dev. MONARCH_GPU_PLATFORM and MONARCH_SKIP_TRITON_DEEPBIND,
 which other implementations read, are not read at all: there is nothing to build and nothing to load before torch.
 
@@ -23,6 +23,7 @@ from monarch._devices import cards, visible
 from monarch._devices.visible import Vendor
 
 _DRIVERS: dict[Vendor, str] = {"cuda": "libcuda.so.1", "hip": "libamdhip64.so", "cpu": ""}
+_HSA = "libhsa-runtime64.so"
 
 
 # --- which vendor, and how many devices
@@ -144,12 +145,30 @@ def identity(torch: Any, device: Any) -> str:
     found = properties(device)
     uuid = str(getattr(found, "uuid", "") or "")
     if uuid.strip("0-"):  # some devices say nothing but zeros
-        return uuid
+        hip = getattr(getattr(torch, "version", None), "hip", None)
+        return _with_partition(module, device, uuid) if hip else uuid
     bus = getattr(found, "pci_bus_id", None)
     if not isinstance(bus, int):
         return ""
     domain, slot = getattr(found, "pci_domain_id", 0), getattr(found, "pci_device_id", 0)
     return f"pci-{domain:04x}:{bus:02x}:{slot:02x}"
+
+
+def _with_partition(cuda: Any, device: Any, uuid: str) -> str:
+    """Partitions of one card have its uuid (an MI300 in CPX mode is eight devices), and torch tells no more of them. The
+    kernel's list of cards does, in the order in which ROCm numbers them. "" where they cannot be told apart.
+    """
+    here = cards.amd()
+    if len({card.unique_id for card in here}) == len(here):
+        return uuid
+    try:
+        seen = visible.physical("hip", os.environ, [card.unique_id for card in here])
+    except ValueError:
+        return ""
+    index = cuda.current_device() if device.index is None else device.index
+    if seen is None or len(seen) != cuda.device_count() or index >= len(seen):
+        return ""
+    return f"{uuid}/{here[seen[index]].place}"
 
 
 def ipc_obstacle(torch: Any, device: Any) -> str:
@@ -189,14 +208,17 @@ class DmaBufError(OSError):
     """The driver gives out no descriptor for the memory; the text has its words and the range."""
 
 
-def dma_buf(address: int, size: int, device: int, kind: Vendor | None = None, library: Any = None) -> DmaBuf:
+def dma_buf(
+    address: int, size: int, device: int, kind: Vendor | None = None, library: Any = None, hsa: Any = None
+) -> DmaBuf:
     """Memory of that device (torch's number for it) of this process as a dma-buf, for the drivers of other devices
     (ibv_reg_dmabuf_mr). On any thread, also on one that has used no device yet.
 
     The range grows to whole pages, which lie in the same allocation: device allocations are of whole pages. Torch has to
-    be loaded, the device in use. DmaBufError where there is no driver, where it does not know the call (CUDA before 11.7,
-    ROCm before 7.0), and where it refuses. Source: the CUDA driver API's cuMemGetHandleForAddressRange and HIP's
-    hipMemGetHandleForAddressRange. Never run on hardware.
+    be loaded, the device in use. DmaBufError where there is no driver, where it does not know the call (CUDA before 11.7),
+    and where it refuses. Source: the CUDA driver API's cuMemGetHandleForAddressRange and HIP's
+    hipMemGetHandleForAddressRange; ROCm before 7.0 has that one level lower, as hsa_amd_portable_export_dmabuf. Never run
+    on hardware.
     """
     kind = vendor() if kind is None else kind
     if kind == "cpu":
@@ -209,6 +231,8 @@ def dma_buf(address: int, size: int, device: int, kind: Vendor | None = None, li
     try:
         call = getattr(driver, name)
     except AttributeError:
+        if kind == "hip":
+            return _hsa_dma_buf(address, size, hsa)
         raise DmaBufError(f"no dma-buf: the driver has no {name}; update it") from None
     file = ctypes.c_int(-1)
     with _using(driver, kind, device):
@@ -224,6 +248,30 @@ def dma_buf(address: int, size: int, device: int, kind: Vendor | None = None, li
             f"no dma-buf for {length} bytes at {start:#x} ({size} at {address:#x}): {name} said {_words(driver, kind, code)}"
         )
     return DmaBuf(file.value, address - start, length)
+
+
+def _hsa_dma_buf(address: int, size: int, library: Any = None) -> DmaBuf:
+    """By the runtime under HIP. The descriptor is of the whole allocation, and it says where in that the memory begins."""
+    if library is None:
+        loaded = _mapped(_HSA)
+        if not loaded:
+            raise DmaBufError(
+                f"no dma-buf: HIP has no hipMemGetHandleForAddressRange (ROCm before 7.0), and no {_HSA} is loaded"
+            )
+        library = ctypes.CDLL(loaded)
+    file, offset = ctypes.c_int(-1), ctypes.c_uint64(0)
+    name = "hsa_amd_portable_export_dmabuf"
+    try:
+        call = getattr(library, name)
+    except AttributeError:
+        raise DmaBufError(f"no dma-buf: neither HIP nor {_HSA} can export memory; update ROCm") from None
+    code = call(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.byref(file), ctypes.byref(offset))
+    if code:
+        text = ctypes.c_char_p()
+        library.hsa_status_string(code, ctypes.byref(text))
+        said = f"{code} ({text.value.decode(errors='replace')})" if text.value else str(code)
+        raise DmaBufError(f"no dma-buf for {size} bytes at {address:#x}: {name} said {said}")
+    return DmaBuf(file.value, offset.value, offset.value + size)
 
 
 @contextmanager

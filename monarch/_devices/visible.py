@@ -126,12 +126,13 @@ def _chosen(kind: Vendor, entries: Entries, cards: Sequence[str]) -> list[int] |
 
 
 def problem(kind: Vendor, environ: Mapping[str, str], cards: Sequence[str]) -> str:
-    """What is wrong with the variables on a machine with these cards, in a sentence; "" when nothing is."""
+    """What is wrong with the variables on a machine with these cards ("" for an unknown uuid), in a sentence; "" when nothing
+    is, or nobody knows."""
     try:
         entries = listed(kind, environ)
     except ValueError as exc:
         return str(exc)
-    if entries is None or not cards:
+    if entries is None or not cards or (not any(cards) and entries and isinstance(entries[0], str)):
         return ""
     name = next(name for name in _DECIDES if name in environ and name in VARIABLES[kind])
     said, chosen = f"{name}={environ[name]}", _chosen(kind, entries, cards)

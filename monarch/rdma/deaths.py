@@ -29,8 +29,9 @@ class Deaths:
         self._epoll: select.epoll | None = None
 
     def watch(self, process: Owner, ended: Ended) -> None:
-        """Calls `ended(process)`, which does not wait, on a thread of its own when the process ends, or has ended already;
-        once, however often it is asked for. Does not raise: where a process cannot be watched, nothing is called.
+        """Calls `ended(process)`, which does not wait, on a thread of its own when the process ends; before this returns if
+        it has ended already. Once, however often it is asked for. Does not raise: where a process cannot be watched, nothing
+        is called.
         """
         with self._lock:
             told = self._told.get(process)
@@ -41,16 +42,16 @@ class Deaths:
                 return
             try:
                 file = self._open(process)
+                self._wait_for(file, process)
             except ProcessLookupError:
-                file = -1
-            except OSError as exc:  # no descriptor left, or a kernel before 5.3
+                pass
+            except (OSError, RuntimeError) as exc:  # no descriptor or thread left, or a kernel before 5.3
                 logging.getLogger("monarch").debug("the end of %s cannot be heard of: %s", process, exc)
                 return
-            if file >= 0:
+            else:
                 self._told[process] = {ended: None}
-                self._wait_for(file, process)
-        if file < 0:
-            start_thread(ended, "monarch-rdma-deaths", process)
+                return
+        self._tell(process, [ended])
 
     def __len__(self) -> int:
         return len(self._told)
@@ -72,13 +73,17 @@ class Deaths:
         return file
 
     def _wait_for(self, file: int, process: Owner) -> None:
+        epoll = self._epoll
+        try:
+            if epoll is None:
+                epoll = select.epoll()
+                start_thread(self._run, "monarch-rdma-deaths", epoll)
+                self._epoll = epoll
+            epoll.register(file, select.EPOLLIN)
+        except BaseException:
+            os.close(file)
+            raise
         self._files[file] = process
-        if self._epoll is not None:
-            self._epoll.register(file, select.EPOLLIN)
-            return
-        self._epoll = select.epoll()
-        self._epoll.register(file, select.EPOLLIN)
-        start_thread(self._run, "monarch-rdma-deaths", self._epoll)
 
     def _run(self, epoll: select.epoll) -> None:
         while True:
@@ -90,16 +95,19 @@ class Deaths:
                     epoll.unregister(file)
                     os.close(file)
             for process, told in over:
-                for ended in told:
-                    try:
-                        ended(process)
-                    except Exception:
-                        logging.getLogger("monarch").exception("what %s had is not let go of", process)
+                self._tell(process, told)
             with self._lock:
                 if not self._files:
                     self._epoll = None
                     epoll.close()
                     return
+
+    def _tell(self, process: Owner, told: list[Ended]) -> None:
+        for ended in told:
+            try:
+                ended(process)
+            except Exception:
+                logging.getLogger("monarch").exception("what %s had is not let go of", process)
 
 
 deaths = Deaths()

@@ -82,6 +82,7 @@ class TorchSetup(Actor):
             on_actor_threads("torch threads", lambda: _set_threads(threads))
         if device is not None:
             own_device.use(device, lambda: on_actor_threads("device", own_device.enter))
+            on_actor_threads("device", own_device.start)
 
     @endpoint
     async def free_port(self, loopback: bool) -> tuple[str, int]:
@@ -153,6 +154,8 @@ class TorchSetup(Actor):
     def _join(self, group: Group) -> None:
         import torch.distributed as dist
 
+        if "nccl" in group.backend:
+            own_device.start()
         self._stage = "ending the process group before"
         _end_group()
         self._stage = f"connecting to rank 0 at {group.address}:{group.port}"

@@ -4,6 +4,7 @@ takes 1 off. Below 0 they are huge, as torch reads them: the memory is never fre
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import os
 import struct
@@ -29,6 +30,7 @@ class Counts:
             if not self._file:
                 self._file = f"/torch_{os.getpid()}_{int.from_bytes(os.urandom(4), 'big')}_0".encode()
                 (FOLDER / os.fsdecode(self._file[1:])).write_bytes(bytes(HEADER + 8 * COUNTS))
+                atexit.register(self.close)
             number = self._next
             self._next += 1
         assert number < COUNTS

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from monarch._devices.memory import Card, Torch
-from tests._devices.fake import OnCard, plain
+from tests._devices.counts import Counts
+from tests._devices.fake import OnCard, OnSecond, plain
 
 
 class Cuda:
@@ -21,6 +22,8 @@ class Cuda:
         self.log: list[str] = []
         self.cards = ["uuid-a", "uuid-b"]
         self.streams = 0
+        self.used = 0  # the device of this thread
+        self.contexts: set[int] = set()
 
     class Event:
         def __init__(self, log: list[str], name: str) -> None:
@@ -31,14 +34,15 @@ class Cuda:
 
     def Stream(self, device: Any) -> Any:
         self.streams += 1
-        return self.made(f"stream {self.streams} of {device}")
+        return self.made(f"stream {self.streams} of {device}", device)
 
     def current_stream(self, device: Any) -> Any:
         return self.made(f"current stream of {device}")
 
-    def made(self, name: str) -> Any:
+    def made(self, name: str, device: Any = None) -> Any:
         return types.SimpleNamespace(
             name=name,
+            device=device,
             record_event=lambda: Cuda.Event(self.log, f"what {name} had to do"),
             wait_event=lambda event: self.log.append(f"{name} waits for {event.name}"),
             synchronize=lambda: self.log.append(f"wait for all of {name}"),
@@ -46,9 +50,22 @@ class Cuda:
 
     @contextmanager
     def stream(self, stream: Any) -> Iterator[None]:
+        """Both ways by cudaSetDevice, which makes a context."""
+        before, self.used = self.used, stream.device.index
+        self.contexts.add(self.used)
         self.log.append(f"use {stream.name}")
         yield
         self.log.append("no more")
+        if self.used != before:
+            self.used = before
+            self.contexts.add(before)
+
+    @contextmanager
+    def device(self, device: Any) -> Iterator[None]:
+        """Back to the device before only where that has a context."""
+        before, self.used = self.used, device.index
+        yield
+        self.used = before
 
     def is_available(self) -> bool:
         return bool(self.cards)
@@ -116,6 +133,12 @@ def test_a_copy_runs_on_a_stream_of_the_threads_behind_what_it_is_to_come_after(
     assert cuda.streams == 1
 
 
+def test_a_copy_makes_no_context_on_a_card_that_it_does_not_use(cuda: Cuda) -> None:
+    there = torch.tensor([1, 2, 3], dtype=torch.uint8).as_subclass(OnSecond)
+    Torch().begin(torch.zeros(3, dtype=torch.uint8), there)()
+    assert (cuda.contexts, cuda.used) == ({1}, 0)
+
+
 def test_what_a_thread_has_given_a_device_to_do_can_be_waited_for(cuda: Cuda) -> None:
     Torch().settle(on_card(1))
     assert cuda.log == ["wait for all of current stream of cuda:0"]
@@ -150,6 +173,35 @@ def test_a_storage_is_opened_under_this_processs_number_of_its_card(
     assert Torch().open(shared, "cuda:1").tolist() == [1] * 64
     assert asked == [(1, *fields[1:])]
     assert cuda.log == ["init"]
+
+
+def test_what_was_shared_is_let_go_of_once_and_also_when_it_cannot_be_opened(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A count is never taken below 0: torch would keep the memory for good."""
+    counts, real = Counts(), Torch()
+    monkeypatch.setattr(torch.UntypedStorage, "_release_ipc_counter_cuda", counts.drop, raising=False)
+
+    def fails(*args: Any) -> Any:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.UntypedStorage, "_new_shared_cuda", fails)
+    try:
+        one, other = ((b"handle", 64, 0, *counts.take(), b"event", True) for _ in range(2))
+        assert real.lent(one)
+        real.release(one)
+        real.release(one)
+        assert not real.lent(one)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            real.open(other, "cuda:1")
+        assert not real.lent(other)
+        real.forget(other)
+        assert not real.lent(other)
+    finally:
+        counts.close()
+    strange = (b"handle", 64, 0, b"/../etc/passwd", 0, b"event", True)
+    real.release(strange)
+    real.forget(strange)
 
 
 def test_a_device_without_streams_is_waited_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

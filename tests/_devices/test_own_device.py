@@ -46,6 +46,7 @@ class Process:
         torch.cuda, torch.version = self.cuda, types.SimpleNamespace(hip=None, cuda="13.0")  # type: ignore[attr-defined]
         patch.setitem(sys.modules, "torch", torch)
         patch.setitem(sys.modules, "torch.cuda", self.cuda)
+        patch.setattr(cards, "estimate", lambda kind, root=None: count)
         patch.setattr(cards, "uuids", lambda kind, root=None: self.cuda.driver.uuids)
         patch.setattr(vendors, "built_for", lambda: kind)
         self.changed = own_device.begin(assignment, self._everywhere)
@@ -236,3 +237,20 @@ def test_torch_has_what_is_used_of_it() -> None:
     assert calls == [] and len(cuda._queued_calls) == before + 1
     cuda._queued_calls.pop()
     assert all(callable(getattr(cuda, name)) for name in ("device_count", "current_device", "set_device"))
+
+
+def test_who_is_about_to_use_it_finds_it_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's DeviceMesh, for one, takes the device of LOCAL_RANK where none is in use: in a slice that is another."""
+    process = Process(monkeypatch, 8, Assignment("m", 5, 8))
+    own_device.start()
+    assert process.cuda.is_initialized()
+    assert process.where() == 5
+
+
+def test_a_process_that_nobody_assigned_one_is_told_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = Process(monkeypatch, 4, Assignment("m", 0, 1))
+    own_device._own = None
+    own_device.use(2, process._everywhere)
+    own_device.use(3)  # the first one counts
+    assert process.where() == 2
+    assert process.told == 1

@@ -159,6 +159,12 @@ def test_what_is_wrong_is_said(kind: Any, environ: dict[str, str], words: str) -
     assert (words in said) if words else not said
 
 
+def test_what_nobody_knows_is_not_wrong() -> None:
+    assert visible.problem("cuda", {"CUDA_VISIBLE_DEVICES": "GPU-zz"}, ["", ""]) == ""
+    assert visible.problem("cuda", {"CUDA_VISIBLE_DEVICES": "5"}, []) == ""
+    assert "names 5" in visible.problem("cuda", {"CUDA_VISIBLE_DEVICES": "5"}, ["", ""])
+
+
 @settings(max_examples=100, deadline=None)
 @given(environments, st.integers(0, 4), st.sampled_from(["cuda", "hip"]))
 def test_there_is_always_an_answer(environ: dict[str, str], cards: int, kind: Any) -> None:

@@ -22,15 +22,15 @@ def procs() -> Iterator[ProcMesh]:
     mesh.stop().get(timeout=120)
 
 
-def test_each_process_sees_its_own_device(procs: ProcMesh) -> None:
+def test_each_process_uses_its_own_device(procs: ProcMesh) -> None:
     def seen() -> tuple[int, str]:
         import torch
 
-        return torch.cuda.device_count(), str(torch.cuda.get_device_properties(0).uuid)
+        return torch.ones(1, device="cuda").device.index, str(torch.cuda.get_device_properties("cuda").uuid)
 
     with procs.activate():
         found = list(monarch.remote(seen, propagate="inspect").call().get().values())
-    assert {count for count, _ in found} == {1}
+    assert [index for index, _ in found] == list(range(len(procs)))
     assert len({uuid for _, uuid in found}) == len(procs)
 
 

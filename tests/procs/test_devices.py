@@ -56,6 +56,7 @@ _PROGRAM = """
 import os, threading
 os.environ.pop("CUDA_VISIBLE_DEVICES")
 from monarch.actor import Actor, endpoint, this_host
+from monarch.config import configure
 
 class Rank(Actor):
     @endpoint
@@ -94,14 +95,19 @@ if __name__ == "__main__":
     print([found for found, *_ in ask(other)])
     second = this_host().spawn_procs({"gpus": 2}, name="second")
     print(ask(second.spawn("ranks", Rank)))
+    second.restart(gpus=1).get(60)
+    print(ask(second.slice(gpus=1).spawn("again", Rank)))
     print(second.slice(gpus=1).spawn("spawner", Rank).below.call_one().get(60))
     own = this_host().spawn_procs({"gpus": 2}, name="own", env={"CUDA_VISIBLE_DEVICES": "3,2"})
     print(ask(own.spawn("ranks", Rank)))
     crowd = this_host().spawn_procs({"gpus": 3}, name="crowd")
     print([found for found, *_ in ask(crowd.spawn("ranks", Rank))])
+    configure(share_devices=False)
+    print([found for found, *_ in ask(this_host().spawn_procs({"gpus": 2}).spawn("ranks", Rank))])
 """
 
 
+@full
 def test_ranks_and_meshes_share_out_the_cards(scripts: Scripts, machine: dict[str, str]) -> None:
     done = scripts.run(_PROGRAM, env=machine)
     assert done.stdout.splitlines() == [
@@ -109,9 +115,11 @@ def test_ranks_and_meshes_share_out_the_cards(scripts: Scripts, machine: dict[st
         "[([0, 0], False, None, 4), ([1, 1], False, None, 4)]",
         "[[0, 0], [1, 1]]",
         "[([2, 2], False, '2,3,0,1', 4), ([3, 3], False, '2,3,0,1', 4)]",
+        "[([3, 3], False, '2,3,0,1', 4)]",
         "([0, 0], False, None, 4)",
         "[([3, 3], False, '3,2', 2), ([2, 2], False, '3,2', 2)]",
         "[[0, 0], [1, 1], [2, 2]]",
+        "[[0, 0], [0, 0]]",
     ]
     said = "mesh 'crowd' has 3 processes on this host, which has 4 devices: rank 0 and mesh 'first' share device 0;"
     assert done.stderr.count(said) == 1

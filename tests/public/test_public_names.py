@@ -41,6 +41,27 @@ CONFIG = """
 """.split()
 
 
+# Of distributed tensors: values in and out, files, data.
+STATE = "replicate shard gather DataLoaders checkpoint".split()
+
+
+@pytest.mark.parametrize("name", STATE)
+def test_monarch_has_for_tensors(name: str) -> None:
+    pytest.importorskip("torch")
+    import monarch
+
+    assert getattr(monarch, name) is not None
+    assert name in monarch.__all__
+
+
+def test_checkpoint_has() -> None:
+    pytest.importorskip("torch")
+    from monarch import checkpoint
+
+    assert sorted(checkpoint.__all__) == ["CheckpointError", "load", "read", "save", "save_async"]
+    assert issubclass(checkpoint.CheckpointError, OSError)
+
+
 @pytest.mark.parametrize("name", [*ACTOR, *MORE])
 def test_monarch_actor_has(name: str) -> None:
     import monarch.actor

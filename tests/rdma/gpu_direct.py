@@ -41,23 +41,13 @@ def install() -> None:
 def move(pid: int, request: Request, write: bool) -> bool:
     if request.remote < NOWHERE:
         return _plain(pid, request, write)
+    there = request._replace(remote=request.remote - NOWHERE)
     if write:
-        local = _local(request)
-        _on_their_way.append((pid, request, ctypes.string_at(local, request.size)))
+        _on_their_way.append((pid, there, ctypes.string_at(request.local, request.size)))
         return True
     while _on_their_way:
         whose, written, data = _on_their_way.pop(0)
         kept = ctypes.create_string_buffer(data, len(data))
-        if not _plain(whose, _at(written, ctypes.addressof(kept)), True):
+        if not _plain(whose, written._replace(local=ctypes.addressof(kept)), True):
             return False
-    return _plain(pid, request._replace(remote=request.remote - NOWHERE), False)
-
-
-def _local(request: Request) -> int:
-    ((address, _),) = request.pieces
-    return address
-
-
-def _at(request: Request, local: int) -> Request:
-    """The same, from other local memory."""
-    return Request(request.remote - NOWHERE, ((local, request.size),))
+    return _plain(pid, there, False)

@@ -24,6 +24,11 @@ pytestmark = [
 SIZE = 4096
 
 
+def counts_of(pid: int) -> list[str]:
+    """The files in which torch counts what a process has shared."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
+
+
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
     procs = this_host().spawn_procs(per_host={"who": 2}, name="cards")
@@ -49,13 +54,12 @@ def reader(procs: ProcMesh) -> Iterator[Any]:
 def doomed() -> Iterator[Any]:
     """One in a process of its own, which a test may kill."""
     procs = this_host().spawn_procs(name="doomed")
-    yield procs.spawn("doomed", Side)
+    mesh = procs.spawn("doomed", Side)
+    pid = call(mesh.pid)
+    yield mesh
     procs.stop().get(timeout=TIMEOUT)
-
-
-def counts_of(pid: int) -> list[str]:
-    """The files in which torch counts what a process has shared."""
-    return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
+    for name in counts_of(pid):  # of a test that failed
+        os.unlink(f"/dev/shm/{name}")
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -69,7 +73,8 @@ def until(is_so: Callable[[], bool]) -> None:
 def test_a_thousand_and_more_messages_with_a_handle_go_by_the_card(owner: Any, reader: Any) -> None:
     """Each message makes an RDMABuffer object of its own."""
     buffer = call(owner.make, "cuda", b"abc")
-    assert call(reader.read_copies, buffer, 1100) == ["device_ipc"]
+    for _ in range(11):
+        assert call(reader.read_copies, buffer, 100) == ["device_ipc"]
     assert call(owner.card_says, "shares") == 1
     call(owner.drop, buffer)
 

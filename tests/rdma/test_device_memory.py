@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch._devices import memory as devices
 from monarch._devices.memory import Card
 from monarch.actor import this_host
-from monarch.rdma import RDMABuffer, RDMAMemoryError, lending, paths
+from monarch.rdma import RDMAAction, RDMABuffer, RDMAMemoryError, lending, paths
 from monarch.rdma.handle import Owner
 from monarch.rdma.handle import this_host as host_name
 from monarch.rdma.lending import NotLentError
@@ -101,6 +102,24 @@ def test_what_cannot_be_lent_says_why(card: FakeCard, monkeypatch: pytest.Monkey
     mine.give(memory, "borrower", process(1))
     with pytest.raises(NotLentError, match="lent 5 times already"):
         mine.give(memory, "borrower", process(1))
+
+
+@pytest.mark.procs
+def test_a_buffer_is_made_and_read_under_an_active_mesh(card: FakeCard) -> None:
+    class Takes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise AssertionError(f"{func} was taken")
+
+    this_host()
+    there, back, other = card.tensor(b"abcdef"), torch.zeros(6, dtype=torch.uint8), card.tensor(b"......")
+    with Takes():
+        buffer = RDMABuffer(there)
+        buffer.read_into(back).get(TIMEOUT)
+        buffer.write_from(other).get(TIMEOUT)
+        action = RDMAAction().read_remote(other, buffer)
+        action.submit().get(TIMEOUT)
+        buffer.drop().get(TIMEOUT)
+    assert (bytes(back.numpy()), card.bytes_of(there)) == (b"abcdef", b"......")
 
 
 @pytest.mark.procs

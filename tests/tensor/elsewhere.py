@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from monarch.tensor.controller import homes
 from monarch.tensor.controller.mesh import DeviceMesh
 from tests.tensor import loopback
 
@@ -34,5 +35,9 @@ def elsewhere(patch: pytest.MonkeyPatch) -> Iterator[DeviceMesh]:
             yield
 
     patch.setattr(loopback, "_as_a_worker", with_a_device)
-    with loopback.loopback(gpus=1) as mesh:
-        yield mesh
+    try:
+        with loopback.loopback(gpus=1) as mesh:
+            yield mesh
+    finally:  # other tests of this process have never heard of such a device
+        homes._homes.clear()
+        homes._strangers.clear()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from hypothesis import strategies as st
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import monarch.tensor as mt
+from monarch.tensor.controller.activation import active_mesh
 
 DTYPES = (
     "float32",
@@ -346,11 +349,48 @@ LOSSES = (
     "(checkpoint(F.dropout, checkpoint(F.dropout, p, use_reentrant=False), use_reentrant=False) * p).sum()",
 )
 
+# Values that leave the mesh and come back (see `host`, `sent`, `stored`): not in programs that are recorded.
+STATE = (
+    "{x}.copy_(host({z}))",
+    "{x}[0] = host({x}[0])",
+    "{x}.data = host({y})",
+    "v{v} = sent(host({x}))",
+    "v{v} = stored({x})",
+    "v{v} = sent([host({x}), host({y})])",
+    "L = torch.nn.Linear(3, 2); L.load_state_dict(host(dict(weight=v0, bias=v0[:, 0]))); v{v} = L.weight.detach() * 2",
+    "L = torch.nn.Linear(3, 2); L.load_state_dict(stored(dict(weight=v0, bias=v0[:, 0]), False)); v{v} = L.bias.data",
+)
+
+
+def host(tree: Any) -> Any:
+    """The tensors of `tree` as local ones."""
+    if any(type(leaf) is mt.Tensor for leaf in pytree.tree_leaves(tree)):
+        tree = mt.inspect(tree)
+    with mt.no_mesh.activate():
+        return pytree.tree_map(lambda tensor: tensor.detach().resolve_conj().resolve_neg().clone(), tree)
+
+
+def sent(tree: Any) -> Any:
+    """The local tensors of `tree` on the mesh that is active, if one is."""
+    return tree if active_mesh() is None else mt.replicate(tree)
+
+
+def stored(tree: Any, back: bool = True) -> Any:
+    """What torch.load gives of what torch.save wrote; on the mesh, if it is to go `back`."""
+    file = io.BytesIO()
+    torch.save(tree, file)
+    file.seek(0)
+    found = host(torch.load(file))
+    return sent(found) if back else found
+
 
 def namespace() -> dict[str, Any]:
     """What every program begins with. Call it where its tensors are to live."""
     torch.manual_seed(0)
     return {
+        "host": host,
+        "sent": sent,
+        "stored": stored,
         "torch": torch,
         "F": torch.nn.functional,
         "checkpoint": checkpoint,
@@ -383,22 +423,23 @@ def tensors(scope: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 @st.composite
-def programs(draw: Callable[..., Any], longest: int = 10) -> list[str]:
-    """Lines that run one after the other in a `namespace()`; what does not run is left out."""
-    return program(lambda choices: draw(st.sampled_from(choices)), longest)
+def programs(draw: Callable[..., Any], longest: int = 10, state: bool = False) -> list[str]:
+    """Lines that run one after the other in a `namespace()`; what does not run is left out. With `state`, values leave the
+    mesh and come back."""
+    return program(lambda choices: draw(st.sampled_from(choices)), longest, state)
 
 
-def program(pick: Callable[[Sequence[Any]], Any], longest: int) -> list[str]:
+def program(pick: Callable[[Sequence[Any]], Any], longest: int, state: bool = False) -> list[str]:
     """A program made of what `pick` picks."""
     with mt.no_mesh.activate():
-        return _program(pick, longest)
+        return _program(pick, longest, state)
 
 
-def _program(pick: Callable[[Sequence[Any]], Any], longest: int) -> list[str]:
+def _program(pick: Callable[[Sequence[Any]], Any], longest: int, state: bool) -> list[str]:
     scope = namespace()
     lines: list[str] = []
     for _ in range(pick(range(1, longest + 1))):
-        line = _line(pick, scope, len(lines) + 6)
+        line = _line(pick, scope, len(lines) + 6, state)
         try:
             run(line, scope)
         except Exception:
@@ -409,7 +450,7 @@ def _program(pick: Callable[[Sequence[Any]], Any], longest: int) -> list[str]:
     return lines
 
 
-def _line(pick: Callable[[Sequence[Any]], Any], scope: dict[str, Any], number: int) -> str:
+def _line(pick: Callable[[Sequence[Any]], Any], scope: dict[str, Any], number: int, state: bool) -> str:
     names = [name for name, value in scope.items() if name.startswith("v") and isinstance(value, torch.Tensor)]
     x = pick(names)
     shape = scope[x].shape
@@ -424,8 +465,11 @@ def _line(pick: Callable[[Sequence[Any]], Any], scope: dict[str, Any], number: i
         "s": pick(SCALARS),
         "r": pick(REAL),
         "t": pick(DTYPES),
+        "v": number,
     }
-    kind = pick(range(12))
+    kind = pick(range(16 if state else 12))
+    if kind > 11:
+        return str(pick(STATE).format(**facts))
     if kind < 4:
         return f"v{number} = " + pick(VIEWS).format(**facts)
     if kind < 7:

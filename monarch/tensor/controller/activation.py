@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -30,6 +30,25 @@ class _Active(threading.local):
 
 
 _active = _Active()
+
+
+class _Everywhere:
+    """How many activations of meshes there are in all threads. `told` is called with True when the first begins, and with
+    False when the last has ended."""
+
+    def __init__(self) -> None:
+        self.told: Callable[[bool], None] = lambda any_is: None
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self, number: int) -> None:
+        with self._lock:
+            before, self._count = self._count, self._count + number
+            if bool(before) != bool(self._count):
+                self.told(bool(self._count))
+
+
+everywhere = _Everywhere()
 
 
 class _MeshMode(TorchDispatchMode):
@@ -74,6 +93,8 @@ class Activation(Generic[M]):
     def _begin(self, mode: Any) -> None:
         self._mode = mode
         self._before = _active.modes
+        if type(mode) is _MeshMode:
+            everywhere.add(1)
         self._derivatives = in_this_thread()
         mode.__enter__()
         _active.stack.append(self)
@@ -94,6 +115,8 @@ class Activation(Generic[M]):
         _active.stack.pop()
         _active.modes = self._before
         self._mode.__exit__(None, None, None)
+        if type(self._mode) is _MeshMode:
+            everywhere.add(-1)
         self._derivatives.__exit__()
 
 

@@ -285,6 +285,8 @@ def _hole(value: Any, free: bool, tensors: list[Any], count: Iterator[int]) -> A
 
 def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, key: Any) -> Entry:
     """Works out what a call gives that was not made before, and defines it on the workers."""
+    if misuse.compiling():
+        raise misuse.not_compiled(str(op.op))
     values, named, _ = template(args, kwargs, None)
     if op.op._schema.name.startswith("aten::quantize_per_"):  # torch predicts a plain tensor
         raise metadata.not_dense("quantized")

@@ -157,7 +157,7 @@ def _divided(place: Place, local: torch.Tensor, placement: Mapping[str, int]) ->
         rank: placements.part(shape, placement, mesh.sizes, coordinate)
         for rank, coordinate in zip(mesh.processes, placements.coordinates(mesh.sizes), strict=True)
     }
-    ident = place.engine.do(place, Part(host, parts), (), 1)
+    ident = place.engine.do(place, Part(host, parts, meta), (), 1)
     return on_device_of(local, make(Record(ident, meta, place, Storage())))
 
 
@@ -168,15 +168,20 @@ def _like(local: torch.Tensor, made: Any) -> Any:
 
 
 class Part:
-    """A `signature.Call` that gives each rank its part of a tensor of the program."""
+    """A `signature.Call` that gives each rank its part of a tensor of the program. `meta`: what the parts are like; it stays
+    here."""
 
     keeps: tuple[int, ...] | None = None
     mutates: tuple[int, ...] = ()
     repeatable = True
 
-    def __init__(self, whole: torch.Tensor, parts: dict[int, placements.Part]) -> None:
+    def __init__(self, whole: torch.Tensor, parts: dict[int, placements.Part], meta: Any) -> None:
         self.whole = whole
         self.parts = parts
+        self.meta = meta
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"whole": self.whole, "parts": self.parts}
 
     def name(self) -> str:
         return "monarch.shard"

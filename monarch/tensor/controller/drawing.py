@@ -16,8 +16,8 @@ import torch
 from monarch.tensor.controller.place import Place
 from monarch.tensor.generators import drawing_name, generator_argument
 
-# The generators that this program has made since distributed tensors were first used, by the address of what torch keeps of
-# one: an operation arrives here with another Python object for it.
+# The generators made while a mesh was active, by the address of what torch keeps of one: an operation arrives here with
+# another Python object for it.
 made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _drawings: dict[Any, Drawing] = {}  # by the operation
 
@@ -70,8 +70,8 @@ def given_state(
         generator = made.get(given._cdata)
         if generator is None:
             raise TypeError(
-                f"{func} was given a torch.Generator of this process, made before distributed tensors were first used: make "
-                f"it inside `with mesh.activate():`, where torch.Generator() has a state in each process of the mesh too"
+                f"{func} was given a torch.Generator that was made without an active mesh, so it has a state in this process "
+                f"alone: make it inside `with mesh.activate():`"
             )
         _check_device(generator, args, kwargs)
         state = generator.state_at(place)

@@ -24,7 +24,11 @@ _Plain: Any = torch._C.Generator
 
 
 class _Kind(type(_Plain)):  # type: ignore[misc]  # it is `type`, or a class of torch's
-    """So that torch's own generators are instances of `torch.Generator` too."""
+    """It stands for torch's class while a mesh is active in some thread: where none is, torch's own are made; and those
+    are instances of it too."""
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        return _Plain(device) if mesh_of_operations() is None else super().__call__(device)
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _Plain)
@@ -34,24 +38,25 @@ class _Kind(type(_Plain)):  # type: ignore[misc]  # it is `type`, or a class of 
 
 
 class Generator(_Plain, metaclass=_Kind):
-    """torch.Generator(device="cpu"), as torch documents it, and with meshes as if each of their processes had made it too.
+    """torch.Generator(device="cpu") made while a mesh is active: as torch documents it, and as if each process had made one.
 
     An operation on a mesh that is given it draws, in each process, from a copy that begins in the state the generator has
-    here; the copies proceed alike, each by what its own process draws, and this process's own only by what is drawn
-    here. Processes draw the same numbers as plain torch, and as each other, until they are seeded apart.
+    here; each copy proceeds by what its own process draws, and this process's own by what is drawn here. So processes draw
+    the numbers of plain torch, and the same as each other until they are seeded apart.
 
     While a mesh is active `manual_seed`, `seed` and `set_state` are for this process and that mesh; then, and whenever
     none is active, other meshes begin anew with the state here. `get_state()` gives a distributed tensor there: what it
     was given back to, `set_state` restores in order with operations. Nothing here waits. `initial_seed()` is the last
     seed given here.
 
-    A device that only the processes have may be named while a mesh is active. A generator belongs to the stream on which
-    its mesh used it first: TypeError WRONG_STREAM on another.
+    A device that only the processes have may be named. A generator belongs to the stream on which its mesh used it first:
+    TypeError WRONG_STREAM on another. Pickled, and in a remote function's arguments, it is torch's own in the state it has
+    here.
     """
 
     def __new__(cls, device: Any = "cpu") -> Generator:
         wanted = torch.device(device)
-        if wanted.type != "cpu" and mesh_of_operations() is not None and not torch.accelerator.is_available():
+        if wanted.type != "cpu" and not torch.accelerator.is_available():
             made = super().__new__(cls)  # for its seed
         else:
             made = super().__new__(cls, wanted)
@@ -102,7 +107,8 @@ class Generator(_Plain, metaclass=_Kind):
     def clone_state(self) -> Generator:
         """Another in the same state, here and in the processes."""
         with _disable_current_modes():
-            clone = type(self)(super().device)
+            clone = Generator.__new__(Generator, super().device)
+            clone.__init__(super().device)  # type: ignore[misc]
             _Plain.set_state(clone, super().get_state())
         clone._device = self._device
         for engine, state in self._states.items():

@@ -5,8 +5,9 @@ them. `install` puts stand-ins where torch looks for these objects: each does wh
 active in the calling thread. Functions that programs have imported by name keep their identity, because they look up
 `torch.random.default_generator` when called.
 
-`torch.utils.checkpoint` saves the state of a device only where this process has initialised it. Under a mesh it has to
-save that of the processes', so it is told that the device is there.
+`torch.utils.checkpoint` saves the state of the CPU here, and those of the devices of its tensor arguments. The generators of
+a mesh count as such a device: of that which is active, and of those of the arguments, because operations run on the mesh
+of their tensors whichever is active.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import torch
 import torch.cuda.random
 import torch.random
 import torch.utils.checkpoint
+from torch.utils import _pytree as pytree
 
 from monarch.tensor.controller import rng
-from monarch.tensor.controller.activation import mesh_of_operations
+from monarch.tensor.controller.activation import everywhere, mesh_of_operations
 from monarch.tensor.controller.constants import constant
 from monarch.tensor.controller.generator import Generator
 from monarch.tensor.controller.handles import is_distributed
-from monarch.tensor.controller.place import Mesh, Place
+from monarch.tensor.controller.place import Place
 from monarch.tensor.controller.stream import get_active_stream
 from monarch.tensor.generators import DEVICE_BYTES
 
@@ -50,8 +52,14 @@ def install() -> None:
         for module in (torch.cuda, torch.cuda.random):
             setattr(module, name, _instead_of(getattr(torch.cuda.random, name), stand_in))
     checkpoint: Any = torch.utils.checkpoint
-    checkpoint._get_device_module = _device_module_instead_of(checkpoint._get_device_module)
-    torch.Generator = Generator
+    for name, make in _CHECKPOINT.items():
+        setattr(checkpoint, name, functools.wraps(plain := getattr(checkpoint, name))(make(plain)))
+    everywhere.told = _generators_are_of_meshes
+
+
+def _generators_are_of_meshes(while_active: bool) -> None:
+    """Only then, because torch.compile knows torch's own class and what it makes, and no other."""
+    torch.Generator = Generator if while_active else torch._C.Generator
 
 
 def _instead_of(plain: Callable[..., Any], stand_in: Callable[..., Any]) -> Callable[..., Any]:
@@ -66,13 +74,13 @@ def _instead_of(plain: Callable[..., Any], stand_in: Callable[..., Any]) -> Call
 
 
 def _place(state: Any = None) -> Place | None:
-    """Where a function issues its command, if it does: for a mesh's `state` when none is active, its own mesh."""
-    mesh = mesh_of_operations()
-    if mesh is None:
-        return state._record.place if is_distributed(state) else None
-    if is_distributed(state) and torch._C._current_graph_task_id() != -1:
-        return mesh.place(state._record.place.stream)  # derivatives run where their operations ran
-    return mesh.place(get_active_stream())
+    """Where a function issues its command: with a mesh's `state` on that mesh, else on the active one; None without."""
+    if not is_distributed(state):
+        mesh = mesh_of_operations()
+        return mesh.place(get_active_stream()) if mesh is not None else None
+    place: Place = state._record.place
+    # Derivatives run where their operations ran.
+    return place if torch._C._current_graph_task_id() != -1 else place.mesh.place(get_active_stream())
 
 
 # --- states and seeds of a place ------------------------------------------------------------------------------
@@ -92,11 +100,6 @@ def _set(place: Place, which: _Which, state: torch.Tensor) -> None:
                 f"get_rng_state(), and this is {state!r:.100}"
             )
         state = constant(place, state)
-    _keep_for_end(place, which)
-    _put_back(place, which, state)
-
-
-def _put_back(place: Place, which: _Which, state: Any) -> None:
     rng.issue(place, which[1], (state,))
     rng.note_seed(_seeds[which], place.mesh, getattr(state, "_seed", None))
 
@@ -198,27 +201,15 @@ _CUDA: dict[str, Callable[..., Any]] = {
 }
 
 
-# --- fork_rng ----------------------------------------------------------------------------------------------------
+# --- fork_rng and torch.utils.checkpoint --------------------------------------------------------------------------
 
 
-class _Forks(threading.local):
-    """The `fork_rng` blocks of this thread that began without a mesh, while derivatives are computed: what to restore at
-    their end."""
+class _Kept:
+    """In a list of devices: generators of the processes at `place`, of the CPU's or of their device."""
 
-    def __init__(self) -> None:
-        self.stack: list[dict[tuple[Mesh, _Which], tuple[Place, Any]]] = []
-
-
-_forks = _Forks()
-
-
-def _keep_for_end(place: Place, which: _Which) -> None:
-    """A state is about to be set. `backward()` outside of any mesh finds out only now which mesh it is that computes
-    again what a checkpoint left out, and has to leave its generators as they were."""
-    if _forks.stack and mesh_of_operations() is None:
-        kept = _forks.stack[-1]
-        if (place.mesh, which) not in kept:
-            kept[place.mesh, which] = (place, _get(place, which))
+    def __init__(self, place: Place, which: _Which) -> None:
+        self.place = place
+        self.which = which
 
 
 def _fork_rng_instead_of(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -228,68 +219,104 @@ def _fork_rng_instead_of(plain: Callable[..., Any]) -> Callable[..., Any]:
         """torch's; under a mesh of the generators of its processes, and of this process's own of the CPU. `devices`: an
         empty list leaves accelerators out."""
         devices = devices if devices is None else list(devices)
-        place = _place() if enabled else None
+        kept = [device for device in devices or () if type(device) is _Kept]
+        own = devices if devices is None else [device for device in devices if type(device) is not _Kept]
+        place = _place()
         if place is not None:
-            saved = [(which, _get(place, which)) for which in ((_CPU,) if devices == [] else (_CPU, _DEVICE))]
-            own = torch.default_generator.get_state()
+            kept += [_Kept(place, _CPU)] if own == [] else [_Kept(place, _CPU), _Kept(place, _DEVICE)]
+        each = {(one.place, one.which): one for one in kept} if enabled else {}
+        saved = [(one, _get(one.place, one.which)) for one in each.values()]
+        with plain(own, enabled, *args, **kwargs) if place is None else _own_generator():
             try:
                 yield
             finally:
-                torch.default_generator.set_state(own)
-                for which, state in saved:
-                    _put_back(place, which, state)
-            return
-        derives = enabled and torch._C._current_graph_task_id() != -1
-        if derives and not torch.cuda.is_initialized():
-            devices = []  # they are devices of processes
-        with plain(devices, enabled, *args, **kwargs):
-            if not derives:
-                yield
-                return
-            _forks.stack.append({})
-            try:
-                yield
-            finally:
-                for (_, which), (place, state) in _forks.stack.pop().items():
-                    _put_back(place, which, state)
+                for one, state in saved:
+                    _set(one.place, one.which, state)
 
     return fork_rng
 
 
-# --- torch.utils.checkpoint ----------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _own_generator() -> Iterator[None]:
+    state = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(state)
 
 
-class _DeviceModule:
-    """A module such as torch.cuda, as torch.utils.checkpoint looks at it under a mesh."""
+class _Arguments(threading.local):
+    """Of the checkpoint that this thread is about to make."""
+
+    distributed = False
+
+
+_arguments = _Arguments()
+
+
+def _infer_device_type(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """The first that a checkpoint does with its arguments."""
+
+    def infer_device_type(*args: Any) -> Any:
+        _arguments.distributed = any(map(is_distributed, pytree.tree_leaves(args)))
+        return plain(*args)
+
+    return infer_device_type
+
+
+def _get_device_module(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def get_device_module(device: str = "cuda") -> Any:
+        of_meshes = _arguments.distributed or mesh_of_operations() is not None
+        return _Initialized(plain(device)) if of_meshes else plain(device)
+
+    return get_device_module
+
+
+class _Initialized:
+    """A module such as torch.cuda, whether this process has used the device or not: a checkpoint is to save states."""
 
     _initialized = True
 
-    def __init__(self, plain: Any) -> None:
-        self._plain = plain
-
-    def device(self, index: Any) -> Any:
-        """The device of each process is its own, and there may be none in this one."""
-        return contextlib.nullcontext()
-
-    def get_rng_state(self) -> Any:
-        place = _place()
-        assert place is not None
-        return _get(place, _DEVICE)
-
-    def set_rng_state(self, state: Any) -> None:
-        place = _place(state)
-        assert place is not None
-        _set(place, _DEVICE, state)
+    def __init__(self, module: Any) -> None:
+        self._module = module
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._plain, name)
+        return getattr(self._module, name)
 
 
-def _device_module_instead_of(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def _get_device_module(device: str = "cuda") -> Any:
-        module = plain(device)
-        recomputes = mesh_of_operations() is None and bool(_forks.stack and _forks.stack[-1])
-        return _DeviceModule(module) if mesh_of_operations() is not None or recomputes else module
+def _get_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def get_device_states(*args: Any) -> tuple[list[Any], list[Any]]:
+        kept: dict[tuple[Place, _Which], _Kept] = {}
+        if (active := _place()) is not None:
+            kept[active, _CPU] = _Kept(active, _CPU)
+        for tensor in filter(is_distributed, pytree.tree_leaves(args)):
+            place = tensor._record.place
+            for which in (_CPU,) if tensor.device.type == "cpu" else (_CPU, _DEVICE):
+                kept[place, which] = _Kept(place, which)
+        local = pytree.tree_map_only(torch.Tensor, lambda leaf: None if is_distributed(leaf) else leaf, args)
+        ids, states = plain(*local)
+        return [*ids, *kept.values()], [*states, *(_get(*key) for key in kept)]
 
-    return _get_device_module
+    return get_device_states
+
+
+def _set_device_states(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def set_device_states(devices: Any, states: Any, *args: Any, **kwargs: Any) -> None:
+        own: list[tuple[Any, Any]] = []
+        for device, state in zip(devices, states, strict=False):
+            if type(device) is _Kept:
+                _set(device.place, device.which, state)
+            else:
+                own.append((device, state))
+        if own:
+            plain([device for device, _ in own], [state for _, state in own], *args, **kwargs)
+
+    return set_device_states
+
+
+_CHECKPOINT = {
+    "_infer_device_type": _infer_device_type,
+    "_get_device_module": _get_device_module,
+    "get_device_states": _get_device_states,
+    "set_device_states": _set_device_states,
+}

@@ -156,8 +156,8 @@ def load(
 def read(
     path: str | os.PathLike[str], placements: Placements | None = None, mesh: Any = None, device: Any = "cpu"
 ) -> dict[str, Any]:
-    """The state that was saved in `path`, in nested dicts and lists as it was: what `load_state_dict` of a module and an
-    optimizer take. Its tensors are new ones on `device` of the active mesh, or of `mesh`; `placements` as in `load`. Keys of
+    """The state that was saved in `path`, in nested dicts and lists as it was: what `load_state_dict` of a module and of an
+    optimizer takes. Its tensors are new ones on `device` of the active mesh, or of `mesh`; `placements` as in `load`. Keys of
     a dict that are all whole numbers, as in an optimizer's state, come back as such: the files have them as text.
 
     ValueError for tensors that cannot be divided so; failures as with `load`.

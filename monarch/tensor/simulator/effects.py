@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.tensor import generators, metadata, patterns, propagation
 from monarch.tensor.controller import drawing
+from monarch.tensor.controller.distribute import Part
 from monarch.tensor.controller.noted import Repeat
 from monarch.tensor.metadata import Meta
 from monarch.tensor.signature import Number, OpCall
@@ -83,6 +84,8 @@ def _effect(call: Any, inputs: Sequence[Meta | None], numbers: Sequence[Any], pe
         return Effect([(metadata.contiguous((), torch.int64, "cpu"), -1)])
     if kind is RandomCall:
         return Effect([(metadata.contiguous((size,), torch.uint8, "cpu"), -1) for size in call.sizes], call.mutates)
+    if kind is Part:
+        return Effect([(call.meta, -1)])
     if kind is Repeat:
         return Effect([(metadata.of(call.value), -1)])
     return Effect([(None, -1)] * (1 if call.keeps is None else len(call.keeps)), call.mutates)

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import torch
 
+from monarch._devices import own_device
 from monarch.actor import Actor, Port, bind_context, context, current_rank, endpoint, own_key, start_thread
 from monarch.tensor.worker import executor
 from monarch.tensor.worker.claims import waiting
@@ -35,6 +36,7 @@ class TensorWorker(Actor):
             # Processes that each take every core of a host stand in each other's way.
             self._cores = max(1, len(os.sched_getaffinity(0)) // int(environments[rank]["LOCAL_WORLD_SIZE"]))
         self.executor = executor.Executor(rank)
+        self.executor.end = context().actor_instance.abort
         self.key = own_key()
         waiting.open(self.key)
         self.services = services
@@ -59,6 +61,8 @@ class TensorWorker(Actor):
         thread.worker = self
         if self._cores:
             torch.set_num_threads(self._cores)  # OpenMP has a number for each thread
+        # Operations come here below torch's Python functions, which are what initialises its devices.
+        own_device.start()
         if torch.accelerator.is_available() and name != "main":
             with torch.Stream():
                 yield

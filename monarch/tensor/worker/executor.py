@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import time
 import traceback
 from collections import deque
@@ -35,6 +36,7 @@ from monarch.tensor.failures import Failed, OneLine, Tainted, is_echo
 from monarch.tensor.frames import PACKAGE
 from monarch.tensor.signature import flatten
 from monarch.tensor.worker.current import thread
+from monarch.tensor.worker.poisoned import advice, device_here, is_poisoned, report
 from monarch.tensor.worker.worker_mesh import WorkerMesh
 
 Answer = Callable[[Any], Any]
@@ -53,18 +55,23 @@ class Executor:
         self.tainted: dict[int, Failed] = {}  # commands between ranks in which this one took part with other data
         # Calls that could not be read, by ident: how many results they have is not known, so none of these is in `tensors`.
         self.unread: deque[tuple[int, Failed]] = deque(maxlen=1024)
+        self.poisoned = ""  # why this process cannot use its device any more
+        self._poison: Failed | None = None  # that failure; everything later is it too
+        self.end: Callable[[str], Any] = lambda why: None  # ends the worker for it
         self.extras: dict[str, Any] = {}  # what parts of the engine keep here: process groups, objects, events
 
     # --- commands
 
     def run(self, waiting: Sequence[Any], payloads: Sequence[Any], answer: Answer) -> None:
         """Carries out commands of one stream, in order. Never raises for what the program did wrong."""
-        tensors, signatures = self.tensors, self.signatures
+        tensors, signatures, poisoned = self.tensors, self.signatures, self.poisoned
         for command in waiting:
             kind = type(command)
             if kind is Run:
                 defined = signatures[command.signature]
                 try:
+                    if poisoned:
+                        raise OneLine(poisoned)
                     result = defined.run([tensors[ref] for ref in command.inputs], command.scalars)
                     if defined.single:
                         tensors[command.ident] = result
@@ -72,10 +79,14 @@ class Executor:
                         self._keep(command.ident, defined.keeps, result)
                 except Exception as exc:
                     self._fail(command, defined, exc)
+                    poisoned = self.poisoned
             elif kind is int:
                 tensors.pop(command, None)
             else:
                 _HANDLERS[kind](self, command, payloads, answer)
+                poisoned = self.poisoned
+        if poisoned:
+            self.end(poisoned)
 
     def _keep(self, ident: int, keeps: tuple[int, ...] | None, result: Any) -> None:
         if keeps is None:
@@ -108,6 +119,8 @@ class Executor:
     def _do(self, command: Do, payloads: Sequence[Any], answer: Answer) -> None:
         defined = _Defined(payloads[command.payload], self)
         try:
+            if self.poisoned:
+                raise OneLine(self.poisoned)
             result = defined.run([self.tensors[ref] for ref in command.inputs], ())
             self._keep(command.ident, defined.keeps, result)
         except Exception as exc:
@@ -124,6 +137,7 @@ class Executor:
         if command.rank == self.rank:
             try:
                 value = [_to_cpu(self.tensors[ref]) for ref in command.refs]
+                self._confirm()
             except Exception as exc:
                 value = self.failed(command.ident, "fetch", exc)
         answer((value, self.told(), command.ident))
@@ -141,6 +155,7 @@ class Executor:
         defined = _Defined(payloads[command.payload], self)
         try:
             value = defined.run([self.tensors[ref] for ref in command.inputs], ())
+            self._confirm()
             answer((value, (), command.ident))
         except Exception as exc:  # of the function, or because its result cannot be sent
             failed = self.failed(command.ident, defined.name(), exc)
@@ -149,6 +164,12 @@ class Executor:
 
     def _sync(self, command: Sync, payloads: Sequence[Any], answer: Answer) -> None:
         answer((None, self.told(), command.ident))
+
+    def _confirm(self) -> None:
+        """Before values leave this process. GroupLost when a collective of a device has failed behind its stream's back."""
+        groups = self.extras.get("groups")
+        if groups is not None:
+            groups.confirm()
 
     # --- failures
 
@@ -159,10 +180,17 @@ class Executor:
 
     def failed(self, ident: int, command: str, error: BaseException) -> Failed:
         """A failure of this rank, noted."""
+        if self._poison is not None:
+            return self._poison
         where = statistics.at_out_of_memory(error)
         if where:
             error.add_note(f"out of memory on rank {self.rank} ({where})")
-        failed = Failed(ident, self.rank, command, _text(error), _pickled(error), is_echo(error))
+        text = _text(error) + advice(command)
+        if not self.poisoned and is_poisoned(error):
+            self.poisoned = report(error, command, self.rank, socket.gethostname(), device_here())
+            text = f"{self.poisoned}\n{text}"
+        failed = Failed(ident, self.rank, command, text, _pickled(error), is_echo(error))
+        self._poison = failed if self.poisoned else None
         if len(self.failures) < FAILURES:
             self.failures.append(failed)
         return failed

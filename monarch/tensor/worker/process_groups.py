@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -37,6 +38,55 @@ class _Slot:
         self.lost = ""
 
 
+class Unfinished:
+    """Works of nccl that are not known to have gone well. Their `wait` lets the stream wait, and no thread; one that fails
+    later, because a rank is late or lost, is aborted, and the stream goes on with what it has. Any thread."""
+
+    def __init__(self) -> None:
+        self._works: deque[tuple[Any, str]] = deque()
+        self._failed = ""
+        self._lock = threading.Lock()
+
+    def add(self, work: Any, what: str) -> None:
+        with self._lock:
+            self._look()  # a work keeps what it gives alive
+            self._works.append((work, what))
+
+    def failed(self) -> str | None:
+        """Why one of them failed. From then on that is the answer: who depends on what is not known."""
+        with self._lock:
+            self._look()
+            return self._failed or None
+
+    def _look(self) -> None:
+        while self._works and self._works[0][0].is_completed():  # those of one communicator end in order
+            work, what = self._works.popleft()
+            if (error := work.exception()) is not None:
+                self._failed = self._failed or f"{what} failed: {error}"
+
+
+class Observed:
+    """A Backend whose works are `unfinished` until they are done."""
+
+    def __init__(self, backend: Any, members: tuple[int, ...], unfinished: Unfinished) -> None:
+        self._backend = backend
+        self._members = members
+        self._unfinished = unfinished
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._backend, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = found(*args, **kwargs)
+            if isinstance(made, dist.Work):
+                self._unfinished.add(made, f"{name} of ranks {list(self._members)}")
+            return made
+
+        return call
+
+
 class Groups:
     """`call(name, seconds, *args)` asks the engine's Rendezvous; `address`: this host's, as others know it."""
 
@@ -50,6 +100,14 @@ class Groups:
         self._slots: dict[tuple[Any, ...], _Slot] = {}
         self._lock = threading.Lock()
         self._device: Any = None
+        self.unfinished = Unfinished()
+
+    def confirm(self) -> None:
+        """GroupLost when a collective of nccl has failed: what its stream did after it is not to be used. For who has
+        waited for its stream."""
+        failed = self.unfinished.failed()
+        if failed is not None:
+            raise GroupLost(failed)
 
     def backend(self, label: str, members: tuple[int, ...], stream: int, device: str) -> Any:
         """The Backend over the ranks `members`, in this order. All of them have to ask, or to have asked, within TIMEOUT.
@@ -122,7 +180,8 @@ class Groups:
             options.global_ranks_in_group = list(members)
             options.group_name = name
             with failing_without_the_process():
-                return dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), place, size, options)
+                made = dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), place, size, options)
+            return Observed(made, members, self.unfinished)
         raise NotImplementedError(
             f"no collectives between devices of kind {device!r}: the CPU has gloo, CUDA and ROCm have nccl"
         )

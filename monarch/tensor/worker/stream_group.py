@@ -36,6 +36,7 @@ class StreamGroup(dist.ProcessGroup):
         self._streams: dict[int, Any] = {}
         self._lock = threading.Lock()
         self._lost = ""
+        self._on_devices = torch.cuda.is_available()
         self._title = f"{worker.services[1]} {label} {'.'.join(map(str, members))}"
 
     @property
@@ -105,14 +106,17 @@ class StreamGroup(dist.ProcessGroup):
         for device in devices:
             backend = groups.backend(self._label, self._members, stream, device)
             backend._set_sequence_number_for_group()
-            made._register_backend(torch.device(device), _BACKENDS[device], backend)
+            made._register_backend(torch.device(device), _BACKENDS[device], getattr(backend, "_backend", backend))
         made._set_group_name(f"{self._title} {stream}")
         return made
 
 
 def _forward(name: str) -> Callable[..., Any]:
     def forward(self: StreamGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._inner(), name)(*args, **kwargs)
+        made = getattr(self._inner(), name)(*args, **kwargs)
+        if self._on_devices and isinstance(made, dist.Work):
+            groups_of(self._worker).unfinished.add(made, f"{name} of ranks {list(self._members)}")
+        return made
 
     forward.__name__ = name
     return forward

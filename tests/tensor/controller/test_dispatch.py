@@ -230,9 +230,9 @@ def test_assigning_data(loop: Any) -> None:
     del values
     assert loop.client.living() == [[x.ref], [x.ref]]
     with mt.no_mesh.activate():
-        local = torch.ones(3)
-    with pytest.raises(TypeError, match="LOCAL_TENSOR"):
-        x.data = local
+        local = torch.full((3,), 5.0)
+    x.data = local
+    assert mt.inspect(x, gpus=1).tolist() == [5.0, 5.0, 5.0] and x.requires_grad
 
 
 # --- scalars that are known here -----------------------------------------------------------------------------

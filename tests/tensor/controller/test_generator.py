@@ -6,6 +6,7 @@ import copy
 import pickle
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ import torch
 from torch import nn
 
 import monarch.tensor as mt
+from monarch.tensor.controller.generator import Generator
+from tests.support.scripts import Scripts
+from tests.support.tiers import full
 from tests.tensor.loopback import loopback
 
 DRAWS: dict[str, Callable[[Any], Any]] = {
@@ -91,8 +95,8 @@ def test_seeds_and_states(loop: Any) -> None:
 
 def test_it_begins_on_a_mesh_where_it_is_here(loop: Any) -> None:
     def program() -> list[Any]:
+        g = torch.Generator().manual_seed(3)
         with mt.no_mesh.activate():
-            g = torch.Generator().manual_seed(3)
             torch.rand(5, generator=g)
         return [torch.rand(2, generator=g), torch.rand(2, generator=g)]
 
@@ -171,6 +175,8 @@ def test_it_is_a_generator(loop: Any) -> None:
     assert issubclass(type(g), torch._C.Generator) and issubclass(torch._C.Generator, torch.Generator)
     assert not isinstance(3, torch.Generator) and g.device == torch.device("cpu")
     with mt.no_mesh.activate():
+        assert type(torch.Generator()) is torch._C.Generator
+    with mt.no_mesh.activate():
         twin = pickle.loads(pickle.dumps(g.manual_seed(9)))
         assert torch.rand(2, generator=twin).tolist() == torch.rand(2, generator=g).tolist()
     with pytest.raises(RuntimeError, match=r"get_offset\(\) is a number of each process"):
@@ -179,15 +185,53 @@ def test_it_is_a_generator(loop: Any) -> None:
         g.set_state([1, 2])
 
 
+def test_without_a_mesh_it_is_torchs_own() -> None:
+    """torch.compile knows no other, and the processes of a mesh have none active."""
+    before = torch.Generator
+    with loopback(gpus=1) as mesh:
+        assert torch.Generator is Generator
+        with mesh.activate():
+            pass
+        assert type(torch.Generator()) is Generator
+        with ThreadPoolExecutor(1) as other:
+            assert type(other.submit(torch.Generator).result(60)) is torch._C.Generator
+    assert torch.Generator is before
+
+
+@full
+def test_compiled_functions_with_generators_are_as_ever(scripts: Scripts) -> None:
+    source = """
+        import torch
+
+        import monarch.tensor
+        from torch.utils.checkpoint import checkpoint
+
+
+        def noisy(x):
+            torch.manual_seed(2)
+            noise = torch.rand(2, generator=torch.Generator().manual_seed(3))
+            return checkpoint(torch.nn.functional.dropout, x + noise, use_reentrant=False) + torch.rand(2)
+
+
+        x = torch.ones(2)
+        assert torch.compile(noisy, backend="eager")(x).tolist() == noisy(x).tolist()
+        print("as ever")
+    """
+    assert "as ever" in scripts.run(source).stdout
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
 def test_a_device_that_only_the_processes_have(loop: Any) -> None:
     g = torch.Generator("cuda").manual_seed(2)
     assert g.device == torch.device("cuda") and g.initial_seed() == 2
     with pytest.raises(RuntimeError, match="Expected a 'cpu' device type for generator but found 'cuda'"):
         torch.ones(3).normal_(generator=g)
-    state = g.get_state()
+    drawn = torch.rand(2, device="cuda", generator=g)
+    assert drawn.device.type == "cuda"
     with pytest.raises(mt.RemoteException, match="in a process that has no accelerator"):
-        mt.inspect(state)
+        mt.inspect(drawn)
+    with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator but found 'cpu'"):
+        torch.rand(2, device="cuda", generator=torch.Generator())
     with mt.no_mesh.activate(), pytest.raises(RuntimeError):
         torch.Generator("cuda")
 
@@ -206,8 +250,7 @@ def test_what_fails_loses_the_state_as_anything_that_it_changes(loop: Any) -> No
 @pytest.mark.parametrize("inside", [False, True])
 def test_recorded(loop: Any, wrapped: Any, reseed: bool, inside: bool) -> None:
     def calls(wrap: Callable[[Any], Any]) -> list[Any]:
-        with mt.no_mesh.activate():
-            outer = torch.Generator().manual_seed(3)
+        outer = torch.Generator().manual_seed(3)
 
         def draw(x: Any) -> Any:
             g = torch.Generator().manual_seed(8) if inside else outer

@@ -59,6 +59,35 @@ def test_the_bits_are_those_of_one_process(kind: str) -> None:
                     assert torch.equal(value, wanted[0][name])
 
 
+def test_half_precision() -> None:
+    """With autocast, as fp16 is trained."""
+
+    def cast() -> Any:
+        net = torch.nn.Linear(4, 3)
+        with torch.no_grad():
+            for number, weight in enumerate(net.parameters()):
+                weight.copy_(torch.linspace(-1, 1 + number, weight.numel()).reshape(weight.shape))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for batch in inputs():
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.float16):
+                result = net(batch)
+            assert result.dtype is torch.float16
+            scaler.scale(result.float().square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return dict(net.state_dict()), scaler.get_scale()
+
+    wanted, scale = cast()
+    with loopback(gpus=2):
+        found, its = cast()
+        assert its == scale < 1024.0
+        with mt.no_mesh.activate():
+            for name, value in mt.inspect(found, gpus=1).items():
+                assert torch.equal(value, wanted[name])
+
+
 def test_an_infinity_in_one_process_keeps_all_from_their_step() -> None:
     with loopback(gpus=2) as mesh:
         weight = torch.ones(1, requires_grad=True)

@@ -78,6 +78,13 @@ def test_a_program_gives_the_same_bits_on_every_rank(lines: list[str]) -> None:
         assert mesh.client.living() == [[], []]
 
 
+@settings(max_examples=examples(25), suppress_health_check=SLOW)
+@given(programs(state=True))
+def test_values_that_leave_the_mesh_and_come_back_keep_their_bits(lines: list[str]) -> None:
+    with loopback(gpus=2) as mesh:
+        compare(lines, mesh)
+
+
 @pytest.mark.procs
 @settings(max_examples=examples(25), suppress_health_check=(*SLOW, HealthCheck.function_scoped_fixture))
 @given(programs())

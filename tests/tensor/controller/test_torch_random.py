@@ -178,10 +178,6 @@ def test_what_is_no_state(loop: Any) -> None:
     for state in wrong:
         with pytest.raises(TypeError, match=r"is a uint8 tensor of \d+ elements, from get_rng_state"):
             torch.set_rng_state(state)
-    with loopback(gpus=1):
-        elsewhere = torch.get_rng_state()
-    with pytest.raises(TypeError, match="WRONG_MESH"):
-        torch.set_rng_state(elsewhere)
 
 
 def test_a_fork_leaves_the_generators_as_they_were(loop: Any) -> None:
@@ -287,28 +283,43 @@ def test_a_checkpoint_that_keeps_no_state(loop: Any) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without CUDA")
-def test_the_state_of_a_device_is_kept_although_this_process_has_none(
-    loop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_state_of_a_device_is_kept_although_this_process_has_none(loop: Any) -> None:
     """torch asks whether this process has initialised the device; it is the others that draw on it."""
-    from torch.utils import checkpoint as module
 
-    assert not getattr(here(lambda: module._get_device_module("cuda")), "_initialized", False)
-    device = module._get_device_module("cuda")
-    assert device._initialized
-    with device.device(3):
-        state = device.get_rng_state()
-    device.set_rng_state(state)
-    monkeypatch.setattr(module, "_infer_device_type", lambda *args: "cuda")
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda self: 0)
-    x = torch.ones(8).requires_grad_()
-    before = len(loop.client.runs())
-    with torch.random.fork_rng(devices=[0]):
-        module.set_device_states([0], [state], device_type="cuda")
+    def issued(x: Any) -> list[str]:
+        before = len(loop.client.runs())
         checkpoint(F.dropout, x, use_reentrant=False).sum().backward()
-    names = [str(loop.client.calls[run.signature].name()) for run in loop.client.runs()[before:]]
-    assert names.count("monarch.random.get_device_state") == 1
-    assert names.count("monarch.random.set_device_state") == 2
+        return [str(loop.client.calls[run.signature].name()) for run in loop.client.runs()[before:]]
+
+    names = issued(torch.ones(8, device="cuda").requires_grad_())
+    assert names.count("monarch.random.get_device_state") == 2  # at the checkpoint, and where it is computed again
+    assert names.count("monarch.random.set_device_state") == 2  # for that, and after it
+    names = issued(torch.ones(8).requires_grad_())
+    assert not any("device_state" in name for name in names)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_on_a_mesh_that_is_not_active(loop: Any, reentrant: bool) -> None:
+    """Operations run on the mesh of their tensors; so it is that one's generators which matter."""
+    x = torch.ones(64).requires_grad_()
+    numbers = []
+    with loopback(gpus=1):
+        elsewhere = torch.get_rng_state()
+        for forward in (mt.no_mesh.activate, loopback):
+            for backward in (mt.no_mesh.activate, loopback):
+                x.grad = None
+                with forward():
+                    out = checkpoint(F.dropout, x, use_reentrant=reentrant)
+                    numbers.append(x.detach().bernoulli(0.5))
+                with backward():
+                    out.sum().backward()
+                numbers.append(x.detach().bernoulli(0.5))
+                with loop.activate():
+                    assert mt.inspect(x.grad, gpus=1).tolist() == mt.inspect(out, gpus=1).tolist()
+    with loop.activate():
+        masks = [tuple(mt.inspect(one, gpus=1).tolist()) for one in numbers]
+    assert len(set(masks)) == len(masks)  # nothing was drawn twice
+    torch.set_rng_state(elsewhere)  # means its own mesh
 
 
 # --- recordings ------------------------------------------------------------------------------------------------------
