@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from monarch.tensor import generators
+from monarch.tensor.failures import OneLine
 
 Runner = Callable[[Sequence[Any], Sequence[Any]], Any]
 
@@ -45,10 +46,30 @@ class Number(int):
     __slots__ = ()
 
 
+CONTIGUOUS = "contiguous"  # in place of strides
+
+
+class Layout(NamedTuple):
+    """What a result has to be."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+    def fits(self, tensor: torch.Tensor) -> bool:
+        """Whether `tensor` is so. Strides count where a dimension has a second element."""
+        return tensor.shape == self.shape and tensor.dtype is self.dtype and same_strides(tensor, self.stride)
+
+    def __str__(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)} with strides {tuple(self.stride)}"
+
+
 class OpCall:
     """A torch operation. `args` and `kwargs` are nested lists, tuples and dicts with Slots and Numbers in them.
     `default`: the program's default dtype where it is not float32. `strides`: those the controller expects of each
-    result that is kept (None: it need not be looked at), where torch's own prediction and its kernels are not known to agree.
+    result that is kept, or CONTIGUOUS (None: it is a view, whose follow from those of what it views). A result of torch's
+    own kernels that has others is copied into these. Operations of others have `exact`: what each result has to be, or
+    else the operation has failed.
     """
 
     def __init__(
@@ -59,9 +80,11 @@ class OpCall:
         keeps: tuple[int, ...] | None,
         mutates: tuple[int, ...],
         default: torch.dtype | None = None,
-        strides: tuple[tuple[int, ...] | None, ...] | None = None,
+        strides: tuple[tuple[int, ...] | str | None, ...] | None = None,
+        exact: tuple[Layout, ...] | None = None,
     ) -> None:
         self.strides = strides
+        self.exact = exact
         self.default = default
         self.target = target
         self.args = args
@@ -74,35 +97,79 @@ class OpCall:
 
     @property
     def plain(self) -> bool:
-        """Whether the operation itself is all that it does."""
-        return self.strides is None and self.default is None
+        """Whether the operation itself is all that it does, but for looking at a result that is to be contiguous."""
+        return (self.strides is None or self.contiguous) and self.default is None and self.exact is None
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether it has one result, and this is contiguous."""
+        return self.keeps is None and self.strides == (CONTIGUOUS,)
 
     def prepare(self, executor: Any) -> Runner:
-        run = runner(resolve_op(self.target), self.args, self.kwargs)
-        if self.strides is not None:
-            run = _laid_out(run, self.keeps, self.strides)
+        operation = resolve_op(self.target)
+        if self.contiguous:
+            run = runner(operation, self.args, self.kwargs, contiguous=True)
+        else:
+            run = runner(operation, self.args, self.kwargs)
+            if self.strides is not None:
+                run = _laid_out(run, self.keeps, self.strides)
+        if self.exact is not None:
+            run = _exactly(self.target, run, self.keeps, self.exact)
         return run if self.default is None else _with_default(self.default, run)
 
 
-def _laid_out(run: Runner, keeps: tuple[int, ...] | None, strides: Sequence[tuple[int, ...] | None]) -> Runner:
+def _laid_out(run: Runner, keeps: tuple[int, ...] | None, strides: Sequence[tuple[int, ...] | str | None]) -> Runner:
     """Runs, and gives results in the layout that the controller believes them to have."""
 
     def laid_out(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
         result = run(tensors, numbers)
         if keeps is None:
-            return _with_strides(result, strides[0])
+            return with_strides(result, strides[0])
         leaves = flatten(result)
         for index, wanted in zip(keeps, strides, strict=True):
-            leaves[index] = _with_strides(leaves[index], wanted)
+            leaves[index] = with_strides(leaves[index], wanted)
         return leaves
 
     return laid_out
 
 
-def _with_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | None) -> torch.Tensor:
-    if wanted is None or tensor.stride() == wanted:
+def _exactly(target: str, run: Runner, keeps: tuple[int, ...] | None, exact: Sequence[Layout]) -> Runner:
+    """Runs, and raises when a result is not what the operation's fake implementation says."""
+
+    def exactly(tensors: Sequence[Any], numbers: Sequence[Any]) -> Any:
+        result = run(tensors, numbers)
+        leaves = flatten(result)
+        for index, wanted in zip((0,) if keeps is None else keeps, exact, strict=True):
+            found = leaves[index]
+            if not wanted.fits(found):
+                now = Layout(tuple(found.shape), found.stride(), found.dtype)
+                raise OneLine(
+                    f"{target} gave {now}, and its fake implementation says {wanted}: make the two agree "
+                    f"(torch.library.opcheck tests that), because the program goes by what the fake one says"
+                )
+        return result
+
+    return exactly
+
+
+def with_strides(tensor: torch.Tensor, wanted: tuple[int, ...] | str | None) -> torch.Tensor:
+    """`tensor`, or a copy of it that has these strides."""
+    if wanted is None:
+        return tensor
+    if wanted == CONTIGUOUS:
+        return tensor.contiguous()
+    if tensor.stride() == wanted or same_strides(tensor, wanted):
         return tensor
     return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def same_strides(tensor: torch.Tensor, wanted: Any) -> bool:
+    """Whether its elements lie where these strides say."""
+    if tensor.stride() == wanted or not tensor.numel():
+        return True
+    return all(
+        step == other or size == 1 for size, step, other in zip(tensor.shape, tensor.stride(), wanted, strict=True)
+    )
 
 
 _defaulting = threading.Lock()
@@ -153,14 +220,23 @@ def _overload(name: str) -> Any:
         ) from None
 
 
-def runner(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Runner:
-    """`lambda tensors, numbers: function(...)` with the holes filled; made as code once, because it runs often."""
+def runner(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], contiguous: bool = False
+) -> Runner:
+    """`lambda tensors, numbers: function(...)` with the holes filled; made as code once, because it runs often. With
+    `contiguous` the result is so: nearly always it is already, and to ask costs a twentieth of a microsecond."""
     constants: list[Any] = []
     written = [_expression(arg, constants) for arg in args]
     written += [f"{name}={_expression(value, constants)}" for name, value in kwargs.items()]
-    source = f"lambda t, n: f({', '.join(written)})"
+    called = f"f({', '.join(written)})"
+    source = f"lambda t, n: {contiguously(called) if contiguous else called}"
     made: Runner = eval(source, {"f": function, "c": constants})
     return made
+
+
+def contiguously(call: str) -> str:
+    """The expression `call`, whose value is made contiguous if it is not."""
+    return f"r if (r := {call}).is_contiguous() else r.contiguous()"
 
 
 def _expression(value: Any, constants: list[Any]) -> str:

@@ -33,7 +33,7 @@ from monarch.tensor.controller.records import (
 )
 from monarch.tensor.controller.stream import _active as _streams
 from monarch.tensor.controller.taint import merge
-from monarch.tensor.signature import Number, OpCall, Slot, op_name
+from monarch.tensor.signature import CONTIGUOUS, Layout, Number, OpCall, Slot, op_name
 
 Tensor: Any = None  # the class: see `handles`. A name of this module too, because every operation needs it
 _wrap = torch.Tensor._make_wrapper_subclass
@@ -304,15 +304,18 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
             raise
         raise misuse.no_prediction(str(op.op)) from None
     held, free, _ = template(args, kwargs, op)
-    # With inputs that are all contiguous torch's prediction of strides is right; with others not for every operation.
-    strides = None
-    if not all(meta.is_contiguous() for meta in metas):
+    strides, exact = None, None
+    if op.op._schema.name.partition("::")[0] in _TORCH:
         strides = tuple(_expected(leaf) for leaf in outcome.fresh)
         strides = strides if any(step is not None for step in strides) else None
+    else:
+        exact = tuple(
+            Layout(tuple(meta.shape), meta.stride, meta.dtype) for leaf in outcome.fresh if (meta := leaf.meta)
+        )
     default = None if torch.get_default_dtype() is torch.float32 else torch.get_default_dtype()
     signature = engine.define(
-        (op.op, _frozen(held), _frozen(free), outcome.keeps, default, strides),
-        OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates, default, strides),
+        (op.op, _frozen(held), _frozen(free), outcome.keeps, default, strides, exact),
+        OpCall(op_name(op.op), held, free, outcome.keeps, outcome.mutates, default, strides, exact),
     )
     entry = Entry(signature, outcome)
     if key is not None:
@@ -320,9 +323,17 @@ def _learn(op: _Op, args: Any, kwargs: Any, inputs: list[Any], engine: Engine, k
     return entry
 
 
-def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | None:
+# Whose kernels and predictions torch keeps together. They may still lay out a result differently, on some device.
+_TORCH = frozenset(
+    {"aten", "prims", "profiler", "quantized", "mkldnn", "inductor", "c10d_functional", "_c10d_functional"}
+)
+
+
+def _expected(leaf: propagation.Leaf) -> tuple[int, ...] | str | None:
     """The strides that workers have to give a new tensor; None for views, which follow from those of what they view."""
-    return leaf.meta.stride if leaf.meta is not None and leaf.view == -1 and not leaf.meta.deferred else None
+    if leaf.meta is None or leaf.view != -1 or leaf.meta.deferred:
+        return None
+    return CONTIGUOUS if leaf.meta.is_contiguous() else leaf.meta.stride
 
 
 def _frozen(value: Any) -> Any:

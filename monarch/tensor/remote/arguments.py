@@ -56,9 +56,10 @@ def with_numbers(tree: Any, numbers: Sequence[Any]) -> Any:
 
 
 def signature_key(leaves: Sequence[Any], shape: Any, call: FunctionCall) -> Any:
-    """Equal for calls that differ in their numbers and their tensors' metadata alone."""
+    """Equal for calls that differ in their numbers and their tensors' metadata alone, and give tensors of the same
+    metadata."""
     kinds = tuple(type(leaf) if type(leaf) is Tensor or travels(leaf) else (type(leaf), leaf) for leaf in leaves)
-    return (call.function, shape, kinds, call.keeps, call.mutates, call.count, call.between_ranks)
+    return (call.function, shape, kinds, call.keeps, call.mutates, call.count, call.between_ranks, call.expected)
 
 
 def travels(leaf: Any) -> bool:

@@ -29,6 +29,7 @@ from monarch.tensor.failures import Failed
 from monarch.tensor.propagation import Outcome
 from monarch.tensor.remote import arguments
 from monarch.tensor.remote.arguments import INT, LEAVES, NUMBERS
+from monarch.tensor.signature import Layout
 from monarch.tensor.worker import current
 from monarch.tensor.worker.function_call import FunctionCall, PatternCall, ValueCall, filler
 
@@ -257,6 +258,7 @@ class Remote(Generic[P, R_co]):
         count = None if self._propagate == "inspect" else len(outcome.leaves)
         call = FunctionCall(self._target(), tree, outcome.keeps, outcome.mutates, count, between, self._label)
         call.outcome = outcome
+        call.expected = _expected(outcome)
         entry = _Known(outcome, call, between)
         # Sent with the call itself: values that may change under their name; strings and functions that nobody can name until
         # they come again, because programs make many that never do.
@@ -467,8 +469,17 @@ class _Known(Entry):
         call = self.call
         tree = arguments.with_numbers(call.tree, numbers)
         made = FunctionCall(call.function, tree, call.keeps, call.mutates, call.count, call.between_ranks, call.label)
-        made.outcome = call.outcome
+        made.outcome, made.expected = call.outcome, call.expected
         return made
+
+
+def _expected(outcome: Outcome) -> tuple[tuple[Layout, bool], ...]:
+    """What the tensors have to be that a call gives, and whether each is in memory of its own."""
+    return tuple(
+        (Layout(tuple(meta.shape), meta.stride, meta.dtype), leaf.view == -1 and not meta.deferred)
+        for leaf in outcome.fresh
+        if (meta := leaf.meta) is not None
+    )
 
 
 def _rebuild(found: Any, propagate: Any) -> Remote:

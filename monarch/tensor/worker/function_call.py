@@ -14,18 +14,20 @@ from torch.utils import _pytree as pytree
 
 from monarch.tensor import functions, patterns, signature
 from monarch.tensor.failures import OneLine
-from monarch.tensor.signature import Number, Slot
+from monarch.tensor.signature import Layout, Number, Slot
 
 
 class FunctionCall:
     """Runs `function` with `tree`, its (args, kwargs) with Slots and Numbers in them. A `signature.Call`.
 
     `count`: how many leaves its result has; None when nobody wants it. `between`: whether it may talk to other ranks.
-    `outcome`: what the controller knows that it gives (a propagation.Outcome); stays there.
+    `expected`: what each tensor that is kept has to be, as (Layout, whether it is no view of an argument); empty: it is not
+    looked at. `outcome`: what the controller knows that it gives (a propagation.Outcome); stays there.
     """
 
     repeatable = True
     outcome: Any = None
+    expected: tuple[tuple[Layout, bool], ...] = ()
 
     def __init__(
         self,
@@ -60,23 +62,36 @@ class FunctionCall:
             if count is None:
                 return ()
             if keeps is None and isinstance(result, torch.Tensor):
-                return result.detach()
+                return self._as_expected(result.detach(), 0)
             leaves = pytree.tree_leaves(result)
             if len(leaves) != count:
                 raise OneLine(
                     f"unexpected number of returns from op, expected {count}, got {len(leaves)}: what `propagate` of "
                     f"{self.label} returns has to have the structure of what the function returns"
                 )
-            for index in (0,) if keeps is None else keeps:
+            for place, index in enumerate((0,) if keeps is None else keeps):
                 if not isinstance(leaves[index], torch.Tensor):
                     raise OneLine(
                         f"{self.label} returned {type(leaves[index]).__name__} where its `propagate` has a tensor "
                         f"(leaf {index})"
                     )
-                leaves[index] = leaves[index].detach()
+                leaves[index] = self._as_expected(leaves[index].detach(), place)
             return leaves[0] if keeps is None else leaves
 
         return run
+
+    def _as_expected(self, tensor: torch.Tensor, place: int) -> torch.Tensor:
+        """The `place`-th tensor that is kept, in the layout that the controller believes it to have."""
+        if not self.expected:
+            return tensor
+        layout, new = self.expected[place]
+        if tensor.shape != layout.shape or tensor.dtype is not layout.dtype:
+            found = signature.Layout(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+            raise OneLine(
+                f"{self.label} gave {found} where its `propagate` says {layout}: a distributed tensor has the same shape and "
+                f"dtype on every process and at each call with arguments of the same metadata"
+            )
+        return signature.with_strides(tensor, layout.stride) if new else tensor
 
     def caller(self) -> signature.Runner:
         """The function of (tensors, numbers) that gives what the function returns."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from monarch.tensor.failures import Failed
-from monarch.tensor.signature import Number, OpCall, Runner, Slot, flatten, has_hole, here, resolve_op
+from monarch.tensor.signature import Number, OpCall, Runner, Slot, contiguously, flatten, has_hole, here, resolve_op
 
 
 class Rate(float):
@@ -130,6 +130,8 @@ class Recorded:
             if (ending := self._ending_operand(number)) is not None:
                 values["add"] = add
                 made = f"add({', '.join(inner)}, {ending})"
+            if call.contiguous:
+                made = contiguously(made)
         else:
             runners.append(call.prepare(executor))
             values[f"f{number}"], values[f"n{number}"] = runners[-1], step.numbers

@@ -10,6 +10,7 @@ import torch
 
 from monarch.tensor import function
 from monarch.tensor.controller.activation import no_modes
+from tests.support.tiers import first_of
 from tests.tensor.recording.looked_at import local, number
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
@@ -77,7 +78,7 @@ def decay_too(made: Any, count: int) -> None:
 SCHEDULES = {"each": each_step, "apart": apart, "one": one_of_two, "zero": from_zero, "decay": decay_too}
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", first_of(SCHEDULES))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_learning_rates_are_followed(loop: Any, optimizer: str, schedule: str) -> None:
     with no_modes():
