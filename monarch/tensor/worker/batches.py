@@ -59,14 +59,16 @@ class Loader:
             return True
 
     def describe(self, number: int) -> patterns.Sent | None:
-        """What batch `number` consists of; None when there is none. Waits for it. Raises what the loader raised."""
+        """What batch `number` consists of; None when there is none. Waits for it. Raises, once, what the loader
+        raised."""
         with self._changed:
             while self._made <= number and not self._ended:
                 self._changed.wait()
             batch = self._batches.get(number)
             if number >= self._made or batch is None:
-                if self._error is not None:
-                    raise self._error
+                if (error := self._error) is not None:
+                    self._error = None  # told once: those who have asked for later batches hear of the end
+                    raise error
                 return None
             return patterns.to_send(batch, (), ())
 
