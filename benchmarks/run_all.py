@@ -29,6 +29,7 @@ QUESTIONS = (
     "collective_overlap",
     "gpt_step",
     "weights",
+    "weight_sync",
 )
 
 

@@ -7,7 +7,7 @@ what IPC is made of.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, NamedTuple, Protocol
 
@@ -67,6 +67,17 @@ class Interface(Protocol):
         """Begins a copy between two flat tensors of one size, at least one of them on a device. Call the result before
         either is used again: it waits for the copy.
         """
+
+    def begin_all(self, copies: Sequence[tuple[Any, Any]], after: Sequence[Any] = ()) -> Wait:
+        """Begins copies of (target, source), in this order, each of one shape and dtype and with at least one end on a
+        device. They come after all of the marks. Call the result as that of `begin`; it waits for all.
+        """
+
+    def scratch(self, size: int, device: str) -> Any:
+        """Bytes of a device for copies that this thread begins, and for nothing else."""
+
+    def drain(self, device: str) -> None:
+        """Waits until the device has done everything that this process gave it to do, on whichever stream."""
 
     def ipc_obstacle(self, flat: Any) -> str:
         """Why no other process can be given these bytes; "" when one can."""
@@ -188,13 +199,17 @@ class Torch:
         if hasattr(module, "current_stream"):
             module.current_stream(flat.device).synchronize()
 
-    @locally
     def begin(self, target: Any, source: Any, after: Any = None) -> Wait:
+        return self.begin_all(((target, source),), () if after is None else (after,))
+
+    @locally
+    def begin_all(self, copies: Sequence[tuple[Any, Any]], after: Sequence[Any] = ()) -> Wait:
         import torch
 
-        devices = dict.fromkeys(one.device for one in (source, target) if one.device.type != "cpu")
+        devices = dict.fromkeys(one.device for pair in copies for one in reversed(pair) if one.device.type != "cpu")
         if not all(hasattr(getattr(torch, device.type), "current_stream") for device in devices):
-            target.copy_(source)
+            for target, source in copies:
+                target.copy_(source)
             return lambda: None
         streams = {device: self._stream(torch, device) for device in devices}
         with ExitStack() as stack:
@@ -203,9 +218,15 @@ class Torch:
                 # cudaSetDevice, which from CUDA 12 on makes a context there.
                 stack.enter_context(self.on(str(device)))
                 stack.enter_context(getattr(torch, device.type).stream(stream))
-                if after is not None:
-                    stream.wait_event(after)
-            target.copy_(source, non_blocking=True)
+                for mark in after:
+                    stream.wait_event(mark)
+            try:
+                for target, source in copies:
+                    target.copy_(source, non_blocking=True)
+            except BaseException:
+                for stream in streams.values():  # those before it still move, and nobody would wait for them
+                    stream.synchronize()
+                raise
         done = [stream.record_event() for stream in streams.values()]
 
         def wait() -> None:
@@ -213,6 +234,26 @@ class Torch:
                 event.synchronize()
 
         return wait
+
+    @locally
+    def scratch(self, size: int, device: str) -> Any:
+        import torch
+
+        place = torch.device(device)
+        module = getattr(torch, place.type)
+        if not hasattr(module, "current_stream"):
+            return torch.empty(size, dtype=torch.uint8, device=place)
+        # The allocator gives it to others of this stream only, which come after what is done with it here.
+        with self.on(device), module.stream(self._stream(torch, place)):
+            return torch.empty(size, dtype=torch.uint8, device=place)
+
+    def drain(self, device: str) -> None:
+        import torch
+
+        place = torch.device(device)
+        module = getattr(torch, place.type)
+        if hasattr(module, "synchronize"):
+            module.synchronize(place)
 
     def _stream(self, torch: Any, device: Any) -> Any:
         """This thread's: a copy waits for nothing that the program's own streams do, but for what it is told to."""

@@ -20,10 +20,13 @@ General layout, from the inside out:
     shared      memory that others map instead of copying it
     buffer      RDMABuffer
     action      RDMAAction
-    shards      which bytes of a tensor a part of it is (pure)
+    shards      which part of a tensor somebody has (pure)
+    layout      which bytes of whose parts a reader takes (pure)
     versions    when weights that were read are whole (pure)
     entries     what a model or a dict consists of
-    gather      many pieces, read together
+    gather      many pieces, read together; with devices: device_gather, device_batches
+    published   one owner's weights, as others know them
+    reading     plans of what goes where, from which owner
     state_dict  StateDict; what travels of it is in state_dict_handle
 """
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from monarch._devices.modes import locally
 from monarch._errors import RDMAMemoryError
 from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.shards import Range, ranges_after, shape_of
 
 _FORMATS = {
     "?": "bool", "b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32", "l": "int64",
@@ -23,7 +24,9 @@ _FORMATS = {
 class Entry(NamedTuple):
     """A tensor, array or buffer as it stands in this process. `dtype` is its name in torch and numpy: "float32".
 
-    `kind` is "torch", "numpy" or "buffer"; `path` the keys that lead to it.
+    `kind` is "torch", "numpy" or "buffer"; `path` the keys that lead to it. `data` is what this process has of it: of
+    a DTensor the local tensor. `whole` is the shape of the tensor that this is a part of, `start` where the part begins
+    there; None where it is all of it.
     """
 
     name: str
@@ -33,14 +36,13 @@ class Entry(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     item: int
+    whole: tuple[int, ...] | None = None
+    start: tuple[int, ...] | None = None
 
     def memory(self) -> Memory:
-        """RDMAMemoryError, with the name, for what is not contiguous or not on the CPU."""
+        """RDMAMemoryError, with the name, for what is not contiguous, or on a device whose memory cannot be read."""
         try:
-            memory = memory_of(self.data)
-            if memory.device is not None:
-                raise RDMAMemoryError(f"it is on {self.data.device}, and must be on the CPU to be read in place")
-            return memory
+            return memory_of(self.data)
         except RDMAMemoryError as exc:
             raise RDMAMemoryError(f"{self.name!r}: {exc}") from None
 
@@ -86,6 +88,13 @@ class Value(NamedTuple):
     value: Any
 
 
+def device_of(entry: Entry) -> str:
+    """The device that a tensor is on, "cuda:1"; "" for the host's memory and what is no tensor."""
+    if entry.kind != "torch" or entry.data.device.type == "cpu":
+        return ""
+    return str(entry.data.device)
+
+
 def entries_of(source: Any) -> tuple[dict[str, Entry], dict[str, Value]]:
     """The tensors and the values of a dict, or of anything with a `state_dict()`, by name.
 
@@ -121,6 +130,8 @@ def _leaves(node: Mapping[Any, Any], path: tuple[Any, ...]) -> Iterator[tuple[tu
 
 
 def _entry(name: str, path: tuple[Any, ...], data: Any) -> Entry | None:
+    if _is(data, "torch.distributed.tensor", "DTensor"):
+        return _distributed(name, path, data)
     if _is(data, "torch", "Tensor"):
         return Entry(name, path, data, "torch", str(data.dtype)[6:], tuple(data.shape), data.element_size())
     if _is(data, "numpy", "ndarray"):
@@ -131,6 +142,51 @@ def _entry(name: str, path: tuple[Any, ...], data: Any) -> Entry | None:
         dtype = _FORMATS.get(view.format.lstrip("@="), view.format)
         return Entry(name, path, data, "buffer", dtype, tuple(view.shape or ()), view.itemsize)
     return None
+
+
+def _distributed(name: str, path: tuple[Any, ...], data: Any) -> Entry:
+    """The local tensor of a DTensor, and where it belongs."""
+    import torch
+
+    with torch.no_grad():  # or autograd would be told
+        local = data.to_local()
+        if hasattr(local, "wait"):  # an AsyncCollectiveTensor: what redistribute() still brings
+            local = local.wait()
+    entry = Entry(name, path, local, "torch", str(local.dtype)[6:], tuple(local.shape), local.element_size())
+    ranges = _ranges(name, data)
+    if ranges is None:  # this rank is not in the mesh: it has nothing
+        return entry._replace(whole=tuple(data.shape), start=(0,) * data.ndim)
+    if shape_of(ranges) != entry.shape:
+        raise RDMAMemoryError(
+            f"{name!r}: a local tensor of shape {entry.shape} does not fit {tuple(data.shape)} placed as {data.placements}"
+        )
+    return entry._replace(whole=tuple(data.shape), start=tuple(low for low, _ in ranges))
+
+
+def _ranges(name: str, data: Any) -> tuple[Range, ...] | None:
+    """Which part of a DTensor this rank has, by its placements; None for none."""
+    coordinate = data.device_mesh.get_coordinate()
+    if coordinate is None:
+        return None
+    splits: list[list[tuple[int, int, int]]] = [[] for _ in data.shape]
+    for number, (placement, index) in enumerate(zip(data.placements, coordinate, strict=True)):
+        if placement.is_partial():
+            raise RDMAMemoryError(
+                f"{name!r} is placed as {data.placements}: ranks hold terms of a sum (Partial). Use redistribute() first"
+            )
+        if not placement.is_replicate():
+            factor = getattr(placement, "split_factor", 1)  # of _StridedShard
+            splits[placement.dim].append((data.device_mesh.size(number), index, factor))
+    result = []
+    for size, some in zip(data.shape, splits, strict=True):
+        ranges = ranges_after(size, some) or [(0, 0)]
+        if len(ranges) > 1:
+            raise RDMAMemoryError(
+                f"{name!r} is placed as {data.placements}: what this rank has of {size} does not lie together. Shard "
+                "into parts of one size, or redistribute() first"
+            )
+        result.append(ranges[0])
+    return tuple(result)
 
 
 def _is(data: Any, module: str, name: str) -> bool:
@@ -152,6 +208,14 @@ def shown(kind: str, dtype: str, shape: tuple[int, ...], memory: memoryview) -> 
 
         return numpy.frombuffer(memory, dtype=numpy.dtype(dtype)).reshape(shape)
     return memory
+
+
+@locally
+def shown_on(flat: Any, entry: Entry) -> Any:
+    """Bytes on a device, a flat tensor, as what the entry is."""
+    import torch
+
+    return flat.view(getattr(torch, entry.dtype)).view(entry.shape)
 
 
 @locally

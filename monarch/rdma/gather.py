@@ -1,8 +1,9 @@
 """Many pieces of an owner's buffers, read together: what a list of transfers would do, at the cost of a few.
 
-Within a host, one process_vm_readv reads up to some thousand pieces (iovec), the buffers' control words before and
-after them as for a single transfer. Over streams, one request asks for hundreds of pieces, and what lies between two that are
-close together comes along. Through actors, pieces that lie within GAP of each other come as one message.
+Within a process a thousand are copied at a time. Within a host, one process_vm_readv reads up to some thousand pieces
+(iovec), the buffers' control words before and after them as for a single transfer. Over streams, one request asks for
+hundreds of pieces, and what lies between two that are close together comes along. By RDMA devices and through actors, pieces
+that lie within GAP of each other come as one transfer. What has a device at either end is in `device_gather`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from time import monotonic
 from typing import Any
 
@@ -19,64 +20,110 @@ from monarch.actor import Future, Promise
 from monarch.rdma import copying
 from monarch.rdma.action import RDMAAction
 from monarch.rdma.backends import process_vm, tcp_gather
-from monarch.rdma.backends.local import memmove
+from monarch.rdma.backends.device_ipc import DeviceIpc
+from monarch.rdma.backends.ibverbs import Ibverbs
+from monarch.rdma.backends.local import Local, memmove
+from monarch.rdma.backends.nixl import Nixl
 from monarch.rdma.backends.tcp import Streams
 from monarch.rdma.buffer import RDMABuffer
+from monarch.rdma.device_gather import ElsewhereError, Lent, LentBatch, Passing
 from monarch.rdma.handle import Handle, start_of
+from monarch.rdma.layout import Block
 from monarch.rdma.memory import Memory
-from monarch.rdma.shards import Piece, Span, spans
+from monarch.rdma.registry import registry
+from monarch.rdma.shards import Piece, Span, joined, spans
 from monarch.rdma.transfer import Transfer
 
 VECTORS = 1024  # UIO_MAXIOV: what the kernel takes in one call
-GAP = 1 << 16  # unwanted bytes that cost less than another message
+GAP = 1 << 16  # unwanted bytes that cost less than another message or transfer
 PART_GAP = 1 << 12  # and less than another part of a request
+PATHS = 3  # that are tried when an owner refuses one
 SPAN = 64 << 20  # bytes read into spare memory at most, in one piece
 
-Read = tuple[RDMABuffer, Sequence[Piece]]
+Target = tuple[Block, Any]  # a block; the flat tensor on a device that it goes to, None for the host's memory
+Read = tuple[RDMABuffer, Sequence[Target]]
 _Placed = tuple[RDMABuffer, Span, int]
 
 
 class Gather:
-    """All pieces of all buffers, to be read as often as you like, one time after the other.
+    """All blocks of all buffers of one owner, to be read as often as you like, one time after the other.
 
-    `keep` keeps the local memory alive, of which pieces must not overlap.
+    `keep` keeps the local memory alive, of which blocks must not overlap. A block's `here` is an address, or counts from the
+    start of its tensor on a device.
     """
 
     def __init__(self, reads: Sequence[Read], keep: Any) -> None:
+        self._reads = reads
         self._keep = keep
-        near: list[Read] = []
+        self._plan()
+
+    def _plan(self) -> None:
+        near: list[tuple[RDMABuffer, list[Piece]]] = []
+        own: list[tuple[RDMABuffer, list[Piece]]] = []
+        lent: list[tuple[RDMABuffer, list[Target]]] = []  # on devices that copy by themselves
+        passing: list[tuple[RDMABuffer, Block, Any]] = []  # to devices, through the host
         self._spans: list[tuple[RDMABuffer, Span]] = []  # a transfer each
         self._parts: list[tuple[RDMABuffer, Span]] = []  # parts of requests to one owner
-        for read in reads:
-            if not read[1]:
+        for buffer, targets in self._reads:
+            if not targets:
                 continue
-            buffer, pieces = read
             backend = buffer._way()
+            if buffer._handle.device is not None and backend.name in (Local.name, DeviceIpc.name):
+                lent.append((buffer, list(targets)))
+                continue
+            passing += [(buffer, block, flat) for block, flat in targets if flat is not None]
+            pieces = joined(piece for block, flat in targets if flat is None for piece in block.pieces())
+            if not pieces:
+                continue
             if backend.name == process_vm.ProcessVm.name:
-                near.append(read)
-            elif backend.name == Streams.name and self._same_owner(buffer):
+                near.append((buffer, pieces))
+            elif backend.name == Local.name:
+                own.append((buffer, pieces))
+            elif backend.name == Streams.name and buffer._handle.device is None:
                 self._parts += [(buffer, span) for span in spans(pieces, PART_GAP, SPAN)]
             else:
-                self._spans += [(buffer, span) for span in spans(pieces, GAP if backend.far else 0, SPAN)]
-        self._batches = _batches(near)
+                gap = GAP if backend.far or backend.name in (Ibverbs.name, Nixl.name) else 0
+                self._spans += [(buffer, span) for span in spans(pieces, gap, SPAN)]
+        self._batches: list[_Batch | _OwnBatch] = [*_batches(near), *_own_batches(own)]
+        self._lent = Lent(lent) if lent else None
+        self._passing = Passing(passing, Gather) if passing else None
         self._planned: tuple[list[_Placed], list[tcp_gather.Batch]] | None = None  # where it is the same each time
 
-    def _same_owner(self, buffer: RDMABuffer) -> bool:
-        return not self._parts or self._parts[0][0]._handle.owner == buffer._handle.owner
+    async def read(self, timeout: float, after: Sequence[Any] = ()) -> None:
+        """Done, or raising the first RDMAError, once nothing moves any more. On a thread with an event loop.
 
-    async def read(self, timeout: float) -> None:
-        """Done, or raising the first RDMAError, once nothing moves any more. On a thread with an event loop."""
+        Writes to devices come after `after`, marks of theirs.
+        """
         deadline = monotonic() + timeout
+        for left in reversed(range(PATHS)):
+            try:
+                await self._read(deadline, timeout, after)
+                return
+            except ElsewhereError as exc:  # from now on these buffers are reached by another path
+                if not left:
+                    raise RDMAError(f"memory of a device cannot be reached: {exc}") from exc
+                self._plan()
+
+    async def _read(self, deadline: float, timeout: float, after: Sequence[Any]) -> None:
         spare = _Spare()
-        futures = []
-        if self._batches:
-            futures.append(_Gathering(self._batches, self._keep, timeout).begin())
-        streamed = self._streamed(spare, timeout) if self._parts else None
-        if streamed is not None:
-            futures.append(streamed.begin())
-        if self._spans:
-            futures.append(_transfers(spare.placed(self._spans)).submit(timeout=timeout))
-        error = await _first_error(futures)
+        futures: list[Awaitable[None]] = []
+        try:
+            if self._lent is not None:
+                await self._lent.open(max(0.0, deadline - monotonic()))
+                futures.append(_Gathering(self._lent.batches, self._keep, timeout, after).begin())
+            if self._batches:
+                futures.append(_Gathering(self._batches, self._keep, timeout, after).begin())
+            streamed = self._streamed(spare, timeout) if self._parts else None
+            if streamed is not None:
+                futures.append(streamed.begin())
+            if self._spans:
+                futures.append(_transfers(spare.placed(self._spans)).submit(timeout=timeout))
+            error = await _first_error(futures)
+        finally:
+            if self._lent is not None:
+                self._lent.close()
+        if error is None and self._passing is not None:
+            error = await _first_error([self._passing.read(max(0.0, deadline - monotonic()), after)])
         if error is None and streamed is not None and streamed.to_be_moved:
             left = max(0.0, deadline - monotonic())
             error = await _first_error([_transfers(streamed.to_be_moved).submit(timeout=left)])
@@ -96,7 +143,7 @@ class Gather:
         return _Streamed(placed, batches, (self._keep, spare), timeout)
 
 
-async def _first_error(futures: list[Future[None]]) -> RDMAError | None:
+async def _first_error(futures: Sequence[Awaitable[None]]) -> RDMAError | None:
     """Waits for all of them."""
     error: RDMAError | None = None
     for future in futures:
@@ -168,6 +215,7 @@ def _transfers(placed: list[_Placed]) -> RDMAAction:
 class _Batch:
     """One call: some pieces of some buffers."""
 
+    path = process_vm.ProcessVm.name
     __slots__ = ("handles", "local", "pieces", "remote", "total", "wanted", "words")
     local: ctypes.Array[Any]
     remote: ctypes.Array[Any]
@@ -206,7 +254,11 @@ class _Batch:
         self.remote = _vectors([*control, *((their, size) for their, _, size in self.pieces), *control])
         self.wanted = struct.pack(f"={count}Q", *(handle.token for handle in self.handles)) * 2
 
-    def read(self) -> None:
+    @property
+    def handle(self) -> Handle:
+        return self.handles[0]
+
+    def read(self, after: Sequence[Any]) -> None:
         assert process_vm.CALLS is not None
         done = process_vm.CALLS.read(
             self.handles[0].owner.pid,
@@ -251,17 +303,55 @@ def _vectors(vectors: list[tuple[int, int]]) -> ctypes.Array[Any]:
     return ctypes.create_string_buffer(struct.pack(f"={2 * len(vectors)}Q", *flat), 16 * len(vectors))
 
 
+class _OwnBatch:
+    """Pieces of a buffer of this process."""
+
+    path = Local.name
+    __slots__ = ("handle", "pieces", "total")
+
+    def __init__(self, handle: Handle) -> None:
+        self.handle = handle
+        self.pieces: list[Piece] = []
+        self.total = 0
+
+    def read(self, after: Sequence[Any]) -> None:
+        with registry().using(self.handle.number, self.handle.token) as region:
+            for offset, address, size in self.pieces:
+                memmove(address, region.memory.address + offset, size)
+
+
+def _own_batches(reads: Sequence[tuple[RDMABuffer, list[Piece]]]) -> list[_OwnBatch]:
+    """Of at most VECTORS pieces and copying.CHUNK bytes each."""
+    result: list[_OwnBatch] = []
+    for buffer, pieces in reads:
+        batch = _OwnBatch(buffer._handle)
+        for offset, address, size in pieces:
+            for at in range(0, size, copying.CHUNK):
+                count = min(copying.CHUNK, size - at)
+                if batch.total + count > copying.CHUNK or len(batch.pieces) == VECTORS:
+                    result.append(batch)
+                    batch = _OwnBatch(buffer._handle)
+                batch.pieces.append((offset + at, address + at, count))
+                batch.total += count
+        result.append(batch)
+    return result
+
+
 class _Gathering(Transfer):
     """Batches as the chunks of one transfer, so that the threads of `copying` take them; its size counts those."""
 
-    __slots__ = ("_batches",)
+    __slots__ = ("_batches", "_marks")
 
-    def __init__(self, batches: list[_Batch], keep: Any, timeout: float) -> None:
+    def __init__(
+        self, batches: Sequence[_Batch | _OwnBatch | LentBatch], keep: Any, timeout: float, marks: Sequence[Any]
+    ) -> None:
+        first = batches[0]
+        small = len(batches) == 1 and not isinstance(first, LentBatch) and first.total <= copying.INLINE
+        size = first.total if small else len(batches) * copying.CHUNK
+        super().__init__(first.handle, Memory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
+        self.path = first.path
         self._batches = batches
-        small = len(batches) == 1 and batches[0].total <= copying.INLINE
-        size = batches[0].total if small else len(batches) * copying.CHUNK
-        super().__init__(batches[0].handles[0], Memory(0, 0, True, keep, "tensors"), 0, size, False, timeout)
-        self.path = process_vm.ProcessVm.name
+        self._marks = marks
 
     def begin(self) -> Future[None]:
         promise: Promise[None] = Promise()
@@ -276,10 +366,10 @@ class _Gathering(Transfer):
 
 def _copy(transfer: Transfer, at: int, count: int) -> None:
     assert isinstance(transfer, _Gathering)
-    transfer._batches[at // copying.CHUNK].read()
+    transfer._batches[at // copying.CHUNK].read(transfer._marks)
 
 
-def _batches(reads: Sequence[Read]) -> list[_Batch]:
+def _batches(reads: Sequence[tuple[RDMABuffer, list[Piece]]]) -> list[_Batch]:
     """Of one owner each."""
     result: list[_Batch] = []
     for buffer, pieces in reads:

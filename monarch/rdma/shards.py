@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Range = tuple[int, int]  # from, to (exclusive)
-Run = tuple[int, int]  # offset in bytes, size in bytes
 Piece = tuple[int, int, int]  # offset in a buffer, local address, size; all in bytes
 
 
@@ -66,28 +63,38 @@ def shape_of(ranges: Iterable[Range]) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in ranges)
 
 
-def runs(shape: Sequence[int], item: int, ranges: Sequence[Range]) -> list[Run]:
-    """The part's bytes within the tensor's (contiguous, `item` bytes an element), in the part's own order.
+def ranges_after(size: int, splits: Iterable[tuple[int, int, int]]) -> list[Range]:
+    """Which indices of a dimension of `size` are left to one rank, after the splits of a DTensor's placements.
 
-    As few runs as there can be: one for rows, one a row for columns, none for an empty part.
+    A split is (parts, which one, factor). The factor is 1, but for the splits that FSDP2 makes of what a tensor-parallel
+    plan has split along the same dimension: torch's _StridedShard cuts it into so many parts first, and takes its own
+    of each. Ranges that follow one another are one; there is none when nothing is left.
     """
-    sizes = shape_of(ranges)
-    if not all(sizes):
-        return []
-    inner = len(shape)  # dimensions from here on are taken whole
-    while inner and ranges[inner - 1] == (0, shape[inner - 1]):
-        inner -= 1
-    unit = item * math.prod(shape[inner:])
-    if not inner:
-        return [(0, unit)]
-    start, stop = ranges[inner - 1]
-    strides = [unit] * inner
-    for i in range(inner - 2, -1, -1):
-        strides[i] = strides[i + 1] * shape[i + 1]
-    outer = [
-        range(low * step, high * step, step) for (low, high), step in zip(ranges[: inner - 1], strides, strict=False)
-    ]
-    return [(start * unit + sum(at), (stop - start) * unit) for at in itertools.product(*outer)]
+    left = [(0, size)]
+    for count, index, factor in splits:
+        taken: list[Range] = []
+        for outer in range(factor):
+            taken += _chunk(_chunk(left, factor, outer), count, index)
+        left = taken
+    result: list[Range] = []
+    for start, stop in left:
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], stop)
+        else:
+            result.append((start, stop))
+    return result
+
+
+def _chunk(ranges: list[Range], count: int, index: int) -> list[Range]:
+    """Part `index` of `count`, as torch.chunk cuts it, of the indices in `ranges`."""
+    wide = -(-sum(stop - start for start, stop in ranges) // count)
+    low, high, result, before = index * wide, (index + 1) * wide, [], 0
+    for start, stop in ranges:
+        first, last = max(low - before, 0), min(high - before, stop - start)
+        if first < last:
+            result.append((start + first, start + last))
+        before += stop - start
+    return result
 
 
 def joined(pieces: Iterable[Piece]) -> list[Piece]:

@@ -1,103 +1,137 @@
-"""StateDictHandle: weights that another process keeps, read whole."""
+"""StateDictHandle: weights that other processes keep, read whole."""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from monarch._errors import (
-    RDMAMemoryError,
-    RDMAReadOnlyError,
+    BufferDroppedError,
+    OwnerEndedError,
     RDMATimeoutError,
     StateDictBusyError,
     StateDictMismatchError,
 )
-from monarch.actor import Future, Promise
+from monarch.actor import Future, Promise, ValueMesh
 from monarch.rdma import manager
 from monarch.rdma.buffer import TIMEOUT, RDMABuffer
-from monarch.rdma.entries import Entry, Value, entries_of, shorten, shown
-from monarch.rdma.gather import Gather
-from monarch.rdma.memory import memory_of
-from monarch.rdma.shards import Piece, Range, joined, ranges_of, runs, shape_of
+from monarch.rdma.entries import Entry, entries_of, shorten, shown
+from monarch.rdma.layout import Box, size_of
+from monarch.rdma.published import Place, Published
+from monarch.rdma.reading import Plan, Route, Wanted, sources_of
+from monarch.rdma.shards import Range, ranges_of, shape_of
 from monarch.rdma.transfer import check_timeout
-from monarch.rdma.versions import Header, whole
+from monarch.rdma.versions import Header, agreed, whole
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 50e-6, 10e-3  # seconds between two looks at the counters
 
 
-class Place(NamedTuple):
-    """A tensor of the owner's: what it is, and where its `size` bytes are in buffer number `buffer` (-1: it is empty)."""
-
-    path: tuple[Any, ...]
-    kind: str
-    dtype: str
-    shape: tuple[int, ...]
-    item: int
-    buffer: int
-    offset: int
-    size: int
-
-
 class StateDictHandle:
-    """What `StateDict.handle` gives: names, shapes, dtypes and buffers of another process's weights. Can be sent anywhere.
+    """What `StateDict.handle` gives: names, shapes, dtypes and buffers of other processes' weights. Can be sent anywhere.
 
-    Reads need no help from the owner's Python code on its own host. Every method begins at once and returns a Future: await
-    it, or `get()` it.
+    It has one owner, or several, each with a part of the weights: see `combine`. Reads need no help from the owners' Python
+    code on their own hosts. Every method begins at once and returns a Future: await it, or `get()` it.
     """
 
-    __slots__ = ("_buffers", "_header", "_places", "_values")
+    __slots__ = ("_owners", "_whole")
 
-    def __init__(
-        self,
-        header: RDMABuffer,
-        buffers: tuple[tuple[RDMABuffer, ...], ...],
-        places: dict[str, Place],
-        values: dict[str, Value],
-    ) -> None:
-        self._header = header
-        self._buffers = buffers
-        self._places = places
-        self._values = values
+    def __init__(self, owners: tuple[Published, ...]) -> None:
+        self._owners = owners
+        self._whole: dict[str, Place] = {}
+        for published in owners:
+            for name, place in published.places.items():
+                self._whole.setdefault(name, place)
+
+    @classmethod
+    def combine(cls, handles: Iterable[StateDictHandle] | ValueMesh[StateDictHandle]) -> StateDictHandle:
+        """One handle of the weights that the owners of all of these have together, such as the ranks of a trainer mesh: what
+        `call()` to all of them gives can be passed as it is.
+
+        Each owner has some tensors, or parts of them, as `StateDict` was told or as its DTensors are placed. Several may have
+        the same: a reader takes each byte from one of them, from owners on its own host first, else evenly from all, and
+        from the others when one has ended. **A read gives one version of all owners it reads from**: the same number of
+        updates. Where two owners differ in what is no tensor (`values`), the first one's counts.
+
+        Nothing is asked of the owners. ValueError without handles, TypeError for what is none; StateDictMismatchError when
+        owners differ in the dtype or the whole shape of a tensor, naming it and them.
+        """
+        each = list(handles.values() if isinstance(handles, ValueMesh) else handles)
+        for one in each:
+            if not isinstance(one, StateDictHandle):
+                raise TypeError(f"combine() takes StateDictHandles, got {type(one).__qualname__}")
+        owners = tuple(dict.fromkeys(_Known(published) for one in each for published in one._owners))
+        if not owners:
+            raise ValueError("combine() needs the handle of at least one owner")
+        result = cls(tuple(known.published for known in owners))
+        result._check_alike()
+        return result
+
+    def _check_alike(self) -> None:
+        wrong = []
+        for name, first in self._whole.items():
+            for number, published in enumerate(self._owners):
+                other = published.places.get(name)
+                if other is not None and (other.dtype, other.full, other.kind) != (first.dtype, first.full, first.kind):
+                    wrong.append(
+                        f"{name!r} is {first.dtype}{list(first.full)} at one owner, and "
+                        f"{other.dtype}{list(other.full)} at owner {number} ({published.owner})"
+                    )
+        if wrong:
+            raise StateDictMismatchError(_some(wrong))
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor by its name."""
-        return {name: place.shape for name, place in self._places.items()}
+        """The shape of every whole tensor by its name."""
+        return {name: place.full for name, place in self._whole.items()}
 
     @property
     def dtypes(self) -> dict[str, str]:
         """The dtype of every tensor by its name: "float32", "bfloat16", ..."""
-        return {name: place.dtype for name, place in self._places.items()}
+        return {name: place.dtype for name, place in self._whole.items()}
 
     @property
     def values(self) -> dict[str, Any]:
         """What was no tensor, by name, as it was when the StateDict was made."""
-        return {name: value.value for name, value in self._values.items()}
+        return {name: value.value for one in reversed(self._owners) for name, value in one.values.items()}
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors; those of several names are counted once."""
-        unique = {(place.buffer, place.offset, place.size) for place in self._places.values()}
-        return sum(size for _, _, size in unique)
+        """Bytes of all tensors that the owners have; those of several names are counted once, those of several owners at
+        each.
+        """
+        unique = {
+            (owner, place.buffer, place.offset, place.size)
+            for owner, published in enumerate(self._owners)
+            for place in published.places.values()
+        }
+        return sum(size for _, _, _, size in unique)
 
     @property
     def owner(self) -> str:
-        """The owning process, for people."""
-        return str(self._header._handle.owner)
+        """The owning process, or processes, for people."""
+        if len(self._owners) == 1:
+            return str(self._owners[0].owner)
+        shown = [str(one.owner) for one in self._owners[:4]]
+        return f"{len(self._owners)} owners ({', '.join(shown)}{', ...' if len(self._owners) > 4 else ''})"
 
     @property
     def path(self) -> str:
-        """How the bytes would go from here: see `RDMABuffer.path`."""
-        return self._header.path
+        """How the bytes would go from here, from the first owner: see `RDMABuffer.path`."""
+        first = self._owners[0]
+        return (first.buffers[0][0] if first.buffers[0] else first.header).path
 
     def registered(self) -> list[RDMABuffer]:
-        """All buffers, the counters' first."""
-        return [self._header, *(buffer for copy in self._buffers for buffer in copy)]
+        """All buffers, each owner's counters first."""
+        return [buffer for one in self._owners for buffer in one.registered()]
 
     def version(self, *, timeout: float = TIMEOUT) -> Future[int]:
-        """The last published version: one read of 16 bytes. Raises what RDMABuffer.read_into raises."""
+        """The last version that all owners have published: one read of 16 bytes of each. Raises what RDMABuffer.read_into
+        raises.
+        """
+        timeout = check_timeout(timeout)
+        if len(self._owners) > 1:
+            return _run(lambda: self._published(timeout))
         promise: Promise[int] = Promise()
 
         def done(header: Header | None, error: BaseException | None) -> None:
@@ -106,13 +140,13 @@ class StateDictHandle:
             else:
                 promise.set(header.published)
 
-        self._look(check_timeout(timeout), done)
+        self._owners[0].look(timeout, done)
         return promise.future
 
     def wait_newer(self, version: int, timeout: float = TIMEOUT) -> Future[int]:
         """The first version seen that is newer than `version`; -1 takes any. It looks every 10 ms, at first more often.
 
-        StateDictBusyError after `timeout` seconds, OwnerEndedError when the owner has ended.
+        StateDictBusyError after `timeout` seconds, OwnerEndedError when an owner has ended.
         """
         deadline = monotonic() + check_timeout(timeout)
         return _run(lambda: self._wait_newer(version, deadline, timeout))
@@ -130,21 +164,26 @@ class StateDictHandle:
 
         Each goes into the tensor of its name, in place (autograd is not told): the same dtype, the same shape or that of its
         shard. `shards` names the part of a tensor that is wanted: a slice or tuple of slices, `(slice(0, 512), slice(None))`,
-        or `Shard(dim, index, count)`. With strict=False, names that only one side has are left alone. The reader's values
-        (what is no tensor) are left alone too: `values` has the owner's.
+        or `Shard(dim, index, count)`. Of a DTensor that is what its placements say. With strict=False, names that only one
+        side has are left alone. The reader's values (what is no tensor) are left alone too: `values` has the owner's.
 
         A read that an update came into is begun again until `timeout` seconds are over: then StateDictBusyError, which names
-        the owner. OwnerEndedError when the owner died, also in the middle of an update; what it left is never taken for
-        weights. **After an error that the Future raises, `target` may hold a mixture** of versions, unless `staged` is
-        set: then everything is read into spare memory first and copied when it is whole (costs that memory and a copy).
-        Tensors that are not contiguous, or on a device, are staged anyway.
+        the owner. OwnerEndedError when the owner died, also in the middle of an update, and no other has what it had; what
+        it left is never taken for weights. **After an error that the Future raises, `target` may hold a mixture** of
+        versions, unless `staged` is set: then everything is read into spare memory first and copied when it is whole (costs
+        that memory and a copy).
+        Tensors that are not contiguous are staged anyway.
+
+        **Devices.** What goes to a tensor on a device comes after what this thread has given the device to do, and is seen
+        by every stream once the Future is done.
 
         Raises at once: StateDictMismatchError, naming the keys, RDMAReadOnlyError, RDMAMemoryError, ValueError for shards,
         and for the timeout what RDMABuffer does.
         """
         deadline = monotonic() + check_timeout(timeout)
         plan = self._plan(target, dict(shards or {}), strict, staged)
-        return _run(lambda: self._read(plan, deadline, timeout))
+        after = plan.marks()
+        return _run(lambda: self._read(plan, after, deadline, timeout))
 
     def reader(
         self, target: Any, *, shards: Mapping[str, Any] | None = None, strict: bool = True, staged: bool = False
@@ -167,69 +206,82 @@ class StateDictHandle:
         result: dict[Any, Any] = {}
         flat: dict[str, Any] = {}
         known: dict[Any, Any] = {}
-        for name, place in self._places.items():
+        for name, place in self._whole.items():
             shape = shape_of(_ranges(name, place, parts.get(name)))
-            key = (place.buffer, place.offset, place.dtype, place.shape, str(parts.get(name)))
+            key = (str(sources_of(self._owners, name)), place.dtype, str(parts.get(name)))
             if place.buffer < 0 or key not in known:
                 known[key] = _new(place, shape)
             flat[name] = known[key]
             _put(result, place.path, flat[name])
-        for value in self._values.values():
-            _put(result, value.path, value.value)
+        for one in reversed(self._owners):
+            for value in one.values.values():
+                _put(result, value.path, value.value)
         plan = self._plan(flat, parts, True, False)
 
         async def read() -> tuple[int, dict[Any, Any]]:
-            return await self._read(plan, deadline, timeout), result
+            return await self._read(plan, (), deadline, timeout), result
 
         return _run(read)
 
-    # --- reading
+    # --- versions
 
-    def _look(self, timeout: float, done: Callable[[Header | None, BaseException | None], None]) -> None:
-        words = (ctypes.c_uint64 * 2)()
-        transfer = self._header._reading(memory_of(memoryview(words)), 0, None, timeout)
+    async def _published(self, timeout: float) -> int:
+        return min(header.published for header in (await self._everywhere(set(), timeout)).values())
 
-        def ended(error: BaseException | None) -> None:
-            done(None if error else Header(words[0], words[1]), error)
+    async def _everywhere(self, gone: set[int], timeout: float) -> dict[int, Header]:
+        """The counters of all owners but those that are `gone`; more are added to these, as long as the others have all the
+        weights."""
+        while True:
+            owners = [owner for owner in range(len(self._owners)) if owner not in gone]
+            try:
+                return dict(zip(owners, await self._headers(owners, timeout), strict=True))
+            except _GoneError as exc:
+                gone.add(exc.owner)
+                boxes = ((name, tuple((0, size) for size in place.full)) for name, place in self._whole.items())
+                wanted = [Wanted(name, box, 1, size_of(box), 0, None) for name, box in boxes]
+                if len(gone) == len(self._owners):
+                    raise exc.error from None
+                try:
+                    Route(self._owners, wanted, frozenset(gone), [])
+                except StateDictMismatchError as missing:
+                    raise self._lost(exc, missing) from exc.error
 
-        transfer.ended = ended
-        self._header._begin(transfer)
-
-    async def _counters(self, timeout: float) -> Header:
-        promise: Promise[Header] = Promise()
-
-        def done(header: Header | None, error: BaseException | None) -> None:
-            if header is None:
-                promise.fail(error or RuntimeError("no counters"))
-            else:
-                promise.set(header)
-
-        self._look(timeout, done)
-        return await promise.future
+    async def _headers(self, owners: Sequence[int], timeout: float) -> list[Header]:
+        """The counters of those owners. _GoneError if one has ended or dropped its weights."""
+        seen = await _ended([self._owners[owner].counters(timeout) for owner in owners])
+        _raise_first(owners, seen)
+        return [one for one in seen if isinstance(one, Header)]
 
     async def _wait_newer(self, version: int, deadline: float, timeout: float) -> int:
         import asyncio
 
-        pause = _FIRST_PAUSE
+        pause, gone = _FIRST_PAUSE, set[int]()
         while True:
-            header = await self._counters(max(deadline - monotonic(), _LONGEST_PAUSE))
-            if header.published > version:
-                return header.published
+            headers = await self._everywhere(gone, max(deadline - monotonic(), _LONGEST_PAUSE))
+            last, owner = min((header.published, owner) for owner, header in headers.items())
+            if last > version:
+                return last
             if monotonic() + pause >= deadline:
+                making = " and is making the next" if headers[owner].begun > last else ""
                 raise StateDictBusyError(
-                    f"no version newer than {version} within {timeout:g} s: {self.owner} has published "
-                    f"{header.published}{' and is making the next' if header.begun > header.published else ''}"
+                    f"no version newer than {version} within {timeout:g} s: {self._owners[owner].owner} has published "
+                    f"{last}{making}"
                 )
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _read(self, plan: _Plan, deadline: float, timeout: float) -> int:
+    # --- reading
+
+    async def _read(self, plan: Plan, after: Sequence[Any], deadline: float, timeout: float) -> int:
         import asyncio
 
-        pause, attempt = _FIRST_PAUSE, _Attempt()
+        pause, attempt = _FIRST_PAUSE, _Attempt(plan.route)
         while True:
             try:
-                version = await self._once(plan, deadline, attempt)
+                version = await self._once(plan, after, deadline, attempt)
+            except _GoneError as exc:
+                attempt.reroute(self._without(plan, exc))
+                continue
             except RDMATimeoutError as exc:
                 if not attempt.disturbed:
                     raise
@@ -238,26 +290,48 @@ class StateDictHandle:
                 return version
             if monotonic() + pause >= deadline:
                 raise self._busy(attempt, timeout)
-            if not attempt.header.readable(len(self._buffers)):
+            if self._agreed(attempt) is None:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _once(self, plan: _Plan, deadline: float, attempt: _Attempt) -> int | None:
+    async def _once(self, plan: Plan, after: Sequence[Any], deadline: float, attempt: _Attempt) -> int | None:
         """The version that was read, None if an update was in the way."""
-        copies = len(self._buffers)
-        header = attempt.header = await self._counters(max(deadline - monotonic(), 0))
-        attempt.disturbed |= not header.readable(copies)
-        if not header.readable(copies):
+        owners = attempt.route.owners
+        attempt.headers = await self._headers(owners, max(deadline - monotonic(), 0))
+        version = self._agreed(attempt)
+        if version is None:
+            attempt.disturbed = True
             return None
-        place = header.published % copies
-        await plan.gather(place, self._buffers[place]).read(max(deadline - monotonic(), 0))
-        attempt.header = await self._counters(max(deadline - monotonic(), _LONGEST_PAUSE))
-        if not whole(header.published, attempt.header, copies):
+        left = max(deadline - monotonic(), 0)
+        gathers = [attempt.route.gather(owner, version) for owner in owners]
+        _raise_first(owners, await _ended([gather.read(left, after) for gather in gathers]))
+        attempt.headers = await self._headers(owners, max(deadline - monotonic(), _LONGEST_PAUSE))
+        copies = [self._owners[owner].copies for owner in owners]
+        if not all(whole(version, header, count) for header, count in zip(attempt.headers, copies, strict=True)):
             attempt.disturbed = True
             attempt.overtaken += 1
             return None
-        plan.finish()
-        return header.published
+        plan.finish(after)
+        return version
+
+    def _agreed(self, attempt: _Attempt) -> int | None:
+        copies = (self._owners[owner].copies for owner in attempt.route.owners)
+        return agreed(zip(attempt.headers, copies, strict=True)) if attempt.headers else 0
+
+    def _without(self, plan: Plan, gone: _GoneError) -> Route:
+        """Another route, now that an owner has ended. Its error if there is none."""
+        plan.leave_out(gone.owner)
+        if len(self._owners) == 1:
+            raise gone.error from None
+        try:
+            return plan.route
+        except StateDictMismatchError as exc:
+            raise self._lost(gone, exc) from gone.error
+
+    def _lost(self, gone: _GoneError, missing: StateDictMismatchError) -> Exception:
+        where = f"owner {gone.owner} of {len(self._owners)} ({self._owners[gone.owner].owner})"
+        text = f"{where} is gone, and {str(missing).replace('no owner', 'no other')}: {gone.error}"
+        return type(gone.error)(text)
 
     def _busy(self, attempt: _Attempt, timeout: float) -> StateDictBusyError:
         if attempt.overtaken:
@@ -266,21 +340,38 @@ class StateDictHandle:
                 "read takes, or use StateDict(..., double_buffer=True)"
             )
         else:
-            begun = attempt.header.begun
-            why = f"it is in the middle of making version {begun}, or that update failed (see StateDict.updating)"
+            why = self._disagreement(attempt)
         return StateDictBusyError(f"the weights of {self.owner} could not be read whole within {timeout:g} s: {why}")
+
+    def _disagreement(self, attempt: _Attempt) -> str:
+        owners, headers = attempt.route.owners, attempt.headers
+        if not headers:
+            return "others of its owners have ended meanwhile"
+        published = {header.published for header in headers}
+        if len(published) > 1:
+            low = min(range(len(owners)), key=lambda one: headers[one].published)
+            high = max(range(len(owners)), key=lambda one: headers[one].published)
+            ends = [
+                f"owner {owners[one]} ({self._owners[owners[one]].owner}) has published {headers[one].published}"
+                for one in (low, high)
+            ]
+            return f"{' and '.join(ends)}. All owners have to publish every version: one of them is behind, or was restarted"
+        number = max(range(len(owners)), key=lambda one: headers[one].begun)
+        who = "it" if len(self._owners) == 1 else f"owner {owners[number]} ({self._owners[owners[number]].owner})"
+        begun = headers[number].begun
+        return f"{who} is in the middle of making version {begun}, or that update failed (see StateDict.updating)"
 
     # --- planning
 
     def _check_parts(self, parts: dict[str, Any]) -> None:
-        unknown = parts.keys() - self._places.keys()
+        unknown = parts.keys() - self._whole.keys()
         if unknown:
             raise StateDictMismatchError(f"shards of tensors that the owner does not have: {shorten(unknown)}")
 
-    def _plan(self, target: Any, parts: dict[str, Any], strict: bool, staged: bool) -> _Plan:
+    def _plan(self, target: Any, parts: dict[str, Any], strict: bool, staged: bool) -> Plan:
         self._check_parts(parts)
         mine, _ = entries_of(target)
-        missing, unexpected = mine.keys() - self._places.keys(), self._places.keys() - mine.keys()
+        missing, unexpected = mine.keys() - self._whole.keys(), self._whole.keys() - mine.keys()
         if strict and (missing or unexpected):
             told = []
             if missing:
@@ -288,48 +379,37 @@ class StateDictHandle:
             if unexpected:
                 told.append(f"only the owner has {shorten(unexpected)}")
             raise StateDictMismatchError(f"{'; '.join(told)} (strict=False ignores them)")
-        plan = _Plan(len(self._buffers[0]))
+        plan = Plan(self._owners)
         wrong = []
         for name, entry in mine.items():
-            place = self._places.get(name)
+            place = self._whole.get(name)
             if place is None:
                 continue
-            part = parts.get(name)
-            ranges = None if part is None else _ranges(name, place, part)
-            shape = place.shape if ranges is None else shape_of(ranges)
-            if (entry.dtype, entry.shape) == (place.dtype, shape):
-                plan.add(entry, place, ranges, staged)
-            else:
-                wrong.append(
-                    f"{name!r} is {place.dtype}{list(shape)} at the owner and {entry.dtype}{list(entry.shape)} here"
-                )
+            box = _box(entry, place, parts.get(name))
+            if box is not None and (entry.dtype, entry.shape) == (place.dtype, shape_of(box)):
+                plan.add(entry, box, staged)
+                continue
+            shape = place.full if box is None or entry.start is not None else shape_of(box)
+            here = entry.shape if entry.whole is None else entry.whole
+            wrong.append(f"{name!r} is {place.dtype}{list(shape)} at the owner and {entry.dtype}{list(here)} here")
         if wrong:
-            more = f"; and {len(wrong) - 10} more" if len(wrong) > 10 else ""
-            raise StateDictMismatchError("; ".join(wrong[:10]) + more)
+            raise StateDictMismatchError(_some(wrong))
+        plan.route  # noqa: B018 - so that what nobody has is said now
         return plan
 
     def __reduce__(self) -> Any:
-        return StateDictHandle, (self._header, self._buffers, self._places, self._values)
+        return StateDictHandle, (self._owners,)
 
     def __repr__(self) -> str:
-        return f"<StateDictHandle of {len(self._places)} tensors, {self.nbytes} bytes, of {self.owner}>"
-
-
-class _Attempt:
-    """What came of a read so far: the counters seen last, whether updates were in its way, and how many came into it."""
-
-    def __init__(self) -> None:
-        self.header = Header(0, 0)
-        self.disturbed = False
-        self.overtaken = 0
+        return f"<StateDictHandle of {len(self._whole)} tensors, {self.nbytes} bytes, of {self.owner}>"
 
 
 class Reader:
-    """One owner's weights and one place for them here: see `StateDictHandle.reader`. Belongs to this process."""
+    """Weights and one place for them here: see `StateDictHandle.reader`. Belongs to this process."""
 
     __slots__ = ("_handle", "_lock", "_plan")
 
-    def __init__(self, handle: StateDictHandle, plan: _Plan) -> None:
+    def __init__(self, handle: StateDictHandle, plan: Plan) -> None:
         self._handle = handle
         self._plan = plan
         self._lock: Any = None
@@ -337,79 +417,96 @@ class Reader:
     def read(self, *, timeout: float = TIMEOUT) -> Future[int]:
         """As `StateDictHandle.read_into`. Begins now, or when the read before it has ended."""
         deadline = monotonic() + check_timeout(timeout)
-        return _run(lambda: self._read(deadline, timeout))
+        after = self._plan.marks()
+        return _run(lambda: self._read(after, deadline, timeout))
 
-    async def _read(self, deadline: float, timeout: float) -> int:
+    async def _read(self, after: Sequence[Any], deadline: float, timeout: float) -> int:
         if self._lock is None:
             import asyncio
 
             self._lock = asyncio.Lock()  # all of them run on the Mover's loop
         async with self._lock:
-            return await self._handle._read(self._plan, deadline, timeout)
+            return await self._handle._read(self._plan, after, deadline, timeout)
 
 
-class _Plan:
-    """Which bytes go where, and what is to be done when they are there."""
+class _Attempt:
+    """What came of a read so far: the counters seen last, whether updates were in its way, and how many came into it."""
 
-    def __init__(self, buffers: int) -> None:
-        self._keep: list[Any] = []
-        self._pieces: list[list[Piece]] = [[] for _ in range(buffers)]
-        self._staged: list[tuple[Entry, Any]] = []
-        self._taken: dict[int, tuple[str, Any]] = {}
-        self._gathers: dict[int, Gather] = {}
+    def __init__(self, route: Route) -> None:
+        self.route = route
+        self.headers: list[Header] = []
+        self.disturbed = False
+        self.overtaken = 0
 
-    def add(self, entry: Entry, place: Place, ranges: tuple[Range, ...] | None, staged: bool) -> None:
-        """`ranges` is None for all of it."""
-        if place.buffer < 0:
-            return
-        parts = [(0, place.size)] if ranges is None else runs(place.shape, place.item, ranges)
-        if not parts:
-            return
-        address = self._address(entry, place.size if ranges is None else sum(size for _, size in parts), staged)
-        source = (place.buffer, place.offset, parts[0], len(parts))
-        name, other = self._taken.setdefault(address, (entry.name, source))
-        if other != source:
-            raise StateDictMismatchError(f"{name!r} and {entry.name!r} are one tensor here and two at the owner")
-        pieces = self._pieces[place.buffer]
-        for offset, size in parts:
-            pieces.append((place.offset + offset, address, size))
-            address += size
+    def reroute(self, route: Route) -> None:
+        self.route, self.headers = route, []
 
-    def _address(self, entry: Entry, size: int, staged: bool) -> int:
-        """Where the bytes are to go: the tensor's own memory, or spare memory."""
-        memory = None
+
+class _GoneError(Exception):
+    """An owner has ended, or has dropped its weights."""
+
+    def __init__(self, owner: int, error: Exception) -> None:
+        super().__init__(owner, error)
+        self.owner = owner
+        self.error = error
+
+
+async def _ended(work: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """What each gave or raised, once all of it has ended."""
+    if len(work) == 1:  # a task of its own would cost more than a small read
         try:
-            memory = entry.memory()
-        except RDMAMemoryError:
-            if not entry.strided():
-                raise
-        if memory is not None and not memory.writable:
-            raise RDMAReadOnlyError(f"{entry.name!r} is read-only ({memory.shown})")
-        if memory is None or staged:
-            spare = bytearray(size)
-            self._staged.append((entry, entry.array(memoryview(spare))))
-            memory = memory_of(spare)
-        self._keep.append(memory.keep)
-        return memory.address
+            return [await work[0]]
+        except Exception as exc:
+            return [exc]
+    import asyncio
 
-    def gather(self, place: int, buffers: tuple[RDMABuffer, ...]) -> Gather:
-        """For the weights in that one of the owner's places."""
-        known = self._gathers.get(place)
-        if known is None:
-            reads = [(buffer, joined(pieces)) for buffer, pieces in zip(buffers, self._pieces, strict=True)]
-            known = self._gathers[place] = Gather(reads, self._keep)
-        return known
+    return await asyncio.gather(*work, return_exceptions=True)
 
-    def finish(self) -> None:
-        for entry, spare in self._staged:
-            entry.copy_from(spare)
+
+def _raise_first(owners: Sequence[int], results: Sequence[Any]) -> None:
+    """What went wrong with any; owners that are gone before all else."""
+    failed = [(owner, one) for owner, one in zip(owners, results, strict=True) if isinstance(one, BaseException)]
+    for owner, error in failed:
+        if isinstance(error, OwnerEndedError | BufferDroppedError):
+            raise _GoneError(owner, error) from error
+    for _, error in failed:
+        raise error
+
+
+class _Known:
+    """An owner's weights, equal to themselves in whatever handle."""
+
+    def __init__(self, published: Published) -> None:
+        self.published = published
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Known) and self.published.header == other.published.header
+
+    def __hash__(self) -> int:
+        return hash(self.published.header)
+
+
+def _box(entry: Entry, place: Place, part: Any) -> Box | None:
+    """What of the whole belongs into the entry; None if that cannot be."""
+    if entry.whole is None or entry.start is None:
+        return _ranges(entry.name, place, part)
+    if part is not None:
+        raise ValueError(f"the shard of {entry.name!r}: it is a DTensor, whose placements say it already")
+    if entry.whole != place.full:
+        return None
+    return tuple((low, low + size) for low, size in zip(entry.start, entry.shape, strict=True))
+
+
+def _some(wrong: list[str]) -> str:
+    more = f"; and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+    return "; ".join(wrong[:10]) + more
 
 
 def _ranges(name: str, place: Place, spec: Any) -> tuple[Range, ...]:
     if spec is None:
-        return tuple((0, size) for size in place.shape)
+        return tuple((0, size) for size in place.full)
     try:
-        return ranges_of(place.shape, spec)
+        return ranges_of(place.full, spec)
     except ValueError as exc:
         raise ValueError(f"the shard of {name!r}: {exc}") from None
 

@@ -8,6 +8,9 @@ With one place this is a sequence lock (Lamport, "Concurrent Reading and Writing
 waits and copies nothing, readers try again when an update came in between. With two, an update is a copy into the place
 that nobody reads, and a reader fails only if a second one begins while it reads.
 
+Weights may have several owners, each of a part. Then a version counts only if all of them have it: the one to read is the
+lowest that was published, if the others still have that, and it is whole if it is whole at each.
+
 A counter that is read while it is written may be a mixture of both its values. Such a mixture is accepted nowhere:
 counting up by one changes bytes from 255 to 0 and one byte by one, so a mixture is either one of the two values or lies
 256 or more away from one of them, on the wrong side of `readable` or `whole`.
@@ -15,6 +18,7 @@ counting up by one changes bytes from 255 to 0 and one byte by one, so a mixture
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -32,3 +36,12 @@ class Header(NamedTuple):
 def whole(version: int, after: Header, copies: int) -> bool:
     """Whether what was read as `version` is that version and nothing else, by the counters read afterwards."""
     return version <= after.begun < version + copies
+
+
+def agreed(owners: Iterable[tuple[Header, int]]) -> int | None:
+    """The version that can be read of all owners, by the counters and the copies of each; None if there is none now."""
+    seen = list(owners)
+    version = min(header.published for header, _ in seen)
+    if all(header.readable(copies) and header.begun < version + copies for header, copies in seen):
+        return version
+    return None

@@ -11,7 +11,7 @@ import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,6 +65,8 @@ class FakeCard:
         self.settled = 0
         self.begun = 0
         self.waited = 0
+        self.copied = 0  # by `begin_all`
+        self.drained = 0
         self.marks: list[Any] = []
         self.after: list[Any] = []
         self.reached: list[Any] = []
@@ -188,6 +190,38 @@ class FakeCard:
                     self.waited += 1
 
         return wait
+
+    def begin_all(self, copies: Sequence[tuple[Any, Any]], after: Sequence[Any] = ()) -> Callable[[], None]:
+        for target, source in copies:
+            assert target.dtype == source.dtype
+            assert target.shape == source.shape
+            assert isinstance(target, OnCard) or isinstance(source, OnCard)
+        if self.fails is not None:
+            raise self.fails
+        with self._lock:
+            self.contexts.add(self.name)
+            self.begun += 1
+            self.copied += len(copies)
+            self.after += after
+        done = False
+
+        def wait() -> None:
+            nonlocal done
+            if not done:
+                done = True
+                for target, source in copies:
+                    plain(target).copy_(plain(source))
+                with self._lock:
+                    self.waited += 1
+
+        return wait
+
+    def scratch(self, size: int, device: str) -> Any:
+        return self.empty(size, device)
+
+    def drain(self, device: str) -> None:
+        assert device == self.name
+        self.drained += 1
 
     def ipc_obstacle(self, flat: Any) -> str:
         return self.ipc

@@ -219,6 +219,14 @@ def test_what_the_agent_says_against_it_is_remembered(pair: Pair) -> None:
         pair.open()
 
 
+def test_what_goes_by_tls_is_known(pair: Pair) -> None:
+    assert not pair.a.streams.encrypted(pair.b.address, TIMEOUT)
+    told = MayDial(pair.b.address, why="a connection with TLS cannot be handed over", encrypted=True)
+    pair.call(lambda: pair.a.streams.may_dial(told))
+    assert pair.a.streams.encrypted(pair.b.address, TIMEOUT)
+    assert "TLS" in pair.a.streams.obstacle(pair.b.address, TIMEOUT)
+
+
 def test_nothing_against_it_is_remembered_as_well(pair: Pair) -> None:
     assert pair.a.streams.obstacle(pair.b.address, TIMEOUT) == ""
     assert pair.a.streams.obstacle(pair.b.address, TIMEOUT) == ""

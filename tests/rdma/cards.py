@@ -217,15 +217,10 @@ class Side(Actor):
         return os.getpid()
 
     @endpoint
-    def refused(self, what: str) -> str:
-        from monarch.rdma import StateDict
-
+    def refused(self) -> str:
         tensor = self.tensor("cuda", bytes(64))
         try:
-            if what == "state dict":
-                StateDict({"a": tensor})
-            else:
-                RDMABuffer(tensor.view(8, 8).t())
+            RDMABuffer(tensor.view(8, 8).t())
         except ValueError as exc:
             return str(exc)
         return ""

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from monarch.rdma.backends import ibverbs, ibverbs_owner, plain
-from monarch.rdma.backends.ibverbs import Engine, Errand
+from monarch.rdma.backends.ibverbs import Errand
 from monarch.rdma.backends.ibverbs_binding import Limits
 from monarch.rdma.backends.ibverbs_devices import Devices
+from monarch.rdma.backends.ibverbs_engine import Engine
 from monarch.rdma.backends.ibverbs_owner import Owner
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import memory_of

@@ -1,7 +1,7 @@
 """RDMA devices from a program's side: between processes, over an imitation of the devices; on a machine without any; and the
 real binding as far as it goes without a device.
 
-Hardware has never been seen. Two tests take a real device where there is one; they have been run over soft RoCE.
+Hardware has never been seen. Some tests take a real device where there is one; two of them have been run over soft RoCE.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -24,9 +25,9 @@ from monarch.config import configure, configured
 from monarch.rdma import RDMABuffer, get_rdma_backend, is_ibverbs_available, is_rdma_available
 from monarch.rdma.backends import ibverbs_devices, ibverbs_sysfs
 from monarch.rdma.backends.ibverbs import Ibverbs
-from monarch.rdma.backends.ibverbs_binding import Limits, NoVerbsError, Package, send_requests
+from monarch.rdma.backends.ibverbs_binding import Limits, NoVerbsError, Package, _Device, send_requests
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
-from monarch.rdma.backends.ibverbs_gids import Gid
+from monarch.rdma.backends.ibverbs_gids import Gid, offered
 from monarch.rdma.backends.ibverbs_messages import End
 from monarch.rdma.backends.ibverbs_path import Path as QueuePath
 from monarch.rdma.backends.ibverbs_queue import Request
@@ -197,6 +198,53 @@ def test_over_a_real_device(two: HostMesh, fabric: str) -> None:
 def test_drops_over_a_real_device(two: HostMesh, fabric: str) -> None:
     owner, other = sides(two, fabric, (), ())
     drops(owner, other)
+
+
+def port_of_a_device() -> tuple[str, Any]:
+    """The name of the first usable one here, and what /sys says of it."""
+    nics, _ = ibverbs_sysfs.usable()
+    return nics[0].name, nics[0]
+
+
+@needs_device
+@pytest.mark.procs
+@pytest.mark.parametrize("relaxed", [True, False])
+def test_settings_on_a_real_device(two: HostMesh, fabric: str, relaxed: bool) -> None:
+    name, nic = port_of_a_device()
+    slot = offered(name, nic.gids, nic.ethernet, None)[0].slot
+    owner, other = sides(two, fabric, (), ())
+    told = {
+        "rdma_ibverbs_target": f"nic:{name}", "rdma_ib_gid_index": slot, "rdma_ib_traffic_class": 104,
+        "rdma_ib_timeout": 18, "rdma_ib_retry_count": 6, "rdma_ib_relaxed_ordering": relaxed,
+    }  # fmt: skip
+    for side in (owner, other):
+        call(side.configure, told)
+    moves(owner, other)
+
+
+@needs_device
+@pytest.mark.procs
+@pytest.mark.parametrize("setting", ["rdma_ib_gid_index", "rdma_ib_pkey_index"])
+def test_what_a_real_port_has_not(two: HostMesh, fabric: str, setting: str) -> None:
+    owner, other = sides(two, fabric, (), ())
+    unused = max(slot.slot for slot in port_of_a_device()[1].gids) + 1 if "gid" in setting else 65535
+    call(other.configure, {setting: unused})
+    buffer = call(owner.make, b"data")
+    assert call(other.read, buffer) == b"data"  # by the next path
+    assert call(other.left_to_others) == 1
+
+
+@needs_device
+@pytest.mark.procs
+def test_the_end_of_an_owner_is_heard_of_before_a_real_device_gives_up(two: HostMesh, fabric: str) -> None:
+    """The device itself would try again for half a minute or more."""
+    owner, other = sides(two, fabric, (), ())
+    buffer = call(owner.make, b"data")
+    assert call(other.read, buffer) == b"data"
+    kill(call(owner.pid))
+    began = time.monotonic()
+    assert call(other.read, buffer) == "OwnerEndedError"
+    assert time.monotonic() - began < 25
 
 
 @copies
@@ -471,6 +519,16 @@ def test_the_package_has_what_is_called() -> None:
     info = ib.QPInfo(2**24 - 1, 5, 2, bytes(16), 1, 5)
     assert (info.qp_num, info.psn, info.lid, info.port, info.mtu) == (2**24 - 1, 5, 2, 1, 5)
     assert issubclass(ib.VerbsError, OSError)
+
+
+def test_a_library_without_dma_buf_is_a_device_that_cannot_register() -> None:
+    def unavailable(*args: Any) -> Any:
+        raise RuntimeError("ibv_reg_dmabuf_mr is unavailable: this libibverbs predates rdma-core 34")
+
+    device = _Device.__new__(_Device)
+    device.domain = SimpleNamespace(reg_dmabuf_mr=unavailable)
+    with pytest.raises(OSError, match="predates rdma-core 34"):
+        device.register_dmabuf(DmaBuf(8, 100, 8192), 0x7000, 300, 4)
 
 
 class Said:

@@ -23,7 +23,7 @@ from monarch._errors import (
 )
 from monarch.actor import SupervisionError
 from monarch.config import configured
-from monarch.rdma.backends import ibverbs, ibverbs_link, ibverbs_memlock, ibverbs_owner
+from monarch.rdma.backends import ibverbs, ibverbs_engine, ibverbs_link, ibverbs_memlock, ibverbs_owner
 from monarch.rdma.backends.ibverbs_binding import Limits
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError
 from monarch.rdma.backends.ibverbs_gids import ChoiceError
@@ -449,7 +449,7 @@ def test_devices_that_the_library_does_not_know(tmp_path: Path) -> None:
 
 
 def test_links_are_bounded(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ibverbs, "LINKS", 2)
+    monkeypatch.setattr(ibverbs_engine, "LINKS", 2)
     handle = sides.make(bytearray(b"0123456789"))
     owners = [handle._replace(owner=handle.owner._replace(pid=pid)) for pid in range(5)]  # the same, by other names
     for other in owners * 2:

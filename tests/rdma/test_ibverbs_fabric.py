@@ -13,7 +13,7 @@ import pytest
 from monarch._errors import OwnerEndedError, RDMATimeoutError
 from monarch.actor import SupervisionError
 from monarch.config import configured
-from monarch.rdma.backends import ibverbs, ibverbs_link, ibverbs_owner
+from monarch.rdma.backends import ibverbs, ibverbs_engine, ibverbs_link, ibverbs_owner
 from monarch.rdma.backends.ibverbs import Ibverbs
 from monarch.rdma.backends.ibverbs_binding import RELAXED_ORDERING
 from monarch.rdma.backends.ibverbs_messages import Check, Lend, Lent, Meet, Opened
@@ -149,7 +149,7 @@ def test_rails_that_nobody_told_of(
 ) -> None:
     """Whoever asks does not wait until a device has given up."""
     if patient:
-        monkeypatch.setattr(ibverbs, "PROBE", 0.02)
+        monkeypatch.setattr(ibverbs_engine, "PROBE", 0.02)
     sides = make(**APART)
     near(sides, here="mlx5_0", there="mlx5_1")
     handle = sides.make(bytearray(10))
@@ -170,6 +170,17 @@ def test_a_device_that_cannot_register_for_the_rail(make: Callable[..., Sides], 
     with configured(rdma_peer_device_affinity="match_name"):
         sides.read(handle, 10)
     assert "mlx5_0 cannot register 10 bytes" in gone[0]
+
+
+def test_a_near_device_that_cannot_register_is_left_out(sides: Sides, gone: list[str]) -> None:
+    sides.device("there_0").refuse = 1
+    data = bytearray(os.urandom(4 * MIB))
+    handle = sides.make(data)
+    for _ in range(2):
+        assert sides.read(handle, 4 * MIB) == data
+    assert gone == [] and not sides.device("there_0").pairs
+    assert [one.nics for one in sides.asked if isinstance(one, Lend)] == [()]
+    assert all(sides.device(name).moved >= 2 * MIB for name in HERE)  # both reach the other one
 
 
 # --- ports of different rate

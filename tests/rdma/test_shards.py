@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.rdma import Shard
-from monarch.rdma.shards import covering, joined, ranges_of, runs, shape_of, spans
+from monarch.rdma.layout import block
+from monarch.rdma.shards import covering, joined, ranges_of, shape_of, spans
 from monarch.rdma.versions import Header, whole
 
 SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
@@ -24,6 +25,14 @@ def parts(draw: Any) -> tuple[tuple[int, ...], tuple[slice, ...]]:
     shape = draw(SHAPES)
     count = draw(st.integers(0, len(shape)))
     return shape, tuple(slice(draw(ENDS), draw(ENDS)) for _ in range(count))
+
+
+def runs(shape: tuple[int, ...], item: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """(offset, size) of the bytes of a part that is read as a whole."""
+    if not all(shape_of(ranges)):
+        return []
+    full = tuple((0, size) for size in shape)
+    return [(there, size) for there, _, size in block(full, ranges, ranges, item).pieces()]
 
 
 def taken(data: bytes, pieces: list[tuple[int, int]]) -> bytes:

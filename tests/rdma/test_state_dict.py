@@ -452,8 +452,8 @@ def test_reads_that_are_overtaken_each_time_say_so(monkeypatch: pytest.MonkeyPat
     weights = StateDict(source)
     real, stop = gather.Gather.read, threading.Event()
 
-    async def overtaken(self: Any, timeout: float) -> None:
-        await real(self, timeout)
+    async def overtaken(self: Any, timeout: float, after: Any) -> None:
+        await real(self, timeout, after)
         if not stop.is_set():
             with weights.updating():
                 source["a"] += 1
@@ -552,12 +552,12 @@ def test_a_trainer_that_is_killed_in_the_middle_of_a_read(
     mine = {str(i): torch.zeros(1 << 20) for i in range(6)}
     real, lock, calls = gather._Batch.read, threading.Lock(), []
 
-    def read(self: Any) -> None:
+    def read(self: Any, after: Any) -> None:
         with lock:
             calls.append(self)
             if len(calls) == batch + 1:
                 kill(pid)
-        real(self)
+        real(self, after)
 
     monkeypatch.setattr(gather._Batch, "read", read)
     with pytest.raises(OwnerEndedError, match=f"process {pid}"):

@@ -106,16 +106,43 @@ class DeviceIpc:
             transfer.finish(transfer.timed_out())
         except RDMAError as exc:
             transfer.finish(exc)
-        except _RefusedError as exc:
-            self._refused.add((handle.owner, handle.device.storage), f"its storage is not lent: {exc}", AVOID)
-            elsewhere()
         except Exception as exc:
-            why = f"its storage cannot be opened here: {exc}"
-            self._refused.add((handle.owner, handle.device.card), why, AVOID)
+            self._refuse(handle, exc)
             elsewhere()
         except BaseException as exc:  # this process is ending
             transfer.finish(exc)
             raise
+
+    async def borrow(self, handle: Handle, seconds: float) -> tuple[Any, str]:
+        """The bytes of the buffer's storage, open here as long as somebody has them, and what this process calls the card:
+        let go of them there. On the Mover's loop.
+
+        TimeoutError; RDMAError when buffer or owner are gone. Anything else: this way is not to be taken, for some time.
+        """
+        import asyncio
+
+        assert handle.device is not None
+        try:
+            async with asyncio.timeout(max(0.0, seconds)):
+                while True:
+                    borrowed = borrowing.find(handle.owner, handle.device.storage)
+                    flat = None if borrowed is None else borrowed.bytes
+                    if borrowed is not None and flat is not None:
+                        return flat, borrowed.device
+                    await asyncio.shield(_ask_once(handle))
+        except (TimeoutError, RDMAError):
+            raise
+        except Exception as exc:
+            self._refuse(handle, exc)
+            raise
+
+    def _refuse(self, handle: Handle, error: Exception) -> None:
+        assert handle.device is not None
+        if isinstance(error, _RefusedError):
+            self._refused.add((handle.owner, handle.device.storage), f"its storage is not lent: {error}", AVOID)
+        else:
+            why = f"its storage cannot be opened here: {error}"
+            self._refused.add((handle.owner, handle.device.card), why, AVOID)
 
 
 def _ask_once(handle: Handle) -> asyncio.Task[Borrowed]:

@@ -10,6 +10,7 @@ raise OSError when the device or the kernel refuses.
 
 from __future__ import annotations
 
+import errno
 import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -156,7 +157,10 @@ class _Device:
         return _Registered(self.domain.reg_mr(address, size, access))
 
     def register_dmabuf(self, buffer: DmaBuf, address: int, size: int, access: int) -> Registration:
-        return _Registered(self.domain.reg_dmabuf_mr(buffer.offset, size, address, buffer.file, access))
+        try:
+            return _Registered(self.domain.reg_dmabuf_mr(buffer.offset, size, address, buffer.file, access))
+        except RuntimeError as exc:  # libibverbs is older than rdma-core 34
+            raise OSError(errno.EOPNOTSUPP, str(exc)) from exc
 
     def pair(self, work: int, path: Path) -> Pair:
         return _Pair(self, work, path)

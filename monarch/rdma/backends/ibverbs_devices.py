@@ -77,7 +77,7 @@ class Devices:
         self._open: dict[str, Device] = {}
         nics, why = sysfs.usable(root)
         self._unusable = why
-        self._ports: dict[tuple[tuple[str, ...], object, int], tuple[Port, ...]] = {}
+        self._ports: dict[tuple[object, ...], tuple[Port, ...]] = {}
         known = set(binding.names()) if nics else set()
         self.nics: dict[str, Nic] = {nic.name: nic for nic in nics if nic.name in known and nic.gids}
         if not self.nics:
@@ -98,11 +98,11 @@ class Devices:
         """What the other side is told: those near the memory, and all others, unless `rdma_ibverbs_target` names one device.
         ChoiceError when a near one has not what a setting names; a far one is left out then.
         """
-        one_only = settings.get("rdma_ibverbs_target").startswith("nic:")
-        others = () if one_only else tuple(name for name in self.nics if name not in near)
-        name = ((*sorted(near), "", *others), settings.get("rdma_ib_gid_index"), settings.get("rdma_ib_pkey_index"))
+        target = settings.get("rdma_ibverbs_target")
+        name = (tuple(near), target, settings.get("rdma_ib_gid_index"), settings.get("rdma_ib_pkey_index"))
         known = self._ports.get(name)
         if known is None:
+            others = () if target.startswith("nic:") else tuple(name for name in self.nics if name not in near)
             ports = [self._port(nic, True) for nic in sorted(near)]
             for nic in others:
                 try:

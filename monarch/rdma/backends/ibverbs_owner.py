@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from monarch._errors import RDMAReadOnlyError
-from monarch.rdma.backends import plain
+from monarch.rdma.backends import ibverbs_gids, plain
 from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, REMOTE_READ, REMOTE_WRITE, Pair, Registration
 from monarch.rdma.backends.ibverbs_devices import Devices, NoDevicesError, devices
-from monarch.rdma.backends.ibverbs_gids import ChoiceError, offered
+from monarch.rdma.backends.ibverbs_gids import ChoiceError
 from monarch.rdma.backends.ibverbs_memory import close
 from monarch.rdma.backends.ibverbs_messages import Check, End, Key, Lend, Lent, Meet, Opened
 from monarch.rdma.backends.ibverbs_path import path_of
@@ -82,7 +82,9 @@ class Owner:
                     lent.writers = {reader, *(other for other, _, _ in self._met)} & lent.writers
             shown = [Key(nic, memory.remote_key, word.remote_key) for nic, (memory, word) in keys.items()]
             known = self._open_to(reader)
-        return Lent(tuple(shown), known, ports)
+            # A near one that could not register is not to be asked for again.
+            offered = tuple(port for port in ports if not port.near or port.nic in keys)
+        return Lent(tuple(shown), known, offered)
 
     def open_to(self, reader: bytes) -> tuple[int, ...]:
         """The numbers of the queue pairs that serve that process."""
@@ -96,7 +98,7 @@ class Owner:
         """A queue pair that serves that one, at the device that was named. OSError, ChoiceError."""
         device = self._devices.up(meet.nic)
         nic = self._devices.nics[meet.nic]
-        (gid,) = offered(meet.nic, nic.gids, nic.ethernet, meet.slot)
+        (gid,) = ibverbs_gids.offered(meet.nic, nic.gids, nic.ethernet, meet.slot)
         pair = device.pair(1, path_of(gid))
         try:
             pair.to_init(REMOTE_READ | REMOTE_WRITE)

@@ -175,6 +175,8 @@ def stripes(size: int, rates: Sequence[int], least: int) -> list[Stripe]:
     last. A way whose share would be shorter than `least` is left out, the slowest first and of equal ones the last; one
     is always left.
     """
+    if len(rates) == 1:
+        return [Stripe(0, 0, size)]
     ways, least = list(range(len(rates))), max(least, PAGE)
     total = sum(rates)
     while len(ways) > 1:

@@ -1,0 +1,397 @@
+"""This process's side of all transfers by RDMA devices: what it knows of owners' buffers, and the queue pairs it has to them.
+
+Who asks decides for both ends: an owner tells of all its devices and lends a buffer by those near it, here is chosen which
+pair (`ibverbs_pairs`), and the owner is asked for what is missing. A new queue pair reads a control word before anything
+waits for it: where no packet passes, that is known after PROBE seconds, and the transfer goes another way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from monarch.config import settings
+from monarch.rdma.backends import ibverbs_memory as memories
+from monarch.rdma.backends.ibverbs_binding import LOCAL_WRITE, Pair, Registration
+from monarch.rdma.backends.ibverbs_devices import Devices, devices
+from monarch.rdma.backends.ibverbs_gids import ChoiceError, Gid
+from monarch.rdma.backends.ibverbs_link import Link, LinkGoneError, Watch
+from monarch.rdma.backends.ibverbs_memory import LocalMemory
+from monarch.rdma.backends.ibverbs_messages import Check, End, Key, Lend, Lent, Meet, Opened, checked
+from monarch.rdma.backends.ibverbs_pairs import Pairing, Port, Stripe, affinity, pairings, stripes, why_none
+from monarch.rdma.backends.ibverbs_path import path_of
+from monarch.rdma.backends.ibverbs_queue import Fault, Request
+from monarch.rdma.handle import Handle, Owner
+from monarch.rdma.once import OncePerProcess
+from monarch.rdma.registry import WORD
+from monarch.rdma.transfer import Transfer
+
+if TYPE_CHECKING:
+    import asyncio
+
+LINKS = 256  # connected queue pairs; the one used longest ago that is idle is closed
+KNOWN = 4096  # buffers whose keys are kept; the one met first is forgotten
+PROBE = 5.0  # seconds in which a new connection has to carry something; a device alone would try for minutes
+CHECK = 5.0  # seconds in which an owner says whether it still has a queue pair; then it is asked again later
+PLANS = 64  # of one buffer: ways to reach it from different memory and under different settings
+SAID = 1000  # characters of an owner's reason
+_KIB = 1 << 10
+
+
+class UnreachableError(Exception):
+    """The owner cannot be reached by devices; the text says why."""
+
+
+class Route(NamedTuple):
+    """A pair of devices that is connected, the owner's keys for its side, and what it carries of the transfer."""
+
+    here: str
+    link: Link
+    key: Key
+    stripe: Stripe
+
+
+class Probe:
+    """The first request over a link; on an event loop's thread."""
+
+    write = False
+
+    def __init__(self, request: Request, key: int, remote_key: int) -> None:
+        import asyncio
+
+        self.requests = [request]
+        self.key = key
+        self.remote_key = remote_key
+        self.deadline = monotonic() + PROBE
+        self._loop = asyncio.get_running_loop()
+        self.over: asyncio.Future[Fault | None] = self._loop.create_future()
+
+    def ended(self, fault: Fault | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._tell, fault)
+        except RuntimeError:  # the loop is closed: this process is ending
+            pass
+
+    def _tell(self, fault: Fault | None) -> None:
+        if not self.over.done():
+            self.over.set_result(fault)
+
+    def quiet(self) -> None:
+        """Its deadline comes soon."""
+
+
+class Word:
+    """Eight bytes that a device may write to."""
+
+    def __init__(self, words: Words, address: int) -> None:
+        self._words = words
+        self.address = address
+        self.key = words.registration.key
+
+    def value(self) -> int:
+        return int(WORD.unpack_from(self._words.page, self.address - self._words.address)[0])
+
+    def close(self) -> None:
+        self._words.free.append(self.address)
+
+
+class Words:
+    """A page of them, registered for good."""
+
+    def __init__(self, page: mmap.mmap, address: int, registration: Registration) -> None:
+        self.page = page
+        self.address = address
+        self.registration = registration
+        self.free = list(range(address, address + len(page), WORD.size))
+
+
+Ask = Callable[[Any], Awaitable[Any]]
+
+
+class Known(NamedTuple):
+    """Keys, when they were asked for, and by which of them memory here is served: see `Engine._plan`."""
+
+    asked: int
+    lent: Lent
+    plans: dict[tuple[int, str], tuple[tuple[Port, ...], list[Pairing]]]
+
+
+class Way(NamedTuple):
+    """A pairing, and what it carries of a transfer. `key` is None where the owner has not lent it yet."""
+
+    pairing: Pairing
+    stripe: Stripe
+    key: Key | None
+
+
+class Engine:
+    """This process's side of all transfers. Any thread; `connect` on one event loop."""
+
+    def __init__(self, devices: Devices) -> None:
+        self.devices = devices
+        self.memory = LocalMemory(devices.register)
+        self._me = os.urandom(16)
+        self._watch = Watch()
+        self._lock = threading.Lock()
+        self._links: OrderedDict[tuple[Owner, str, str], Link] = OrderedDict()
+        self._known: OrderedDict[tuple[Owner, int, bool], Known] = OrderedDict()
+        self._clock = itertools.count()
+        self._words: dict[str, list[Words]] = {}
+        self._turns: weakref.WeakValueDictionary[tuple[Owner, str, str], asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def routes(self, transfer: Transfer) -> list[Route] | None:
+        """All that the transfer is to be spread over; None when the owner has to be asked first."""
+        handle = transfer.handle
+        with self._lock:
+            known = self._known.get((handle.owner, handle.token, transfer.write))
+        if known is None:
+            return None
+        try:
+            wanted = self._ways(transfer, known)
+        except UnreachableError:
+            return None
+        routes = []
+        with self._lock:
+            for pairing, stripe, key in wanted:
+                name = (handle.owner, pairing.here, pairing.there)
+                link = self._links.get(name)
+                if link is None or link.closed or key is None:
+                    return None
+                self._links.move_to_end(name)
+                routes.append(Route(pairing.here, link, key, stripe))
+        return routes if self._safe(transfer, known, routes) else None
+
+    async def connect(self, transfer: Transfer, ask: Ask, encrypted: bool = False) -> list[Route]:
+        """The same, whatever it takes. UnreachableError, and what the owner raises."""
+        handle, old = transfer.handle, None
+        wanted: tuple[str, ...] = ()
+        while True:
+            request = Lend(self._me, handle.number, handle.token, transfer.write, encrypted, wanted)
+            known = await self._lend(handle, request, ask, old)
+            ways = self._ways(transfer, known)
+            missing = tuple(sorted({way.pairing.there for way in ways if way.key is None}))
+            if missing and missing == wanted:
+                raise UnreachableError(f"the owner cannot register the buffer with {', '.join(missing)}")
+            old, wanted = known, missing
+            if missing:
+                continue
+            routes = []
+            for pairing, stripe, key in ways:
+                assert key is not None
+                link = await self._link(handle, pairing, key, ask)
+                routes.append(Route(pairing.here, link, key, stripe))
+            if self._safe(transfer, known, routes):
+                return routes
+
+    async def check(self, handle: Handle, link: Link) -> None:
+        """Closes a link whose other end the owner has not got any more, or whose owner has ended: those who use it then ask
+        for new keys, and hear what has become of it. A device finds out only when it has tried again for long."""
+        import asyncio
+
+        try:
+            async with asyncio.timeout(CHECK):
+                answer = await handle.service.verbs.call_one(Check(self._me))
+        except TimeoutError:
+            return  # its process is stopped, or its host slow; the device may be well
+        except Exception as exc:
+            logging.getLogger("monarch").debug("RDMA: %s does not answer: %r", handle.owner, exc)
+            link.close()
+            return
+        if type(answer) is not Opened or link.peer not in answer.open:
+            link.close()
+
+    def _safe(self, transfer: Transfer, known: Known, routes: list[Route]) -> bool:
+        """A drop closes the queue pairs that writers have at the time: over one that was made later, a key that was lent
+        before would reach whatever has that key now."""
+        return not transfer.write or all(route.link.made < known.asked for route in routes)
+
+    def forget(self, handle: Handle) -> None:
+        """Keys of that owner's buffers may have changed, and queue pairs it had may be closed."""
+        with self._lock:
+            for name in [name for name in self._known if name[0] == handle.owner]:
+                del self._known[name]
+
+    def word(self, nic: str) -> Word:
+        """OSError when there is no room for more."""
+        with self._lock:
+            pages = self._words.setdefault(nic, [])
+            page = next((page for page in pages if page.free), None)
+            if page is None:
+                page = self._more_words(nic)
+                pages.append(page)
+            return Word(page, page.free.pop())
+
+    def close(self) -> None:
+        """Of tests."""
+        self._watch.close()
+        self.memory.close()
+        for pages in self._words.values():
+            for page in pages:
+                memories.close(page.registration)
+
+    async def _lend(self, handle: Handle, request: Lend, ask: Ask, old: Known | None) -> Known:
+        """What is known, other than `old`, or what the owner says now."""
+        name = (handle.owner, handle.token, request.write)
+        with self._lock:
+            known = self._known.get(name)
+        if known is not None and known is not old:
+            return known
+        asked = next(self._clock)
+        answer = await ask(request)
+        if isinstance(answer, str):
+            raise UnreachableError(f"the owner says: {answer[:SAID]}")
+        try:
+            lent = checked(answer)
+        except ValueError as exc:
+            raise UnreachableError(f"the owner sent an invalid answer: {exc}") from None
+        with self._lock:
+            known = self._known[name] = Known(asked, lent, {})
+            if len(self._known) > KNOWN:
+                self._known.popitem(last=False)
+            links = [link for (owner, _, _), link in self._links.items() if owner == handle.owner and link.made < asked]
+        for link in links:
+            if link.peer not in lent.open:  # the owner has closed its side
+                link.close()
+        return known
+
+    def _ways(self, transfer: Transfer, known: Known) -> list[Way]:
+        """As many as the transfer is to be spread over. Who pairs with whom is always the same; who comes first is not."""
+        try:
+            near = self.devices.near(transfer.memory)
+            found = self._plan(near, known)
+        except ChoiceError as exc:
+            raise UnreachableError(str(exc)) from None
+        first = next((number for number, pairing in enumerate(found) if pairing.here == near[0]), 0)
+        turned = found[first:] + found[:first]
+        least = settings.get("rdma_min_stripe_size_kb") * _KIB
+        keys = {key.nic: key for key in known.lent.keys}
+        return [
+            Way(turned[stripe.way], stripe, keys.get(turned[stripe.way].there))
+            for stripe in stripes(transfer.size, [pairing.rate for pairing in turned], least)
+        ]
+
+    def _plan(self, near: list[str], known: Known) -> list[Pairing]:
+        """Pairs of devices for memory that these are near to: one at least. UnreachableError, ChoiceError."""
+        text = settings.get("rdma_peer_device_affinity")
+        here = self.devices.ports(near)
+        name = (id(here), text)
+        _, found = known.plans.get(name, (here, None))
+        if found is None:
+            allowed = affinity(text)
+            found = pairings(here, known.lent.ports, allowed)
+            if not found:
+                raise UnreachableError(why_none(here, known.lent.ports, allowed))
+            if len(known.plans) >= PLANS:
+                known.plans.clear()
+            known.plans[name] = here, found  # which keeps `here`, and so its id
+        return found
+
+    async def _link(self, handle: Handle, pairing: Pairing, key: Key, ask: Ask) -> Link:
+        import asyncio
+
+        name = (handle.owner, pairing.here, pairing.there)
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            with self._lock:
+                link = self._links.get(name)
+            if link is None or link.closed:
+                link = await self._meet(pairing, ask)
+                try:
+                    await self._probe(handle, link, pairing, key)
+                except BaseException:
+                    link.close()
+                    raise
+                self._keep(name, link)
+            return link
+
+    async def _probe(self, handle: Handle, link: Link, pairing: Pairing, key: Key) -> None:
+        """Reads the buffer's control word over a new link: whether packets pass at all between the two. UnreachableError."""
+        try:
+            word = self.word(pairing.here)
+        except (OSError, ChoiceError) as exc:
+            raise UnreachableError(str(exc)) from None
+        probe = Probe(Request(word.address, handle.word, WORD.size), word.key, key.word)
+        try:
+            link.begin(probe)
+        except LinkGoneError:
+            word.close()
+            return
+        fault = await probe.over
+        word.close()
+        if fault in (Fault.LATE, Fault.UNREACHABLE):
+            raise UnreachableError(
+                f"nothing passes between {pairing.here} here ({pairing.gid}) and {pairing.there} of the owner "
+                f"({pairing.peer}) since they were connected: see rdma_peer_device_affinity (rails), rdma_ib_gid_index "
+                "(VLANs)"
+            )
+        # Any other fault is the transfer's to find out about: the link is closed.
+
+    async def _meet(self, pairing: Pairing, ask: Ask) -> Link:
+        """A new queue pair, connected to a new one of the owner's."""
+        here, there = pairing.here, pairing.there
+        try:
+            device = self.devices.up(here)
+            pair = device.pair(device.limits.work, path_of(pairing.gid))
+        except (OSError, ChoiceError) as exc:
+            raise UnreachableError(f"{here} makes no queue pair: {exc}") from None
+        try:
+            pair.to_init(0)
+            peer = await self._shake_hands(pair, there, pairing.peer, ask)
+            pair.to_rtr(peer)
+            pair.to_rts(peer)
+            return Link(pair, device.limits.work, self._watch, peer.number, next(self._clock))
+        except OSError as exc:
+            pair.close()
+            raise UnreachableError(f"{here} cannot be connected to {there} of the owner: {exc}") from None
+        except BaseException:
+            pair.close()
+            raise
+
+    async def _shake_hands(self, pair: Pair, there: str, peer: Gid, ask: Ask) -> End:
+        import asyncio
+
+        limit = settings.get("rdma_qp_init_timeout")
+        try:
+            async with asyncio.timeout(limit):
+                answer = await ask(Meet(self._me, there, pair.end(), peer.slot))
+        except TimeoutError:
+            raise UnreachableError(f"the owner made no queue pair within {limit:g} s (rdma_qp_init_timeout)") from None
+        if type(answer) is not End:
+            raise UnreachableError(f"the owner says: {str(answer)[:SAID]}")
+        try:
+            return answer.check()
+        except ValueError as exc:
+            raise UnreachableError(f"the owner sent an invalid answer: {exc}") from None
+
+    def _keep(self, name: tuple[Owner, str, str], link: Link) -> None:
+        with self._lock:
+            self._links[name] = link
+            self._links.move_to_end(name)
+            over = len(self._links) - LINKS
+            idle = [other for other, one in self._links.items() if one.closed or not one.busy][: max(0, over)]
+            gone = [self._links.pop(other) for other in idle if other != name]
+        for one in gone:
+            one.close()
+
+    def _more_words(self, nic: str) -> Words:
+        import ctypes
+
+        page = mmap.mmap(-1, mmap.PAGESIZE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+        return Words(page, address, self.devices.register_words(nic, address, len(page), LOCAL_WRITE))
+
+
+_made: OncePerProcess[Engine] = OncePerProcess()
+
+
+def engine() -> Engine:
+    """This process's. NoDevicesError."""
+    has = devices()
+    return _made.get(lambda: Engine(has))

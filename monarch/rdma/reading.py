@@ -1,0 +1,185 @@
+"""Plans of reading weights: what goes where in this process, and from which of the owners.
+
+A plan knows the reader's tensors and stays what it is. The route, which owner gives what, is chosen anew when an owner ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from monarch._devices.memory import interface
+from monarch._errors import RDMAMemoryError, RDMAReadOnlyError, StateDictMismatchError
+from monarch.rdma.entries import Entry, device_of
+from monarch.rdma.gather import Gather, Target
+from monarch.rdma.handle import this_host
+from monarch.rdma.layout import Balance, Block, Box, assign, block, shown, size_of
+from monarch.rdma.memory import Memory, memory_of
+from monarch.rdma.published import Place, Published
+
+
+class Wanted(NamedTuple):
+    """One of the reader's tensors: the part of the whole that it is to hold, its bytes, and where they go: an address, or a
+    flat tensor on a device.
+    """
+
+    name: str
+    box: Box
+    item: int
+    size: int
+    address: int
+    flat: Any
+
+
+def sources_of(owners: Sequence[Published], name: str) -> list[Any]:
+    """Equal for names of the same bytes."""
+    held = [(owner, published.places.get(name)) for owner, published in enumerate(owners)]
+    return [(owner, one.buffer, one.offset, one.shape, one.start) for owner, one in held if one is not None]
+
+
+class Plan:
+    """Which bytes are wanted, and what is to be done when they are there."""
+
+    def __init__(self, owners: Sequence[Published]) -> None:
+        self._owners = owners
+        self._keep: list[Any] = []
+        self._wanted: list[Wanted] = []
+        self._staged: list[tuple[Entry, Any]] = []
+        self._taken: dict[tuple[str, int], tuple[str, Any]] = {}
+        self._devices: dict[str, Any] = {}  # a tensor on each that is read into
+        self._gone: frozenset[int] = frozenset()
+        self._route: Route | None = None
+
+    def add(self, entry: Entry, box: Box, staged: bool) -> None:
+        """`box` of the whole tensor of that name goes into `entry`, which has its shape."""
+        size = size_of(box) * entry.item
+        if not size:
+            return
+        memory = self._memory(entry, size, staged)
+        source = box, sources_of(self._owners, entry.name)
+        place_here = (device_of(entry), memory.address)
+        name, other = self._taken.setdefault(place_here, (entry.name, source))
+        if other != source:
+            raise StateDictMismatchError(f"{name!r} and {entry.name!r} are one tensor here and two at the owner")
+        if name == entry.name:
+            flat = None if memory.device is None else memory.keep
+            self._wanted.append(Wanted(name, box, entry.item, size, memory.address, flat))
+
+    def _memory(self, entry: Entry, size: int, staged: bool) -> Memory:
+        """Where the bytes are to go: the tensor's own memory, or spare memory."""
+        memory = None
+        try:
+            memory = entry.memory()
+        except RDMAMemoryError:
+            if not entry.strided():
+                raise
+        if memory is not None and not memory.writable:
+            raise RDMAReadOnlyError(f"{entry.name!r} is read-only ({memory.shown})")
+        if memory is None or staged:
+            memory = self._spare(entry, size, memory is not None and memory.device is not None)
+        if memory.device is not None:
+            self._devices.setdefault(device_of(entry), memory.keep)
+        self._keep.append(memory.keep)
+        return memory
+
+    def _spare(self, entry: Entry, size: int, on_device: bool) -> Memory:
+        if on_device:
+            flat = interface().empty(size, device_of(entry))
+            self._staged.append((entry, flat))
+            return memory_of(flat)
+        spare = bytearray(size)
+        self._staged.append((entry, entry.array(memoryview(spare))))
+        return memory_of(spare)
+
+    def marks(self) -> list[Any]:
+        """What this thread has given the devices that are read into to do: the reads come after that."""
+        return [interface().mark(flat) for flat in self._devices.values()]
+
+    @property
+    def route(self) -> Route:
+        """Who gives what. StateDictMismatchError, naming the tensors and the parts of them that no owner has."""
+        if self._route is None:
+            self._route = Route(self._owners, self._wanted, self._gone, self._keep)
+        return self._route
+
+    def leave_out(self, owner: int) -> None:
+        """From here on nothing is read from that owner: what it has the others have to give, if they can."""
+        self._gone |= {owner}
+        self._route = None
+
+    def finish(self, after: Sequence[Any]) -> None:
+        """Puts what was staged into its place. Done when it returns."""
+        copies = []
+        for entry, spare in self._staged:
+            if device_of(entry) and device_of(entry) == str(getattr(spare, "device", "")):
+                copies.append((interface().flat(entry.data), spare))
+            else:
+                entry.copy_from(spare)
+        if copies:
+            interface().begin_all(copies, after)()
+
+
+class Route:
+    """Every byte from one owner. `owners` are those that give any, all if nothing is wanted; `gone` are left out."""
+
+    def __init__(
+        self, owners: Sequence[Published], wanted: Sequence[Wanted], gone: frozenset[int], keep: list[Any]
+    ) -> None:
+        self._gone = gone
+        self._published = owners
+        self._keep = keep
+        self._targets: dict[int, dict[int, list[Target]]] = {}  # by owner and buffer
+        self._gathers: dict[tuple[int, int], Gather] = {}
+        here = this_host()
+        balance = Balance([bool(here) and one.owner.host == here for one in owners], os.getpid())
+        missing = []
+        # The largest first, or what comes last could not be balanced any more.
+        for one in sorted(wanted, key=lambda one: -one.size):
+            held = self._held(one.name)
+            if (
+                len(held) == 1 and held[0][1].size == one.size and held[0][1].box == one.box
+            ):  # much the most frequent case
+                owner, place = held[0]
+                start = 0 if one.flat is not None else one.address
+                self._add(owner, place, Block(place.offset, start, one.size), one)
+                continue
+            parts, left = assign(one.box, [(owner, place.box) for owner, place in held], balance.pick)
+            missing += [f"{one.name!r}{shown(box)}" for box in left]
+            places = dict(held)
+            for owner, box in parts:
+                place = places[owner]
+                start = 0 if one.flat is not None else one.address
+                piece = block(place.box, one.box, box, one.item).moved(place.offset, start)
+                self._add(owner, place, piece, one)
+        if missing:
+            more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+            hint = ". StateDictHandle.combine() puts the handles of several owners together" if len(owners) == 1 else ""
+            raise StateDictMismatchError(f"no owner has {', '.join(sorted(missing)[:10])}{more}{hint}")
+        self.owners = sorted(self._targets) or [one for one in range(len(owners)) if one not in gone]
+
+    def _add(self, owner: int, place: Place, piece: Block, wanted: Wanted) -> None:
+        self._targets.setdefault(owner, {}).setdefault(place.buffer, []).append((piece, wanted.flat))
+
+    def _held(self, name: str) -> list[tuple[int, Place]]:
+        return [
+            (owner, place)
+            for owner, published in enumerate(self._published)
+            if owner not in self._gone and (place := published.places.get(name)) is not None and place.buffer >= 0
+        ]
+
+    def gather(self, owner: int, version: int) -> Gather:
+        """The reads of that owner's weights, of that version."""
+        published = self._published[owner]
+        copy = version % published.copies
+        known = self._gathers.get((owner, copy))
+        if known is None:
+            targets = self._targets.get(owner, {})
+            reads = [(published.buffers[copy][number], targets[number]) for number in sorted(targets)]
+            known = self._gathers[owner, copy] = Gather(reads, self._keep)
+        return known
+
+    def bytes_of(self, owner: int) -> int:
+        """How many come from that owner."""
+        every = self._targets.get(owner, {}).values()
+        return sum(block.total for targets in every for block, _ in targets)
