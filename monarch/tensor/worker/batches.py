@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch._devices import own_device
 from monarch.tensor import patterns
 from monarch.tensor.worker import current
 
 _EXTRA = "loaders"
+_CLOSING = 2.0  # seconds that a worker's end waits for loaders that are making a batch
 
 
 class Loader:
@@ -32,6 +35,7 @@ class Loader:
     def _run(self, make: Callable[[], Iterable[Any]]) -> None:
         error: BaseException | None = None
         try:
+            own_device.enter()  # a loader may pin memory, or put batches on the device itself
             for batch in make():
                 if not self._put(pytree.tree_map_only(torch.Tensor, _own, batch)):
                     break
@@ -55,14 +59,16 @@ class Loader:
             return True
 
     def describe(self, number: int) -> patterns.Sent | None:
-        """What batch `number` consists of; None when there is none. Waits for it. Raises what the loader raised."""
+        """What batch `number` consists of; None when there is none. Waits for it. Raises, once, what the loader
+        raised."""
         with self._changed:
             while self._made <= number and not self._ended:
                 self._changed.wait()
             batch = self._batches.get(number)
             if number >= self._made or batch is None:
-                if self._error is not None:
-                    raise self._error
+                if (error := self._error) is not None:
+                    self._error = None  # told once: those who have asked for later batches hear of the end
+                    raise error
                 return None
             return patterns.to_send(batch, (), ())
 
@@ -80,12 +86,22 @@ class Loader:
             self._batches.clear()
             self._changed.notify_all()
 
+    def join(self, seconds: float) -> None:
+        """Waits until its thread has ended."""
+        self._thread.join(seconds)
+
 
 class _Loaders(dict[int, Loader]):
     def close(self) -> None:
-        for loader in list(self.values()):
-            loader.close()
+        """Ends all, with the worker. A thread that is in the midst of a torch operation when the interpreter ends would bring
+        the process down, so it waits a little for what each is at."""
+        loaders = list(self.values())
         self.clear()
+        for loader in loaders:
+            loader.close()
+        end = time.monotonic() + _CLOSING
+        for loader in loaders:
+            loader.join(max(0.0, end - time.monotonic()))
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:

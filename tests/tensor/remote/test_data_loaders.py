@@ -140,7 +140,7 @@ def test_a_process_is_no_more_than_so_many_batches_ahead() -> None:
     assert made == [0, 1, 2]  # the third waits for room
     assert len(loader.take(0)) == 1 and loader.describe(2) is not None
     loader.close()
-    loader._thread.join(TIMEOUT)
+    loader.join(TIMEOUT)
     assert loader.describe(9) is None and made[-1] <= 4
 
 
