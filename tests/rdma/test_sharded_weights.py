@@ -28,6 +28,7 @@ from tests.support.tiers import full
 
 pytestmark = [pytest.mark.procs, pytest.mark.usefixtures("torch_preloaded")]
 TIMEOUT = 60
+LONG = 120  # for processes that import much of torch
 FULL = {"w": torch.arange(60.0).reshape(10, 6), "b": torch.arange(7), "same": torch.tensor(3.0)}
 
 
@@ -439,21 +440,21 @@ def test_what_fsdp_shards_is_read_tensor_parallel_and_whole(tmp_path: Path) -> N
     try:
         trainers = procs.slice(ranks=slice(0, 2)).spawn("trainers", Trainer, str(tmp_path))
         generators = procs.slice(ranks=slice(2, 4)).spawn("generators", Generator, str(tmp_path))
-        handle = StateDictHandle.combine(list(trainers.publish.call().get(TIMEOUT).values()))
+        handle = StateDictHandle.combine(list(trainers.publish.call().get(LONG).values()))
         for version in range(2):
-            wanted = next(iter(trainers.full.call().get(TIMEOUT).values()))
+            wanted = next(iter(trainers.full.call().get(LONG).values()))
             assert {name: tuple(tensor.shape) for name, tensor in wanted.items()} == handle.shapes
             mine = model(3)
-            assert handle.read_into(mine).get(TIMEOUT) == version
+            assert handle.read_into(mine).get(LONG) == version
             whole = mine.state_dict()
-            read = list(generators.read.call(handle).get(TIMEOUT).values())
+            read = list(generators.read.call(handle).get(LONG).values())
             for got in (whole, *(tensors for _, _, tensors in read)):
                 assert got.keys() == wanted.keys()
                 assert all(torch.equal(got[name], tensor) for name, tensor in wanted.items())
             assert [seen for seen, _, _ in read] == [version] * 2
             every = sum(tensor.nbytes for tensor in wanted.values())
             assert all(moved < every for _, moved, _ in read), "a rank reads its own part"
-            assert set(trainers.step.call().get(TIMEOUT).values()) == {version + 1}
-        trainers.drop.call().get(TIMEOUT)
+            assert set(trainers.step.call().get(LONG).values()) == {version + 1}
+        trainers.drop.call().get(LONG)
     finally:
-        procs.stop().get(TIMEOUT)
+        procs.stop().get(LONG)
