@@ -186,7 +186,7 @@ class _Access:
             there = loan.alias.place
             wait(there, event)
             # Should the lender's tensor go first, its memory is not given out while this stream is still at it.
-            there.engine.run(there, there.engine.define("adopt", Adopt()), (loan.alias.ref,), (), 0)
+            there.engine.run(there, there.engine.define("adopt", Adopt()), (loan.alias.ref,), (event,), 0)
 
 
 def sweep() -> None:

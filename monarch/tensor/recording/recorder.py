@@ -99,7 +99,8 @@ class Recorder(Watcher):
         self.made: dict[int, weakref.ref[records.Record]] = {}
         self.met: dict[int, tuple[weakref.ref[records.Record], weakref.ref[Any], Any]] = {}  # record, tensor, metadata
         self.storages: dict[int, records.Storage] = {}
-        self._events: set[Any] = set()
+        self._events: set[Any] = set()  # that were posted, and not waited for yet
+        self._waited: set[Any] = set()
         self._pending: dict[int, Any] = {}  # reductions that were begun, by id
 
     def read(self, tensors: Iterable[Any]) -> None:
@@ -124,6 +125,9 @@ class Recorder(Watcher):
             if noted.numbers not in self._events:
                 return False  # for what came before the recording, so only now
             self._events.remove(noted.numbers)
+            self._waited.add(noted.numbers)
+        elif getattr(noted.call, "adopts", False) and noted.numbers and noted.numbers not in self._waited:
+            return False  # what was lent before the recording
         if self.engine is None:
             self.engine = noted.place.engine
         if noted.place.engine is not self.engine:

@@ -36,6 +36,7 @@ class Adopt(Copy):
     """The signature of taking over what another stream of the rank has made or lent, when that was waited for."""
 
     keeps: tuple[int, ...] | None = ()
+    adopts = True  # its number, if any, is that of the event that was waited for
 
     def prepare(self, executor: Any) -> Callable[[Sequence[Any], Sequence[Any]], Any]:
         def run(tensors: Sequence[Any], numbers: Sequence[Any]) -> None:
