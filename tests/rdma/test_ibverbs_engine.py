@@ -424,7 +424,8 @@ def test_memory_of_a_gpu_is_registered_by_dma_buf(tmp_path: Path) -> None:
     card: Any = ("cuda", "")
     memory = Memory(0x7000_0100, 300, True, keep, "tensor on cuda:2", device=card)
     assert devices.near(memory) == ["near"]
-    registration = devices.register("near", memory, memory.address, memory.size, 4)
+    registration: Any = devices.register("near", memory, memory.address, memory.size, 7)
+    assert registration.access == 7  # in order: a read behind a write has to find it
     (file,) = files
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)  # the kernel has its own

@@ -3,7 +3,8 @@
 Settings are read when something is asked for: `rdma_ibverbs_target`, `rdma_max_nics_per_buffer`, `rdma_ib_gid_index`,
 `rdma_ib_pkey_index`, `rdma_ib_relaxed_ordering`.
 
-Relaxed ordering is for the bytes of buffers and of local memory that a device writes to, never for control words. Nobody
+Relaxed ordering is for bytes in the host's memory that a device writes to. Not for a GPU's: a read behind a write says
+there that the bytes have come. And never for control words. Nobody
 reads bytes before their transfer is done, and a device writes a completion only behind the data it stands for (a PCIe write
 without the attribute does not pass one that has it). A control word is asked for when the data has come, by a request of
 its own; so what it says holds for all of the data.
@@ -153,7 +154,7 @@ class Devices:
 
     def register(self, name: str, memory: Memory, address: int, size: int, access: int) -> Registration:
         """`size` bytes at `address`, which belong to `memory`. OSError."""
-        if access & LOCAL_WRITE and settings.get("rdma_ib_relaxed_ordering"):
+        if memory.device is None and access & LOCAL_WRITE and settings.get("rdma_ib_relaxed_ordering"):
             access |= RELAXED_ORDERING
         device = self.device(name)
         if memory.device is None:
