@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from operator import attrgetter, call, is_
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ from monarch.tensor.recording.trace import Trace, Unrecordable
 TRIES = 8
 PAYS = 4
 VARIANTS = 8  # recordings of calls of one kind, for different states of what they read; the oldest is forgotten then
+
+_grad = attrgetter("grad")
 
 
 def function(fn: Callable[..., Any]) -> Function:
@@ -86,15 +89,17 @@ class _Variant(Replay):
 
     def __init__(self, trace: Trace, run: Run, needs: list[Any], sets: list[Any], guards: Guards) -> None:
         super().__init__(trace, run)
-        self.needs = needs
+        self.needs = [weak for weak, _ in needs], [grad for _, grad in needs]
         self.sets = sets
         self.guards = guards
 
     def fits(self) -> bool:
-        for weak, grad in self.needs:
-            parameter = weak()
-            if parameter is None or parameter.grad is not grad:
+        weak, grads = self.needs
+        try:
+            if not all(map(is_, map(_grad, map(call, weak)), grads)):
                 return False
+        except AttributeError:  # a parameter is gone
+            return False
         return self.trace.same_tensors() and self.guards.holds() and self.trace.rates.known()
 
     def learn(self, other: _Variant, changes: list[Change]) -> bool:
