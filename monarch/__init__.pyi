@@ -35,6 +35,7 @@ from monarch.tensor.controller.groups import RemoteProcessGroup as RemoteProcess
 from monarch.tensor.controller.mesh import get_active_mesh as get_active_mesh
 from monarch.tensor.controller.moves import slice_mesh as slice_mesh
 from monarch.tensor.controller.moves import to_mesh as to_mesh
+from monarch.tensor.controller.pending import PendingReduce as PendingReduce
 from monarch.tensor.controller.stream import Stream as Stream
 from monarch.tensor.controller.stream import get_active_stream as get_active_stream
 from monarch.tensor.controller.tensor import Tensor as Tensor

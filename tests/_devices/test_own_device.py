@@ -19,6 +19,7 @@ from monarch._devices import cards, own_device, vendors
 from monarch._devices.own_device import Assignment, sharing
 from tests._devices.driver import FakeCuda, FakeDriver
 
+ROOT = "[actor=<root>] "  # in front of what is logged in a process with a client
 NAMES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
@@ -175,7 +176,7 @@ def test_what_a_variable_names_and_is_not_there_is_said_once(
     with caplog.at_level(logging.WARNING):
         Process(monkeypatch, 4, Assignment("m", 0, 2))
         Process(monkeypatch, 4, Assignment("m", 1, 2))
-    assert [record.message for record in caplog.records] == [
+    assert [record.message.removeprefix(ROOT) for record in caplog.records] == [
         "CUDA_VISIBLE_DEVICES=0,1,7 names 7, which is no device here (this host has 4): torch sees only the 2 before it"
     ]
 
@@ -191,7 +192,7 @@ def test_who_shares_a_device_is_said_by_one_of_them(
         own_device._own = None
         Process(monkeypatch, 2, Assignment("big", 1, 3, rank=3)).where()
     (record,) = caplog.records
-    assert record.message.startswith(
+    assert record.message.removeprefix(ROOT).startswith(
         "mesh 'big' has 3 processes on this host, which has 2 devices: rank 3 and rank 5 share device 0. They share"
     )
 

@@ -149,7 +149,7 @@ NEW = (
     "{x} // {r}",
     "{x} % {r}",
     "{x} ** 2",
-    "{x} ** {r}",
+    "({x} + 0.5) ** {r}",  # a bool to the power of True has another dtype in torch's prediction than in torch
     "{s} + {x}",
     "{s} - {x}",
     "{s} * {x}",

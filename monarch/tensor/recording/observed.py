@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import random
 import sys
@@ -135,12 +136,15 @@ class _Watching:
         self._before = before
         chained: Any = before if callable(before) else None
         inside: FrameType | None = None
+        collector = {
+            getattr(one, "__code__", None) for one in gc.callbacks
+        }  # comes amid anything, and is not the program's
 
         def hook(frame: FrameType, event: str, arg: Any) -> None:
             nonlocal inside
             if inside is None:
                 if event == "call":
-                    inside = None if called(frame) else frame
+                    inside = None if frame.f_code not in collector and called(frame) else frame
                 elif event == "c_call" and isinstance(getattr(arg, "__self__", None), random.Random):
                     observed.drawn = True
             elif frame is inside and event == "return":

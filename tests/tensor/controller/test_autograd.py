@@ -258,13 +258,6 @@ def test_states_go_out_to_a_file_and_come_back(procs: Any) -> None:
         torch.testing.assert_close(afar, here.detach())
 
 
-def test_saving_distributed_tensors_themselves_says_what_to_do(procs: Any) -> None:
-    with procs.activate():
-        model = nn.Linear(2, 2)
-    with pytest.raises(TypeError, match=r"monarch\.inspect"):
-        torch.save(model.state_dict(), io.BytesIO())
-
-
 def test_copies_of_modules(procs: Any) -> None:
     def program() -> list[Any]:
         model = module(lambda: nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
