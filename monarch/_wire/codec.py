@@ -322,6 +322,10 @@ def _reduce_tensor(pickler: Any, torch: Any, tensor: Any) -> Any:
 
     Tensors of one message that view one storage still share it there, unless it is large and they cover little of it.
     """
+    if type(tensor).__name__ == "AsyncCollectiveTensor" and hasattr(tensor, "trigger_wait"):
+        tensor = (
+            tensor.trigger_wait()
+        )  # what a collective of torch's gives, tensor parallel layers too: still on its way
     if (
         type(tensor) is not torch.Tensor
         or tensor.layout is not torch.strided

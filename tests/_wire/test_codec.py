@@ -357,6 +357,21 @@ def test_tensors_with_attributes_and_special_layouts_go_the_way_of_torch() -> No
     ]
 
 
+def test_what_a_collective_of_torchs_gives_travels_as_the_tensor_it_is() -> None:
+    """As tensor parallel layers give it: its memory is written to until it is waited for."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    class Late(AsyncCollectiveTensor):  # type: ignore[misc]
+        def trigger_wait(self) -> torch.Tensor:
+            self.elem.fill_(7.0)
+            return super().trigger_wait()  # type: ignore[no-any-return]
+
+    Late.__name__ = "AsyncCollectiveTensor"
+    found = there([Late(torch.zeros(3)), Late(torch.zeros(2, 2))[0]])
+    assert [type(one) for one in found] == [torch.Tensor] * 2
+    assert found[0].tolist() == [7.0] * 3
+
+
 def test_a_dispatch_mode_of_the_program_does_not_see_decoding() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
