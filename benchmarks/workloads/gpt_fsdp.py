@@ -3,13 +3,10 @@ actors of a mesh."""
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import time
 from typing import Any
 
+import _ranks
 from _torch import torch
 from _workload import Params, Samples, main
 from gpt import GPT, optimizer
@@ -59,21 +56,7 @@ def rank_main(params: dict[str, int]) -> None:
 
 def programs(params: Params) -> Samples:
     """Seconds a step, of one program a rank."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ranks = []
-    for rank in range(params["procs"]):
-        env = {
-            **os.environ, "RANK": str(rank), "WORLD_SIZE": str(params["procs"]), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "OMP_NUM_THREADS": str(params["threads"]),
-        }  # fmt: skip
-        command = [sys.executable, "-c", f"import gpt_fsdp; gpt_fsdp.rank_main({dict(params)!r})"]
-        ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
-    outputs = [rank.communicate()[0] for rank in ranks]
-    if any(rank.returncode for rank in ranks):
-        raise RuntimeError("a rank failed")
-    return {"step": [float(line) for line in outputs[0].split()]}
+    return _ranks.run("gpt_fsdp", params)
 
 
 if __name__ == "__main__":
