@@ -12,7 +12,7 @@ import pytest
 
 from monarch.actor import endpoint, this_host
 from monarch.rdma import RDMABuffer
-from tests.devices.conftest import TIMEOUT, Side
+from tests.devices.side import TIMEOUT, Side
 from tests.support.processes import kill
 from tests.support.scripts import Scripts
 

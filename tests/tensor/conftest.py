@@ -17,6 +17,16 @@ def _with_torch(torch_preloaded: None) -> None:
     pass
 
 
+@pytest.fixture(autouse=True)
+def _no_device_was_met() -> Iterator[None]:
+    """A device that one test names and this process does not have is what "meta" means from then on, but not to the next."""
+    yield
+    from monarch.tensor.controller import homes
+
+    homes._strangers.clear()
+    homes._homes.clear()
+
+
 @pytest.fixture(scope="module")
 def procs() -> Iterator[ProcMesh]:
     """Two processes, dimension `gpus`."""
