@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from monarch._runtime.instrument import get_meter, span, traced
     from monarch._runtime.open_stream import open_stream, serve_streams, stream_encrypted, stream_obstacle
     from monarch._runtime.returns_future import returns_future
+    from monarch._runtime.thread_task import in_thread
     from monarch._wire.sealed import Sealed
 
 __all__ = [
@@ -165,6 +166,7 @@ __all__ = [
     "get_or_spawn_controller",
     "hosts_from_config",
     "importable",
+    "in_thread",
     "lives_here",
     "local_proc_mesh",
     "on_actor_threads",
@@ -214,6 +216,7 @@ _LATER = {
     "proc_mesh": "monarch._mesh.meshes.legacy",
     "process_service": "monarch._mesh.process.named_actors",
     "returns_future": "monarch._runtime.returns_future",
+    "in_thread": "monarch._runtime.thread_task",
     "shutdown_context": "monarch._mesh.process.client",
     "span": "monarch._runtime.instrument",
     "traced": "monarch._runtime.instrument",

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from monarch.actor import (
     ActorError,
     Future,
     ProcMesh,
-    Promise,
     SupervisionError,
-    bind_context,
-    start_thread,
+    in_thread,
 )
 from monarch.spmd import layout
 from monarch.spmd.layout import Devices, Place
@@ -36,7 +34,7 @@ def setup(
     """See `monarch.actor.setup_torch_distributed`. `places`: of each rank, its host and which process there it is."""
     found = [Place(*place) for place in places]
     task = functools.partial(_distributed, procs, found, backend, init, timeout, threads, setup_timeout)
-    return _in_thread(task)
+    return in_thread(task, "monarch-torch-setup")
 
 
 def setup_torch_elastic_env(
@@ -74,22 +72,7 @@ def _elastic(procs: ProcMesh, address: str | None, port: int | None, use_ipaddr:
         finally:
             actors.stop().get(_PREPARE)
 
-    return _in_thread(task)
-
-
-def _in_thread(task: Callable[[], None]) -> Future[None]:
-    promise: Promise[None] = Promise()
-
-    def run() -> None:
-        try:
-            task()
-        except BaseException as exc:
-            promise.fail(exc)
-        else:
-            promise.set(None)
-
-    start_thread(bind_context(run), "monarch-torch-setup")
-    return promise.future
+    return in_thread(task, "monarch-torch-setup")
 
 
 def _distributed(

@@ -17,6 +17,7 @@ from monarch._mesh.inspection.stacks_of_program import Ask, Stacks, Wanted, gath
 from monarch._mesh.inspection.survey import Answers, open_proc
 from monarch._mesh.inspection.wait_graph import Report, WaitGraph, combined
 from monarch._runtime.future import Future, check_timeout
+from monarch._runtime.thread_task import in_thread
 from monarch._wire.address import AGENT, agent_of, name_of
 
 APART = 1.0  # seconds between the two looks
@@ -82,4 +83,4 @@ def diagnose(timeout: float = 2.0) -> Future[Diagnosis]:
 
     seconds = check_timeout(timeout)
     open_proc()  # raises here, where the call is
-    return mesh_stacks.in_thread(lambda: examine(mesh_stacks.ask_program, seconds), "monarch-doctor")
+    return in_thread(lambda: examine(mesh_stacks.ask_program, seconds), "monarch-doctor")

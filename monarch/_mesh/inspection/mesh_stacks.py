@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import contextvars
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 from monarch._mesh.inspection import stacks_of_program, survey
 from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
 from monarch._mesh.inspection.stacks_of_program import Stacks, Wanted
 from monarch._mesh.inspection.survey import Answers
-from monarch._runtime.future import Future, Promise, check_timeout
-from monarch._runtime.loop import start_thread
+from monarch._runtime.future import Future, check_timeout
+from monarch._runtime.thread_task import in_thread
 from monarch._wire.address import host_of
 
 _GRACE = 5.0  # seconds that a survey may be late
-
-T = TypeVar("T")
 
 
 def ask_program(question: str, argument: bytes, *, timeout: float, only: Sequence[str] | None, agents: bool) -> Answers:
     """`survey.ask`, waited for."""
     return survey.ask(question, argument, timeout=timeout, only=only, agents=agents).get(timeout + _GRACE)
-
-
-def in_thread(make: Callable[[], T], name: str) -> Future[T]:
-    """What `make()` returns or raises, on a thread that may ask questions as this one may."""
-    promise: Promise[T] = Promise()
-
-    def run() -> None:
-        try:
-            promise.set(make())
-        except BaseException as exc:
-            promise.fail(exc)
-
-    start_thread(contextvars.copy_context().run, name, run)
-    return promise.future
 
 
 def stacks_of(

@@ -13,12 +13,12 @@ import io
 import itertools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.actor import Future, Promise, bind_context, start_thread
+from monarch.actor import Future, in_thread
 from monarch.tensor.controller.distribute import replicate
 from monarch.tensor.controller.known import is_known
 from monarch.tensor.controller.mesh import DeviceMesh, get_active_mesh
@@ -80,7 +80,6 @@ def save_async(
         with _beside.activate():
             _first(layout.mesh, worker.begin, where, overwrite)
         staged = _stage.call(number, layout.plan(), layout.tensors, layout.mesh)
-    promise: Promise[None] = Promise()
 
     def finish() -> None:
         try:
@@ -93,15 +92,9 @@ def save_async(
                     if not layout.mesh.client.ended:
                         _forget.broadcast(number)
         except BaseException as exc:
-            told = _told(exc)
-            if told is not exc:
-                told.__cause__ = exc
-            promise.fail(told)
-        else:
-            promise.set(None)
+            _tell(exc)
 
-    start_thread(bind_context(finish), "monarch-checkpoint")
-    return promise.future
+    return in_thread(finish, "monarch-checkpoint")
 
 
 def load(
@@ -189,7 +182,7 @@ def _fill(layout: _Layout, where: str) -> None:
     try:
         _there.call(layout.tensors).get()
     except RemoteException as exc:
-        raise _told(exc) from exc
+        _tell(exc)
 
 
 class _Wanted:
@@ -269,15 +262,15 @@ def _first(mesh: DeviceMesh, function: Callable[..., Any], *args: Any) -> Any:
     try:
         return call_on_shard_and_fetch(Remote(function, "inspect"), *args, shard=dict.fromkeys(mesh.names, 0)).get()
     except RemoteException as exc:
-        raise _told(exc) from exc
+        _tell(exc)
 
 
-def _told(error: BaseException) -> BaseException:
-    """What is wrong with files is raised as itself, after what the process said of it."""
+def _tell(error: BaseException) -> NoReturn:
+    """Raises it. What is wrong with files is raised as itself, after what the process said of it."""
     cause = error.__cause__
-    return (
-        cause if isinstance(error, RemoteException) and isinstance(cause, CheckpointError | FileExistsError) else error
-    )
+    if isinstance(error, RemoteException) and isinstance(cause, CheckpointError | FileExistsError):
+        raise cause from error
+    raise error
 
 
 # --- in the processes

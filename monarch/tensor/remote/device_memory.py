@@ -6,7 +6,7 @@ from typing import Any
 
 from monarch._devices import statistics
 from monarch._devices.statistics import DeviceMemory
-from monarch.actor import Actor, Future, ProcMesh, Promise, ValueMesh, bind_context, endpoint, start_thread
+from monarch.actor import Actor, Future, ProcMesh, ValueMesh, endpoint, in_thread
 
 __all__ = ["DeviceMemory", "device_memory", "reset_peak_memory"]
 
@@ -45,19 +45,12 @@ def reset_peak_memory(procs: ProcMesh) -> Future[ValueMesh[None]]:
 def _asked(procs: ProcMesh, what: str) -> Any:
     if not isinstance(procs, ProcMesh):
         raise TypeError(f"give processes, a ProcMesh or a slice of one, and not {type(procs).__name__}")
-    promise: Promise[Any] = Promise()
 
-    def run() -> None:
+    def ask() -> Any:
+        readers: Any = procs.spawn("device_memory", _Reader)
         try:
-            readers: Any = procs.spawn("device_memory", _Reader)
-            try:
-                found = getattr(readers, what).call().get()
-            finally:
-                readers.stop()
-        except BaseException as exc:
-            promise.fail(exc)
-        else:
-            promise.set(found)
+            return getattr(readers, what).call().get()
+        finally:
+            readers.stop()
 
-    start_thread(bind_context(run), "monarch-device-memory")
-    return promise.future
+    return in_thread(ask, "monarch-device-memory")

@@ -17,6 +17,8 @@ import monarch
 import monarch.tensor as mt
 from monarch import checkpoint
 from monarch.actor import ProcMesh, this_host
+from monarch.tensor.failures import RemoteException
+from monarch.tensor.remote.checkpoint import _tell
 from monarch.tensor.worker import checkpoint as worker
 from tests.tensor.loopback import loopback
 
@@ -301,3 +303,15 @@ def test_from_two_processes_to_three(procs: tuple[ProcMesh, ProcMesh], tmp_path:
         state = empty()
         checkpoint.load(state, tmp_path / "two", ROWS)
         same(state, "gpus")
+
+
+def test_what_is_not_wrong_with_files_keeps_its_cause() -> None:
+    error, first = RemoteException.__new__(RemoteException), ValueError("first")
+    error.__cause__ = first
+    with pytest.raises(RemoteException) as raised:
+        try:
+            raise error
+        except RemoteException as exc:
+            _tell(exc)
+    assert raised.value is error
+    assert error.__cause__ is first
