@@ -11,10 +11,10 @@ import itertools
 import logging
 import pickle
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from monarch._errors import RDMAReadOnlyError
-from monarch.actor import Actor, concurrent_endpoint, endpoint, process_service
+from monarch.actor import Actor, Future, Promise, concurrent_endpoint, endpoint, process_service
 from monarch.rdma import device_copies
 from monarch.rdma.backends.local import memmove
 from monarch.rdma.handle import Owner
@@ -22,6 +22,7 @@ from monarch.rdma.lending import borrowing, lending
 from monarch.rdma.memory import memory_of
 from monarch.rdma.registry import registry
 
+T = TypeVar("T")
 Work = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -139,3 +140,17 @@ def start(work: Work) -> None:
     except BaseException:
         _work.pop(key, None)
         raise
+
+
+def run(work: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+    """What `await work()` gives or raises, in this process's Mover. Needs a context, as `start` does."""
+    promise: Promise[T] = Promise()
+
+    async def settle() -> None:
+        try:
+            promise.set(await work())
+        except BaseException as exc:
+            promise.fail(exc)
+
+    start(settle)
+    return promise.future

@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn
 from monarch._devices import pinned
 from monarch._devices.memory import interface
 from monarch._errors import RDMAMemoryError, StateDictMismatchError
-from monarch.actor import Future, NotSendableError, Promise
+from monarch.actor import Future, NotSendableError
 from monarch.rdma import manager
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.entries import Entry, device_of, entries_of, shorten, shown_on
@@ -149,20 +149,13 @@ class StateDict:
     def drop(self) -> Future[None]:
         """Readers get BufferDroppedError from here on, and the memory is the program's alone once the Future is done."""
         buffers = self._handle.registered()
-        promise: Promise[None] = Promise()
         drops = [buffer.drop() for buffer in buffers]
 
         async def wait() -> None:
-            try:
-                for drop in drops:
-                    await drop
-            except BaseException as exc:
-                promise.fail(exc)
-            else:
-                promise.set(None)
+            for drop in drops:
+                await drop
 
-        manager.start(wait)
-        return promise.future
+        return manager.run(wait)
 
     # --- versions
 

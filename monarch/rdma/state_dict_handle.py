@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any
 
@@ -131,7 +131,7 @@ class StateDictHandle:
         """
         timeout = check_timeout(timeout)
         if len(self._owners) > 1:
-            return _run(lambda: self._published(timeout))
+            return manager.run(lambda: self._published(timeout))
         promise: Promise[int] = Promise()
 
         def done(header: Header | None, error: BaseException | None) -> None:
@@ -149,7 +149,7 @@ class StateDictHandle:
         StateDictBusyError after `timeout` seconds, OwnerEndedError when an owner has ended.
         """
         deadline = monotonic() + check_timeout(timeout)
-        return _run(lambda: self._wait_newer(version, deadline, timeout))
+        return manager.run(lambda: self._wait_newer(version, deadline, timeout))
 
     def read_into(
         self,
@@ -183,7 +183,7 @@ class StateDictHandle:
         deadline = monotonic() + check_timeout(timeout)
         plan = self._plan(target, dict(shards or {}), strict, staged)
         after = plan.marks()
-        return _run(lambda: self._read(plan, after, deadline, timeout))
+        return manager.run(lambda: self._read(plan, after, deadline, timeout))
 
     def reader(
         self, target: Any, *, shards: Mapping[str, Any] | None = None, strict: bool = True, staged: bool = False
@@ -221,7 +221,7 @@ class StateDictHandle:
         async def read() -> tuple[int, dict[Any, Any]]:
             return await self._read(plan, (), deadline, timeout), result
 
-        return _run(read)
+        return manager.run(read)
 
     # --- versions
 
@@ -418,7 +418,7 @@ class Reader:
         """As `StateDictHandle.read_into`. Begins now, or when the read before it has ended."""
         deadline = monotonic() + check_timeout(timeout)
         after = self._plan.marks()
-        return _run(lambda: self._read(after, deadline, timeout))
+        return manager.run(lambda: self._read(after, deadline, timeout))
 
     async def _read(self, after: Sequence[Any], deadline: float, timeout: float) -> int:
         if self._lock is None:
@@ -523,17 +523,3 @@ def _put(tree: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
     tree[path[-1]] = value
-
-
-def _run(work: Callable[[], Coroutine[Any, Any, Any]]) -> Future[Any]:
-    """Runs it on this process's Mover."""
-    promise: Promise[Any] = Promise()
-
-    async def run() -> None:
-        try:
-            promise.set(await work())
-        except BaseException as exc:
-            promise.fail(exc)
-
-    manager.start(run)
-    return promise.future
