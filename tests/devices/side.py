@@ -1,14 +1,24 @@
-"""A process that uses the first device."""
+"""Processes that use devices."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
-from monarch.actor import Actor, endpoint
+from monarch import _devices
+from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.rdma import RDMABuffer
+from tests.rdma.buffers import use_path
 
 TIMEOUT = 120  # the first use of a device takes seconds
+
+
+def one_process_a_device() -> Iterator[ProcMesh]:
+    """Two at most: nccl refuses two ranks on one device. A fixture of tests."""
+    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
+    yield mesh
+    mesh.stop().get(timeout=TIMEOUT)
 
 
 class Side(Actor):
@@ -27,12 +37,7 @@ class Side(Actor):
 
     @endpoint
     def use(self, path: str) -> None:
-        from monarch.rdma import paths
-
-        every = (
-            paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
-        )  # fmt: skip
-        paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
+        use_path(path)
 
     @endpoint
     def make(self, data: Any, device: str) -> RDMABuffer:

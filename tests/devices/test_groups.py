@@ -9,19 +9,13 @@ import pytest
 
 import monarch
 from monarch import _devices
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import ProcMesh
+from tests.devices.side import one_process_a_device
 from tests.support.scripts import Scripts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
-TIMEOUT = 120
 
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """One process a device, two at most."""
-    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
+procs = pytest.fixture(one_process_a_device, scope="module", name="procs")
 
 
 @pytest.fixture

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import monarch
-from monarch import _devices
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import ProcMesh
+from tests.devices.side import TIMEOUT, one_process_a_device
 from tests.support.scripts import Scripts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 
-TIMEOUT = 120
 
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """One process a device, two at most."""
-    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
+procs = pytest.fixture(one_process_a_device, scope="module", name="procs")
 
 
 def network() -> Any:

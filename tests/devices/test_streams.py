@@ -9,20 +9,13 @@ from typing import Any
 import pytest
 
 import monarch
-from monarch import _devices
 from monarch.actor import ProcMesh, SupervisionError, this_host
+from tests.devices.side import TIMEOUT, one_process_a_device
 from tests.support.scripts import Scripts
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
-TIMEOUT = 120
 
-
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    """One process a device, two at most: nccl refuses two ranks on one card."""
-    mesh = this_host().spawn_procs({"gpus": min(2, _devices.count())})
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
+procs = pytest.fixture(one_process_a_device, scope="module", name="procs")
 
 
 @pytest.fixture

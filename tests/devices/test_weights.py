@@ -11,6 +11,7 @@ import pytest
 
 from monarch.actor import Actor, Channel, Port, ProcMesh, endpoint
 from monarch.rdma import RDMABuffer, Shard, StateDict, StateDictHandle
+from tests.rdma.buffers import use_path
 
 pytestmark = [pytest.mark.device, pytest.mark.procs]
 TIMEOUT = 120
@@ -93,13 +94,7 @@ class Reader(Actor):
 
     @endpoint
     def use(self, path: str) -> None:
-        from monarch.rdma import paths
-
-        every = (
-            paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
-        )  # fmt: skip
-        # Buffers of the host's memory, such as counters, are always read by process_vm.
-        paths.BACKENDS = tuple(one for one in every if path in ("", one.name) or one.name == "process_vm")
+        use_path(path, "process_vm")  # by which buffers of the host's memory, such as counters, are always read
 
     @endpoint
     def watch(self, handle: StateDictHandle, device: str) -> tuple[str, list[int], list[str]]:

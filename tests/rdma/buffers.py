@@ -116,3 +116,13 @@ def outcome(do: Any, data: Any) -> Any:
     except Exception as exc:
         return type(exc).__name__, str(exc)
     return bytes(data)
+
+
+def use_path(name: str, *also: str) -> None:
+    """Only that path in this process, and others beside it; "" for all that need no RDMA device."""
+    from monarch.rdma import paths
+
+    every = (
+        paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
+    )  # fmt: skip
+    paths.BACKENDS = tuple(backend for backend in every if name in ("", backend.name) or backend.name in also)

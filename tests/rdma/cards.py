@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
-from monarch.actor import Actor, endpoint
+from monarch.actor import Actor, ProcMesh, endpoint, this_host
 from monarch.rdma import BufferDroppedError, RDMAAction, RDMABuffer
+from tests.rdma.buffers import use_path
 
 TIMEOUT = 60
 
@@ -45,12 +47,7 @@ class Side(Actor):
 
     @endpoint
     def use(self, path: str) -> None:
-        from monarch.rdma import paths
-
-        every = (
-            paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
-        )  # fmt: skip
-        paths.BACKENDS = tuple(backend for backend in every if path in ("", backend.name))
+        use_path(path)
 
     @endpoint
     def use_verbs(self, fabric: str, nics: list[str]) -> None:
@@ -270,3 +267,17 @@ class Side(Actor):
         for backend in paths.BACKENDS:
             if isinstance(backend, paths.DeviceIpc):
                 backend._refused.clear()
+
+
+def two_processes() -> Iterator[ProcMesh]:
+    """A fixture of tests: `who` 0 owns, 1 reads."""
+    procs = this_host().spawn_procs(per_host={"who": 2}, name="cards")
+    yield procs
+    procs.stop().get(timeout=TIMEOUT)
+
+
+def card_owner(procs: ProcMesh) -> Iterator[Any]:
+    """A fixture of tests."""
+    mesh = procs.slice(who=0).spawn("card_owner", Side)
+    yield mesh
+    mesh.stop().get(timeout=TIMEOUT)

@@ -12,7 +12,7 @@ import pytest
 
 from monarch.actor import ProcMesh, this_host
 from tests.rdma.buffers import call
-from tests.rdma.cards import TIMEOUT, Side
+from tests.rdma.cards import TIMEOUT, Side, card_owner, two_processes
 from tests.support.processes import kill
 from tests.support.tiers import full
 
@@ -29,18 +29,8 @@ def counts_of(pid: int) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{pid}_")]
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs(per_host={"who": 2}, name="cards")
-    yield procs
-    procs.stop().get(timeout=TIMEOUT)
-
-
-@pytest.fixture
-def owner(procs: ProcMesh) -> Iterator[Any]:
-    mesh = procs.slice(who=0).spawn("card_owner", Side)
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
+procs = pytest.fixture(two_processes, scope="module", name="procs")
+owner = pytest.fixture(card_owner, name="owner")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 
 from monarch.actor import Channel, ProcMesh, this_host
 from tests.rdma.buffers import call
-from tests.rdma.cards import TIMEOUT, Side
+from tests.rdma.cards import TIMEOUT, Side, card_owner, two_processes
 from tests.support.processes import kill
 
 pytestmark = [
@@ -22,18 +22,8 @@ MIB = 1 << 20
 SIZES = [1, 4096, (1 << 16) + 1, 9 * MIB + 3]
 
 
-@pytest.fixture(scope="module")
-def procs() -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs(per_host={"who": 2}, name="cards")
-    yield procs
-    procs.stop().get(timeout=TIMEOUT)
-
-
-@pytest.fixture
-def owner(procs: ProcMesh) -> Iterator[Any]:
-    mesh = procs.slice(who=0).spawn("card_owner", Side)
-    yield mesh
-    mesh.stop().get(timeout=TIMEOUT)
+procs = pytest.fixture(two_processes, scope="module", name="procs")
+owner = pytest.fixture(card_owner, name="owner")
 
 
 @pytest.fixture

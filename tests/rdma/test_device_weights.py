@@ -15,6 +15,7 @@ from monarch.rdma.device_batches import Batch, batches, bucket
 from monarch.rdma.layout import Block, block
 from tests._devices.fake import plain
 from tests._devices.queued import QueuedCard
+from tests.rdma.buffers import use_path
 from tests.support.tiers import first_of
 
 pytestmark = [
@@ -270,10 +271,7 @@ class Side(Actor):
         from monarch.rdma import paths
 
         self.backends = paths.BACKENDS
-        every = (
-            paths.Local(), paths.DeviceIpc(paths.elsewhere), paths.ProcessVm(), paths.Streams(), paths.ThroughActors(),
-        )  # fmt: skip
-        paths.BACKENDS = tuple(one for one in every if path in ("", one.name) or one.name == "process_vm")
+        use_path(path, "process_vm")
         try:
             zeros = self.card.zeros if where == "cuda" else torch.zeros
             mine = {name: zeros(7, 100) for name in handle.shapes}
