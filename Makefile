@@ -12,7 +12,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks)
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo docs
+.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -109,6 +109,9 @@ bench: $(READY)  ## all benchmarks, ours beside the floor and the peers
 
 demo: $(READY)  ## train a small GPT with DDP over four processes
 	@$(BIN)/python examples/ddp.py
+
+site: $(READY)  ## the documentation as pages for a browser: docs/_site/index.html
+	@$(BIN)/python -m sphinx -q -W --keep-going -n -b html -d docs/_site/.doctrees docs docs/_site
 
 docs: $(READY)  ## the snippets of the documentation and the examples run
 	@$(BIN)/python -m pytest -q tests/examples

@@ -1,4 +1,4 @@
-"""The Python in README.md and docs/*.md runs: the blocks of a page, in their order, as one program, and prints what it says.
+"""The Python in README.md and the pages of docs runs: the blocks of a page, in their order, as one program, and prints what it says.
 
 A block whose fence says ```python no-run is left out. A comment behind a print is what that prints: see
 tests/support/printed.py.
@@ -60,12 +60,12 @@ def test_the_readme_holds_an_example() -> None:
     assert "from monarch.actor import" in program((ROOT / "README.md").read_text())
 
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_PYTHON = [page for page in PAGES if program(page.read_text()).strip()]
 
 
 @pytest.mark.procs
-@pytest.mark.parametrize("page", first_of(WITH_PYTHON), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", first_of(WITH_PYTHON), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     script, notes = tmp_path / f"{page.stem}_md.py", tmp_path / "printed"
     first, rest = program(page.read_text()).split("\n", 1)
