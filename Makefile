@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
-SOURCES := $(wildcard monarch tests examples benchmarks)
+SOURCES := $(wildcard monarch tests examples benchmarks docs)
 
 # Tests run in a process a core, which take over from each other at the end. Each test has folders and ports of its own.
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
@@ -111,7 +111,10 @@ demo: $(READY)  ## train a small GPT with DDP over four processes
 	@$(BIN)/python examples/ddp.py
 
 site: $(READY)  ## the documentation as pages for a browser: docs/_site/index.html
+	@rm -rf docs/_site
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -b html -d docs/_site/.doctrees docs docs/_site
+	@$(BIN)/python docs/site_links.py docs/_site
+	@echo 'site: open docs/_site/index.html'
 
 docs: $(READY)  ## the snippets of the documentation and the examples run
 	@$(BIN)/python -m pytest -q tests/examples

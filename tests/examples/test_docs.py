@@ -1,4 +1,4 @@
-"""The Python in README.md and the pages of docs runs: the blocks of a page, in their order, as one program, and prints what it says.
+"""The Python in README.md and docs runs: the blocks of a page, in their order, as one program, and prints what it says.
 
 A block whose fence says ```python no-run is left out. A comment behind a print is what that prints: see
 tests/support/printed.py.
