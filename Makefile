@@ -12,7 +12,7 @@ SOURCES := $(wildcard monarch tests examples benchmarks docs)
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo site docs
+.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo dist site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -109,6 +109,12 @@ bench: $(READY)  ## all benchmarks, ours beside the floor and the peers
 
 demo: $(READY)  ## train a small GPT with DDP over four processes
 	@$(BIN)/python examples/ddp.py
+
+dist: $(READY)  ## wheel and sdist in dist/, tried in an environment of their own
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@$(BIN)/python -m twine check --strict dist/*
+	@$(BIN)/python -m tests.support.clean_install dist
 
 site: $(READY)  ## the documentation as pages for a browser: docs/_site/index.html
 	@rm -rf docs/_site

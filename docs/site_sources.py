@@ -32,7 +32,7 @@ SCHEME = "file-of-the-project"
 LINK = re.compile(r"\[(?P<text>[^][]*)\]\((?P<path>[\w./-]+)(?P<anchor>#[^)\s]*)?\)")
 FENCE = re.compile(r" *(`{3,}|~{3,})")
 # Pages that are files of the root; what the page's own file says follows.
-COPIES = {"index": "README.md", "contributing": "CONTRIBUTING.md"}
+COPIES = {"index": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 LARGEST = 200_000  # bytes of a file that is shown
 
 
