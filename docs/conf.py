@@ -22,7 +22,7 @@ author = "The pymonarch authors"
 copyright = author
 html_title = f"{project} {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_sources"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_sources", "docstrings"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_site", "**/README.md"]
 nitpicky = True
@@ -35,6 +35,10 @@ default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
+autodoc_default_options = {"members": True, "inherited-members": True}  # docstrings.py says which of them
+add_module_names = False
+python_maximum_signature_line_length = 100
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
 html_static_path = ["_static"]
