@@ -28,6 +28,10 @@ class Samples:
         prompts, group = self.rewards.shape
         return int(prompts * group)
 
+    def to(self, device: torch.device) -> Samples:
+        tensors = (self.prompts, self.completions, self.logprobs, self.rewards)
+        return Samples(self.version, *(tensor.to(device) for tensor in tensors))
+
     def part(self, rank: int, count: int) -> Samples:
         """The prompts of one of `count` learners: each `count`-th one."""
         mine = slice(rank, None, count)

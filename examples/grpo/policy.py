@@ -1,7 +1,7 @@
 """The policy: a causal transformer of some 60,000 parameters, with what reinforcement learning asks of a language model.
 
-`sample` draws a group of answers for each prompt and says how likely each token was; `logprobs` says how likely given answers
-are, with gradients. For a real model these two are what an inference engine and a training framework do.
+`Policy.sample` draws a group of answers for each prompt and says how likely each token was; `logprobs` says how likely given
+answers are, with gradients. For a real model these two are what an inference engine and a training framework do.
 """
 
 import torch
@@ -27,15 +27,6 @@ class Policy(nn.Module):
         for i, block in enumerate(self.blocks):
             x = block(x, None if caches is None else caches[i])
         return self.head(self.norm(x))
-
-    def logprobs(self, prompts: torch.Tensor, completions: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-        """Of each token of G completions of each of P prompts: (P, L), (P, G, T) -> (P, G, T)."""
-        count, group, length = completions.shape
-        repeated = prompts[:, None].expand(count, group, prompts.shape[1])
-        rows = torch.cat((repeated, completions), dim=2).flatten(0, 1)
-        logits = self(rows[:, :-1])[:, prompts.shape[1] - 1 :]
-        chances = F.log_softmax(logits / temperature, dim=-1)
-        return chances.gather(2, completions.flatten(0, 1)[..., None]).view(count, group, length)
 
     @torch.no_grad()
     def sample(
@@ -67,6 +58,21 @@ class Policy(nn.Module):
                 logits = self(token, caches, place)[:, -1]
         shape = (len(prompts), group, length)
         return torch.cat(tokens, dim=1).view(shape), torch.cat(chances, dim=1).view(shape)
+
+
+def logprobs(
+    model: nn.Module, prompts: torch.Tensor, completions: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """Of each token of G completions of each of P prompts: (P, L), (P, G, T) -> (P, G, T).
+
+    `model` is a Policy, or what torch wraps around one (DistributedDataParallel, say).
+    """
+    count, group, length = completions.shape
+    repeated = prompts[:, None].expand(count, group, prompts.shape[1])
+    rows = torch.cat((repeated, completions), dim=2).flatten(0, 1)
+    logits = model(rows[:, :-1])[:, prompts.shape[1] - 1 :]
+    chances = F.log_softmax(logits / temperature, dim=-1)
+    return chances.gather(2, completions.flatten(0, 1)[..., None]).view(count, group, length)
 
 
 class Block(nn.Module):
