@@ -1,4 +1,4 @@
-"""The Python of README.md and of the pages of docs runs: the blocks of a page are one program, which prints what it says.
+"""The Python of README.md and docs runs: the blocks of a page are one program, which prints what the page says.
 
 tests/support/pages.py says what else a page may hold, and which blocks are left out. A comment behind a print is what that
 prints: see tests/support/printed.py.
