@@ -56,7 +56,11 @@ def home(name: str, module: str = "") -> str:
     if before:
         owner = home(before, module)
         return f"{owner}.{last}" if owner and last.isidentifier() else ""
-    return f"{module}.{name}" if f"{module}.{name}" in known else known[0] if len(known) == 1 else ""
+    while module:  # as a package's modules mean it
+        if f"{module}.{name}" in known:
+            return f"{module}.{name}"
+        module = module.rpartition(".")[0]
+    return known[0] if len(known) == 1 else ""
 
 
 # --- text ------------------------------------------------------------
