@@ -8,6 +8,7 @@ under which a page of docs/reference/ has it, and mentions of that name lead the
 from __future__ import annotations
 
 import ast
+import enum
 import importlib
 import inspect
 import re
@@ -15,7 +16,7 @@ import types
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_origin, get_overloads
 
 from docutils import nodes
 from sphinx import addnodes
@@ -215,6 +216,8 @@ def own_members(cls: type) -> list[str]:
 def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
     if what not in ("class", "exception") or not _class:
         return None
+    if issubclass(_class[-1], enum.Enum):
+        return name not in _class[-1].__members__
     return True if name not in own_members(_class[-1]) or isinstance(obj, EndpointProperty) else None
 
 
@@ -288,7 +291,11 @@ def signature_text(obj: Any, method: bool) -> tuple[str, str] | None:
         if parameter.default is not parameter.empty:
             plain["default"] = Plain(default(parameter.default))
         parameters.append(parameter.replace(**plain))
-    result = "" if signature.return_annotation is signature.empty else shown(signature.return_annotation, scope)
+    returned = signature.return_annotation
+    overloads = get_overloads(function) if returned == "Any" and inspect.isfunction(function) else []
+    if overloads:  # the first one says what comes back as a rule
+        returned = inspect.signature(overloads[0]).return_annotation
+    result = "" if returned is signature.empty else shown(returned, scope)
     bare_signature = signature.replace(parameters=parameters, return_annotation=signature.empty)
     return str(bare_signature), "" if isinstance(obj, type) else result
 
