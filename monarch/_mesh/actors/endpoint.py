@@ -2,6 +2,8 @@
 
 `@endpoint` makes a descriptor (EndpointProperty) on the class; the same name on an ActorMesh is an Endpoint with the
 adverbs. Arguments are checked and encoded, and the message is sent, before an adverb returns.
+
+Over 600 lines because what people and type checkers read of endpoints stands beside what is done: overloads and docstrings.
 """
 
 from __future__ import annotations
