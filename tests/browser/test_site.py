@@ -21,7 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
-@pytest.mark.parametrize("size", [(1280, 720), (390, 844)], ids=["desk", "phone"])
+@pytest.mark.parametrize("size", [(1280, 720), (1920, 1080), (390, 844)], ids=["desk", "wide", "phone"])
 def test_pages_from_files(window: Any, site: Path, size: tuple[int, int], colours: str) -> None:
     opened = window(colours, size=size)
     loaded: list[str] = []
