@@ -43,9 +43,10 @@ class Progress:
         elif step == self.steps or step % max(1, self.steps // 10) == 0:
             print(text, flush=True)
 
-    def event(self, label: str, text: str) -> None:
-        """Something worth a line of its own, and a mark in the curve."""
-        self.events.append((round(self.seconds, 3), label))
+    def note(self, text: str, mark: str = "") -> None:
+        """Something worth a line of its own, and with `mark` a mark of that label in the curve."""
+        if mark:
+            self.events.append((round(self.seconds, 3), mark))
         if sys.stdout.isatty():
             print(f"\r\033[K  {text}\n{self.line}", end="", flush=True)
         else:
