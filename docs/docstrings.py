@@ -12,6 +12,7 @@ import enum
 import importlib
 import inspect
 import re
+import sys
 import types
 from collections.abc import Iterable
 from functools import cache
@@ -257,12 +258,19 @@ def shown(annotation: Any, scope: dict[str, Any]) -> str:
     text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text)
 
     def spelled(match: re.Match[str]) -> str:
-        meant = scope.get(match[0])
+        meant = scope.get(match[0]) or unloaded(match[0])
         union = isinstance(meant, types.UnionType) or get_origin(meant) is not None
         return inspect.formatannotation(meant) if union else match[0]
 
     text = re.sub(r"(?<![\w.])_?[A-Z]\w+(?![\w.\[])", spelled, text)
     return re.sub(r"\b(?:typing|collections\.abc|pathlib|(?:monarch|torch)(?:\.\w+)*)\.(?=[A-Z])", "", text)
+
+
+@cache
+def unloaded(name: str) -> Any:
+    """What a module means by a name that it imports for type checkers only: that of another module of the package."""
+    modules = [module for place, module in sorted(sys.modules.items()) if place.startswith("monarch.")]
+    return next((vars(module)[name] for module in modules if name in vars(module)), None)
 
 
 def parameters_of(obj: Any) -> list[str]:
@@ -293,8 +301,8 @@ def signature_text(obj: Any, method: bool) -> tuple[str, str] | None:
         parameters.append(parameter.replace(**plain))
     returned = signature.return_annotation
     overloads = get_overloads(function) if returned == "Any" and inspect.isfunction(function) else []
-    if overloads:  # the first one says what comes back as a rule
-        returned = inspect.signature(overloads[0]).return_annotation
+    if overloads:  # the plainest of them
+        returned = min((str(inspect.signature(overload).return_annotation) for overload in overloads), key=len)
     result = "" if returned is signature.empty else shown(returned, scope)
     bare_signature = signature.replace(parameters=parameters, return_annotation=signature.empty)
     return str(bare_signature), "" if isinstance(obj, type) else result

@@ -189,8 +189,13 @@ def concurrent_endpoint(
 ) -> Any:
     """An `async def` endpoint whose calls overlap: each runs as a task of the actor's loop.
 
-    Calls of one sender start in order. When the actor stops, tasks still running are cancelled and awaited before
-    `__cleanup__`. ValueError when it is not async, or stacked with `@endpoint`.
+        class Model(Actor):
+            @concurrent_endpoint
+            async def answer(self, prompt: str) -> str: ...  # many at a time, each at its own `await`
+
+    Calls of one sender start in order; they end in any order. All run on the actor's one thread: code between two `await`s is
+    never interrupted, and code that does not await holds up all. When the actor stops, tasks still running are cancelled and
+    awaited before `__cleanup__`. Keywords as for `endpoint`. ValueError when it is not async, or stacked with `@endpoint`.
     """
 
     def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:

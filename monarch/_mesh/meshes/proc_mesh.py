@@ -378,7 +378,7 @@ def register_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> No
 
 
 def unregister_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> None:
-    """ValueError when it was not registered."""
+    """Takes back `register_proc_mesh_spawn_callback`. ValueError when it was not registered."""
     try:
         _callbacks.remove(callback)
     except ValueError:
