@@ -1,7 +1,7 @@
 """The programs side by side in docs/coming-from: pages show them as they are, and each pair prints the same.
 
-Those for Ray are in tests/ray. Those for Dask run with the interpreter that MONARCH_TEST_DASK names, or with this one if it has
-`distributed`.
+Those for Ray run in tests/ray. Those for Dask run with the interpreter that MONARCH_TEST_DASK names, or with this one if
+it has `distributed`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,16 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from monarch.actor import Actor, ActorError, RestartPolicy, SupervisionError
-from monarch.actor import current_rank, endpoint, setup_torch_distributed, this_host
+from monarch.actor import (
+    Actor,
+    ActorError,
+    RestartPolicy,
+    SupervisionError,
+    current_rank,
+    endpoint,
+    setup_torch_distributed,
+    this_host,
+)
 
 
 class Trainer(Actor):
