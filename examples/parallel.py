@@ -109,7 +109,8 @@ def main() -> None:
     whole = sum(parameter.numel() for parameter in GPT(settings).parameters())
     print(f"pp {args.pp} x dp {args.dp} x tp {args.tp}: {whole:,} parameters, {min(kept):,} to {max(kept):,} a rank")
 
-    expected, losses = losses_alone(settings, args.steps, BATCH), list[float]()
+    batches = (range(number * BATCH, (number + 1) * BATCH) for number in range(args.steps))
+    expected, losses = losses_alone(settings, batches), list[float]()
     for number in range(args.steps):
         losses.append(fmean(loss for loss in trainers.step.call(number).get().values() if loss is not None))
         if number % 5 == 0 or number == args.steps - 1:

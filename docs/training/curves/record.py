@@ -18,6 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[2] / "examples"
+STEPS = 45  # of parallel and resume
 
 
 def run(name: str, *arguments: object) -> None:
@@ -27,14 +28,14 @@ def run(name: str, *arguments: object) -> None:
 def fault_tolerant(folder: Path) -> dict[str, Any]:
     """Three replicas of two ranks, with and without deaths: the loss over what has been read."""
     found = {}
-    for deaths, label in [(4, "four deaths"), (0, "no deaths")]:
-        run("replicas.py", "--batches", 900, "--deaths", deaths, "--record", folder / "run.json")
+    for deaths, label in [(3, "three deaths"), (0, "no deaths")]:
+        run("replicas.py", "--batches", 360, "--deaths", deaths, "--record", folder / "run.json")
         found[label] = json.loads((folder / "run.json").read_text())
     tokens = {label: [step["tokens"] / 1000 for step in ran["steps"]] for label, ran in found.items()}
-    disturbed = found["four deaths"]
+    disturbed = found["three deaths"]
     events = [
         {
-            "x": tokens["four deaths"][min(event["step"], len(disturbed["steps"]) - 1)],
+            "x": tokens["three deaths"][min(event["step"], len(disturbed["steps"]) - 1)],
             "label": {"lost": "a rank is killed", "back": "its replica is back"}[event["what"]],
         }
         for event in disturbed["events"]
@@ -60,7 +61,7 @@ def parallel(folder: Path) -> dict[str, Any]:
     }
     losses, apart = {}, {}
     for label, arguments in ways.items():
-        run("parallel.py", *arguments, "--steps", 100, "--record", folder / "run.json")
+        run("parallel.py", *arguments, "--steps", STEPS, "--record", folder / "run.json")
         ran = json.loads((folder / "run.json").read_text())
         losses[label] = ran["losses"]
         apart[label] = [abs(a - b) * 1e6 for a, b in zip(ran["losses"], ran["alone"], strict=True)]
@@ -77,13 +78,13 @@ def parallel(folder: Path) -> dict[str, Any]:
 
 def resume(folder: Path) -> dict[str, Any]:
     """Four ranks until they are killed, then two, then three; and one process that nobody stops."""
-    run("resume.py", "--demo", 4, 2, 3, "--steps", 120, "--folder", folder)
+    run("resume.py", "--demo", 4, 2, 3, "--steps", STEPS, "--folder", folder)
     lines = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
     sys.path.insert(0, str(EXAMPLES))
     from char_gpt import Settings, losses_alone  # type: ignore[import-not-found]
 
-    expected = losses_alone(Settings(), 120, 12)
-    steps: dict[str, list[int]] = {"one process without a stop": list(range(120))}
+    expected = losses_alone(Settings(), [range(12 * step, 12 * (step + 1)) for step in range(STEPS)])
+    steps: dict[str, list[int]] = {"one process without a stop": list(range(STEPS))}
     losses, apart, events = {"one process without a stop": expected}, {}, []
     for ranks, part in groupby(lines, key=lambda line: line["ranks"]):
         mine, label = list(part), f"{ranks} ranks"
