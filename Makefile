@@ -6,13 +6,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3.13 python3.14 python3)
 USABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
-SOURCES := $(wildcard monarch tests examples benchmarks)
+SOURCES := $(wildcard monarch tests examples benchmarks docs)
 
 # Tests run in a process a core, which take over from each other at the end. Each test has folders and ports of its own.
 WORKERS := -n auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo site docs
+.PHONY: help setup check format test test-all test-ray test-slow test-device test-devices lab test-lab browser test-browser soak bench demo dist site docs
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | column -t -s '|' 2>/dev/null \
@@ -110,8 +110,17 @@ bench: $(READY)  ## all benchmarks, ours beside the floor and the peers
 demo: $(READY)  ## train a small GPT with DDP over four processes
 	@$(BIN)/python examples/ddp.py
 
+dist: $(READY)  ## wheel and sdist in dist/, tried in an environment of their own
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@$(BIN)/python -m twine check --strict dist/*
+	@$(BIN)/python -m tests.support.clean_install dist
+
 site: $(READY)  ## the documentation as pages for a browser: docs/_site/index.html
+	@rm -rf docs/_site
 	@$(BIN)/python -m sphinx -q -W --keep-going -n -b html -d docs/_site/.doctrees docs docs/_site
+	@$(BIN)/python docs/site_links.py docs/_site
+	@echo 'site: open docs/_site/index.html'
 
 docs: $(READY)  ## the snippets of the documentation and the examples run
 	@$(BIN)/python -m pytest -q tests/examples

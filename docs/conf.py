@@ -22,21 +22,27 @@ author = "The pymonarch authors"
 copyright = author
 html_title = f"{project} {release}"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_sources", "docstrings"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_site", "**/README.md"]
 nitpicky = True
 
 myst_enable_extensions = ["colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 4
-myst_links_external_new_tab = False
+myst_url_schemes = ["http", "https", "mailto", "file-of-the-project"]
 
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
+autodoc_default_options = {"members": True, "inherited-members": True}  # docstrings.py says which of them
+add_module_names = False
+python_maximum_signature_line_length = 100
+toc_object_entries_show_parents = "hide"
 
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_show_sourcelink = False
 html_copy_source = False

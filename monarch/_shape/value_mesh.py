@@ -52,6 +52,7 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
     __iter__ = items
 
     def values(self) -> list[T_co]:
+        """The values in rank order; a fresh list."""
         return list(self._values)
 
     def item(self, **coordinates: int) -> T_co:

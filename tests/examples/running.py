@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-TIMEOUT = 120
+TIMEOUT = 300
 
 
 def environment() -> dict[str, str]:
@@ -20,7 +23,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path}
 
 
-def run_program(script: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
     """What it printed; fails when it does not end well."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
@@ -28,11 +31,41 @@ def run_program(script: Path, *arguments: str, cwd: Path) -> subprocess.Complete
         env=environment() | {"OMP_NUM_THREADS": "1"},  # or the threads of each process are said on stderr
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, f"{script.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def run_commands(commands: Sequence[str], cwd: Path) -> list[str]:
+    """What each wrote to stdout and stderr, in one shell. `python` and `monarch` are those of the tests."""
+    if not commands:
+        return []
+    names = cwd.parent / "bin"
+    names.mkdir()
+    for name, command in {"python": [sys.executable], "monarch": [sys.executable, "-m", "monarch"]}.items():
+        (names / name).write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+        (names / name).chmod(0o755)
+    outputs = [cwd.parent / f"output_{number}" for number in range(len(commands))]
+    script = "".join(
+        f"{{ {command}\n}} >{shlex.quote(str(output))} 2>&1 </dev/null\n"
+        for command, output in zip(commands, outputs, strict=True)
+    )
+    path = os.pathsep.join([str(names), os.environ.get("PATH", "")])
+    shell = subprocess.Popen(
+        ["bash", "-c", script],
+        cwd=cwd,
+        env=environment() | {"PATH": path, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        shell.wait(TIMEOUT)
+    finally:
+        if shell.poll() is None:
+            os.killpg(shell.pid, signal.SIGKILL)
+            shell.wait()
+    return [output.read_text() for output in outputs]
 
 
 def read_notebook(name: str) -> Any:

@@ -1,12 +1,12 @@
 """What the documentation says a line prints, compared with what it prints.
 
-The convention: a comment behind a `print(...)` is what that prints, all of it, with `...` for whatever may differ:
+A comment behind a `print(...)` is what that prints, all of it, with `...` for whatever may differ:
 
     print(counters.add.call(1).get().values())  # [10, 11, 12, 13]
     print(os.getpid(), "on", host)              # ... on node1
 
 Whatever else is to be said stands on a line of its own. A print without a comment says nothing. One in a loop prints that
-each time.
+each time. What has several lines, and what commands write, stands in a block of its own: see pages.py.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import re
 import tokenize
 from collections.abc import Iterable
 from typing import NamedTuple
+
+from tests.support.pages import Command
 
 
 class Promise(NamedTuple):
@@ -41,12 +43,17 @@ def promises(program: str) -> list[Promise]:
         for token in tokenize.generate_tokens(io.StringIO(program).readline)
         if token.type == tokenize.COMMENT
     }
+    return [Promise(first, last, comments[last]) for first, last in _prints(program) if last in comments]
+
+
+def _prints(program: str) -> list[tuple[int, int]]:
+    """The first and the last line of each print statement."""
     found = []
     for node in ast.walk(ast.parse(program)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            function, last = node.value.func, node.end_lineno or node.lineno
-            if isinstance(function, ast.Name) and function.id == "print" and last in comments:
-                found.append(Promise(node.lineno, last, comments[last]))
+            function = node.value.func
+            if isinstance(function, ast.Name) and function.id == "print":
+                found.append((node.lineno, node.end_lineno or node.lineno))
     return sorted(found)
 
 
@@ -66,3 +73,24 @@ def broken(program: str, printed: Iterable[Printed]) -> list[str]:
             wrong.append(f"line {first} never printed anything, and promises {text!r}")
         wrong += [f"line {first} promises {text!r} and prints {one!r}" for one in here if not fits(text, one)]
     return wrong
+
+
+def broken_texts(program: str, shown: Iterable[tuple[int, str]], printed: Iterable[Printed]) -> list[str]:
+    """The texts shown at lines of a page that the last print before them has not printed, for people."""
+    all_printed, prints = list(printed), _prints(program)
+    wrong = []
+    for line, text in shown:
+        first, last = max(((first, last) for first, last in prints if last < line), default=(0, 0))
+        here = [one.text for one in all_printed if first <= one.line <= last]
+        if not any(fits(text, one) for one in here):
+            wrong.append(f"line {line} shows\n{text}\nand line {first} prints\n" + "\n".join(here))
+    return wrong
+
+
+def broken_commands(commands: Iterable[Command], outputs: Iterable[str]) -> list[str]:
+    """The commands that do not write what the page shows, for people."""
+    return [
+        f"line {command.line}: {command.text}\nshould write:\n{command.output}\nand writes:\n{output}"
+        for command, output in zip(commands, outputs, strict=True)
+        if not fits(command.output, output)
+    ]

@@ -67,9 +67,13 @@ class Actor(MeshTrait):
 
     @property
     def initialized(self) -> Future[None]:
+        """NotImplementedError in the actor itself; of the mesh that `spawn` returned it is `ActorMesh.initialized`."""
         raise NotImplementedError("actor implementations are not meshes: call this on the mesh that spawn returned")
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
+        """NotImplementedError in the actor itself, which ends by `context().actor_instance.stop()`; on the mesh that `spawn`
+        returned it is `ActorMesh.stop`.
+        """
         raise NotImplementedError(
             "actor implementations are not meshes: use context().actor_instance.stop() to stop this actor"
         )

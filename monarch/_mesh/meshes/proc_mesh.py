@@ -321,6 +321,7 @@ class ProcMesh(Handle):
         return ranks
 
     async def sync_workspace(self, *args: Any, **kwargs: Any) -> None:
+        """NotImplementedError: files belong to hosts, see `HostMesh.sync_workspace`."""
         raise NotImplementedError("sync_workspace is an operation of a HostMesh")
 
     def __reduce__(self) -> Any:

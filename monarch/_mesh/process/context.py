@@ -144,6 +144,7 @@ class Context:
 
     @property
     def message_rank(self) -> Point:
+        """This actor's Point in the mesh that the message was sent to, which may be a slice of the one that was spawned."""
         if self._rank is None:
             self._rank = _point(self._running.rank, self._running.view)
         return self._rank

@@ -60,6 +60,7 @@ class DeviceMesh(MeshTrait):
 
     @property
     def mesh_name(self) -> str:
+        """Engine and sizes, as messages name the mesh."""
         return f"{self._engine.name}[{','.join(f'{n}={s}' for n, s in self.sizes.items())}]"
 
     def __repr__(self) -> str:
@@ -119,9 +120,11 @@ class DeviceMesh(MeshTrait):
             return torch.tensor(list(self.processes), dtype=torch.int64).reshape(tuple(self.sizes.values()))
 
     def rotate(self, **_dims: int) -> DeviceMesh:
+        """NotImplementedError: programs do not use it."""
         raise NotImplementedError("DeviceMesh.rotate is not part of the API that programs use")
 
     def stack(self, **_dims: Any) -> DeviceMesh:
+        """NotImplementedError: programs do not use it."""
         raise NotImplementedError("DeviceMesh.stack is not part of the API that programs use")
 
     # --- life

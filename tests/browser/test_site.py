@@ -1,0 +1,57 @@
+"""The documentation's site as people see it: from files, in a folder of any name, in a real Chromium."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.site import make_site
+
+PAGES = ["index", "rdma", "settings", "dashboard", "source/examples/ddp.py", "reference/index", "tutorial/index"]
+LUMINANCE = (
+    "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0)"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_site(tmp_path_factory.mktemp("a folder, 100 %"))
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("size", [(1280, 720), (1920, 1080), (390, 844)], ids=["desk", "wide", "phone"])
+def test_pages_from_files(window: Any, site: Path, size: tuple[int, int], colours: str) -> None:
+    opened = window(colours, size=size)
+    loaded: list[str] = []
+    opened.page.on("request", lambda request: loaded.append(request.url))
+    for name in PAGES:
+        page = opened.open((site / f"{name}.html").as_uri())
+        page.get_by_role("heading", level=1).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= size[0], f"{name} is wider than the window"
+        assert (page.evaluate(LUMINANCE) > 384) == (colours == "light"), name
+    assert opened.problems == []
+    assert [url for url in loaded if not url.startswith(("file:", "data:"))] == []
+
+
+def test_the_search_finds_pages(window: Any, site: Path) -> None:
+    opened = window()
+    page = opened.open((site / "index.html").as_uri())
+    page.get_by_placeholder("Search").first.fill("RDMABuffer")
+    page.keyboard.press("Enter")
+    page.get_by_role("link", name="Bulk data: RDMA buffers").last.click()
+    page.wait_for_url("**/rdma.html*")
+    # The lines it shows of each page are fetched, which a browser allows only over HTTP.
+    fetched = "Access to fetch", "Failed to load resource", "error retrieving", "Failed to fetch"
+    assert [each for each in opened.problems if not any(text in each for text in fetched)] == []
+
+
+def test_links_lead_to_files_and_back(window: Any, site: Path) -> None:
+    opened = window()
+    page = opened.open((site / "types.html").as_uri())
+    page.locator("a[href*='source/tests/']").first.click()
+    page.locator("pre").first.wait_for()
+    page.get_by_role("link", name="Tutorial").first.click()
+    page.wait_for_url("**/tutorial/index.html")
+    assert opened.problems == []
