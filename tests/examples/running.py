@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-TIMEOUT = 120
+TIMEOUT = 300
 
 
 def environment() -> dict[str, str]:

@@ -205,6 +205,9 @@ def test_a_job_of_the_projects_file(monarch: CommandLine) -> None:
     done = monarch("exec", "--all", "--stream", "--kill", "echo hello")
     assert sorted(done.stdout.splitlines()) == ["hello", "hello"]
     assert list(monarch.folder.glob(".monarch/*/state.pkl")) == []
+    monarch("exec", "true")
+    assert monarch("kill").stdout == "Killed job\n"  # the same one, without a name
+    assert "no job runs" in monarch("kill", status=1).stderr
 
 
 @full

@@ -3,8 +3,8 @@
     python docs/explanations/plots/measure.py      # half a minute; needs numpy and torch
     python docs/explanations/plots/draw.py         # draws the pictures of the page from it
 
-Each figure is the median of many repetitions; `least` beside it is the best of them, which other work on the machine disturbs
-less.
+Of each figure the median and the least of many repetitions are kept. The pictures show the least, which other work on the
+machine disturbs less.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def calls() -> list[dict[str, Any]]:
         ("call_one, waited for", lambda: one.take.call_one().get(), 1000, 1),
         ("call on 8 processes", lambda: eight.take.call().get(), 300, 1),
         ("call on 32 processes", lambda: targets.take.call().get(), 100, 1),
-        ("call_one, 1,000 sent before the first is waited for", pipelined, 10, 1000),
-        ("broadcast to 8 processes, 1,000 in a row", broadcasts, 5, 1000),
+        ("call_one, 1,000 sent before the first is waited for", pipelined, 30, 1000),
+        ("broadcast to 8 processes, 1,000 in a row", broadcasts, 20, 1000),
     ]
     found = [{"what": what, **figures(timed(work, repeats), of)} for what, work, repeats, of in shapes]
     procs.stop().get()

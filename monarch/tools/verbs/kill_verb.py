@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 NAME = "kill"
 LINE = "end a job and give its hosts back"
 TEXT = """\
-Ends the job of a context, of the active one by default: what runs on its hosts ends, mounts are taken away, the
-scheduler gets its hosts back, and the job is forgotten. When something cannot be ended that is told, and the command
-can be given again.
+Ends the job of a context, of the active one by default, else the one that monarch.toml or pyproject.toml describes: what
+runs on its hosts ends, mounts are taken away, the scheduler gets its hosts back, and the job is forgotten. When something
+cannot be ended that is told, and the command can be given again.
 
 examples:
   monarch kill
@@ -31,10 +32,25 @@ def _contexts(**_given: object) -> list[str]:
     return contexts.names()
 
 
-def run(options: argparse.Namespace) -> int:
-    from monarch.job import DEFAULT_JOB_PATH, cache, contexts, job_load
+def _state(context: str | None) -> str:
+    """The file of the job. Without a context it is the job that the other verbs mean."""
+    from monarch.job import DEFAULT_JOB_PATH, contexts
+    from monarch.tools.verbs.current_job import current_job
 
-    path = DEFAULT_JOB_PATH if options.context is None else str(contexts.state_path(options.context))
+    if context is not None:
+        return str(contexts.state_path(context))
+    if not Path(DEFAULT_JOB_PATH).exists():
+        try:
+            return current_job().path
+        except FileNotFoundError:
+            pass  # the file that is not there is told by the caller
+    return DEFAULT_JOB_PATH
+
+
+def run(options: argparse.Namespace) -> int:
+    from monarch.job import cache, contexts, job_load
+
+    path = _state(options.context)
     try:
         job = job_load(path)
     except FileNotFoundError:
