@@ -18,6 +18,7 @@ import asyncio
 import os
 import random
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +33,7 @@ from task import Sorting
 
 import monarch
 from monarch.actor import Actor, Channel, Port, PortReceiver, endpoint, this_host
-from monarch.rdma import StateDict, StateDictHandle
+from monarch.rdma import OwnerEndedError, StateDict, StateDictHandle
 
 SLOTS = 64  # samples that a generator draws for at a time
 
@@ -63,8 +64,9 @@ class PolicyGenerator(Generator):
         self.weights, self.reader, self.version = weights, weights.reader(self.model), -1
 
     async def refresh(self) -> int:
-        if await self.weights.version() > self.version:
-            self.version = await self.reader.read()
+        with suppress(OwnerEndedError):  # of the learner's end the script is told: no need to say it from here
+            if await self.weights.version() > self.version:
+                self.version = await self.reader.read()
         return self.version
 
     async def draw(self, samples: list[Sample]) -> None:

@@ -101,6 +101,8 @@ class ProcMesh(Handle):
     def spawn(self, name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Starts one actor of `Class` in each process of the mesh and returns their ActorMesh, typed as the class.
 
+            counters = procs.spawn("counters", Counter, 10)
+
         Returns at once: on each rank `__init__(*args, **kwargs)` runs on the actor's own thread before any endpoint. The
         caller (an actor, or the client) owns the mesh and is told of its failures; a constructor that raises is one.
 
@@ -307,12 +309,16 @@ class ProcMesh(Handle):
     def activate(self) -> Any:
         """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.
 
+            with procs.activate() as mesh:      # a monarch.tensor.DeviceMesh
+                x = torch.ones(2) * mesh.rank("gpus")
+
         The first activation of a mesh, or of a slice of it, starts its tensor engine: a worker actor in each process.
         """
         return self._device_mesh.activate()
 
     def rank_tensor(self, dim: str | Sequence[str]) -> Any:
-        """A distributed int64 scalar: each process's coordinate along `dim`. KeyError for a dim the mesh does not have."""
+        """A distributed int64 scalar (`monarch.Tensor`): each process's coordinate along `dim`; of several dimensions
+        combined, the first outermost. KeyError for a dim the mesh does not have."""
         return self._device_mesh.rank(dim)
 
     def rank_tensors(self) -> dict[str, Any]:
@@ -372,7 +378,7 @@ def register_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> No
 
 
 def unregister_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> None:
-    """ValueError when it was not registered."""
+    """Takes back `register_proc_mesh_spawn_callback`. ValueError when it was not registered."""
     try:
         _callbacks.remove(callback)
     except ValueError:
