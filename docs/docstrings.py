@@ -1,48 +1,71 @@
 """How the docstrings of the package become pages of the reference: an extension of Sphinx.
 
-Docstrings are plain text: paragraphs, lists with "- ", indented code, names in backticks. This makes reStructuredText of them,
-shows signatures as they are written, and keeps private modules out of sight: an object is known by the public name under
-which a page of docs/reference/ has it, and mentions of that name lead there.
+Docstrings are plain text: paragraphs, lists with "- ", indented code, names in backticks. This makes reStructuredText of
+them, shows signatures as they are written, and keeps private modules out of sight: an object is known by the public name
+under which a page of docs/reference/ has it, and mentions of that name lead there.
 """
 
 from __future__ import annotations
 
 import ast
+import enum
+import importlib
 import inspect
 import re
+import sys
+import types
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_overloads
 
 from docutils import nodes
+from sphinx import addnodes
 from sphinx.application import Sphinx
 
 from monarch.actor import EndpointProperty
 
 HERE = Path(__file__).resolve().parent
-DIRECTIVE = re.compile(r"^\.\. auto(?:class|exception|function|decorator|data|method|attribute|property):: *([\w.]+)", re.M)
+DIRECTIVE = re.compile(
+    r"^\.\. auto(?:class|exception|function|decorator|data|method|attribute|property):: *([\w.]+)", re.M
+)
 MODULE = re.compile(r"^\.\. py:currentmodule:: *([\w.]+)|" + DIRECTIVE.pattern, re.M)
 
-INLINE = re.compile(r"(``.+?``|`[^`]+`|\*\*[^*`]+\*\*|\bdocs/[\w-]+\.md\b|\b[A-Z][a-zA-Z]*\b)", re.S)
+INLINE = re.compile(r"(``.+?``|`[^`]+`|(?<!\w)\*\*[^*]+\*\*|\bdocs/[\w-]+\.md\b|\b[A-Z][a-zA-Z]*\b)", re.S)
 CODE = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 
 
 @cache
-def documented() -> dict[str, str]:
-    """Where the reference has each name: "HostMesh" -> "monarch.actor.HostMesh", members of classes as "HostMesh.replace"."""
-    found: dict[str, str] = {}
+def documented() -> dict[str, list[str]]:
+    """Where the reference has each name: "HostMesh" -> ["monarch.actor.HostMesh"]."""
+    found: dict[str, list[str]] = {}
     for page in sorted((HERE / "reference").rglob("*.md")):
         module = ""
         for match in MODULE.finditer(page.read_text()):
             if match[1]:
                 module = match[1]
-                continue
-            full = match[2] if match[2].startswith("monarch.") else f"{module}.{match[2]}"
-            found.setdefault(full.removeprefix(module + "."), full)
+            else:
+                found.setdefault(match[2], []).append(f"{module}.{match[2]}")
     return found
 
 
-# --- text ---------------------------------------------------------------------------------------------------------------------
+def home(name: str, module: str = "") -> str:
+    """Where the reference has `name`, as a docstring of `module` means it; "" when it has none or more than one."""
+    before, _, last = name.rpartition(".")
+    known = documented().get(last, [])
+    if before.startswith("monarch"):
+        return name if name in known else ""
+    if before:
+        owner = home(before, module)
+        return f"{owner}.{last}" if owner and last.isidentifier() else ""
+    while module:  # as a package's modules mean it
+        if f"{module}.{name}" in known:
+            return f"{module}.{name}"
+        module = module.rpartition(".")[0]
+    return known[0] if len(known) == 1 else ""
+
+
+# --- text ------------------------------------------------------------
 
 
 def is_code(lines: list[str]) -> bool:
@@ -67,20 +90,34 @@ def paragraphs(lines: list[str]) -> list[list[str]]:
     return merged
 
 
-def converted(lines: list[str], own: str = "") -> list[str]:
-    """The same text as reStructuredText. `own` is the name of what the docstring belongs to, which need not lead to itself."""
+class Origin:
+    """What a docstring belongs to: its module, its own name and parameters, to which no mention need lead, and what it has
+    mentioned already."""
+
+    def __init__(self, full: str, parameters: Iterable[str] = ()) -> None:
+        parts = full.split(".")
+        known = [
+            index
+            for index in range(1, len(parts) + 1)
+            if ".".join(parts[:index]) in documented().get(parts[index - 1], ())
+        ]
+        self.module = ".".join(parts[: known[0] - 1]) if known else full.rpartition(".")[0]
+        self.plain = {*parts, *parameters}
+
+
+def converted(lines: list[str], origin: Origin) -> list[str]:
+    """The same text as reStructuredText."""
     result: list[str] = []
-    linked = {own.rpartition(".")[2], *own.split(".")}
     for block in paragraphs(lines):
         if is_code(block):
             code = [line[4:] for line in block]
             result += [f".. code-block:: {language(code)}", "", *("    " + line for line in code), ""]
         elif block[0].startswith("- "):
             for item in re.split(r"\n(?=- )", "\n".join(block)):
-                result.append("- " + inline(" ".join(item[2:].split()), linked))
+                result.append("- " + inline(" ".join(item[2:].split()), origin))
             result.append("")
         else:
-            result += [inline(" ".join(line.strip() for line in block), linked), ""]
+            result += [inline(" ".join(line.strip() for line in block), origin), ""]
     return result
 
 
@@ -92,7 +129,7 @@ def language(code: list[str]) -> str:
     return "python"
 
 
-def inline(text: str, linked: set[str]) -> str:
+def inline(text: str, origin: Origin) -> str:
     """Names in backticks become code, or references if the reference has them; so do bare names of classes, once a text."""
     parts: list[str] = []
     for index, part in enumerate(INLINE.split(text)):
@@ -100,14 +137,14 @@ def inline(text: str, linked: set[str]) -> str:
             parts.append(re.sub(r"([\\*|_`])", r"\\\1", part))
             continue
         if part.startswith("**"):
-            markup = part
+            markup = part.replace("`", "")  # reStructuredText has no code in bold
         elif part.startswith("`"):
-            markup = named(part.strip("`"), linked)
+            markup = named(part.strip("`"), origin)
         elif part.startswith("docs/"):
             page = part.removeprefix("docs/").removesuffix(".md")
             markup = f":doc:`{page} </{page}>`" if (HERE / f"{page}.md").exists() else part
         else:
-            markup = bare(part, linked)
+            markup = bare(part, origin)
         if markup != part or part.startswith("**"):  # markup wants no letters beside it
             markup = f"\\ {markup}\\ "
         parts.append(markup)
@@ -116,34 +153,33 @@ def inline(text: str, linked: set[str]) -> str:
     return re.sub(r"\\ (?=$|[\s.,;:!?)\]}])", "", joined)
 
 
-def named(text: str, linked: set[str]) -> str:
+def named(text: str, origin: Origin) -> str:
     text = re.sub(r"\(\s+", "(", " ".join(text.split()))
-    name = text.removesuffix("()").removeprefix("monarch.actor.")
-    full = documented().get(name) or (name if name in documented().values() else "")
-    owner, _, member = name.rpartition(".")
-    if not full and owner in documented() and member.isidentifier():
-        full = f"{documented()[owner]}.{member}"
-    if not full or name in linked:
-        return f"``{text}``"
-    return f":py:obj:`{text} <{full}>`"
+    name = re.sub(r"\(.*\)$", "", text).removeprefix("monarch.actor.")
+    telling = text.endswith(")") or re.search(r"[A-Z_.]", name)  # `shard` may be a parameter of the function `shard`
+    full = home(name, origin.module) if telling and name not in origin.plain else ""
+    return f":py:obj:`{text} <{full}>`" if full else f"``{text}``"
 
 
-def bare(word: str, linked: set[str]) -> str:
-    if word in linked or not re.search(r"[a-z][A-Z]|[A-Z]{2}[a-z]|^Future$", word) or word not in documented():
+def bare(word: str, origin: Origin) -> str:
+    full = home(word, origin.module)
+    if not full or word in origin.plain or not re.search(r"[a-z][A-Z]|[A-Z]{2}[a-z]|^Future$", word):
         return word
-    linked.add(word)
-    return f":py:obj:`{word} <{documented()[word]}>`"
+    origin.plain.add(word)
+    return f":py:obj:`{word} <{full}>`"
 
 
-# --- what autodoc asks ----------------------------------------------------------------------------------------------------------
+# --- what autodoc asks ------------------------------------------------
 
 _class: list[type] = []  # the class whose members are being written
 
 
 def public(cls: type) -> str:
     """The name by which the reference has a class."""
-    full = documented().get(cls.__name__, "")
-    return full if full and getattr(cls, "__module__", "").startswith("monarch") else ""
+    for full in documented().get(cls.__name__, ()) if cls.__module__.startswith("monarch") else ():
+        if getattr(importlib.import_module(full.rpartition(".")[0]), cls.__name__) is cls:
+            return full
+    return ""
 
 
 def bases(cls: type) -> list[type]:
@@ -155,7 +191,9 @@ def says(obj: Any) -> str:
     if isinstance(obj, (classmethod, staticmethod)):
         obj = obj.__func__
     own = getattr(obj, "__doc__", None)
-    return own if isinstance(own, str) and own != type(obj).__doc__ else ""
+    if not isinstance(own, str) or own == type(obj).__doc__ or own.startswith("Alias for field number"):
+        return ""
+    return own
 
 
 def same(value: Any, other: Any) -> bool:
@@ -165,11 +203,12 @@ def same(value: Any, other: Any) -> bool:
 def own_members(cls: type) -> list[str]:
     """Public attributes that the page of a class has to show: its own and those of its private bases."""
     found: list[str] = []
+    foreign = [base for base in cls.__mro__[1:] if not base.__module__.startswith("monarch")]
     for base in cls.__mro__:
         if not base.__module__.startswith("monarch") or (base is not cls and public(base)):
             continue
         for name, value in vars(base).items():
-            inherited = any(same(value, vars(other).get(name)) for other in bases(cls))
+            inherited = any(same(value, vars(other).get(name)) for other in [*bases(cls), *foreign])
             if not name.startswith("_") and says(value) and not inherited and name not in found:
                 found.append(name)
     return found
@@ -178,6 +217,8 @@ def own_members(cls: type) -> list[str]:
 def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
     if what not in ("class", "exception") or not _class:
         return None
+    if issubclass(_class[-1], enum.Enum):
+        return name not in _class[-1].__members__
     return True if name not in own_members(_class[-1]) or isinstance(obj, EndpointProperty) else None
 
 
@@ -189,7 +230,8 @@ def endpoints(cls: type) -> list[str]:
         if isinstance(prop, EndpointProperty):
             parameters, result = signature_text(inspect.unwrap(prop), True) or ("()", "")
             found += [f".. py:method:: {name}{parameters} -> {result or 'None'}", ""]
-            found += ["   " + line for line in converted(inspect.getdoc(prop).splitlines(), name)]
+            text = converted((inspect.getdoc(prop) or "").splitlines(), Origin(f"{public(cls)}.{name}"))
+            found += ["   " + line for line in text]
     return found
 
 
@@ -197,11 +239,12 @@ def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
     if what == "module":
         lines.clear()  # pages have an introduction of their own; the package's says where its files are
         return
-    text = converted(lines, name)
+    origin = Origin(name, parameters_of(obj))
+    text = converted(lines, origin)
     if isinstance(obj, type):
         if issubclass(obj, BaseException):
             plain = [base.__name__ for base in obj.__bases__ if base is not object]
-            text += ["Bases: " + ", ".join(named(base, set()) for base in plain) + ".", ""]
+            text += ["Bases: " + ", ".join(named(base, origin) for base in plain) + ".", ""]
         for base in bases(obj) if not issubclass(obj, BaseException) else []:
             names = ", ".join(f":py:obj:`{member} <{public(base)}.{member}>`" for member in own_members(base))
             text += [f"From :py:obj:`{base.__name__} <{public(base)}>`: {names}.", ""] if names else []
@@ -215,17 +258,26 @@ def shown(annotation: Any, scope: dict[str, Any]) -> str:
     text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text)
 
     def spelled(match: re.Match[str]) -> str:
-        meant = scope.get(match[0])
-        if meant is None or isinstance(meant, type) or not re.match(r"typing\.|types\.|collections", repr(type(meant))[8:]):
-            return match[0]
-        if type(meant).__name__ in ("TypeVar", "ParamSpec", "_SpecialForm") or not hasattr(meant, "__args__"):
-            return match[0]
-        if type(meant).__name__ in ("_CallableType", "_SpecialGenericAlias", "_LiteralSpecialForm"):
-            return match[0]
-        return inspect.formatannotation(meant)
+        meant = scope.get(match[0]) or unloaded(match[0])
+        union = isinstance(meant, types.UnionType) or get_origin(meant) is not None
+        return inspect.formatannotation(meant) if union else match[0]
 
     text = re.sub(r"(?<![\w.])_?[A-Z]\w+(?![\w.\[])", spelled, text)
     return re.sub(r"\b(?:typing|collections\.abc|pathlib|(?:monarch|torch)(?:\.\w+)*)\.(?=[A-Z])", "", text)
+
+
+@cache
+def unloaded(name: str) -> Any:
+    """What a module means by a name that it imports for type checkers only: that of another module of the package."""
+    modules = [module for place, module in sorted(sys.modules.items()) if place.startswith("monarch.")]
+    return next((vars(module)[name] for module in modules if name in vars(module)), None)
+
+
+def parameters_of(obj: Any) -> list[str]:
+    try:
+        return list(inspect.signature(obj).parameters)
+    except (TypeError, ValueError):
+        return []
 
 
 def signature_text(obj: Any, method: bool) -> tuple[str, str] | None:
@@ -241,12 +293,17 @@ def signature_text(obj: Any, method: bool) -> tuple[str, str] | None:
             parameter.name.startswith("_") and parameter.default is not parameter.empty
         ):
             continue
+        plain: dict[str, Any] = {}
         if parameter.annotation is not parameter.empty:
-            parameter = parameter.replace(annotation=Plain(shown(parameter.annotation, scope)))
+            plain["annotation"] = Plain(shown(parameter.annotation, scope))
         if parameter.default is not parameter.empty:
-            parameter = parameter.replace(default=Plain(default(parameter.default)))
-        parameters.append(parameter)
-    result = "" if signature.return_annotation is signature.empty else shown(signature.return_annotation, scope)
+            plain["default"] = Plain(default(parameter.default))
+        parameters.append(parameter.replace(**plain))
+    returned = signature.return_annotation
+    overloads = get_overloads(function) if returned == "Any" and inspect.isfunction(function) else []
+    if overloads:  # the plainest of them
+        returned = min((str(inspect.signature(overload).return_annotation) for overload in overloads), key=len)
+    result = "" if returned is signature.empty else shown(returned, scope)
     bare_signature = signature.replace(parameters=parameters, return_annotation=signature.empty)
     return str(bare_signature), "" if isinstance(obj, type) else result
 
@@ -279,27 +336,27 @@ def signature(app: Sphinx, what: str, name: str, obj: Any, options: Any, args: s
     return None
 
 
-def missing(app: Sphinx, env: Any, node: Any, content: nodes.Element) -> nodes.Element | None:
-    """References to what the reference does not have: types in signatures that are Python's or torch's own are plain text."""
+def leading_home(app: Sphinx, doctree: nodes.document) -> None:
+    """Types in signatures lead to the public names of what they name."""
+    for node in doctree.findall(addnodes.pending_xref):
+        if node.get("refdomain") == "py" and node["reftype"] == "class":
+            full = home(node["reftarget"].rpartition(".")[2], node.get("py:module") or "")
+            node["reftarget"], node["refspecific"] = full or node["reftarget"], False
+
+
+def missing(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.Element) -> nodes.Element | None:
+    """What is not in the reference is plain text: Python's and torch's types, attributes that have no text of their own."""
     if node.get("refdomain") != "py":
         return None
-    target = node["reftarget"]
-    full = documented().get(target.rpartition(".")[2])
-    if full:
-        domain = env.domains.python_domain
-        found = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", full, node, content)
-        if found is not None:
-            return found
-    if node["reftype"] == "class":  # as signatures have them
-        return content
-    if node["reftype"] == "obj" and not node.get("refspecific") and target.rpartition(".")[0] in documented().values():
-        return content  # an attribute of a class that has no text of its own
-    return None
+    owner = node["reftarget"].rpartition(".")[0]
+    known = node["reftype"] == "class" or home(owner.rpartition(".")[2], owner.rpartition(".")[0])
+    return content if known else None
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", docstring)
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-skip-member", skip)
+    app.connect("doctree-read", leading_home)
     app.connect("missing-reference", missing)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

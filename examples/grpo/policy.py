@@ -11,6 +11,11 @@ from torch import nn
 Cache = list[torch.Tensor]  # of one block: keys and values of the tokens so far
 
 
+def own_device() -> torch.device:
+    """This process's GPU, or the CPU where there is none."""
+    return torch.device(torch.accelerator.current_accelerator(check_available=True) or "cpu")
+
+
 class Policy(nn.Module):
     def __init__(self, vocabulary: int, length: int, width: int = 48, heads: int = 4, layers: int = 2) -> None:
         """`length`: tokens of the longest prompt and its answer."""

@@ -10,12 +10,13 @@ from pathlib import Path
 
 
 class Progress:
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, unit: str = "step") -> None:
+        self.steps, self.unit = steps, unit
         self.start = time.perf_counter()
         self.values: dict[str, tuple[list[float], list[float]]] = {}  # by label: seconds, values
         self.events: list[tuple[float, str]] = []
         self.line = ""
+        self.tenths = 0  # that were shown
 
     @property
     def seconds(self) -> float:
@@ -36,16 +37,18 @@ class Progress:
 
     def show(self, step: int, text: str) -> None:
         """The live line: on a terminal one that is written anew, elsewhere a line every tenth of the steps."""
-        text = f"step {step}/{self.steps}  {text}"
+        text = f"{self.unit} {step}/{self.steps}  {text}"
         if sys.stdout.isatty():
             self.line = text
             print(f"\r\033[K{text}", end="" if step < self.steps else "\n", flush=True)
-        elif step == self.steps or step % max(1, self.steps // 10) == 0:
+        elif self.tenths < (tenths := step * 10 // self.steps):
+            self.tenths = tenths
             print(text, flush=True)
 
-    def event(self, label: str, text: str) -> None:
-        """Something worth a line of its own, and a mark in the curve."""
-        self.events.append((round(self.seconds, 3), label))
+    def note(self, text: str, mark: str = "") -> None:
+        """Something worth a line of its own, and with `mark` a mark of that label in the curve."""
+        if mark:
+            self.events.append((round(self.seconds, 3), mark))
         if sys.stdout.isatty():
             print(f"\r\033[K  {text}\n{self.line}", end="", flush=True)
         else:

@@ -558,9 +558,11 @@ class Promise(Generic[T]):
         self.future: Future[T] = Future(_MADE, self._slot)
 
     def set(self, result: T) -> None:
+        """Fulfils it. Nothing when it is done already."""
         self._slot.set(result)
 
     def fail(self, error: BaseException) -> None:
+        """Every observation of `future` raises `error` from here on. Nothing when it is done already."""
         self._slot.fail(error)
 
     def settle(self, error: BaseException | None) -> None:

@@ -44,18 +44,22 @@ class Uid:
 
     @classmethod
     def anonymous(cls) -> Uid:
+        """A new one without a label: 64 random bits."""
         return cls(None, new_id())
 
     @classmethod
     def instance(cls, label: str | None = None) -> Uid:
+        """A new one with this label."""
         return cls(label, new_id())
 
     @classmethod
     def instance_from_value(cls, value: int, label: str | None = None) -> Uid:
+        """That of a given number, as `instance_value` gives it."""
         return cls(label, encode58(value))
 
     @classmethod
     def singleton(cls, label: str) -> Uid:
+        """A bare label, for what there is once."""
         return cls(label, None)
 
     @classmethod
@@ -71,10 +75,12 @@ class Uid:
 
     @property
     def label(self) -> str | None:
+        """The part for people; None without one."""
         return self._label
 
     @property
     def instance_value(self) -> int | None:
+        """The random bits as a number; None for a singleton."""
         if self._id is None:
             return None
         value = 0
@@ -84,10 +90,12 @@ class Uid:
 
     @property
     def is_instance(self) -> bool:
+        """Whether it has random bits, so that no other one is equal."""
         return self._id is not None
 
     @property
     def is_singleton(self) -> bool:
+        """Whether it is a bare label."""
         return self._id is None
 
     def __str__(self) -> str:
@@ -116,14 +124,17 @@ class ProcId:
 
     @classmethod
     def from_string(cls, text: str) -> ProcId:
+        """Parses what `str` prints. ValueError on anything else."""
         return cls(Uid.from_string(text))
 
     @property
     def uid(self) -> Uid:
+        """The Uid that it is made of."""
         return self._uid
 
     @property
     def label(self) -> str | None:
+        """The part for people; None without one."""
         return self._uid.label
 
     def __str__(self) -> str:
@@ -163,6 +174,7 @@ class ActorAddr:
 
     @classmethod
     def from_string(cls, text: str) -> ActorAddr:
+        """Parses what `str` prints. ValueError on anything else."""
         found = _ACTOR_ADDR.match(text)
         if found is None:
             raise ValueError(f"invalid actor address {text!r}: expected 'actor.proc@address'")
@@ -171,26 +183,32 @@ class ActorAddr:
 
     @property
     def uid(self) -> Uid:
+        """The actor's unique name."""
         return Uid.from_string(self.actor_name)
 
     @property
     def pid(self) -> Uid:
+        """The same as `uid`."""
         return self.uid
 
     @property
     def label(self) -> str:
+        """The name that `spawn` was given, or the class's."""
         return self.uid.label or ""
 
     @property
     def proc_id(self) -> str:
+        """The unique name of its process, as text."""
         return self.proc_name
 
     @property
     def proc_label(self) -> str:
+        """The part of the process's name for people."""
         return Uid.from_string(self.proc_name).label or ""
 
     @property
     def is_root(self) -> bool:
+        """Whether it is a singleton, as the root client is."""
         return self.uid.is_singleton
 
     def __str__(self) -> str:

@@ -65,6 +65,7 @@ class VirtualClock:
         self._loops = [*self._loops, loop]
 
     def detach(self, loop: Loop) -> None:
+        """The clock no longer governs `loop`. Nothing for one that it does not."""
         self._loops = [other for other in self._loops if other is not loop]
 
     def _next_due(self) -> float | None:

@@ -47,6 +47,7 @@ class ServerSpec:
 
     @property
     def is_running(self) -> bool:
+        """Whether all its hosts are there."""
         return self.state is JobState.RUNNING
 
     def get_mesh_spec(self, mesh_name: str) -> MeshSpec:

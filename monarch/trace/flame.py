@@ -82,6 +82,7 @@ class Flame:
         return sum(sum(stacks.values()) for stacks in self.processes.values())
 
     def tree(self) -> Node:
+        """The stacks of all processes as one tree, what the picture is made of."""
         root = Node("all")
         for process, stacks in self.processes.items():
             for stack, count in stacks.items():

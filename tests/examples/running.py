@@ -23,7 +23,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path}
 
 
-def run_program(script: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def run_program(script: Path, *arguments: str, cwd: Path, timeout: float = TIMEOUT) -> subprocess.CompletedProcess[str]:
     """What it printed; fails when it does not end well."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments],
@@ -31,7 +31,7 @@ def run_program(script: Path, *arguments: str, cwd: Path) -> subprocess.Complete
         env=environment() | {"OMP_NUM_THREADS": "1"},  # or the threads of each process are said on stderr
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=timeout,
         check=False,
     )
     assert done.returncode == 0, f"{script.name} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -156,7 +156,7 @@ def answered(script: str, workload: str, **params: Any) -> dict[str, list[float]
         env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{WORKLOADS}"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -183,6 +183,26 @@ def test_every_shape_of_a_call_is_answered(contender: str, script: str) -> None:
 def test_every_number_of_actors_is_answered(contender: str, script: str) -> None:
     samples = answered(script, "actors_in_a_process", contender=contender, actors=[1, 2])
     assert {f"{what} {style}" for what in (1, 2, "beside") for style in ("sync", "async")} <= set(samples)
+
+
+@full
+@pytest.mark.procs
+@pytest.mark.parametrize(("contender", "script"), [("ours", "monarch_grpo.py"), ("floor", "grpo_by_hand.py")])
+def test_a_loop_of_asynchronous_rl_trains(contender: str, script: str) -> None:
+    pytest.importorskip("torch", reason="the loop needs torch")
+    settings = {"digits": 2, "base": 4, "width": 8, "prompts": 2, "group": 2}
+    params = {
+        "settings": settings,
+        "generators": 1,
+        "capacity": 2,
+        "max_age": 4,
+        "warmup": 2,
+        "count": 6,
+        "timeout": 100,
+    }
+    samples = answered(script, "train", contender=contender, root=str(ROOT), **params)
+    assert set(samples) == {"samples", *(f"samples {what}" for what in ("steps", "age", "waited", "refused"))}
+    assert 0 <= samples["samples age"][0] <= 4
 
 
 @full

@@ -214,19 +214,6 @@ def test_the_notebook_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @full
-@needs_torch
-def test_fsdp_has_the_losses_of_one_process(tmp_path: Path) -> None:
-    lines = run("fsdp.py", "--steps", "6", cwd=tmp_path)
-    kept = re.match(r"([\d,]+) parameters; each rank keeps between ([\d,]+) and", lines[0])
-    assert kept is not None
-    whole, mine = (int(number.replace(",", "")) for number in kept.groups())
-    assert mine < whole / 3
-    found = re.fullmatch(r"losses differ by (\S+) at most", lines[-1])
-    assert found is not None
-    assert float(found[1]) <= 1e-5
-
-
-@full
 def test_fault_tolerant_ddp_learns_what_an_undisturbed_run_learns(tmp_path: Path) -> None:
     lines = run("fault_tolerant_ddp.py", "--ranks", "2", "--steps", "300", "--every", "0.3", cwd=tmp_path)
     killed = [line for line in lines if re.fullmatch(r"  killed rank [01] \(pid \d+\)", line)]
@@ -257,7 +244,9 @@ def test_elastic_ddp_replaces_a_host_and_goes_on(tmp_path: Path) -> None:
     assert lines[0] == "3 hosts, 1 spare(s), 1 trainer(s) on each host, 20 steps"
     assert "  replaced: host 2" in lines
     assert any(re.fullmatch(r"  recovered in \d+\.\d\d s, on with step 10", line) for line in lines)
-    assert re.fullmatch(r"trained: 20 steps, loss 0\.\d{4} -> 0\.\d{4}", lines[-1])
+    assert re.fullmatch(r"trained: 20 steps, loss 0\.\d{4} -> 0\.\d{4}", lines[-2])
+    found = re.fullmatch(r"largest difference of a loss from one process that nobody disturbs: (\S+)", lines[-1])
+    assert found is not None and float(found[1]) <= 1e-5
 
 
 def test_debugging_stops_at_the_broken_sample_and_goes_on_without_it(tmp_path: Path) -> None:

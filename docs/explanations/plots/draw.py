@@ -49,15 +49,15 @@ def save(figure: Any, name: str) -> None:
 
 
 def draw_calls(costs: dict[str, Any]) -> None:
-    rows = sorted(costs["calls"], key=lambda row: row["median"], reverse=True)
+    rows = sorted(costs["calls"], key=lambda row: row["least"], reverse=True)
     figure, axes = pyplot.subplots(figsize=(8, 2.8))
-    bars = axes.barh([row["what"] for row in rows], [row["median"] for row in rows], color="tab:blue", alpha=0.8)
-    axes.bar_label(bars, [seconds(row["median"]) for row in rows], padding=4)
+    bars = axes.barh([row["what"] for row in rows], [row["least"] for row in rows], color="tab:blue", alpha=0.8)
+    axes.bar_label(bars, [seconds(row["least"]) for row in rows], padding=4)
     axes.set_xscale("log")
-    axes.set_xlim(3e-6, max(row["median"] for row in rows) * 4)
+    axes.set_xlim(3e-6, max(row["least"] for row in rows) * 4)
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(seconds))
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("time for one")
+    axes.set_xlabel("time for one, the best of many runs")
     save(figure, "calls")
 
 
@@ -70,34 +70,17 @@ def draw_transfers(costs: dict[str, Any]) -> None:
         ("copy", "a copy within one process", "gray", "--"),
     ):
         axes.loglog(
-            data["sizes"], [row["median"] for row in data[key]], style, color=color, marker=".", label=label, base=10
+            data["sizes"], [row["least"] for row in data[key]], style, color=color, marker=".", label=label, base=10
         )
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(ticker.FuncFormatter(size))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(seconds))
     axes.set_xticks(data["sizes"][::2])
     axes.minorticks_off()
-    axes.set_ylabel("time")
+    axes.set_ylabel("time, best of many runs")
     axes.set_xlabel("size of an array that goes to another process of the host")
     axes.legend(frameon=False)
     save(figure, "transfers")
-
-
-def draw_spawns(costs: dict[str, Any]) -> None:
-    figure, axes = pyplot.subplots(figsize=(8, 3.6))
-    for key, label, color in (
-        ("spawn_with_torch", "with torch loaded", "tab:orange"),
-        ("spawn", "without torch", "tab:blue"),
-    ):
-        axes.plot(
-            costs["processes"], [1000 * row["median"] for row in costs[key]], color=color, marker=".", label=label
-        )
-    axes.set_xticks(costs["processes"])
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("ms until all have answered")
-    axes.set_xlabel(f"processes, on {costs['processors']} processors")
-    axes.legend(frameon=False)
-    save(figure, "spawn")
 
 
 def main() -> None:
@@ -105,7 +88,6 @@ def main() -> None:
     pyplot.rcParams.update(LOOK)
     draw_calls(costs)
     draw_transfers(costs)
-    draw_spawns(costs)
 
 
 if __name__ == "__main__":

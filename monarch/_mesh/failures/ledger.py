@@ -32,13 +32,16 @@ class MeshFailure:
 
     @property
     def mesh(self) -> str:
+        """The same as `mesh_name`."""
         return self.mesh_name
 
     @property
     def event(self) -> str:
+        """What happened to the actor or process, without the tree of owners that the report has."""
         return self._failure.event or self._failure.report
 
     def report(self) -> str:
+        """The text for people: what failed, where, why, the process's last lines, and who owns it."""
         return self._failure.report
 
     def __str__(self) -> str:

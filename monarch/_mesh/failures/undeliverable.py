@@ -12,15 +12,19 @@ class UndeliverableMessageEnvelope:
         self._bounced = bounced
 
     def sender(self) -> str:
+        """The unique name of the actor that sent it."""
         return self._bounced.sender
 
     def dest(self) -> str:
+        """Where it was to go, as an address."""
         return self._bounced.dest
 
     def error_msg(self) -> str:
+        """Why it could not be delivered."""
         return self._bounced.error
 
     def report(self) -> str:
+        """All of it as text for people."""
         b = self._bounced
         to = "for" if b.what != b.dest else "to"
         return f"undeliverable message {to} {b.what}\n  sender: {b.sender}\n  dest: {b.dest}\n  error: {b.error}"

@@ -57,6 +57,7 @@ class HostMesh(Handle):
 
     @property
     def region(self) -> Region:
+        """The ranks of the mesh that `attach_to_workers` returned which this mesh or slice has, with its labels."""
         return self._shape.region
 
     def _new_with_shape(self, shape: Shape) -> HostMesh:

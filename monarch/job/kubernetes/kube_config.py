@@ -57,6 +57,7 @@ class KubeConfig:
 
     @property
     def needs_rebind(self) -> bool:
+        """Whether it came from `from_config` in an earlier program: this one has to give a Configuration of its own."""
         return isinstance(self.remote, NeedsRebind)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -19,8 +19,12 @@ from monarch.tensor.worker.worker_mesh import WorkerMesh
 class DeviceMesh(MeshTrait):
     """The processes of a mesh, or of a slice of one, as a place for tensors.
 
-    `proc_mesh.activate()` makes the one of a ProcMesh, with its engine. Slices with the same ranks and names are the same
-    mesh to a tensor: they compare equal, and operations between their tensors are allowed.
+        with procs.activate() as mesh:          # the DeviceMesh of a ProcMesh, with its engine
+            with mesh.slice(gpus=0).activate():  # a part of it
+                ...
+
+    Slices with the same ranks and names are the same mesh to a tensor: they compare equal, and operations between their
+    tensors are allowed.
     """
 
     def __init__(self, engine: Engine, shape: Shape, number: int) -> None:
@@ -60,6 +64,7 @@ class DeviceMesh(MeshTrait):
 
     @property
     def mesh_name(self) -> str:
+        """Engine and sizes, as messages name the mesh."""
         return f"{self._engine.name}[{','.join(f'{n}={s}' for n, s in self.sizes.items())}]"
 
     def __repr__(self) -> str:
@@ -119,9 +124,11 @@ class DeviceMesh(MeshTrait):
             return torch.tensor(list(self.processes), dtype=torch.int64).reshape(tuple(self.sizes.values()))
 
     def rotate(self, **_dims: int) -> DeviceMesh:
+        """NotImplementedError: programs do not use it."""
         raise NotImplementedError("DeviceMesh.rotate is not part of the API that programs use")
 
     def stack(self, **_dims: Any) -> DeviceMesh:
+        """NotImplementedError: programs do not use it."""
         raise NotImplementedError("DeviceMesh.stack is not part of the API that programs use")
 
     # --- life

@@ -74,6 +74,7 @@ class profile:
         self._profiler: OpaqueRef | None = None
 
     def start(self) -> None:
+        """Begins on every process of the active mesh, as entering the block does."""
         self._profiler = _begin(*self._arguments)
 
     def step(self) -> None:
@@ -81,6 +82,7 @@ class profile:
         _step(self._running())
 
     def stop(self) -> None:
+        """Ends, and writes what was recorded, as leaving the block does."""
         _end(self._running())
         self._profiler = None
 

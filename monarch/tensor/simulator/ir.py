@@ -194,9 +194,11 @@ class IRGraph:
         Path(path).write_text(json.dumps(self.command_types(shapes), indent=2) + "\n")
 
     def export_dag_json(self, path: _PathLike) -> None:
+        """`dag()` as a JSON file."""
         Path(path).write_text(json.dumps(self.dag()) + "\n")
 
     def export_dag_json_timed(self, path: _PathLike) -> None:
+        """`dag(timed=True)` as a JSON file."""
         Path(path).write_text(json.dumps(self.dag(timed=True)) + "\n")
 
     def export_borrows_csv(self, path: _PathLike) -> None:
@@ -229,6 +231,7 @@ class IRGraph:
         Path(path).write_bytes(pickle.dumps(memory_view([device], named.__getitem__)))
 
     def borrows(self) -> list[list[Any]]:
+        """The rows of `export_borrows_csv`."""
         rows: dict[int, list[Any]] = {}
         columns = {Kind.FIRST_USE: 6, Kind.LAST_USE: 7, Kind.DROP: 8}
         for node in self.nodes:
@@ -253,6 +256,7 @@ class IRGraph:
         return list(rows.values())
 
     def sends(self) -> list[list[Any]]:
+        """The rows of `export_sends_csv`."""
         rows = []
         for node in self.nodes:
             if node.kind == Kind.SEND:
@@ -268,6 +272,7 @@ class IRGraph:
         return rows
 
     def data(self) -> list[list[Any]]:
+        """The rows of `export_data_csv`."""
         rows: dict[int, list[Any]] = {}
         for node in self.nodes:
             for one in node.made:

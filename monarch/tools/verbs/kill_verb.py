@@ -9,8 +9,8 @@ NAME = "kill"
 LINE = "end a job and give its hosts back"
 TEXT = """\
 Ends the job of a context, of the active one by default, else the one that monarch.toml or pyproject.toml describes: what
-runs on its hosts ends, mounts are taken away, the scheduler gets its hosts back, and the job is forgotten. When
-something cannot be ended that is told, and the command can be given again.
+runs on its hosts ends, mounts are taken away, the scheduler gets its hosts back, and the job is forgotten. When something
+cannot be ended that is told, and the command can be given again.
 
 examples:
   monarch kill
