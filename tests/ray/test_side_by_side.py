@@ -13,7 +13,8 @@ pytestmark = pytest.mark.ray
 
 PROGRAMS = ROOT / "docs/coming-from/programs"
 NAMES = sorted(path.stem.removeprefix("ray_") for path in PROGRAMS.glob("ray_*.py"))
-OF_RAY = re.compile(r"(\x1b\[\d+m)?\(\w+")  # what Ray prints of its own processes begins with their name: "(raylet) ..."
+# What Ray prints of its own processes begins with their names: "(raylet) ...".
+OF_RAY = re.compile(r"(\x1b\[\d+m)?\(\w+")
 
 
 def printed(program: str, folder: Path) -> list[str]:
