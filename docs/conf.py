@@ -36,7 +36,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_class_signature = "mixed"
 autodoc_default_options = {"members": True, "inherited-members": True}  # docstrings.py says which of them
-add_module_names = False
 python_maximum_signature_line_length = 100
 toc_object_entries_show_parents = "hide"
 

@@ -8,14 +8,16 @@ under which a page of docs/reference/ has it, and mentions of that name lead the
 from __future__ import annotations
 
 import ast
+import enum
 import importlib
 import inspect
 import re
+import sys
 import types
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, get_origin, get_overloads
 
 from docutils import nodes
 from sphinx import addnodes
@@ -29,7 +31,7 @@ DIRECTIVE = re.compile(
 )
 MODULE = re.compile(r"^\.\. py:currentmodule:: *([\w.]+)|" + DIRECTIVE.pattern, re.M)
 
-INLINE = re.compile(r"(``.+?``|`[^`]+`|\*\*[^*`]+\*\*|\bdocs/[\w-]+\.md\b|\b[A-Z][a-zA-Z]*\b)", re.S)
+INLINE = re.compile(r"(``.+?``|`[^`]+`|(?<!\w)\*\*[^*]+\*\*|\bdocs/[\w-]+\.md\b|\b[A-Z][a-zA-Z]*\b)", re.S)
 CODE = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 
 
@@ -135,7 +137,7 @@ def inline(text: str, origin: Origin) -> str:
             parts.append(re.sub(r"([\\*|_`])", r"\\\1", part))
             continue
         if part.startswith("**"):
-            markup = part
+            markup = part.replace("`", "")  # reStructuredText has no code in bold
         elif part.startswith("`"):
             markup = named(part.strip("`"), origin)
         elif part.startswith("docs/"):
@@ -215,6 +217,8 @@ def own_members(cls: type) -> list[str]:
 def skip(app: Sphinx, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
     if what not in ("class", "exception") or not _class:
         return None
+    if issubclass(_class[-1], enum.Enum):
+        return name not in _class[-1].__members__
     return True if name not in own_members(_class[-1]) or isinstance(obj, EndpointProperty) else None
 
 
@@ -254,12 +258,19 @@ def shown(annotation: Any, scope: dict[str, Any]) -> str:
     text = re.sub(r"ForwardRef\('([^']*)'[^)]*\)", r"\1", text)
 
     def spelled(match: re.Match[str]) -> str:
-        meant = scope.get(match[0])
+        meant = scope.get(match[0]) or unloaded(match[0])
         union = isinstance(meant, types.UnionType) or get_origin(meant) is not None
         return inspect.formatannotation(meant) if union else match[0]
 
     text = re.sub(r"(?<![\w.])_?[A-Z]\w+(?![\w.\[])", spelled, text)
     return re.sub(r"\b(?:typing|collections\.abc|pathlib|(?:monarch|torch)(?:\.\w+)*)\.(?=[A-Z])", "", text)
+
+
+@cache
+def unloaded(name: str) -> Any:
+    """What a module means by a name that it imports for type checkers only: that of another module of the package."""
+    modules = [module for place, module in sorted(sys.modules.items()) if place.startswith("monarch.")]
+    return next((vars(module)[name] for module in modules if name in vars(module)), None)
 
 
 def parameters_of(obj: Any) -> list[str]:
@@ -288,7 +299,11 @@ def signature_text(obj: Any, method: bool) -> tuple[str, str] | None:
         if parameter.default is not parameter.empty:
             plain["default"] = Plain(default(parameter.default))
         parameters.append(parameter.replace(**plain))
-    result = "" if signature.return_annotation is signature.empty else shown(signature.return_annotation, scope)
+    returned = signature.return_annotation
+    overloads = get_overloads(function) if returned == "Any" and inspect.isfunction(function) else []
+    if overloads:  # the plainest of them
+        returned = min((str(inspect.signature(overload).return_annotation) for overload in overloads), key=len)
+    result = "" if returned is signature.empty else shown(returned, scope)
     bare_signature = signature.replace(parameters=parameters, return_annotation=signature.empty)
     return str(bare_signature), "" if isinstance(obj, type) else result
 

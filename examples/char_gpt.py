@@ -4,7 +4,7 @@ The text is the standard library's own source, which every machine that has Pyth
 """
 
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -120,12 +120,14 @@ def read_source(limit: int) -> torch.Tensor:
     return torch.where(found < CHARACTERS, found, ord("?"))
 
 
-def losses_alone(settings: Settings, steps: int, batch: int) -> list[float]:
-    """The loss of each step of one process, with `batch` sequences a step: what the examples are compared with."""
+def losses_alone(settings: Settings, steps: Iterable[Sequence[int]]) -> list[float]:
+    """The losses of one process that reads the sequences of these numbers in each step: what the examples are compared
+    with."""
+    torch.set_num_threads(1)  # a model as small as this is no faster with more
     text, model, losses = Text(settings.context), GPT(settings), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    for number in range(steps):
-        read, wanted = text.batch(range(number * batch, (number + 1) * batch))
+    for numbers in steps:
+        read, wanted = text.batch(numbers)
         loss = loss_of(model(read), wanted)
         loss.backward()
         optimizer.step()

@@ -7,7 +7,8 @@
 
 No checkpoint touches a disk: data-parallel ranks hold the same state, so the survivors are the checkpoint. The spare takes
 the place of the dead host, its processes are started and its actors constructed there, they fetch the state from a survivor,
-and the training goes on from the last step that every survivor has finished. Needs torch.
+and the training goes on from the last step that every survivor has finished. At the end its losses are compared with those
+of one process that nobody disturbs. Needs torch.
 """
 
 import argparse
@@ -44,6 +45,19 @@ from monarch.actor import (
 )
 
 STUCK = 10.0  # seconds until a collective that waits for a dead rank gives up, should the broken connection not end it
+TOLERANCE = 1e-5  # largest difference of a loss from that of one process that nobody disturbs
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 1))
+
+
+def loss_of(model: nn.Module, step: int, rank: int) -> torch.Tensor:
+    """On what rank `rank` learns from in step `step`: the same whenever it is asked for, so that a step can be repeated."""
+    dice = torch.Generator().manual_seed(step * 1000 + rank)
+    x = torch.rand(64, 2, generator=dice) * 2 - 1
+    return nn.functional.mse_loss(model(x), x[:, :1] * x[:, 1:])
 
 
 class Trainer(Actor):
@@ -51,9 +65,7 @@ class Trainer(Actor):
     a third dies, and then goes back."""
 
     def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.rank = current_rank().rank
-        self.net = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 1))
+        self.rank, self.net = current_rank().rank, network()
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.05)
         self.kept = {0: self.state_now()}  # steps done -> state then
         self.fresh = False
@@ -88,10 +100,8 @@ class Trainer(Actor):
     @endpoint
     def step(self, number: int) -> float:
         """One step; returns this rank's loss before it. Raises when another rank is lost meanwhile."""
-        dice = torch.Generator().manual_seed(number * 1000 + self.rank)
-        x = torch.rand(64, 2, generator=dice) * 2 - 1
         try:
-            loss = nn.functional.mse_loss(self.model(x), x[:, :1] * x[:, 1:])
+            loss = loss_of(self.model, number, self.rank)
             self.optimizer.zero_grad()
             loss.backward()
         except RuntimeError as exc:
@@ -165,8 +175,25 @@ async def train(team: Team, steps: int, kill_at: int) -> list[float]:
     return losses
 
 
-def show(losses: list[float]) -> None:
+def alone(ranks: int, steps: int) -> list[float]:
+    """The mean losses of one process that does the work of all ranks."""
+    net, means = network(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for step in range(steps):
+        loss = torch.stack([loss_of(net, step, rank) for rank in range(ranks)]).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        means.append(loss.item())
+    return means
+
+
+def show(losses: list[float], ranks: int) -> None:
     print(f"trained: {len(losses)} steps, loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    apart = max(abs(a - b) for a, b in zip(losses, alone(ranks, len(losses)), strict=True))
+    print(f"largest difference of a loss from one process that nobody disturbs: {apart:.1e}")
+    if apart > TOLERANCE:
+        raise SystemExit("the training did not go on from where it was")
 
 
 @contextmanager
@@ -198,7 +225,7 @@ async def main() -> None:
     if args.mesh:
         hosts = hosts_from_config(args.mesh)
         print(f"{len(hosts)} hosts of a job, {args.procs} trainer(s) on each host, {args.steps} steps")
-        show(await train(Team(hosts, args.procs), args.steps, args.steps // 2))
+        show(await train(Team(hosts, args.procs), args.steps, args.steps // 2), len(hosts) * args.procs)
         return
     with ExitStack() as stack:
         workers, spares, secret = args.workers, args.spares, None
@@ -209,7 +236,7 @@ async def main() -> None:
             print(
                 f"{len(workers)} hosts, {len(spares)} spare(s), {args.procs} trainer(s) on each host, {args.steps} steps"
             )
-            show(await train(Team(hosts, args.procs), args.steps, args.steps // 2))
+            show(await train(Team(hosts, args.procs), args.steps, args.steps // 2), len(hosts) * args.procs)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,9 @@ single process that trains on all of the data. Needs torch >= 2.6.
 """
 
 import argparse
+import json
+from pathlib import Path
+from statistics import fmean
 
 import torch
 from char_gpt import GPT, LEARNING_RATE, Settings, Text, loss_of, losses_alone
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument("--schedule", choices=["1F1B", "GPipe"], default="1F1B", help="of the pipeline")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
     parser.add_argument("--steps", type=int, default=20, help="steps (default %(default)s)")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="the losses of both as JSON")
     args = parser.parse_args()
     settings = Settings()
     if min(args.pp, args.dp, args.tp) < 1 or BATCH % args.dp or settings.heads % args.tp or settings.layers < args.pp:
@@ -105,15 +109,17 @@ def main() -> None:
     whole = sum(parameter.numel() for parameter in GPT(settings).parameters())
     print(f"pp {args.pp} x dp {args.dp} x tp {args.tp}: {whole:,} parameters, {min(kept):,} to {max(kept):,} a rank")
 
-    expected, furthest = losses_alone(settings, args.steps, BATCH), 0.0
+    batches = (range(number * BATCH, (number + 1) * BATCH) for number in range(args.steps))
+    expected, losses = losses_alone(settings, batches), list[float]()
     for number in range(args.steps):
-        losses = [loss for loss in trainers.step.call(number).get().values() if loss is not None]
-        loss = sum(losses) / len(losses)
-        furthest = max(furthest, abs(loss - expected[number]))
+        losses.append(fmean(loss for loss in trainers.step.call(number).get().values() if loss is not None))
         if number % 5 == 0 or number == args.steps - 1:
-            print(f"step {number:2}  loss {loss:.4f}  in one process {expected[number]:.4f}")
+            print(f"step {number:2}  loss {losses[-1]:.4f}  in one process {expected[number]:.4f}")
+    furthest = max(abs(a - b) for a, b in zip(losses, expected, strict=True))
     print(f"losses differ by {furthest:.1e} at most")
     procs.stop().get()
+    if args.record:
+        args.record.write_text(json.dumps({"losses": losses, "alone": expected}))
     if furthest > TOLERANCE:
         raise SystemExit(f"that is more than {TOLERANCE:g}: this is not the training of one process")
 

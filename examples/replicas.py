@@ -3,7 +3,7 @@
     python examples/replicas.py                              # three replicas of two ranks, two of which are killed on the way
     python examples/replicas.py --replicas 4 --shards 1 --deaths 5 --record run.json
 
-A replica is a mesh of its own whose ranks share the model (FSDP2). In every step each replica that is alive computes
+A replica is a slice of the mesh whose ranks share the model (FSDP2). In every step each replica that is alive computes
 gradients on a batch of its own; its ranks read the gradients of the same rank of the others (RDMA) and average them; then
 all take the step. A replica that dies meanwhile is left out, and its batch goes back to be read again. Its RestartPolicy
 starts it anew beside the training; it copies weights and moments out of the memory of another one, and is in the next
@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from char_gpt import GPT, LEARNING_RATE, Settings, Text, loss_of
+from char_gpt import GPT, LEARNING_RATE, Settings, Text, loss_of, losses_alone
 
 import monarch.actor
 from monarch.actor import (
     Actor,
     ActorError,
     Future,
+    ProcMesh,
     RestartPolicy,
     SupervisionError,
     current_rank,
@@ -43,7 +44,12 @@ from monarch.rdma import RDMABuffer, StateDict, StateDictHandle
 from monarch.spmd import torch_device_mesh
 
 BATCH = 8  # sequences a step of each replica
+TOLERANCE = 1e-2  # largest difference of a loss; sums in another order make some, which grow with the steps
 STUCK = 30.0  # seconds until a collective that waits for a dead rank gives up, should the broken connection not end it
+
+
+def sequences(batch: int) -> range:
+    return range(batch * BATCH, (batch + 1) * BATCH)
 
 
 class Built(NamedTuple):
@@ -97,12 +103,12 @@ class Trainer(Actor):
     def gradients(self, batch: int) -> float:
         """Computes them on this rank's share of the batch; FSDP averages over the replica. Returns the loss."""
         share = BATCH // dist.get_world_size()
-        first = batch * BATCH + current_rank().rank * share
-        text, wanted = (part.to(self.device) for part in self.text.batch(range(first, first + share)))
+        mine = sequences(batch)[current_rank().rank * share :][:share]
+        text, wanted = (part.to(self.device) for part in self.text.batch(mine))
+        self.optimizer.zero_grad(set_to_none=False)
         loss = loss_of(self.model(text), wanted)
         loss.backward()
         torch.cat([parameter.grad.to_local().flatten() for parameter, _ in self.parts], out=self.mine)
-        self.optimizer.zero_grad(set_to_none=False)
         return float(loss.item())  # on a GPU this waits until the gradients are there to be read
 
     @endpoint
@@ -139,9 +145,8 @@ class Trainer(Actor):
 
 
 class Replica:
-    def __init__(self, number: int, shards: int, settings: Settings, device: str) -> None:
-        self.number = number
-        self.procs = this_host().spawn_procs({"shards": shards}, name=f"replica{number}")
+    def __init__(self, number: int, procs: ProcMesh, settings: Settings, device: str) -> None:
+        self.number, self.procs = number, procs
         with RestartPolicy(strategy="all_for_one", max_restarts=10):
             self.trainers = self.procs.spawn("trainers", Trainer, settings, device)
         self.lost_at = 0.0
@@ -169,7 +174,7 @@ class Training:
     def __init__(self, replicas: list[Replica], batches: int, shots: list[tuple[int, str]]) -> None:
         self.members, self.shots = replicas, deque(shots)
         self.waiting: dict[Replica, asyncio.Task[None]] = {}  # to join, when this is done
-        self.batches, self.averaged = deque(range(batches)), list[int]()
+        self.batches, self.averaged = deque(range(batches)), list[list[int]]()  # those averaged, by step
         self.steps: list[dict[str, Any]] = []
         self.events: list[dict[str, Any]] = []
         self.error: ActorError | None = None  # the last that a rank raised
@@ -204,7 +209,7 @@ class Training:
                 break  # all have the same average; otherwise once more, of those that are left
             if len(self.members) == before:
                 raise SystemExit(f"gradients could not be averaged, though nobody died: {self.error}")
-        self.averaged += dealt.values()
+        self.averaged.append(list(dealt.values()))
         await self.each("update", {replica: replica.trainers.update.call() for replica in self.members})
         return [loss for replica in dealt for loss in losses[replica].values()]
 
@@ -257,7 +262,7 @@ class Training:
     def note(self, losses: list[float], seconds: float) -> None:
         if not losses:
             return
-        number, tokens = len(self.steps), len(self.averaged) * BATCH * Settings.context
+        number, tokens = len(self.steps), sum(map(len, self.averaged)) * BATCH * Settings.context
         self.steps.append({"members": len(losses), "tokens": tokens, "loss": fmean(losses), "seconds": seconds})
         if any(event["step"] == number and event["what"] == "lost" for event in self.events):
             usual = median(step["seconds"] for step in self.steps)
@@ -287,21 +292,26 @@ async def main() -> None:
     # In steps that divide the training evenly; in turn while gradients are computed, and while they are averaged.
     every = args.batches // args.replicas // (args.deaths + 1)
     shots = [(every * (n + 1), ("gradients", "average")[n % 2]) for n in range(args.deaths)]
-    replicas = [Replica(number, args.shards, Settings(), args.device) for number in range(args.replicas)]
-    training = Training(list(replicas), args.batches, shots)
+    procs = this_host().spawn_procs({"replicas": args.replicas, "shards": args.shards})
+    replicas = [Replica(n, procs.slice(replicas=n), Settings(), args.device) for n in range(args.replicas)]
+    training = Training(replicas, args.batches, shots)
     await training.run()
 
-    once = sorted(training.averaged) == list(range(args.batches))
-    print(f"{len(training.averaged)} batches averaged, each once: {once}")
+    averaged = [batch for step in training.averaged for batch in step]
+    once = sorted(averaged) == list(range(args.batches))
+    print(f"{len(averaged)} batches averaged, each once: {once}")
     equal = {tuple((await replica.trainers.fingerprint.call()).values()) for replica in training.members}
     print(f"{len(training.members)} replicas, equal parameters: {len(equal) == 1}")
-    print(f"loss {training.steps[0]['loss']:.3f} -> {fmean(step['loss'] for step in training.steps[-10:]):.3f}")
+    losses = [step["loss"] for step in training.steps]
+    print(f"loss {losses[0]:.3f} -> {fmean(losses[-10:]):.3f}")
+    alone = losses_alone(Settings(), ([n for batch in step for n in sequences(batch)] for step in training.averaged))
+    apart = max(abs(a - b) for a, b in zip(losses, alone, strict=True))
+    print(f"losses differ by {apart:.1e} at most from one process that reads the same in each step")
     if args.record:
         args.record.write_text(json.dumps({"steps": training.steps, "events": training.events}))
-    for replica in replicas:
-        await replica.procs.stop()
-    if not once or len(equal) != 1:
-        raise SystemExit("a batch was lost or counted twice, or the replicas differ")
+    await procs.stop()
+    if not once or len(equal) != 1 or apart > TOLERANCE:
+        raise SystemExit("this is not the training of one process")
 
 
 if __name__ == "__main__":

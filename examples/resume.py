@@ -155,10 +155,11 @@ def demo(folder: Path, sizes: list[int], steps: int, every: int) -> None:
         if kill_at:
             print(f"killed with signal 9 after step {kill_at}")
     lines = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
-    expected = losses_alone(Settings(), steps, BATCH)
+    batches = [list(range(number * BATCH, (number + 1) * BATCH)) for number in range(steps)]
+    expected = losses_alone(Settings(), batches)
     apart = max(abs(line["loss"] - expected[line["step"]]) for line in lines)
     twice, text = len(lines) - steps, ", ".join(map(str, sizes))
-    same = all(line["sequences"] == list(range(line["step"] * BATCH, (line["step"] + 1) * BATCH)) for line in lines)
+    same = all(line["sequences"] == batches[line["step"]] for line in lines)
     print(f"{steps} steps on {text} ranks, {twice} of them done again after the kill")
     print(f"the same sequences in each step: {same and {line['step'] for line in lines} == set(range(steps))}")
     print(f"losses differ by {apart:.1e} at most from one process without a stop")

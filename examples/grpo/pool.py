@@ -133,11 +133,13 @@ class Router(Actor):
         port, samples = Channel[Sample].open()
         keepers = [self.keep(rank, port, told) for rank in range(len(self.busy))]
         tasks = [asyncio.ensure_future(one) for one in (self.all_complete(), self.collect(samples), *keepers)]
-        ended, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in others:
-            task.cancel()
-        for task in ended:
-            task.result()
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
 
     async def keep(self, rank: int, port: Port[Sample], told: Port[Death]) -> None:
         """One generator, and those that take its place."""
@@ -161,7 +163,7 @@ class Router(Actor):
         if not self.up:
             self.unsent.append((prompt, indices))
             return
-        rank = min(self.up, key=lambda rank: len(self.busy[rank]))  # the least busy
+        rank = min(self.up, key=lambda rank: (len(self.busy[rank]), rank))  # the least busy
         self.busy[rank] |= {(prompt.number, index): prompt for index in indices}
         self.generators.slice(gpus=rank).ask.broadcast(prompt, indices)
 

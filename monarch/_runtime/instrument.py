@@ -272,5 +272,12 @@ _meter = Meter()
 
 def get_meter() -> Meter:
     """The Meter of this process. What its instruments report goes to telemetry while that runs, and to OpenTelemetry once the
-    program has imported it."""
+    program has imported it.
+
+        steps = get_meter().create_counter("steps")
+        steps.add(1, {"rank": current_rank().rank})
+
+    It has `create_counter`, `create_up_down_counter`, `create_histogram` and `create_gauge`, each of (name, unit="",
+    description=""). Instruments that are asked by a callback are a NotImplementedError.
+    """
     return _meter

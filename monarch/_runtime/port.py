@@ -160,7 +160,14 @@ class Channel(Generic[T]):
 
     @classmethod
     def open(cls, once: bool = False) -> tuple[Port[T], PortReceiver[T]]:
-        """A pair; `once`: for exactly one message."""
+        """(Port, PortReceiver), both of this process. The port may be sent anywhere; the receiver stays here.
+
+            port, receiver = Channel[float].open()
+            trainers.train.broadcast(port)      # an endpoint that does port.send(loss)
+            loss = receiver.recv().get()
+
+        `once`: for exactly one message; a second `send` is a RuntimeError, a second `recv` a ValueError.
+        """
         proc = here()
         queue = _open_queue(once)
         receiver: PortReceiver[T] = PortReceiver(queue, once)  # first: its end takes the queue out of the table
@@ -168,7 +175,7 @@ class Channel(Generic[T]):
 
     @classmethod
     def open_ranked(cls, once: bool = False) -> tuple[Port[T], RankedPortReceiver[T]]:
-        """A pair whose receiver gets `(rank, value)`."""
+        """As `open`, with a receiver that gets `(rank, value)`: for answers to `send`, which carry their sender's rank."""
         proc = here()
         queue = _open_queue(once)
         receiver: RankedPortReceiver[T] = RankedPortReceiver(queue, once)

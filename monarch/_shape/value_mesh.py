@@ -71,7 +71,7 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
         return self._values[rank]
 
     def get(self, rank: int) -> T_co:
-        """The value of linear rank `rank` of this mesh."""
+        """The value of rank `rank`, counted in row-major order. ValueError when there is none."""
         if not 0 <= rank < len(self._values):
             raise ValueError(f"index {rank} out of range (len={len(self._values)})")
         return self._values[rank]

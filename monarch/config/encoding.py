@@ -6,7 +6,7 @@ import enum
 
 
 class Encoding(enum.Enum):
-    """Values of the setting `default_encoding`."""
+    """Values of the setting `default_encoding`, which is accepted and which nothing reads."""
 
     Bincode = "bincode"
     Json = "json"

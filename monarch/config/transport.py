@@ -10,7 +10,12 @@ import enum
 
 
 class ChannelTransport(enum.Enum):
-    """The kinds of socket a program can ask for. The value is the short name `BindSpec` also reads."""
+    """The kinds of socket between hosts that a program can ask for. The value is the short name `BindSpec` also reads.
+
+    With Unix (the default) and Local the client's host listens nowhere, and dials the others. TcpWithHostname and
+    TcpWithLocalhost listen at a TCP port of all addresses, and of 127.0.0.1. Tls, and both MetaTls names, listen with TLS.
+    The Quic names are read because programs may bring them, and are as Unix.
+    """
 
     Unix = "unix"
     TcpWithLocalhost = "tcp-localhost"

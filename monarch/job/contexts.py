@@ -104,7 +104,7 @@ def set_current_job(spec: str) -> None:
 
 
 def load_current_job() -> JobTrait:
-    """The job that `set_current_job` remembered, imported anew. FileNotFoundError when none was; as `load` otherwise."""
+    """The job that `set_current_job` remembered, imported anew. FileNotFoundError when none was; as `job_load` otherwise."""
     path = Path(FOLDER, active(), "spec")
     try:
         spec = path.read_text().strip()

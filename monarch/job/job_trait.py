@@ -242,7 +242,13 @@ class JobTrait(ABC):
         mesh_admin_config: MeshAdminConfig | None = None,
         **options: Any,
     ) -> Self:
-        """The job records what it does; `options` are fields of TelemetryConfig. Also enables admin."""
+        """The job records what it does, from the next `state()` on, for SQL and the dashboard. Also enables admin.
+
+            job.enable_telemetry(include_dashboard=True, retention_secs=7200)
+
+        `config`, or `options` which are its fields: retention_secs, include_dashboard, dashboard_port,
+        snapshot_interval_secs, host_metrics_interval_secs, gpu_metrics_interval_secs; TypeError for both at once.
+        """
         if config is not None and options:
             raise TypeError("give a TelemetryConfig or its fields, not both")
         self._observed().telemetry = config or TelemetryConfig(**options)
@@ -268,7 +274,8 @@ class JobTrait(ABC):
         return Profile(lambda: client, ask_this, on_trace_ready, torch=torch)
 
     def enable_admin(self, config: MeshAdminConfig | None = None, **options: Any) -> Self:
-        """The job answers questions about itself; `options` are fields of MeshAdminConfig."""
+        """The job answers questions about itself, from the next `state()` on. `config`, or `options` which are its fields:
+        admin_addr ("host:port"); TypeError for both at once."""
         if config is not None and options:
             raise TypeError("give a MeshAdminConfig or its fields, not both")
         self._observed().admin = config or MeshAdminConfig(**options)

@@ -51,6 +51,16 @@ class ScheduledJob(JobTrait):
     """Hosts that a scheduler gives. A kind of scheduler says four things, `_submit`, `_poll`, `_cancel` and `_same`;
     everything else is done here: waiting with a line that says why, giving back on failure and on Ctrl-C, attaching with
     the job's own secret, keeping the job, and ending it.
+
+    - `_submit(self, launch, client_script)`: asks for the hosts, on each of which what `launch`, a WorkerLaunch, says is to
+      run; SchedulerError in the scheduler's words.
+    - `_poll(self)`: one look, which gives Waiting, Ready or Ended.
+    - `_cancel(self)`: gives everything back.
+    - `_same(self, spec)`: whether the hosts of this job, which was kept, serve `spec`.
+
+    A kind may set `poll_interval`, seconds between two looks (2.0); `start_timeout`, seconds that hosts may take to come
+    (None: as long as the scheduler says); and `hosts_come_back`, whether the scheduler itself starts a lost host again
+    (False). docs/jobs.md writes one.
     """
 
     poll_interval = 2.0  # seconds between two looks while hosts are awaited

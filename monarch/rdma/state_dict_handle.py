@@ -190,6 +190,9 @@ class StateDictHandle:
     ) -> Reader:
         """For reading into the same target again and again: what `read_into` finds out about it is found out once.
 
+            reader = handle.reader(model)
+            version = await reader.read(timeout=30)     # as read_into; begins when the read before it has ended
+
         Raises what `read_into` raises at once. The tensors that `target` has now are the ones that will be read into.
         """
         return Reader(self, self._plan(target, dict(shards or {}), strict, staged))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from monarch._mesh.actors.actor import Actor
 from monarch._mesh.failures.ledger import MeshFailure
 from monarch._mesh.failures.replace_policy import ReplacePolicy
 from monarch._mesh.meshes.actor_mesh import ActorMesh
@@ -41,6 +42,8 @@ from monarch.testing.clock import VirtualClock
 from monarch.testing.hosts import Parting, Prefixes, Reach
 from monarch.testing.network import Network, Sent
 from monarch.testing.simulated import SimulatedAgent, SimulatedProc
+
+Mesh = ProcMesh | ActorMesh[Any] | Actor  # for type checkers, what `spawn` returns is its class
 
 _TURN = 30.0  # real seconds until an I/O loop that does not turn is an error
 _SIGKILL = 9
@@ -249,7 +252,7 @@ class InProcessCluster:
         self._check()
         return host_mesh_of(self._host)
 
-    def kill(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None, *, code: int = -_SIGKILL) -> None:
+    def kill(self, mesh: Mesh, rank: int | None = None, *, code: int = -_SIGKILL) -> None:
         """Ends every process under `mesh` (that of its `rank` only), as if by SIGKILL; returns when it is
         dead.
 
@@ -260,7 +263,7 @@ class InProcessCluster:
         """
         self._each(mesh, rank, lambda address: self._agent_of(address).kill(address, code))
 
-    def stop_process(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None) -> None:
+    def stop_process(self, mesh: Mesh, rank: int | None = None) -> None:
         """Stops every process under `mesh` (that of its `rank` only) as SIGSTOP does; returns when its owner and
         whoever watches it have been sent word that it is suspected.
 
@@ -270,12 +273,12 @@ class InProcessCluster:
         """
         self._each(mesh, rank, lambda address: self._agent_of(address).freeze(address))
 
-    def continue_process(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None = None) -> None:
+    def continue_process(self, mesh: Mesh, rank: int | None = None) -> None:
         """Lets processes run again as SIGCONT does: what was held back is delivered, in order, and a signal it
         got meanwhile takes effect. One that was not stopped runs on. ValueError as for `kill`."""
         self._each(mesh, rank, lambda address: self._agent_of(address).unfreeze(address))
 
-    def address_of(self, mesh: ProcMesh | ActorMesh[Any] | str, rank: int = 0, *, host: int | str = CLIENT) -> str:
+    def address_of(self, mesh: Mesh | str, rank: int = 0, *, host: int | str = CLIENT) -> str:
         """For the rules of `network`: the address of the process under rank `rank` of `mesh`, of the "client", or of the
         "agent" of `host` (the index of a further one, or "client"). Between hosts, frames go from agent to agent."""
         if isinstance(mesh, str):
@@ -438,7 +441,7 @@ class InProcessCluster:
                 f"If a test causes them on purpose, take each with cluster.next_failure():\n{reports}"
             )
 
-    def _each(self, mesh: ProcMesh | ActorMesh[Any], rank: int | None, fn: Callable[[str], None]) -> None:
+    def _each(self, mesh: Mesh, rank: int | None, fn: Callable[[str], None]) -> None:
         """On the I/O loop, for each process under the mesh."""
         self._check()
         addresses = _addresses(mesh)
@@ -465,7 +468,7 @@ class InProcessCluster:
         slot.value()
 
 
-def _addresses(mesh: ProcMesh | ActorMesh[Any]) -> list[str]:
+def _addresses(mesh: Mesh) -> list[str]:
     """The processes under a view, in the order of its ranks."""
     if isinstance(mesh, ProcMesh):
         return mesh._addresses()

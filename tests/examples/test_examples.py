@@ -244,7 +244,9 @@ def test_elastic_ddp_replaces_a_host_and_goes_on(tmp_path: Path) -> None:
     assert lines[0] == "3 hosts, 1 spare(s), 1 trainer(s) on each host, 20 steps"
     assert "  replaced: host 2" in lines
     assert any(re.fullmatch(r"  recovered in \d+\.\d\d s, on with step 10", line) for line in lines)
-    assert re.fullmatch(r"trained: 20 steps, loss 0\.\d{4} -> 0\.\d{4}", lines[-1])
+    assert re.fullmatch(r"trained: 20 steps, loss 0\.\d{4} -> 0\.\d{4}", lines[-2])
+    found = re.fullmatch(r"largest difference of a loss from one process that nobody disturbs: (\S+)", lines[-1])
+    assert found is not None and float(found[1]) <= 1e-5
 
 
 def test_debugging_stops_at_the_broken_sample_and_goes_on_without_it(tmp_path: Path) -> None:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.support.processes import Watch, kill
-from tests.support.scripts import ROOT
 
 pytestmark = pytest.mark.ray
 
@@ -48,34 +42,6 @@ PROGRAM = """
             assert kind is Ended or isinstance(poll, Waiting), poll
         return poll
 """
-
-
-@pytest.fixture(scope="module")
-def ray_address() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="mny")
-    program = subprocess.Popen(
-        [sys.executable, "-m", "tests.ray.cluster", folder],
-        cwd=ROOT,
-        env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert program.stdin is not None and program.stdout is not None
-    try:
-        lines = iter(program.stdout.readline, "")
-        yield next(line.strip() for line in lines if line.strip().rpartition(":")[2].isdigit())
-    finally:
-        program.stdin.close()
-        program.wait(TIMEOUT)
-        program.stdout.close()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def environment(ray_address: str) -> dict[str, str]:
-    return {"RAY_ADDRESS": ray_address, "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def told(done: subprocess.CompletedProcess[str]) -> list[Any]:

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 class Actor(MeshTrait):
     """Base of every actor class. An instance lives in one process, on a thread of its own, and handles one message at a time.
 
+        class Counter(Actor):
+            def __init__(self, start: int) -> None:
+                self.value = start
+
+            @endpoint
+            def add(self, n: int) -> int:
+                self.value += n
+                return self.value
+
+        counters = procs.spawn("counters", Counter, 10)  # one in each process of the mesh
+
     `__init__` takes the arguments of `spawn` and runs on that thread before any endpoint. An actor with at least one
     `async def` endpoint has an asyncio loop there; its plain endpoints run on the same thread with no loop visible.
 

@@ -2,6 +2,8 @@
 
 `@endpoint` makes a descriptor (EndpointProperty) on the class; the same name on an ActorMesh is an Endpoint with the
 adverbs. Arguments are checked and encoded, and the message is sent, before an adverb returns.
+
+Over 600 lines because what people and type checkers read of endpoints stands beside what is done: overloads and docstrings.
 """
 
 from __future__ import annotations
@@ -137,10 +139,20 @@ def endpoint(
     explicit_response_port: bool = False,
     instrument: bool = True,
 ) -> Any:
-    """Makes a method of an Actor callable from other processes.
+    """Makes a method of an Actor callable from other processes. Written `@endpoint`, or with keywords.
+
+        class Counter(Actor):
+            @endpoint
+            def add(self, n: int) -> int: ...
+
+    On the mesh that `spawn` returns, the name is an Endpoint: `counters.add.call(1)`. In the actor, `self.add(1)` is the
+    plain method. It runs on the actor's thread (`async def`: as a task of its loop, to the end before the next message), on
+    copies of its arguments; what it returns is pickled for the caller. An exception is raised in the caller as an ActorError,
+    and the actor goes on; after a `broadcast`, where nobody waits, it ends the actor.
 
     `explicit_response_port`: the method's first parameter after `self` is a Port for the answer, and its return value is
-    ignored. `propagate`: shape inference for `rref`. `instrument`: record a span for each call.
+    ignored. `propagate`: how `rref` knows what it returns, see `Endpoint.rref`. `instrument`: record a span for each call.
+    TypeError for what is no function.
     """
 
     def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
@@ -177,8 +189,13 @@ def concurrent_endpoint(
 ) -> Any:
     """An `async def` endpoint whose calls overlap: each runs as a task of the actor's loop.
 
-    Calls of one sender start in order. When the actor stops, tasks still running are cancelled and awaited before
-    `__cleanup__`. ValueError when it is not async, or stacked with `@endpoint`.
+        class Model(Actor):
+            @concurrent_endpoint
+            async def answer(self, prompt: str) -> str: ...  # many at a time, each at its own `await`
+
+    Calls of one sender start in order; they end in any order. All run on the actor's one thread: code between two `await`s is
+    never interrupted, and code that does not await holds up all. When the actor stops, tasks still running are cancelled and
+    awaited before `__cleanup__`. Keywords as for `endpoint`. ValueError when it is not async, or stacked with `@endpoint`.
     """
 
     def decorate(function: Callable[..., Any]) -> EndpointProperty[Any, Any]:
@@ -256,7 +273,10 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         return make_future(entry)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Runs on the only rank of a mesh of one; ValueError for any other size."""
+        """Runs on the only rank of a mesh of one; the Future gives its result, and raises as that of `call` does.
+
+        ValueError for a mesh of any other size.
+        """
         count = len(self._mesh._plan)
         if count != 1:
             raise ValueError(
@@ -269,7 +289,11 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         return make_future(entry)
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Future[R_co]:
-        """Runs on one rank, uniformly at random for each call."""
+        """Runs on one rank, uniformly at random for each call; the Future gives its result, and raises as that of `call`.
+
+        Also where a rank of the mesh has failed that was not drawn: slice to those that live. `map` sends to whichever rank
+        is free, and goes on without those that died.
+        """
         rank = _any_of(len(self._mesh._plan))
         entry = OneReply(self._target or self._make_target(), rank)
         caller = _getframe(1)
@@ -278,7 +302,14 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         return make_future(entry)
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> ValueStream[R_co]:
-        """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives."""
+        """Runs on every rank; an iterator of as many Futures, the i-th observed gets the i-th answer that arrives.
+
+            for future in trainers.step.stream():
+                print(future.get())
+
+        A Future raises the ActorError that arrives in its turn; when a rank has failed, all that are left raise
+        SupervisionError. Also an async iterator. `Channel.open_ranked` and `send` say which rank an answer is of.
+        """
         count = len(self._mesh._plan)
         entry = Queue(self._target or self._make_target(), count)
         caller = _getframe(1)
@@ -290,7 +321,10 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         return answers
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Runs on every rank; nobody waits. An exception there is a failure of that actor, told to its owner."""
+        """Runs on every rank; nobody waits, and nothing comes back.
+
+        An exception there is a failure of that actor: it ends, and its owner is told.
+        """
         self._cast(None, BROADCAST, args, kwargs)
 
     def _reduce(

@@ -66,6 +66,9 @@ class MapAdverb:
     ) -> Any:
         """Runs once for each item, as its argument, on whichever rank is free; an iterator (and async iterator) of results.
 
+            for score in scorers.score.map(samples, in_flight=2, retries=1):
+                ...
+
         `ordered`: results come in the order of the items; otherwise as they are there (`.indexed()` says whose they are).
         `in_flight`: items a rank has at a time; 2 or more pays when they take less than a millisecond. The first items are
         sent now, the others while results are read: items are pulled in the thread or task that reads, as ranks become free,
@@ -74,7 +77,13 @@ class MapAdverb:
         An item whose rank died is sent to another rank up to `retries` times; the rank is used again once it was restarted.
         An item that failed otherwise is sent again only if its error, or the exception in its ActorError, is a `retry_on`.
         What is sent again may have run before. An error is raised when its turn comes, or with `return_exceptions` given;
-        a note names item, endpoint and rank. `with_timeout` limits each item, from when it was sent. See MapResults.
+        a note names item, endpoint and rank. `with_timeout` limits each item, from when it was sent.
+
+        The iterator is for one reader at a time. It has `indexed()`: from then on (index of the item, result) pairs;
+        `progress`: how many items were `pulled`, are `in_flight`, `done`, `failed`, `given`, and how often one was
+        `sent_again`; and `close()`, as at the end of a `with` block: nothing more is sent, and what runs goes on.
+
+        ValueError and TypeError for numbers below their bounds, `retry_on` without `retries`, and async iterables.
         """
         if self._property._checked:
             self._check((None,), {})

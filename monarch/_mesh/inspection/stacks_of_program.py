@@ -35,9 +35,14 @@ class Ask(Protocol):
 
 
 class Stacks(msgspec.Struct, frozen=True):
-    """Where processes are: see `stacks()` of meshes. `processes`: of each its threads and suspended tasks. `silent`:
-    address -> why, of those whose stacks could not be had. Picklable. `str()` is a page for people: stacks that are the same
-    are shown once, with their ranks."""
+    """Where processes are: see `stacks()` of meshes. Picklable. `str()` is a page for people: stacks that are the same are
+    shown once, with their ranks.
+
+    - `processes`: of each `address`, `host`, `pid`, `mesh` and `rank` of its proc mesh, and `threads`: its threads and the
+      suspended tasks of its actors. Each of those has `thread`, its name; `frames`, outermost first, with `file`, `line`,
+      `function` and `locals`; `actor`, `rank`, `endpoint` and `seconds`, if it is an actor's; `task`; and `idle`.
+    - `silent`: address -> why, of those whose stacks could not be had.
+    """
 
     processes: list[ProcessStacks]
     silent: dict[str, str]

@@ -34,10 +34,16 @@ class Report(msgspec.Struct):
 class WaitGraph(msgspec.Struct, frozen=True):
     """Who waits for whom, at one moment in each process (not at one moment in all of them).
 
-    `edges`: every thread and task that waits for the answer of an endpoint, longest first (see WaitEdge). `handlers`: every
-    endpoint that runs, longest first (see RunningHandler). `silent`: address -> why, of processes that did not answer; what
-    happens there is not in the graph. `left_out`: how many waits and endpoints are missing because their process has more
-    than 10,000. Picklable. `str()` is a page for people, one line an edge.
+    - `edges`: every thread and task that waits for the answer of an endpoint, longest first. Each has `who`, `rank`, `host`,
+      `pid`, `address`, the endpoint `doing`; `target` (mesh.endpoint) with `ranks`, those that have not answered, of which
+      there are `unanswered` (64 are named); `seconds`; `limited`, whether the wait has a time limit; `file`, `line`,
+      `function`.
+    - `handlers`: every endpoint that runs, longest first, with the same fields, `endpoint`, `is_async`, and `queued`, the
+      messages of its actor that wait behind it.
+    - `silent`: address -> why, of processes that did not answer; what happens there is not in the graph.
+    - `left_out`: how many waits and endpoints are missing because their process has more than 10,000.
+
+    Picklable. `str()` is a page for people, one line an edge.
     """
 
     edges: list[WaitEdge]

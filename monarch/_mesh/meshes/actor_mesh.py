@@ -394,7 +394,8 @@ def as_endpoint(
 def as_endpoint(not_an_endpoint: Any, *, propagate: Propagate = None, explicit_response_port: bool = False) -> Any:
     """An endpoint made of any method of a spawned actor, as in `as_endpoint(mesh.helper).call(1)`.
 
-    Its arguments are checked in the actor only (ActorError there). ValueError for anything but a method seen on a mesh.
+    Keywords as for `endpoint`. Its arguments are checked in the actor only (ActorError there). ValueError for anything but
+    a method seen on a mesh.
     """
     if not isinstance(not_an_endpoint, NotAnEndpoint):
         raise ValueError(f"expected an method of a spawned actor, got {not_an_endpoint!r}")
@@ -411,6 +412,8 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Propagate = None, explicit_r
 
 class Accumulator(Generic[P, A]):
     """Folds the answers of an endpoint: `combine(acc, value)`, beginning with `identity`.
+
+        total = Accumulator(trainers.samples, 0, "sum").accumulate().get()
 
     Ordinarily this is done here, in order of arrival. `associative=True` promises that `combine(a, combine(b, c))` is the
     same as `combine(combine(a, b), c)` for answers and for what they are folded to; then answers from other hosts are

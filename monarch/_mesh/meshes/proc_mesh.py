@@ -101,6 +101,8 @@ class ProcMesh(Handle):
     def spawn(self, name: str, Class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """Starts one actor of `Class` in each process of the mesh and returns their ActorMesh, typed as the class.
 
+            counters = procs.spawn("counters", Counter, 10)
+
         Returns at once: on each rank `__init__(*args, **kwargs)` runs on the actor's own thread before any endpoint. The
         caller (an actor, or the client) owns the mesh and is told of its failures; a constructor that raises is one.
 
@@ -244,7 +246,8 @@ class ProcMesh(Handle):
     ) -> Future[None]:
         """How the output of these processes reaches the client. Begins at once; the Future says when it is in force.
 
-        `level`: of the root logger in each process (0..255, else ValueError). `stream_to_client`: print each line on the
+        `level`: of the root logger in each process (0..255, else ValueError). A process without a logging handler shows only
+        warnings, as Python does: `set_log_level` makes it show what is below. `stream_to_client`: print each line on the
         client with its host and rank. Output from other hosts is streamed whether or not it is asked for, unless
         `configure(stream_remote_output=False)` came before the mesh was spawned; that of the client's own host needs
         `configure(enable_log_forwarding=True)` before it, else a UserWarning and nothing else. `aggregate_window_sec`: fold
@@ -307,12 +310,16 @@ class ProcMesh(Handle):
     def activate(self) -> Any:
         """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.
 
+            with procs.activate() as mesh:      # a monarch.tensor.DeviceMesh
+                x = torch.ones(2) * mesh.rank("gpus")
+
         The first activation of a mesh, or of a slice of it, starts its tensor engine: a worker actor in each process.
         """
         return self._device_mesh.activate()
 
     def rank_tensor(self, dim: str | Sequence[str]) -> Any:
-        """A distributed int64 scalar: each process's coordinate along `dim`. KeyError for a dim the mesh does not have."""
+        """A distributed int64 scalar (`monarch.Tensor`): each process's coordinate along `dim`; of several dimensions
+        combined, the first outermost. KeyError for a dim the mesh does not have."""
         return self._device_mesh.rank(dim)
 
     def rank_tensors(self) -> dict[str, Any]:
@@ -372,7 +379,7 @@ def register_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> No
 
 
 def unregister_proc_mesh_spawn_callback(callback: Callable[[ProcMesh], Any]) -> None:
-    """ValueError when it was not registered."""
+    """Takes back `register_proc_mesh_spawn_callback`. ValueError when it was not registered."""
     try:
         _callbacks.remove(callback)
     except ValueError:

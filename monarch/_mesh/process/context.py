@@ -135,7 +135,18 @@ class ActorInstance:
 
 
 class Context:
-    """`actor_instance`: the actor that runs this code. `message_rank`: its Point in the mesh the message was sent to."""
+    """Which actor runs this code, and for which message: what `context()` gives. Cannot be sent.
+
+    `actor_instance` is the actor, the client included. Of it there are:
+
+    - `name`, the one given to `spawn` ("root" for the client), and `class_name`;
+    - `actor_id`, its unique ActorAddr; `proc_id`, the name of its process;
+    - `rank`, its Point in the mesh it was spawned on;
+    - `proc_mesh`, the processes of that mesh, and `proc`, its own process as a mesh of one;
+    - `creator`: who spawned it, with the same attributes; None for the client;
+    - `stop(reason)`: ends this actor in order, after the message it handles now. RuntimeError in the client;
+    - `abort(reason)`, also called `kill`: the same as a failure, which its owner is told of.
+    """
 
     def __init__(self, running: Current) -> None:
         self._running = running
@@ -184,7 +195,7 @@ def running() -> Current:
 
 
 def context() -> Context:
-    """The context of the running code; starts the client on first use in a program.
+    """The context of the running code: of the message that an actor handles, or of the client, which its first use starts.
 
     RuntimeError in a plain thread of an actor's process: see `bind_context`.
     """
@@ -195,7 +206,11 @@ def context() -> Context:
 
 
 def current_rank() -> Point:
-    """This actor's Point in the mesh that the current message was sent to."""
+    """This actor's Point in the mesh that the current message was sent to: `.rank` is its number, `["gpus"]` one coordinate.
+
+    A slice is a mesh of its own: in a slice of one it is rank 0 of no dimensions, as it always is in the client. In
+    `__init__` it is the place in the mesh that was spawned. RuntimeError as for `context`.
+    """
     now = current.get() or running()
     return _point(now.rank, now.view)
 
@@ -206,7 +221,7 @@ def current_size() -> dict[str, int]:
 
 
 def current_actor_name() -> str:
-    """The running actor's unique name, as text."""
+    """The running actor's unique name as text, `str(context().actor_instance.actor_id)`."""
     return str(context().actor_instance.actor_id)
 
 

@@ -19,8 +19,12 @@ from monarch.tensor.worker.worker_mesh import WorkerMesh
 class DeviceMesh(MeshTrait):
     """The processes of a mesh, or of a slice of one, as a place for tensors.
 
-    `proc_mesh.activate()` makes the one of a ProcMesh, with its engine. Slices with the same ranks and names are the same
-    mesh to a tensor: they compare equal, and operations between their tensors are allowed.
+        with procs.activate() as mesh:          # the DeviceMesh of a ProcMesh, with its engine
+            with mesh.slice(gpus=0).activate():  # a part of it
+                ...
+
+    Slices with the same ranks and names are the same mesh to a tensor: they compare equal, and operations between their
+    tensors are allowed.
     """
 
     def __init__(self, engine: Engine, shape: Shape, number: int) -> None:

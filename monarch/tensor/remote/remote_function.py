@@ -63,8 +63,22 @@ def remote(function: Any, *, propagate: Any = None) -> Remote: ...
 def remote(function: Any = None, *, propagate: Any = None) -> Any:
     """Makes `function` run in the processes of a mesh: `remote(f)`, `@remote`, `@remote(propagate=...)`.
 
+        @monarch.remote(propagate=lambda x: x)
+        def normalized(x):                      # in each worker, on its local tensor
+            return x / x.norm()
+
+        y = normalized(x)                       # here, at once: a distributed tensor
+
     `function`: a callable, a torch operation, or the dotted path of one. Functions that the workers can import travel by name
     (and run undecorated there), others by value, once.
+
+    Calling what it gives issues the function on the mesh of the distributed tensors among the arguments (else the active
+    one), and returns at once the structure of its results, with distributed tensors. Arguments are trees of distributed
+    tensors and of values that can be pickled. In the workers everything is local. Autograd graphs end with the call.
+
+    The adverbs `call`, `call_one`, `choose`, `stream` and `broadcast` run it on the ranks of the active mesh and give what it
+    returned there, its tensors as local ones on the CPU. A failure is a RemoteException: of whoever fetches what depends on
+    it, of an adverb's Future, and otherwise of the mesh's `exit()`.
 
     `propagate` says how this process knows what a call gives without waiting for it:
 

@@ -66,7 +66,7 @@ class ExecutionTimer:
     @classmethod
     @contextlib.contextmanager
     def time(cls, name: str | None = None, use_cpu: bool = False) -> Iterator[None]:
-        """Around what is to be timed."""
+        """A context manager around what is to be timed: `start` and `stop`. `name`: "default_timer" without one."""
         cls.start(name, use_cpu)
         try:
             yield
@@ -75,7 +75,8 @@ class ExecutionTimer:
 
     @classmethod
     def start(cls, name: str | None = None, use_cpu: bool = False) -> None:
-        """Begins a measurement of `name`. ValueError when one has begun and not ended."""
+        """Begins a measurement of `name`. `use_cpu`: by the clock, also where there is an accelerator. ValueError when one
+        has begun and not ended."""
         timer = cls._timers.setdefault(name or _DEFAULT, _Timer())
         if timer.started is not None:
             raise ValueError(f"timer {name or _DEFAULT!r} is already running: stop it before starting it again")

@@ -39,6 +39,7 @@ from monarch.actor import (
     this_host,
     this_proc,
 )
+from monarch.testing import InProcessCluster
 
 pytestmark = pytest.mark.usefixtures("no_leaks", "cluster")
 T = TypeVar("T")
@@ -284,3 +285,10 @@ def test_context() -> None:
     assert_type(context().actor_instance.proc, ProcMesh)
     assert_type(current_rank()["gpus"] if len(current_rank()) else 0, int)
     assert_type(current_size(), dict[str, int])
+
+
+def test_a_cluster_takes_what_spawn_returns(cluster: InProcessCluster) -> None:
+    counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", FromZero)
+    assert_type(cluster.address_of(counters, 1), str)
+    cluster.kill(counters, 1)
+    cluster.next_failure()
