@@ -46,7 +46,7 @@ def fault_tolerant(folder: Path) -> dict[str, Any]:
         "x": "thousand characters read, each counted once",
         "panels": [
             {"y": "loss, mean of 10 steps", "series": series(tokens, losses)},
-            {"y": "replicas in a step", "range": [0, 3.4], "series": series(tokens, members, style="steps")},
+            {"y": "batches in a step", "range": [0, 3.4], "series": series(tokens, members, style="steps")},
         ],
         "events": events,
     }
