@@ -223,6 +223,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="write the curves there, for docs/training/curves/plot.py")
     Settings.add_flags(parser)
     args = parser.parse_args()
+    if min(args.generators, args.total, args.under_way) < 1:
+        parser.error("--generators, --total and --under-way must be at least 1")
     settings = Settings.of(args)
 
     monarch.configure(slow_handler_after="0s")  # some endpoints run as long as the program: that is no news
@@ -240,7 +242,7 @@ def main() -> None:
     print(f"held-out prompts, most likely answers: {before:.2f} -> {after:.2f}")
     age = fmean(step.age for step in run.steps)
     print(f"{len(run.steps)} steps of {len(run.trained) / len(run.steps):.0f} groups; samples {age:.1f} versions old")
-    print(f"{len(run.steps) / seconds:.0f} steps/s, {args.total * settings.group / seconds:,.0f} samples/s")
+    print(f"{len(run.steps) / seconds:.1f} steps/s, {args.total * settings.group / seconds:,.0f} samples/s")
     if args.record:
         panels = {"mean reward": ["mean reward"], "versions": ["age of the weights"], "groups a step": ["groups"]}
         run.progress.save(args.record, panels)

@@ -246,7 +246,8 @@ class ProcMesh(Handle):
     ) -> Future[None]:
         """How the output of these processes reaches the client. Begins at once; the Future says when it is in force.
 
-        `level`: of the root logger in each process (0..255, else ValueError). `stream_to_client`: print each line on the
+        `level`: of the root logger in each process (0..255, else ValueError). A process without a logging handler shows only
+        warnings, as Python does: `set_log_level` makes it show what is below. `stream_to_client`: print each line on the
         client with its host and rank. Output from other hosts is streamed whether or not it is asked for, unless
         `configure(stream_remote_output=False)` came before the mesh was spawned; that of the client's own host needs
         `configure(enable_log_forwarding=True)` before it, else a UserWarning and nothing else. `aggregate_window_sec`: fold
