@@ -50,7 +50,7 @@ def launched(launcher: list[str], folder: Path, *words: str) -> str:
             env=line.environment | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
             capture_output=True,
             text=True,
-            timeout=TIMEOUT,
+            timeout=3 * TIMEOUT,  # two attempts, each of which imports torch in all ranks
             check=False,
         )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
