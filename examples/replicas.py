@@ -263,7 +263,9 @@ class Training:
         if not losses:
             return
         number, tokens = len(self.steps), sum(map(len, self.averaged)) * BATCH * Settings.context
-        self.steps.append({"members": len(losses), "tokens": tokens, "loss": fmean(losses), "seconds": seconds})
+        self.steps.append(
+            {"members": len(self.averaged[-1]), "tokens": tokens, "loss": fmean(losses), "seconds": seconds}
+        )
         if any(event["step"] == number and event["what"] == "lost" for event in self.events):
             usual = median(step["seconds"] for step in self.steps)
             print(f"step {number}: took {seconds:.3f} s, where {usual:.3f} s are usual", flush=True)
