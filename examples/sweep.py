@@ -292,6 +292,23 @@ def opened(file: Path, about: dict[str, Any]) -> list[Result]:
     return [Result.parsed(line) for line in whole[1:]]
 
 
+def record(results: Iterable[Result], best: Result, file: Path) -> None:
+    """For docs/training/curves/plot.py."""
+    labels = {"finished": "finished", "stopped": "stopped early", "failed": "failed"}
+    series = [
+        {
+            "label": "best" if result is best else labels[result.status],
+            "x": [step for step, _ in result.curve],
+            "y": [round(loss, 4) for _, loss in result.curve],
+            "thin": result is not best,
+        }
+        for result in results
+        if result.curve
+    ]
+    panels = [{"y": "validation loss", "range": [2, 6], "series": series}]
+    file.write_text(json.dumps({"x": "steps", "panels": panels}) + "\n")
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description="Random search with early stopping over the ranks of a mesh.")
     parser.add_argument("--ranks", type=int, default=2, help="processes, a trial each (default %(default)s)")
@@ -300,6 +317,7 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the settings (default %(default)s)")
     parser.add_argument("--file", type=Path, default=Path("sweep.jsonl"), help="results (default %(default)s)")
     parser.add_argument("--kill", type=int, default=0, help="processes to kill on the way (default %(default)s)")
+    parser.add_argument("--record", type=Path, help="write the curves there, for docs/training/curves/plot.py")
     args = parser.parse_args()
     if min(args.ranks, args.trials) < 1 or args.steps < REPORTS:
         parser.error(f"at least one rank, one trial, {REPORTS} steps")
@@ -317,6 +335,8 @@ async def main() -> None:
     steps = sum(result.curve[-1][0] for result in sweep.results if result.curve)
     print(", ".join(f"{n} {status}" for status, n in count.items()), end=f"; {steps:,} steps, not ")
     print(f"{len(sweep.results) * args.steps:,}; results in {args.file}")
+    if args.record:
+        record(sweep.results, best, args.record)
     print(f"best: trial {best.trial.number}, loss {best.loss:.3f}: {best.trial}" if count["finished"] else "no best")
 
 

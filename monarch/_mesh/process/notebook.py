@@ -150,8 +150,8 @@ def _in_chain(error: BaseException, exc: BaseException | None) -> bool:
 
 
 def _watch_interrupts(cell: CodeType) -> None:
-    """Jupyter sets a handler of SIGINT for each cell. The one for cells with `await` only tells the event
-    loop, which hears nothing while `get()` blocks it; so ours stands before it."""
+    """Jupyter sets a handler of SIGINT for each cell. The one for cells with `await` only tells the event loop, which hears
+    nothing while `get()` blocks it, nor while it waits for events; so ours stands before it."""
     if threading.current_thread() is not threading.main_thread():
         return
     before = signal.getsignal(signal.SIGINT)
@@ -160,7 +160,8 @@ def _watch_interrupts(cell: CodeType) -> None:
 
 
 class _Before:
-    """A handler of SIGINT: interrupts a `get()` that blocks a cell, else leaves it to the handler it replaced."""
+    """A handler of SIGINT: interrupts a `get()` that blocks a cell, else leaves it to the handler it replaced, and wakes the
+    loop."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any], cell: CodeType) -> None:
         self._handler = handler
@@ -170,3 +171,10 @@ class _Before:
         if inside(Future.get.__code__, stack) and inside(self._cell, stack):
             signal.default_int_handler(number, stack)
         self._handler(number, stack)
+        loop = running_loop()
+        if loop is not None:  # what a handler hands to the loop that it interrupts is found when the next event comes
+            loop.call_soon_threadsafe(_nothing)
+
+
+def _nothing() -> None:
+    """Wakes a loop that waits."""
