@@ -32,6 +32,7 @@ from settings import Settings
 from task import Sorting
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import monarch
 from monarch.actor import (
     Actor,
     Channel,
@@ -251,6 +252,7 @@ async def main() -> None:
     Settings.add_flags(parser)
     args = parser.parse_args()
     settings = Settings.of(args)
+    monarch.configure(slow_handler_after="0s")  # endpoints that run as long as the program does are no news
 
     learner_procs = this_host().spawn_procs({"gpus": args.learners}, name="learner")
     generator_procs = this_host().spawn_procs({"gpus": args.generators}, name="generators")
