@@ -229,6 +229,8 @@ def main() -> None:
     if min(args.generators, args.total, args.under_way) < 1:
         parser.error("--generators, --total and --under-way must be at least 1")
     settings = Settings.of(args)
+    if settings.digits < 2:
+        parser.error("--digits must be at least 2: prompts have 2 digits, 3, and so on up to that many")
 
     monarch.configure(slow_handler_after="0s")  # some endpoints run as long as the program: that is no news
     run = Run(settings, args)
