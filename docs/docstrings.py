@@ -236,8 +236,8 @@ def endpoints(cls: type) -> list[str]:
 
 
 def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    if what == "module":
-        lines.clear()  # pages have an introduction of their own; the package's says where its files are
+    if what == "module" or (what == "data" and type(obj).__module__ == "builtins"):
+        lines.clear()  # pages say themselves what modules and numbers are for
         return
     origin = Origin(name, parameters_of(obj))
     text = converted(lines, origin)

@@ -1,11 +1,14 @@
 """GRPO without batches between the actors: every sample travels alone, as soon as its last token is drawn.
 
-    python examples/grpo/streaming.py                            # about a minute on two cores
-    python examples/grpo/streaming.py --generators 3 --kill 3    # generators are killed on the way
+    python examples/grpo/streaming.py                          # about a minute on two cores
+    python examples/grpo/streaming.py --generators 3 --kill 3  # generators are killed on the way
 
-    script --prompts--> router --the least busy--> generators --one sample after the other--> router --groups--> learner
-                                                       ^                                                            |
-                                                       +--------------- the newest weights, out of its memory ------+
+    script --prompts--> router --groups--> learner
+                        |    ^                |
+           to the least |    | one sample     | its newest weights,
+                   busy |    | after another  | out of its memory
+                        v    |                |
+                      generators <------------+
 
 Answers have 2, 3 or 4 tokens. A generator draws for many at a time, and one that has ended makes place for another: nobody
 waits for the longest. The learner takes the groups that are complete, few or many. Prompts flow in as it takes groups out,

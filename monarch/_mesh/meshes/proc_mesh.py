@@ -20,6 +20,7 @@ from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.coroutine_future import CoroutineFuture
 from monarch._runtime.future import All, Done, Future, Slot, Source, Then, check_timeout, detach, make_future, once
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import agent_at, host_of, name_of
@@ -118,6 +119,9 @@ class ProcMesh(Handle):
         return here().mesh.spawning.spawn_actors(  # type: ignore[no-any-return]
             self, name, replacements.replace(Class), args, kwargs, group=group
         )
+
+    if not TYPE_CHECKING:
+        spawn = called_as(spawn, 'procs.spawn("counters", Counter, ...)')
 
     def _train(self) -> None:
         """See `OwnedProcs.train`. Nothing where they belong to another process."""
