@@ -55,9 +55,9 @@ def fault_tolerant(folder: Path) -> dict[str, Any]:
 def parallel(folder: Path) -> dict[str, Any]:
     """Three ways to divide the model, and one process."""
     ways = {
-        "FSDP2 and tensor parallel, 2 x 2 ranks": ["--dp", 2, "--tp", 2],
-        "pipeline of 2 stages, 1F1B": ["--pp", 2],
-        "pipeline (GPipe) and FSDP2, 2 x 2 ranks": ["--pp", 2, "--dp", 2, "--schedule", "GPipe"],
+        "FSDP2 x tensor parallel, 2 x 2": ["--dp", 2, "--tp", 2],
+        "pipeline 1F1B, 2 stages": ["--pp", 2],
+        "pipeline GPipe x FSDP2, 2 x 2": ["--pp", 2, "--dp", 2, "--schedule", "GPipe"],
     }
     losses, apart = {}, {}
     for label, arguments in ways.items():
