@@ -1,7 +1,8 @@
 """How fast does asynchronous reinforcement learning go, beside the same loop by hand and with Ray?
 
 The floor is torch.multiprocessing: queues, and weights in shared memory. All have the task, the policy, the loss and the
-batch of examples/grpo, two generators, a scorer, a buffer of two batches and a learner, each with one thread.
+batch of examples/grpo, two generators, a scorer, a buffer of one batch, and a learner that has the next one fetched while it
+computes. Each computes with one thread.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def run(name: str, count: int, **settings: float) -> Run:
         {
             "settings": settings,
             "generators": 2,
-            "capacity": 2,
+            "capacity": 1,
             "max_age": 4,
             "warmup": 20,
             "count": count,
@@ -48,9 +49,9 @@ QUESTION = Question(
     "grpo",
     "How fast does asynchronous reinforcement learning go, beside the same loop by hand and with Ray?",
     (
-        run("4 digits, 62 k parameters, batches of 256", 200, digits=4, base=10, width=48, prompts=16, group=16),
-        run("3 digits, 6 k parameters, batches of 16", 400, digits=3, base=6, width=16, prompts=4, group=4),
-        run("3 digits, 3.2 M parameters, batches of 16", 100, digits=3, base=6, width=360, prompts=4, group=4),
+        run("4 digits, 58 k parameters, batches of 256", 200, digits=4, base=10, width=48, prompts=16, group=16),
+        run("3 digits, 7 k parameters, batches of 16", 400, digits=3, base=6, width=16, prompts=4, group=4),
+        run("3 digits, 3.1 M parameters, batches of 16", 100, digits=3, base=6, width=360, prompts=4, group=4),
     ),
 )
 

@@ -31,7 +31,7 @@ DIRECTIVE = re.compile(
 )
 MODULE = re.compile(r"^\.\. py:currentmodule:: *([\w.]+)|" + DIRECTIVE.pattern, re.M)
 
-INLINE = re.compile(r"(``.+?``|`[^`]+`|\*\*[^*`]+\*\*|\bdocs/[\w-]+\.md\b|\b[A-Z][a-zA-Z]*\b)", re.S)
+INLINE = re.compile(r"(``.+?``|`[^`]+`|(?<!\w)\*\*[^*]+\*\*|\bdocs/[\w-]+\.md\b|\b[A-Z][a-zA-Z]*\b)", re.S)
 CODE = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 
 
@@ -137,7 +137,7 @@ def inline(text: str, origin: Origin) -> str:
             parts.append(re.sub(r"([\\*|_`])", r"\\\1", part))
             continue
         if part.startswith("**"):
-            markup = part
+            markup = part.replace("`", "")  # reStructuredText has no code in bold
         elif part.startswith("`"):
             markup = named(part.strip("`"), origin)
         elif part.startswith("docs/"):
@@ -236,8 +236,8 @@ def endpoints(cls: type) -> list[str]:
 
 
 def docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    if what == "module":
-        lines.clear()  # pages have an introduction of their own; the package's says where its files are
+    if what == "module" or (what == "data" and type(obj).__module__ == "builtins"):
+        lines.clear()  # pages say themselves what modules and numbers are for
         return
     origin = Origin(name, parameters_of(obj))
     text = converted(lines, origin)

@@ -123,6 +123,7 @@ def read_source(limit: int) -> torch.Tensor:
 def losses_alone(settings: Settings, steps: Iterable[Sequence[int]]) -> list[float]:
     """The losses of one process that reads the sequences of these numbers in each step: what the examples are compared
     with."""
+    torch.set_num_threads(1)  # a model as small as this is no faster with more
     text, model, losses = Text(settings.context), GPT(settings), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     for numbers in steps:

@@ -3,7 +3,7 @@
     python examples/replicas.py                              # three replicas of two ranks, two of which are killed on the way
     python examples/replicas.py --replicas 4 --shards 1 --deaths 5 --record run.json
 
-A replica is a mesh of its own whose ranks share the model (FSDP2). In every step each replica that is alive computes
+A replica is a slice of the mesh whose ranks share the model (FSDP2). In every step each replica that is alive computes
 gradients on a batch of its own; its ranks read the gradients of the same rank of the others (RDMA) and average them; then
 all take the step. A replica that dies meanwhile is left out, and its batch goes back to be read again. Its RestartPolicy
 starts it anew beside the training; it copies weights and moments out of the memory of another one, and is in the next
@@ -32,6 +32,7 @@ from monarch.actor import (
     Actor,
     ActorError,
     Future,
+    ProcMesh,
     RestartPolicy,
     SupervisionError,
     current_rank,
@@ -144,9 +145,8 @@ class Trainer(Actor):
 
 
 class Replica:
-    def __init__(self, number: int, shards: int, settings: Settings, device: str) -> None:
-        self.number = number
-        self.procs = this_host().spawn_procs({"shards": shards}, name=f"replica{number}")
+    def __init__(self, number: int, procs: ProcMesh, settings: Settings, device: str) -> None:
+        self.number, self.procs = number, procs
         with RestartPolicy(strategy="all_for_one", max_restarts=10):
             self.trainers = self.procs.spawn("trainers", Trainer, settings, device)
         self.lost_at = 0.0
@@ -263,7 +263,9 @@ class Training:
         if not losses:
             return
         number, tokens = len(self.steps), sum(map(len, self.averaged)) * BATCH * Settings.context
-        self.steps.append({"members": len(losses), "tokens": tokens, "loss": fmean(losses), "seconds": seconds})
+        self.steps.append(
+            {"members": len(self.averaged[-1]), "tokens": tokens, "loss": fmean(losses), "seconds": seconds}
+        )
         if any(event["step"] == number and event["what"] == "lost" for event in self.events):
             usual = median(step["seconds"] for step in self.steps)
             print(f"step {number}: took {seconds:.3f} s, where {usual:.3f} s are usual", flush=True)
@@ -292,8 +294,9 @@ async def main() -> None:
     # In steps that divide the training evenly; in turn while gradients are computed, and while they are averaged.
     every = args.batches // args.replicas // (args.deaths + 1)
     shots = [(every * (n + 1), ("gradients", "average")[n % 2]) for n in range(args.deaths)]
-    replicas = [Replica(number, args.shards, Settings(), args.device) for number in range(args.replicas)]
-    training = Training(list(replicas), args.batches, shots)
+    procs = this_host().spawn_procs({"replicas": args.replicas, "shards": args.shards})
+    replicas = [Replica(n, procs.slice(replicas=n), Settings(), args.device) for n in range(args.replicas)]
+    training = Training(replicas, args.batches, shots)
     await training.run()
 
     averaged = [batch for step in training.averaged for batch in step]
@@ -308,8 +311,7 @@ async def main() -> None:
     print(f"losses differ by {apart:.1e} at most from one process that reads the same in each step")
     if args.record:
         args.record.write_text(json.dumps({"steps": training.steps, "events": training.events}))
-    for replica in replicas:
-        await replica.procs.stop()
+    await procs.stop()
     if not once or len(equal) != 1 or apart > TOLERANCE:
         raise SystemExit("this is not the training of one process")
 

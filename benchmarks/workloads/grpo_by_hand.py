@@ -19,7 +19,8 @@ def train(params: Params) -> Samples:
     context = multiprocessing.get_context("spawn")
     shared = settings(params).policy().share_memory()
     version, lock = context.Value("q", -1, lock=False), context.Lock()
-    unscored, samples, result = context.Queue(), context.Queue(maxsize=params["capacity"]), context.Queue()
+    # One more than the others' buffer: their learners have asked for the next batch, which here still is in the queue.
+    unscored, samples, result = context.Queue(), context.Queue(maxsize=params["capacity"] + 1), context.Queue()
     scores = [context.Queue() for _ in range(params["generators"])]
     processes = [context.Process(target=score, args=(params, unscored, scores), daemon=True)]
     for rank in range(params["generators"]):

@@ -81,12 +81,15 @@ class Learner:
             newest.put.remote(trainer.version, [ray.put(trainer.policy.state_dict())])
 
         publish()
+        coming = buffer.get.remote(trainer.version)
         for _ in range(trainer.steps):
             begin = time.perf_counter()
-            samples = ray.get(buffer.get.remote(trainer.version))
+            samples = ray.get(coming)
+            coming = buffer.get.remote(trainer.version + 1)
             trainer.learn(samples, time.perf_counter() - begin)
             publish()
             trainer.done()
+        del coming
         trainer.refused = ray.get(buffer.count_refused.remote())
         return trainer.figures()
 

@@ -128,10 +128,13 @@ class Learner(Actor):
     async def train(self, steps: int, buffer: Buffer, told: Port[Step]) -> None:
         """Each rank takes batches of its own; DDP averages the gradients."""
         model = DDP(self.policy) if torch.distributed.is_initialized() else self.policy
+        coming = buffer.get.call_one(self.weights.version)
         for number in range(1, steps + 1):
             start = time.perf_counter()
-            samples = await buffer.get.call_one(self.weights.version)
+            samples = await coming
             waited = time.perf_counter() - start
+            if number < steps:  # the next batch comes while this one is computed; its turn is at the next version
+                coming = buffer.get.call_one(self.weights.version + 1)
             age = self.weights.version - samples.version
             samples = samples.to(self.device)
             new = logprobs(model, samples.prompts, samples.completions)
@@ -238,9 +241,9 @@ async def main() -> None:
     )
     parser.add_argument("--generators", type=int, default=2, help="processes that sample (default %(default)s)")
     parser.add_argument("--learners", type=int, default=1, help="ranks that train, by DDP (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=300, help="of the learner (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="of the learner (default %(default)s)")
     parser.add_argument("--kill", type=int, default=0, metavar="N", help="kill -9 of a generator, N times on the way")
-    parser.add_argument("--capacity", type=int, default=2, help="batches in the buffer (default %(default)s)")
+    parser.add_argument("--capacity", type=int, default=1, help="batches in the buffer (default %(default)s)")
     parser.add_argument(
         "--max-age", type=int, default=4, help="versions; older samples are refused (default %(default)s)"
     )

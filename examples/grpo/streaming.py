@@ -1,11 +1,14 @@
 """GRPO without batches between the actors: every sample travels alone, as soon as its last token is drawn.
 
-    python examples/grpo/streaming.py                            # about a minute on two cores
-    python examples/grpo/streaming.py --generators 3 --kill 3    # generators are killed on the way
+    python examples/grpo/streaming.py                          # about a minute on two cores
+    python examples/grpo/streaming.py --generators 3 --kill 3  # generators are killed on the way
 
-    script --prompts--> router --the least busy--> generators --one sample after the other--> router --groups--> learner
-                                                       ^                                                            |
-                                                       +--------------- the newest weights, out of its memory ------+
+    script --prompts--> router --groups--> learner
+                        |    ^                |
+           to the least |    | one sample     | its newest weights,
+                   busy |    | after another  | out of its memory
+                        v    |                |
+                      generators <------------+
 
 Answers have 2, 3 or 4 tokens. A generator draws for many at a time, and one that has ended makes place for another: nobody
 waits for the longest. The learner takes the groups that are complete, few or many. Prompts flow in as it takes groups out,
@@ -223,6 +226,8 @@ def main() -> None:
     parser.add_argument("--record", type=Path, help="write the curves there, for docs/training/curves/plot.py")
     Settings.add_flags(parser)
     args = parser.parse_args()
+    if min(args.generators, args.total, args.under_way) < 1:
+        parser.error("--generators, --total and --under-way must be at least 1")
     settings = Settings.of(args)
 
     monarch.configure(slow_handler_after="0s")  # some endpoints run as long as the program: that is no news
@@ -240,7 +245,7 @@ def main() -> None:
     print(f"held-out prompts, most likely answers: {before:.2f} -> {after:.2f}")
     age = fmean(step.age for step in run.steps)
     print(f"{len(run.steps)} steps of {len(run.trained) / len(run.steps):.0f} groups; samples {age:.1f} versions old")
-    print(f"{len(run.steps) / seconds:.0f} steps/s, {args.total * settings.group / seconds:,.0f} samples/s")
+    print(f"{len(run.steps) / seconds:.1f} steps/s, {args.total * settings.group / seconds:,.0f} samples/s")
     if args.record:
         panels = {"mean reward": ["mean reward"], "versions": ["age of the weights"], "groups a step": ["groups"]}
         run.progress.save(args.record, panels)

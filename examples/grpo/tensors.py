@@ -143,7 +143,7 @@ def train(settings: Settings, steps: int, learners: int, generators: int, record
     print(f"held-out prompts, most likely answers: {before:.2f} -> {after:.2f}")
     age = fmean(progress.values["age of the weights"][1])
     print(f"weights of the samples: {age:.1f} versions old; {learner.handle.nbytes // learners:,} bytes a version")
-    print(f"{steps / seconds:.0f} steps/s; {learner.recorded}")
+    print(f"{steps / seconds:.1f} steps/s; {learner.recorded}")
     if record:
         progress.save(record, {"mean reward": ["mean reward"], "versions": ["age of the weights"]})
     for procs in (generator_procs, learner_procs):
@@ -159,6 +159,8 @@ def main() -> None:
     Settings.add_flags(parser)
     args = parser.parse_args()
     settings = Settings.of(args)
+    if min(args.learners, args.generators, args.steps) < 1:
+        parser.error("--learners, --generators and --steps must be at least 1")
     if settings.prompts % args.learners or settings.prompts % args.generators:
         parser.error(f"{settings.prompts} prompts cannot be shared out evenly among the learners, or the generators")
     train(settings, args.steps, args.learners, args.generators, args.record)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from monarch._shape.extent import Extent, Point
+from monarch._shape.refusals import arithmetic
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._shape.view import ShapedMesh
@@ -88,6 +89,10 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
                 f".item({point}) the value at one point, .get(0) that of one rank, .items() has (point, value) pairs"
             )
 
+        def __getattr__(self, name: str) -> Any:
+            mistake = f"'ValueMesh' object has no attribute {name!r}"
+            raise AttributeError(mistake if name.startswith("_") else not_the_values(self, mistake))
+
     def __repr__(self) -> str:
         import pprint  # for people only, and slow to import
 
@@ -96,6 +101,24 @@ class ValueMesh(ShapedMesh, Generic[T_co]):
 
     def __reduce__(self) -> Any:
         return ValueMesh, (self._shape, self._values)
+
+
+def not_the_values(mesh: ValueMesh[Any], mistake: str) -> str:
+    """The text for `mistake`, where a program takes a ValueMesh for a value in it."""
+    if len(mesh) == 1:
+        return (
+            f"{mistake}: it holds the result of each rank called, and that of the only one is .get(0), or what call_one(...) "
+            f"gives in place of call(...)"
+        )
+    point = ", ".join(f"{label}=0" for label in mesh.extent)
+    return (
+        f"{mistake}: it holds the result of each rank called: .values() is the list of all {len(mesh)}, .item({point}) the "
+        f"one at a point"
+    )
+
+
+for _name, _method in arithmetic(not_the_values).items():
+    setattr(ValueMesh, _name, _method)
 
 
 def dense(extent: Extent, values: list[Any]) -> ValueMesh[Any]:

@@ -105,7 +105,7 @@ TABLE: tuple[Setting, ...] = (
     _inert("actor_spawn_max_idle", DURATION, "30s", "HYPERACTOR_MESH_ACTOR_SPAWN_MAX_IDLE",
            "How long to wait for a further actor to be ready."),
     Setting("stop_actor_timeout", DURATION, "10s", "HYPERACTOR_STOP_ACTOR_TIMEOUT",
-            "How long a stopping actor may take to handle what it had accepted."),
+            "How long a stopping actor waits for what it owns to stop, and for the concurrent endpoints that it cancels."),
     Setting("cleanup_timeout", DURATION, "3s", "HYPERACTOR_CLEANUP_TIMEOUT",
             "How long an actor's __cleanup__ may take."),
     Setting("process_exit_timeout", DURATION, "10s", "HYPERACTOR_PROCESS_EXIT_TIMEOUT",

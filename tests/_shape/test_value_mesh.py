@@ -108,3 +108,18 @@ def test_pickling(mesh: ValueMesh[str]) -> None:
 def test_repr_shows_extent_and_values(mesh: ValueMesh[str]) -> None:
     assert repr(mesh).startswith(f"ValueMesh({EXTENT}):\n")
     assert all(repr(value) in repr(mesh) for value in "abcdef")
+
+
+def test_one_that_is_taken_for_a_value_says_where_the_values_are(mesh: ValueMesh[str]) -> None:
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'upper': .*all 6, \.item\(hosts=0, gpus=0\) the one at a point"
+    ):
+        mesh.upper()  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"for \+: 'ValueMesh' and 'int': .*\.values\(\) is the list of all 6"):
+        mesh + 1  # type: ignore[operator]
+    with pytest.raises(
+        TypeError, match=r"for \*: 'int' and 'ValueMesh': .*that of the only one is \.get\(0\), or what call_one"
+    ):
+        2 * dense(Extent([], []), ["a"])  # type: ignore[operator]
+    assert not hasattr(mesh, "__array__") and not hasattr(mesh, "shape_of_a_tensor")
+    assert mesh != 1 and mesh == mesh

@@ -36,16 +36,16 @@ def check_learned(lines: list[str], steps: int, learners: int) -> None:
 
 
 def test_it_learns(tmp_path: Path) -> None:
-    lines = run("--steps", "140", "--record", "curve.json", cwd=tmp_path)
+    lines = run("--steps", "110", "--record", "curve.json", cwd=tmp_path)
     assert lines.pop() == "record: curve.json"
-    check_learned(lines, 140, 1)
+    check_learned(lines, 110, 1)
     (reward, age) = json.loads((tmp_path / "curve.json").read_text())["panels"]
-    assert len(reward["series"][0]["y"]) == len(age["series"][0]["y"]) == 140
+    assert len(reward["series"][0]["y"]) == len(age["series"][0]["y"]) == 110
 
 
 def test_it_learns_with_two_learners_while_generators_are_killed(tmp_path: Path) -> None:
-    lines = run("--steps", "90", "--learners", "2", "--kill", "2", cwd=tmp_path)
+    lines = run("--steps", "70", "--learners", "2", "--kill", "2", cwd=tmp_path)
     killed = [line for line in lines if re.fullmatch(r"  kill -9 of generator [01] \(pid \d+\)", line)]
     back = [line for line in lines if re.fullmatch(r"  generator [01] is back after \S+ s", line)]
     assert len(killed) == len(back) == 2, lines
-    check_learned(lines, 90, 2)
+    check_learned(lines, 70, 2)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.examples.running import EXAMPLES, environment, run_program
+from tests.examples.running import EXAMPLES, run_program
 from tests.support.tiers import full
 
 pytest.importorskip("torch")
@@ -28,19 +27,14 @@ def run(name: str, *arguments: str, cwd: Path) -> list[str]:
     return done.stdout.splitlines()
 
 
-def refused(name: str, *arguments: str, cwd: Path) -> str:
-    """What it says when it ends with a status other than 0."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode and "Traceback" not in done.stderr, done.stderr
-    return done.stderr
+def module(name: str) -> ModuleType:
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(f"{name}_example", EXAMPLES / f"{name}.py")
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made  # where a dataclass looks for its annotations
+    spec.loader.exec_module(made)
+    return made
 
 
 # --- The model and its text.
@@ -48,13 +42,7 @@ def refused(name: str, *arguments: str, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def char_gpt() -> ModuleType:
-    """examples/char_gpt.py as a module."""
-    spec = importlib.util.spec_from_file_location("char_gpt_example", EXAMPLES / "char_gpt.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where a dataclass looks for its annotations
-    spec.loader.exec_module(module)
-    return module
+    return module("char_gpt")
 
 
 def test_an_epoch_has_every_piece_of_the_text_once(char_gpt: ModuleType) -> None:
@@ -109,7 +97,9 @@ def test_a_divided_model_has_the_losses_of_one_process(arguments: list[str], sma
 
 
 @full
-def test_training_goes_on_after_a_kill_from_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+def test_training_goes_on_after_a_kill_from_the_newest_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = tmp_path / "run"
     lines = run("resume.py", "--demo", "2", "3", "--steps", "8", "--every", "2", "--folder", "run", cwd=tmp_path)
     assert lines[0] == "2 ranks, from the beginning: 0 sequences read"
@@ -126,11 +116,14 @@ def test_training_goes_on_after_a_kill_from_the_newest_whole_checkpoint(tmp_path
     assert float(found[1]) <= 1e-4
 
     (folder / "step-000008/.metadata").unlink()  # what is written last
-    half = run("resume.py", "--ranks", "1", "--steps", "7", "--folder", "run", cwd=tmp_path)
-    assert half[:2] == ["step-000008 is half-written, and left out", "1 ranks, from step-000006: 72 sequences read"]
-    assert (folder / "step-000007/.metadata").exists()
-    said = refused("resume.py", "--width", "32", "--folder", "run", cwd=tmp_path)
-    assert "run/step-000007 is of another model: blocks.0.down.bias is (64,) in it, and (32,) here" in said
+    monkeypatch.syspath_prepend(EXAMPLES)
+    resume = module("resume")
+    whole = resume.newest_whole(folder)
+    assert whole == folder / "step-000006"
+    assert capsys.readouterr().out == "step-000008 is half-written, and left out\n"
+    resume.check_model(whole, resume.Settings())
+    with pytest.raises(SystemExit, match=r"another model: blocks.0.down.bias is \(64,\) in it, and \(32,\) here"):
+        resume.check_model(whole, resume.Settings(width=32))
 
 
 # --- Replicas.

@@ -39,7 +39,8 @@ class Trainer(Actor):
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.02)
 
     @endpoint
-    def train(self, first_time: bool) -> list[float]:
+    def train(self, first_time: bool) -> Any:
+        """The weights, after 100 steps."""
         rank = current_rank().rank
         while self.step < 100:
             if self.step == 50 and rank == 1 and first_time:
@@ -58,7 +59,8 @@ def main() -> None:
     procs = this_host().spawn_procs({"gpus": 2})
     with RestartPolicy(max_restarts=3):
         trainers = procs.spawn("trainers", Trainer)
-    attempts, weights = 0, []
+    attempts = 0
+    weights: list[float] = []
     while not weights:
         try:
             trainers.healthy(timeout=60).get()
@@ -70,7 +72,7 @@ def main() -> None:
             weights = trainers.train.call(first_time=attempts == 1).get().values()[0]
         except (SupervisionError, ActorError) as error:
             print("again, after", type(error).__name__)  # again, after ...
-    print(100, "steps", [round(weight, 2) for weight in weights])
+    print(100, "steps", [round(weight, 2) for weight in weights])  # 100 steps [0.98, 0.99, 0.98, 0.98]
     procs.stop().get()
 
 

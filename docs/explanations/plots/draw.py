@@ -83,27 +83,11 @@ def draw_transfers(costs: dict[str, Any]) -> None:
     save(figure, "transfers")
 
 
-def draw_spawns(costs: dict[str, Any]) -> None:
-    figure, axes = pyplot.subplots(figsize=(8, 3.6))
-    for key, label, color in (
-        ("spawn_with_torch", "with torch loaded", "tab:orange"),
-        ("spawn", "without torch", "tab:blue"),
-    ):
-        axes.plot(costs["processes"], [1000 * row["least"] for row in costs[key]], color=color, marker=".", label=label)
-    axes.set_xticks(costs["processes"])
-    axes.set_ylim(bottom=0)
-    axes.set_ylabel("ms until all have answered\n(best of five)")
-    axes.set_xlabel(f"processes, on {costs['processors']} processors")
-    axes.legend(frameon=False)
-    save(figure, "spawn")
-
-
 def main() -> None:
     costs = json.loads((HERE / "costs.json").read_text())
     pyplot.rcParams.update(LOOK)
     draw_calls(costs)
     draw_transfers(costs)
-    draw_spawns(costs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measures what docs/explanations/performance.md shows, on this machine, and writes it to costs.json.
 
-    python docs/explanations/plots/measure.py      # half a minute; needs numpy and torch
+    python docs/explanations/plots/measure.py      # half a minute; needs numpy
     python docs/explanations/plots/draw.py         # draws the pictures of the page from it
 
 Of each figure the median and the least of many repetitions are kept. The pictures show the least, which other work on the
@@ -25,7 +25,6 @@ from monarch.rdma import RDMABuffer
 
 HERE = Path(__file__).resolve().parent
 SIZES = [64 << (2 * step) for step in range(11)]  # 64 B to 64 MiB
-PROCESSES = [1, 2, 4, 8, 16]
 
 
 class Target(Actor):
@@ -107,36 +106,15 @@ def transfers() -> dict[str, Any]:
     return {"sizes": SIZES, "message": message, "rdma": rdma, "copy": copy}
 
 
-def spawns() -> list[dict[str, float]]:
-    """Seconds from spawn_procs until every process has answered its first call, in a program that has spawned before."""
-    found = []
-    for count in PROCESSES:
-        taken = []
-        for _ in range(6):
-            start = time.perf_counter()
-            procs = this_host().spawn_procs({"gpus": count})
-            procs.spawn("targets", Target).take.call().get()
-            taken.append(time.perf_counter() - start)
-            procs.stop().get()
-        found.append(figures(taken[1:]))  # the first one may start a fork server
-    return found
-
-
 def main() -> None:
     before = os.getloadavg()[0]
     result: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d"),
         "processors": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "processes": PROCESSES,
         "calls": calls(),
         "transfers": transfers(),
-        "spawn": spawns(),
     }
-    import torch  # from here on processes are forked off a server that has it loaded
-
-    torch.set_num_threads(1)
-    result["spawn_with_torch"] = spawns()
     result["load"] = [round(before, 1), round(os.getloadavg()[0], 1)]
     (HERE / "costs.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -18,7 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parents[2] / "examples"
-STEPS = 45  # of parallel and resume
+STEPS = 36  # of parallel and resume
 
 
 def run(name: str, *arguments: object) -> None:
@@ -29,7 +29,7 @@ def fault_tolerant(folder: Path) -> dict[str, Any]:
     """Three replicas of two ranks, with and without deaths: the loss over what has been read."""
     found = {}
     for deaths, label in [(3, "three deaths"), (0, "no deaths")]:
-        run("replicas.py", "--batches", 360, "--deaths", deaths, "--record", folder / "run.json")
+        run("replicas.py", "--batches", 300, "--deaths", deaths, "--record", folder / "run.json")
         found[label] = json.loads((folder / "run.json").read_text())
     tokens = {label: [step["tokens"] / 1000 for step in ran["steps"]] for label, ran in found.items()}
     disturbed = found["three deaths"]
@@ -46,7 +46,7 @@ def fault_tolerant(folder: Path) -> dict[str, Any]:
         "x": "thousand characters read, each counted once",
         "panels": [
             {"y": "loss, mean of 10 steps", "series": series(tokens, losses)},
-            {"y": "replicas in a step", "range": [0, 3.4], "series": series(tokens, members, style="steps")},
+            {"y": "batches in a step", "range": [0, 3.4], "series": series(tokens, members, style="steps")},
         ],
         "events": events,
     }
@@ -78,7 +78,7 @@ def parallel(folder: Path) -> dict[str, Any]:
 
 def resume(folder: Path) -> dict[str, Any]:
     """Four ranks until they are killed, then two, then three; and one process that nobody stops."""
-    run("resume.py", "--demo", 4, 2, 3, "--steps", STEPS, "--folder", folder)
+    run("resume.py", "--demo", 4, 2, 3, "--steps", STEPS, "--every", 4, "--folder", folder)
     lines = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
     sys.path.insert(0, str(EXAMPLES))
     from char_gpt import Settings, losses_alone  # type: ignore[import-not-found]

@@ -1,4 +1,4 @@
-"""What is said where an adverb is used and there is no mesh to send to: on the class of the actors, or on an instance."""
+"""What is said where an adverb is used and there is no mesh to send to, or an endpoint is used without one."""
 
 from __future__ import annotations
 
@@ -9,6 +9,22 @@ from typing import Any, NoReturn
 
 # The public methods of Endpoint; a test compares.
 ADVERBS = frozenset(["call", "call_one", "choose", "stream", "map", "broadcast", "rref", "with_timeout"])
+
+
+def not_callable(endpoint: str) -> str:
+    """What `mesh.endpoint(...)` says."""
+    return (
+        f"endpoint {endpoint!r} is not callable itself: say how, with .call(...), .call_one(...), .broadcast(...), "
+        f".choose(...) or .stream(...)"
+    )
+
+
+def no_adverb(endpoint: str, name: str) -> str:
+    """What `mesh.endpoint.NAME` says, where NAME is no adverb."""
+    mistake = f"'Endpoint' object has no attribute {name!r}"
+    if name.startswith("_"):
+        return mistake
+    return f"{mistake}: say first how {endpoint!r} is called, as in .call(...) or .call_one(...)"
 
 
 def on_the_class(method: Callable[..., Any], adverb: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec,
 
 from monarch._mesh import plugins
 from monarch._mesh.actors.adverb_codes import BROADCAST, CALL, CALL_ONE, CHOOSE, HOLD, KEEP, SEND, STREAM, few
-from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, on_the_class
+from monarch._mesh.actors.adverbs import ADVERBS, as_local_method, no_adverb, not_callable, on_the_class
 from monarch._mesh.actors.arity import Arity, arity_of, named
 from monarch._mesh.actors.endpoint_mesh import EndpointMesh
 from monarch._mesh.actors.map_adverb import MapAdverb
@@ -249,10 +249,10 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
     if not TYPE_CHECKING:  # BoundEndpoint says what a checker should think of `self.add(1)`
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            raise TypeError(
-                f"endpoint {self._name!r} is not callable itself: say how, with .call(...), .call_one(...), "
-                f".broadcast(...), .choose(...) or .stream(...)"
-            )
+            raise TypeError(not_callable(self._name))
+
+        def __getattr__(self, name: str) -> Any:
+            raise AttributeError(no_adverb(self._name, name))
 
     def __reduce__(self) -> Any:
         raise TypeError(f"endpoint {self._name!r} cannot be sent: send the mesh and take its endpoint there")

@@ -398,11 +398,11 @@ def as_endpoint(not_an_endpoint: Any, *, propagate: Propagate = None, explicit_r
     a method seen on a mesh.
     """
     if not isinstance(not_an_endpoint, NotAnEndpoint):
-        raise ValueError(f"expected an method of a spawned actor, got {not_an_endpoint!r}")
+        raise ValueError(f"expected a method of a spawned actor, got {not_an_endpoint!r}")
     mesh, name = not_an_endpoint._mesh, not_an_endpoint._name
     method = getattr(mesh._class, name)
     if not callable(method):
-        raise ValueError(f"expected an method of a spawned actor, but {mesh._class.__name__}.{name} is {method!r}")
+        raise ValueError(f"expected a method of a spawned actor, but {mesh._class.__name__}.{name} is {method!r}")
     prop: EndpointProperty[Any, Any] = EndpointProperty(
         method, propagate=propagate, explicit_response_port=explicit_response_port, checked=False
     )

@@ -20,6 +20,7 @@ from monarch._mesh.meshes.system_actors import LogLevel
 from monarch._runtime.context import here
 from monarch._runtime.coroutine_future import CoroutineFuture
 from monarch._runtime.future import All, Done, Future, Slot, Source, Then, check_timeout, detach, make_future, once
+from monarch._shape.refusals import called_as
 from monarch._shape.region import Shape
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import agent_at, host_of, name_of
@@ -118,6 +119,9 @@ class ProcMesh(Handle):
         return here().mesh.spawning.spawn_actors(  # type: ignore[no-any-return]
             self, name, replacements.replace(Class), args, kwargs, group=group
         )
+
+    if not TYPE_CHECKING:
+        spawn = called_as(spawn, 'procs.spawn("counters", Counter, ...)')
 
     def _train(self) -> None:
         """See `OwnedProcs.train`. Nothing where they belong to another process."""
@@ -246,7 +250,8 @@ class ProcMesh(Handle):
     ) -> Future[None]:
         """How the output of these processes reaches the client. Begins at once; the Future says when it is in force.
 
-        `level`: of the root logger in each process (0..255, else ValueError). `stream_to_client`: print each line on the
+        `level`: of the root logger in each process (0..255, else ValueError). A process without a logging handler shows only
+        warnings, as Python does: `set_log_level` makes it show what is below. `stream_to_client`: print each line on the
         client with its host and rank. Output from other hosts is streamed whether or not it is asked for, unless
         `configure(stream_remote_output=False)` came before the mesh was spawned; that of the client's own host needs
         `configure(enable_log_forwarding=True)` before it, else a UserWarning and nothing else. `aggregate_window_sec`: fold

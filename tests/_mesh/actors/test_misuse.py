@@ -127,6 +127,20 @@ def test_on_an_attribute_that_is_no_method(counters: Any, name: str) -> None:
         getattr(counters, name)()
 
 
+def test_no_adverb_at_all(counters: Any) -> None:
+    with pytest.raises(AttributeError) as caught:
+        counters.add.get()
+    assert str(caught.value) == (
+        "'Endpoint' object has no attribute 'get': say first how 'add' is called, as in .call(...) or .call_one(...)"
+    )
+    assert not hasattr(counters.add, "__array__")
+
+
+def test_spawn_without_a_name(procs: Any) -> None:
+    with pytest.raises(TypeError, match=r'it is called as in procs\.spawn\("counters", Counter, \.\.\.\)'):
+        procs.spawn(Counter)
+
+
 # --- names
 
 

@@ -157,7 +157,7 @@ def test_async_endpoints_and_methods_that_are_none(procs: Any, workers: Any) -> 
         assert monarch.inspect(workers.later.rref(t)).tolist() == [2.0, 2.0]
         plain = as_endpoint(workers.plain, propagate=lambda x, y: x - y)
         assert monarch.inspect(plain.rref(t, 5)).tolist() == [-4.0, -4.0]
-    with pytest.raises(ValueError, match="expected an method of a spawned actor"):
+    with pytest.raises(ValueError, match="expected a method of a spawned actor"):
         as_endpoint(workers.later, propagate=like)
 
 
