@@ -1,6 +1,6 @@
 """A hyper-parameter search over a mesh: random settings, and those that do worse than others are stopped early.
 
-    python examples/sweep.py                       # 24 trials on 2 processes, half a minute on two cores
+    python examples/sweep.py                       # 24 trials on 2 processes, a minute on two busy cores
     python examples/sweep.py --ranks 8 --trials 96  # goes on: trials that sweep.jsonl has are not run again
     python examples/sweep.py --kill 2              # two processes are killed on the way
 
