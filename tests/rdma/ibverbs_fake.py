@@ -104,7 +104,7 @@ class FakeDevice:
         self.registered: list[FakeRegistration] = []
         self.pairs: list[FakePair] = []
         self.refuse = 0  # registrations that fail from now on
-        self.hold = False
+        self.hold: bool | list[FakePair] = False  # what all queue pairs post, or these
         self.patient = False  # what gets no answer is tried again for ever
         self.posted = 0
         self.moved = 0  # bytes
@@ -196,6 +196,8 @@ class FakePair:
     def post(self, work: Sequence[tuple[int, Request]], write: bool, key: int, remote_key: int) -> None:
         assert self._state == "rts"
         hold = self.device.hold  # a test that has seen `posted` may change it at once
+        if isinstance(hold, list):
+            hold = self in hold
         for number, request in work:
             assert request.size <= self.device.limits.message
             self._under_way += 1

@@ -289,14 +289,13 @@ def test_others_are_done_over_when_one_is_late(sides: Sides) -> None:
         handle = sides.make(bytearray(b"0123456789"))
         sides.read(handle, 10)
         (device,) = [sides.device(name) for name in HERE if sides.device(name).pairs]
-        device.hold, before = True, device.posted
+        device.hold, before = [*device.pairs], device.posted  # not the queue pair that comes next
         into = bytearray(10)
         patient, hasty = sides.begin(handle, into), sides.begin(handle, bytearray(10), timeout=0.05)
         give_up = time.monotonic() + TIMEOUT
         while device.posted < before + 2 and not hasty.over:  # both are with the device, or one was too late for that
             assert time.monotonic() < give_up
             os.sched_yield()
-        device.hold = False  # for the queue pair that comes next
         with pytest.raises(RDMATimeoutError):
             hasty.get()
         patient.get()
