@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.site import make_site
+from tests.support.site import extension, make_site
 
 PAGES = ["index", "rdma", "settings", "dashboard", "source/examples/ddp.py", "reference/index", "tutorial/index"]
 LUMINANCE = (
@@ -18,6 +19,13 @@ LUMINANCE = (
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_site(tmp_path_factory.mktemp("a folder, 100 %"))
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    assert extension("site_links").broken(site) == []
+    front = re.sub("<[^>]*>", "", (site / "index.html").read_text())  # code is coloured word by word
+    assert "from monarch.actor import Actor" in front
+    assert "setup_torch_distributed" in (site / "source" / "examples" / "ddp.py.html").read_text()
 
 
 @pytest.mark.parametrize("colours", ["light", "dark"])

@@ -74,7 +74,7 @@ def promised(name: str) -> list[str]:
     return [promise.text for promise in promises((PROGRAMS / name).read_text())]
 
 
-@full
+@pytest.mark.slow  # of each, a torch is imported in every rank; tests/job/test_monarch_run.py has the same in small
 @needs_torch
 @pytest.mark.procs
 def test_a_torchrun_script_prints_the_same_under_both(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_torchrun_script_prints_the_same_under_both(tmp_path: Path) -> None:
     assert launched(OURS, ours, script) == printed
 
 
-@full
+@pytest.mark.slow  # of each, a torch is imported in every rank; tests/job/test_monarch_run.py has the same in small
 @needs_torch
 @pytest.mark.procs
 def test_a_rank_that_dies_is_survived_under_both(tmp_path: Path) -> None:

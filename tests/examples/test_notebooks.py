@@ -86,6 +86,7 @@ def test_the_tour_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @full
 @needs_torch
 @needs_matplotlib
+@pytest.mark.slow
 @pytest.mark.procs
 def test_the_search_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = shown("sweep", tmp_path, monkeypatch)
@@ -99,6 +100,7 @@ def test_the_search_runs_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @full
 @needs_torch
 @needs_matplotlib
+@pytest.mark.slow
 @pytest.mark.procs
 def test_grpo_runs_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     said = shown("grpo/actors", EXAMPLES / "grpo", monkeypatch)
