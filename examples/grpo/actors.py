@@ -1,6 +1,6 @@
 """GRPO with actors and a queue: generators go on sampling while the learner trains; nobody waits for a whole round.
 
-    python examples/grpo/actors.py                      # about a minute on two cores
+    python examples/grpo/actors.py                      # 15 seconds on two idle cores
     python examples/grpo/actors.py --small --kill 2     # seconds; generators are killed on the way
     python examples/grpo/actors.py --learners 2         # the learner is two ranks of DDP
 

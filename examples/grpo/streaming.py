@@ -1,6 +1,6 @@
 """GRPO without batches between the actors: every sample travels alone, as soon as its last token is drawn.
 
-    python examples/grpo/streaming.py                          # about a minute on two cores
+    python examples/grpo/streaming.py                          # under a minute on two idle cores
     python examples/grpo/streaming.py --generators 3 --kill 3  # generators are killed on the way
 
     script --prompts--> router --groups--> learner

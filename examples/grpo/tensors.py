@@ -1,6 +1,6 @@
 """GRPO with the learner on distributed tensors: one script computes the step, all processes of a mesh execute it.
 
-    python examples/grpo/tensors.py                  # about a minute on two cores
+    python examples/grpo/tensors.py                  # 20 seconds on two idle cores
     python examples/grpo/tensors.py --learners 4     # the batch is divided among four processes
 
     generators --prompts, answers, rewards--> script --some of the prompts to each--> learner processes
