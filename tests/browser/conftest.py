@@ -23,6 +23,9 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+LUMINANCE = (
+    "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0)"
+)
 PATIENCE = 60_000  # ms for anything to appear
 
 
@@ -97,6 +100,10 @@ class Window:
     def open(self, url: str) -> Any:
         self.page.goto(url)
         return self.page
+
+    def is_light(self) -> bool:
+        """Whether the page is light, and not dark."""
+        return bool(self.page.evaluate(LUMINANCE) > 384)
 
 
 @pytest.fixture

@@ -23,9 +23,6 @@ PAGES = {
     "/stacks": "Trainer.step",
     "/traces": "None yet",
 }
-LUMINANCE = (
-    "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).reduce((a, b) => a + Number(b), 0)"
-)
 
 
 @pytest.mark.parametrize("size", [(1280, 720), (390, 844)], ids=["desk", "phone"])
@@ -44,17 +41,18 @@ def test_every_page_opens(window: Any, served: Any, size: tuple[int, int]) -> No
 
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_colours_follow_the_system_and_the_switch(window: Any, served: Any, colours: str) -> None:
-    page = window(colours).open(served.url)
+    opened = window(colours)
+    page = opened.open(served.url)
     page.locator(".figure").first.wait_for()
-    assert (page.evaluate(LUMINANCE) > 384) == (colours == "light")
+    assert opened.is_light() == (colours == "light")
     other = "dark" if colours == "light" else "light"
     for _ in range(3):
         page.locator("#theme").click()
         if page.locator("#theme").get_attribute("title") == f"Colours: {other}":
             break
-    assert (page.evaluate(LUMINANCE) > 384) == (other == "light")
+    assert opened.is_light() == (other == "light")
     page.reload()
-    assert (page.evaluate(LUMINANCE) > 384) == (other == "light")  # remembered
+    assert opened.is_light() == (other == "light")  # remembered
 
 
 def test_it_can_be_walked_by_keyboard(window: Any, served: Any) -> None:

@@ -16,6 +16,7 @@ import venv
 import zipfile
 from pathlib import Path
 
+from tests.support.pages import blocks
 from tests.support.printed import broken
 from tests.support.recording import FIRST_LINE, recorded
 
@@ -64,8 +65,8 @@ def check_sdist(names: list[str]) -> None:
 
 def first_program(page: str) -> str:
     """The first block of Python, each line at the number it has in the page."""
-    before, _, rest = page.partition("```python\n")
-    return "\n" * before.count("\n") + "\n" + rest.partition("\n```")[0] + "\n"
+    block = next(block for block in blocks(page) if block.words == ["python"])
+    return "\n" * (block.line - 1) + block.text
 
 
 def run(*words: str, cwd: Path) -> str:

@@ -97,11 +97,11 @@ def transfers() -> dict[str, Any]:
     message, rdma, copy = [], [], []
     for size in SIZES:
         payload, other, repeats = np.ones(size, np.uint8), np.ones(size, np.uint8), repeats_for(size)
-        message.append(figures(timed(lambda p=payload: target.take.call_one(p).get(), repeats)))  # type: ignore[misc]
+        message.append(figures(timed(lambda p=payload: target.take.call_one(p).get(), repeats)))
         buffer = RDMABuffer(payload)
         rdma.append(figures(target.pull.call_one(buffer, size, repeats).get()))
         buffer.drop().get()
-        copy.append(figures(timed(lambda p=payload, o=other: np.copyto(o, p), repeats)))  # type: ignore[misc]
+        copy.append(figures(timed(lambda p=payload, o=other: np.copyto(o, p), repeats)))
     procs.stop().get()
     return {"sizes": SIZES, "message": message, "rdma": rdma, "copy": copy}
 

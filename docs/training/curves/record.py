@@ -81,7 +81,7 @@ def resume(folder: Path) -> dict[str, Any]:
     run("resume.py", "--demo", 4, 2, 3, "--steps", STEPS, "--every", 4, "--folder", folder)
     lines = [json.loads(line) for line in (folder / "losses.jsonl").read_text().splitlines()]
     sys.path.insert(0, str(EXAMPLES))
-    from char_gpt import Settings, losses_alone  # type: ignore[import-not-found]
+    from char_gpt import Settings, losses_alone
 
     expected = losses_alone(Settings(), [range(12 * step, 12 * (step + 1)) for step in range(STEPS)])
     steps: dict[str, list[int]] = {"one process without a stop": list(range(STEPS))}
