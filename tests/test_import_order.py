@@ -1,4 +1,5 @@
-"""Who may import whom. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too.
+"""Who may import whom. Every import under monarch/ is read, those in functions and under TYPE_CHECKING too; the latter may
+close a ring of files within one folder, and only there.
 
     _text < _errors < _devices < config < _shape < _wire < _runtime < _mesh < actor < optional packages < SEEING < job < tools
 
@@ -16,11 +17,13 @@ Inside a part of ROOMS the folders have an order as well, and no files import ea
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -121,25 +124,36 @@ def allowed(part: str, target: str, parts: set[str], deferred: bool) -> bool:
 
 def imports(path: Path, inside: tuple[str, ...], parts: set[str]) -> Iterator[tuple[int, str, bool]]:
     """(line, top-level part of monarch, whether only on a call) of each import of monarch in `path`."""
-    for line, module, deferred in imported(path, inside):
+    for line, module, deferred, _ in imported(path, inside):
         first, _, rest = module.partition(".")
         if first == "monarch":
             top = rest.partition(".")[0]
             yield line, top if top in parts else ROOT, deferred
 
 
-def imported(path: Path, inside: tuple[str, ...]) -> Iterator[tuple[int, str, bool]]:
-    """(line, dotted name, whether only on a call) of each import in `path`, which is `inside` of monarch."""
+class Import(NamedTuple):
+    line: int
+    module: str  # the dotted name
+    deferred: bool  # runs only on a call
+    for_types: bool  # under `if TYPE_CHECKING`: never runs
+
+
+@functools.cache
+def imported(path: Path, inside: tuple[str, ...]) -> list[Import]:
+    """Each import in `path`, which is `inside` of monarch."""
     tree = ast.parse(path.read_text(), str(path))
-    in_functions = {
-        id(inner)
-        for outer in ast.walk(tree)
-        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for inner in ast.walk(outer)
-    }
-    for node in ast.walk(tree):
-        for module in modules(node, ("monarch", *inside)):
-            yield node.lineno, module, id(node) in in_functions  # type: ignore[attr-defined]
+    in_functions: set[int] = set()
+    for_types: set[int] = set()
+    for outer in ast.walk(tree):
+        if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            in_functions |= {id(inner) for inner in ast.walk(outer)}
+        elif isinstance(outer, ast.If) and ast.unparse(outer.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for_types |= {id(inner) for statement in outer.body for inner in ast.walk(statement)}
+    return [
+        Import(node.lineno, module, id(node) in in_functions, id(node) in for_types)  # type: ignore[attr-defined]
+        for node in ast.walk(tree)
+        for module in modules(node, ("monarch", *inside))
+    ]
 
 
 def modules(node: ast.AST, here: tuple[str, ...]) -> list[str]:
@@ -164,7 +178,7 @@ def room_violations(package: Path, part: str, rooms: tuple[str, ...]) -> list[st
     found = []
     front = package / part / "__init__.py"
     programs = [package / part / name for name in PROGRAMS]
-    for path, line, target in inner_imports(package, part):
+    for path, line, target, _ in inner_imports(package, part):
         here, there = room(package / part, path), room(package / part, target)
         where = f"{path.relative_to(package.parent)}:{line}"
         if path == front or path in programs:
@@ -178,14 +192,14 @@ def room_violations(package: Path, part: str, rooms: tuple[str, ...]) -> list[st
     return found
 
 
-def inner_imports(package: Path, part: str) -> Iterator[tuple[Path, int, Path]]:
-    """(file, line, file) of each import of one file of `part` by another."""
+def inner_imports(package: Path, part: str) -> Iterator[tuple[Path, int, Path, bool]]:
+    """(file, line, file, whether for types only) of each import of one file of `part` by another."""
     for path in sorted((package / part).rglob("*.py")):
         inside = path.relative_to(package).with_suffix("").parts
-        for line, module, _ in imported(path, inside):
+        for line, module, _, for_types in imported(path, inside):
             target = file_of(package, module.split("."))
             if target is not None and target != path and target.is_relative_to(package / part):
-                yield path, line, target
+                yield path, line, target, for_types
 
 
 def file_of(package: Path, names: list[str]) -> Path | None:
@@ -206,10 +220,14 @@ def room(part: Path, file: Path) -> str:
 
 
 def rings(package: Path, part: str) -> list[str]:
-    """One line for each ring of files of `part`: who imports whom, back to the first."""
+    """One line for each ring of files of `part`: who imports whom, back to the first.
+
+    What a file imports for its types alone counts between folders, and not within one.
+    """
     graph: dict[Path, list[Path]] = {}
-    for path, _, target in inner_imports(package, part):
-        graph.setdefault(path, []).append(target)
+    for path, _, target, for_types in inner_imports(package, part):
+        if not (for_types and path.parent == target.parent):
+            graph.setdefault(path, []).append(target)
     done: set[Path] = set()
     found = []
 
@@ -379,9 +397,13 @@ def test_imports_from_earlier_folders_are_not_reported(tmp_path: Path) -> None:
             {
                 "low/a": "from monarch.tensor.low import c",
                 "low/c": "def f():\n    from . import d",
-                "low/d": "if TYPE_CHECKING:\n    from monarch.tensor.low.a import A",
+                "low/d": "from monarch.tensor.low.a import A",
             },
             "low/a -> low/c -> low/d -> low/a",
+        ),
+        (
+            {"base": "from .low.a import A", "low/a": "if TYPE_CHECKING:\n    from monarch.tensor.base import f"},
+            "base -> low/a -> base",
         ),
         (
             {"high/__init__": "from monarch.tensor.high.b import B", "high/b": "import monarch.tensor.high"},
@@ -392,6 +414,12 @@ def test_imports_from_earlier_folders_are_not_reported(tmp_path: Path) -> None:
 def test_a_ring_of_files_is_reported(tmp_path: Path, files: dict[str, str], report: str) -> None:
     package = rooms(tmp_path, {f"tensor/{name}.py": text for name, text in files.items()})
     assert rings(package, "tensor") == [report]
+
+
+def test_a_ring_of_types_within_a_folder_is_not_reported(tmp_path: Path) -> None:
+    low = {"a": "from monarch.tensor.low import c", "c": "if TYPE_CHECKING:\n    from monarch.tensor.low.a import A"}
+    package = rooms(tmp_path, {f"tensor/low/{name}.py": text for name, text in low.items()})
+    assert rings(package, "tensor") == []
 
 
 def rooms(folder: Path, files: dict[str, str]) -> Path:
