@@ -25,8 +25,8 @@ from monarch._mesh.failures.ledger import MeshFailure, Notify
 # (a host, memory, a collective) kills its neighbours a little later.
 TOGETHER = 3.0
 
-
 GRACE = 0.05  # seconds in which a call may still be made that tells of a failure
+HELD_LONG = 10.0  # seconds after which a failure that only an unobserved Future knows of is a fault
 
 
 class Handled:

@@ -27,7 +27,6 @@ from monarch._runtime.unseen import Unseen
 from monarch._wire.message import Failure
 
 logger = logging.getLogger("monarch")
-_HELD_LONG = 10.0  # seconds after which a failure that only an unobserved Future knows of is a fault
 
 
 class Owners:
@@ -98,7 +97,7 @@ class Owners:
             return  # a test that moves the time on could not look meanwhile; the end of its cluster tells
         if not held.calls:
             loop.call_later(observed.GRACE, lambda: self._lapse(held))
-        loop.call_later(_HELD_LONG, lambda: self._on_held_long(held))
+        loop.call_later(observed.HELD_LONG, lambda: self._on_held_long(held))
 
     def _lapse(self, held: Held) -> None:
         with self._owned.lock:
@@ -110,11 +109,11 @@ class Owners:
         if not held.open:
             return
         if any(self._is_owner(wait.running, held.owner) for wait in self._proc.waits.standing()):
-            self._proc.loop.call_later(_HELD_LONG, lambda: self._on_held_long(held))
+            self._proc.loop.call_later(observed.HELD_LONG, lambda: self._on_held_long(held))
             return
         calls = "; ".join(sorted({call.issued for call in held.calls}))
         log(logger, logging.ERROR, "nobody has looked within %g s at the Future of a call that has failed, called at %s",
-            _HELD_LONG, calls or "an unknown line")  # fmt: skip
+            observed.HELD_LONG, calls or "an unknown line")  # fmt: skip
         with self._owned.lock:
             effects = self._owned.observed.give_up(held)
         self._carry_out(effects)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from monarch._mesh.failures import observed
 from monarch.actor import Actor, Channel, Port, SupervisionError, endpoint, send, this_host
 from monarch.testing import InProcessCluster, Local
 
@@ -73,7 +74,9 @@ def test_each_failure_that_the_receiver_raises_is_told(cluster: InProcessCluster
         cluster.next_failure(handled=True)
 
 
-def test_where_nobody_reads_it_is_a_fault(cluster: InProcessCluster, events: Any) -> None:
+def test_where_nobody_reads_it_is_a_fault(
+    cluster: InProcessCluster, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, _ = events
     procs = this_host().spawn_procs({"gpus": 3})
     holders: Any = procs.spawn("holders", Holder)
@@ -81,6 +84,7 @@ def test_where_nobody_reads_it_is_a_fault(cluster: InProcessCluster, events: Any
     send(holders.keep, (entered,), {}, port)
     cluster.kill(procs, 0)  # the receiver may still be read
     cluster.settle()
+    monkeypatch.setattr(observed, "HELD_LONG", 0.1)
     cluster.kill(procs, 1)
     cluster.settle()
     with pytest.raises(SupervisionError):
