@@ -89,6 +89,7 @@ class Proc:
         self.host = host_of(address)
         self.client = f"{self.host}/{CLIENT}"  # the root client of the program
         self.pid = os.getpid()
+        self.agent_pid = 0  # the process of its host agent; 0 where there is none (a cluster in memory)
         self.loop = loop
         self.closed: BaseException | None = None
         self.incarnation = 0  # how many processes were at this address before

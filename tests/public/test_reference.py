@@ -73,9 +73,9 @@ PUBLIC: dict[str, str] = {
 
 # These have `__all__` for the packages beside them.
 INNER = """
-    monarch.actor.file_sync monarch.actor.run_folders monarch.admin.output monarch.admin.stacks monarch.admin.status
-    monarch.tensor.propagation monarch.tensor.remote.checkpoint monarch.tensor.remote.device_memory
-    monarch.tensor.simulator.effects monarch.trace.sampling
+    monarch.actor.file_sync monarch.actor.host_agent monarch.actor.run_folders monarch.admin.output
+    monarch.admin.stacks monarch.admin.status monarch.tensor.propagation monarch.tensor.remote.checkpoint
+    monarch.tensor.remote.device_memory monarch.tensor.simulator.effects monarch.trace.sampling
 """.split()  # noqa: SIM905
 
 # What is public for its own package only, and methods that torch itself has no words for.

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from monarch.actor import Channel, endpoint
+from monarch.actor import Channel, endpoint, this_host
+from monarch.actor.host_agent import agent_pid
 from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer
 from monarch.rdma.backends import process_vm
 from monarch.rdma.buffer import _restore
-from tests.rdma.buffers import call
+from tests.rdma.buffers import Owner, call
 
 pytestmark = pytest.mark.procs
 TIMEOUT = 30
@@ -144,11 +147,93 @@ def test_yama_is_asked_where_it_lets_only_ancestors_look(
     assert calls == ([(0x59616D61, os.getpid())] if asked else [])  # a client: nobody above it may look
 
 
-def test_a_process_lets_those_look_who_descend_from_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not process_vm._is_agent(os.getppid())
-    monkeypatch.setattr(process_vm, "_is_agent", lambda pid: pid == os.getppid())
-    ancestor = process_vm._parent(os.getppid())
-    assert process_vm._tracer() == (ancestor if ancestor > 1 else os.getppid())
+class Watched(Owner):
+    """An owner and a reader on a machine with Yama: the kernel's answers are those of `Yama`."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        process_vm._YAMA = os.path.join(folder, "ptrace_scope")
+        process_vm.CALLS = Yama(folder)
+
+    @endpoint
+    def tracer(self) -> int:
+        return process_vm._tracer()
+
+    @endpoint
+    def read(self, buffer: RDMABuffer) -> tuple[str, bytes]:
+        into = bytearray(buffer.size())
+        buffer.read_into(into).get()
+        return buffer.path, bytes(into)
+
+
+class Yama:
+    """The calls of process_vm on a machine whose `ptrace_scope` is 1, as Documentation/admin-guide/LSM/Yama.rst has it.
+
+    A process looks into another when it is one of that one's ancestors, or descends from the process that the other has
+    named by PR_SET_PTRACER (or is it). What was named stands in a file for each process.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.real = process_vm._Calls()
+        self.small_read, self.read = self._asked(self.real.small_read), self._asked(self.real.read)
+        self.small_write, self.write = self._asked(self.real.small_write), self._asked(self.real.write)
+
+    def prctl(self, option: int, pid: Any, *rest: int) -> int:
+        assert option == 0x59616D61
+        Path(self.folder, str(os.getpid())).write_text(str(pid.value))
+        return 0
+
+    def _asked(self, call: Any) -> Any:
+        def copy(pid: int, *args: Any) -> int:
+            if pid == os.getpid() or os.getpid() in line(pid) or self._named(pid) in line(os.getpid()):
+                return int(call(pid, *args))
+            ctypes.set_errno(errno.EPERM)
+            return -1
+
+        return copy
+
+    def _named(self, pid: int) -> int:
+        try:
+            return int(Path(self.folder, str(pid)).read_text())
+        except FileNotFoundError:
+            return -1
+
+
+def line(pid: int) -> list[int]:
+    """A process and its ancestors."""
+    return [pid, *line(process_vm._parent(pid))] if pid > 0 else []
+
+
+@pytest.fixture
+def yama(tmp_path: Path) -> str:
+    (tmp_path / "ptrace_scope").write_text("1\n")
+    return str(tmp_path)
+
+
+def test_under_yama_the_processes_of_a_program_look_into_each_other(yama: str) -> None:
+    host = this_host()
+    forked, executed = host.spawn_procs(), host.with_python_executable(sys.executable).spawn_procs()
+    meshes = [procs.spawn("watched", Watched, yama) for procs in (forked, executed)]
+    for one, other in (meshes, meshes[::-1]):
+        assert call(one.tracer) == os.getpid()  # the agent's parent: every process of the program here descends from it
+        _, buffer = call(one.make, b"data")
+        assert call(other.read, buffer) == ("process_vm", b"data")
+    for procs in (forked, executed):
+        procs.stop().get(TIMEOUT)
+
+
+def test_whoever_started_the_client_is_not_to_look_into_it(shared_procs: Any) -> None:
+    assert agent_pid() > 0
+    assert process_vm._tracer() == os.getpid() == process_vm._parent(agent_pid())
+
+
+def test_under_yama_a_process_that_has_named_nobody_is_not_looked_into(yama: str, owner: Any) -> None:
+    """What the stand-in is worth: it refuses as the kernel does."""
+    _, buffer = call(owner.make, b"data")
+    procs = this_host().spawn_procs()
+    assert call(procs.spawn("watched", Watched, yama).read, buffer) == ("tcp", b"data")
+    procs.stop().get(TIMEOUT)
 
 
 def test_a_forked_child_does_not_have_its_parents_table() -> None:

@@ -53,9 +53,9 @@ _AGENT_GONE = 3  # exit status when the host agent went away under us
 
 class Served:
     """A process of ours at work: waits in the main thread, works on others. `incarnation`: how many were at its address
-    before."""
+    before. `agent`: the pid of its host agent."""
 
-    def __init__(self, address: str, incarnation: int, spec: LaunchSpec, listening: socket.socket) -> None:
+    def __init__(self, address: str, incarnation: int, spec: LaunchSpec, listening: socket.socket, agent: int) -> None:
         self._stop = threading.Lock()
         self._stop.acquire()
         self._reason = ""
@@ -63,6 +63,7 @@ class Served:
         loop.ended_unasked = end_process
         proc = self.proc = Proc(address, loop)
         proc.incarnation = incarnation
+        proc.agent_pid = agent
         proc.client = spec.client
         proc.reached_at = spec.reached_at or proc.host
         transport = unix.UnixTransport(spec.folder, loop, proc, proc.limits)
@@ -76,10 +77,10 @@ class Served:
         layer.when_agent_lost = _agent_lost
         set_home(proc)
         transport.listen(listening)
-        agent = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
-        agent.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
-        agent.start()
-        proc.processes.use_agent(agent)
+        connection = transport.connect(unix.dial(f"{spec.folder}/{AGENT}"), agent_of(address))
+        connection.send(frames.encode(message.encode(Hello(message.VERSION, address, proc.pid, incarnation))))
+        connection.start()
+        proc.processes.use_agent(connection)
         recording.begin_if_asked(proc)
         local_trace.begin_if_asked(proc)
         loop.start()
@@ -132,7 +133,7 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     _reseed()
     listening = _take_descriptors(child.fds, child.address)
     _take_over(spec, child.bind, child.address)
-    served = Served(child.address, child.incarnation, spec, listening)
+    served = Served(child.address, child.incarnation, spec, listening, agent)
     wait_orphaned(gate, child.intermediate)
     if settings.get("mesh_bootstrap_enable_pdeathsig"):
         die_with(agent)
@@ -229,4 +230,4 @@ def main() -> None:
     # Behind a wrapper the agent is not the parent; then only the connection to the agent tells of its end.
     if os.getppid() == int(agent) and settings.get("mesh_bootstrap_enable_pdeathsig"):
         die_with(int(agent))
-    Served(address, int(incarnation), spec, listening).serve()
+    Served(address, int(incarnation), spec, listening, int(agent)).serve()

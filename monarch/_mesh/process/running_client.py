@@ -56,6 +56,7 @@ class Client:
         host = started.prefix or f"unix:{self.directory}"
         proc = self.proc = Proc(f"{host}/client", loop)
         transport = unix.UnixTransport(self.directory, loop, proc, proc.limits)
+        proc.agent_pid = started.process.pid
         proc.use_unix(transport)
         listening = unix.listen(os.path.join(self.directory, "client"))
         self.layer = MeshLayer(proc)

@@ -23,6 +23,7 @@ import threading
 from collections import OrderedDict
 
 from monarch._errors import BufferDroppedError, OwnerEndedError, RDMAError
+from monarch.actor.host_agent import agent_pid
 from monarch.rdma import copying
 from monarch.rdma.handle import Handle, Owner, start_of, this_host
 from monarch.rdma.registry import WORD, lock
@@ -100,22 +101,15 @@ def let_peers_read() -> None:
 
 
 def _tracer() -> int:
-    """The process whose descendants are everybody of this program here: the agent's parent, but for pid 1 the agent. In the
-    client, whose child the agent is, the client itself: whoever started it is not to look into it."""
-    agent = os.getppid()
-    if not _is_agent(agent):
+    """Returns the process whose descendants are everybody of this program here: the agent's parent, but for pid 1 the agent.
+
+    In the client that is the client itself, which has started the agent: whoever started the client may not look into it.
+    """
+    agent = agent_pid()
+    if not agent:
         return os.getpid()
     above = _parent(agent)
     return above if above > 1 else agent
-
-
-def _is_agent(pid: int) -> bool:
-    """Whether it runs a host agent: that has its module on its command line."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return b"monarch._mesh.agent.host_agent" in file.read()
-    except OSError:
-        return False
 
 
 def _parent(pid: int) -> int:
