@@ -6,18 +6,18 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Container
 from typing import Any
 
 from monarch._mesh.actors.actor import Actor
 from monarch._mesh.actors.endpoint import concurrent_endpoint
-from monarch._mesh.inspection.wait_graph import wait_graph
+from monarch._mesh.inspection.wait_graph import WaitGraph, wait_graph
 from monarch._mesh.process.named_actors import get_or_spawn_controller
 from monarch._runtime.context import here, root_of
 from monarch._runtime.log_thread import log
 from monarch._runtime.replies import Entry
 from monarch._wire.message import ProcEnded
 from monarch.config import settings
-from monarch.debugger import stuck
 from monarch.debugger.commands import Selection
 from monarch.debugger.conversation import LINE, Conversation
 from monarch.debugger.listener import Listener, listen
@@ -139,13 +139,13 @@ class DebugController(Actor):
 
     async def page(self) -> str:
         page = self._sessions.page()
-        patience = settings.get("slow_handler_after") or stuck.PATIENCE
+        patience = settings.get("slow_handler_after") or _STUCK_AFTER
         try:
             graph = await wait_graph(_LOOK)
         except RuntimeError:  # the client ends
             return page
         addresses = {session.address for session in self._sessions.all()}
-        lines = stuck.lines(graph, patience, addresses)
+        lines = stuck_lines(graph, patience, addresses)
         return "\n".join([page, *lines])
 
     def find(self, name: str, rank: int) -> Session:
@@ -225,6 +225,32 @@ class _Watch(Entry):
 
     def give_up(self, error: BaseException) -> None:
         self.close()
+
+
+_STUCK_AFTER = 60.0  # seconds from which on an endpoint is shown
+_MOST_SHOWN = 20
+_OWN = "monarch.debugger.controller.DebugController"  # which waits for people
+
+
+def stuck_lines(graph: WaitGraph, patience: float, at_breakpoints: Container[str]) -> list[str]:
+    """For endpoints that have run for longer than `patience`. `at_breakpoints`: processes that are in the table."""
+    slow = [
+        one
+        for one in graph.handlers
+        if one.seconds >= patience and one.address not in at_breakpoints and _OWN not in one.who
+    ]
+    silent = [f"  {address}: {why}" for address, why in graph.silent.items()]
+    found = []
+    if slow:
+        found += ["", f"without a breakpoint, and busy for {patience:g} s or longer:"]
+        found += [f"  {one}" for one in slow[:_MOST_SHOWN]]
+        if len(slow) > _MOST_SHOWN:
+            found.append(f"  and {len(slow) - _MOST_SHOWN} more (monarch status shows all)")
+    if silent:
+        found += ["", "processes that did not answer:", *silent[:_MOST_SHOWN]]
+        if len(silent) > _MOST_SHOWN:
+            found.append(f"  and {len(silent) - _MOST_SHOWN} more")
+    return found
 
 
 def debug_controller() -> Any:

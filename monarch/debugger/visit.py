@@ -10,17 +10,29 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import json
+import select
 import socket
 from typing import Any
 
 import msgspec
 
+from monarch._mesh.inspection import survey
+from monarch._runtime.context import home
 from monarch.debugger.controller import DebugController, here_in_client
+from monarch.debugger.editor_rank import Exchange, Exchanged, Opened
 
 STREAM = "debug"
 TALK, LIST, NAMES, CONTINUE, EXCEPTIONS = "talk", "list", "names", "continue", "exceptions"
 CHECK, EDITOR = "check", "editor"
 _ANSWER = 30.0  # seconds that a short question may take
+_CHECK_QUESTION, _BEGIN_QUESTION = "debugger.editor.check", "debugger.editor.begin"
+_EXCHANGE_QUESTION, _END_QUESTION = "debugger.editor.exchange", "debugger.editor.end"
+_START = 60.0  # seconds for debugpy to be imported and started there
+_RANK_ANSWER = 20.0  # seconds for a rank that is alive
+# Seconds between two looks for news of the rank: just after some, and after none for a while.
+_SOON, _IDLE = 0.001, 0.05
+_READ = 1 << 16
+_NAMED = 20
 
 
 class Visit(msgspec.Struct, frozen=True):
@@ -38,9 +50,7 @@ def serve(sock: socket.socket, argument: bytes) -> None:
         if visit.what == EDITOR:
             _edit(sock, visit)
         elif visit.what == CHECK:
-            from monarch.debugger.editor_client import check
-
-            _say(sock, _facts(check(visit.mesh, visit.rank)))
+            _say(sock, _facts(_check(visit.mesh, visit.rank)))
         elif visit.what == TALK:
             controller = here_in_client()
             _say(sock, {})
@@ -58,14 +68,14 @@ def _say(sock: socket.socket, answer: dict[str, Any]) -> None:
 
 
 def _edit(sock: socket.socket, visit: Visit) -> None:
-    from monarch.debugger.editor_client import Editor
+    """Carries an editor's bytes between the client's socket and a rank, which may be on any host."""
+    address = address_of(visit.mesh, visit.rank)
+    opened = msgspec.msgpack.decode(_ask(address, _BEGIN_QUESTION, b"", _START), type=Opened)
+    _say(sock, _facts(opened))
+    _carry(sock, address, opened.number)
 
-    editor = Editor(visit.mesh, visit.rank)
-    _say(sock, _facts(editor.opened))
-    editor.carry(sock)
 
-
-def _facts(opened: Any) -> dict[str, Any]:
+def _facts(opened: Opened) -> dict[str, Any]:
     return {"host": opened.host, "pid": opened.pid, "folder": opened.folder}
 
 
@@ -104,7 +114,6 @@ def _answer(visit: Visit) -> dict[str, Any]:
 
 def _on_exceptions(on: bool) -> dict[str, Any]:
     """In all processes of now, and, by the client's setting, in those that it spawns from now on."""
-    from monarch._mesh.inspection import survey
     from monarch.config import configure
 
     configure(debug_on_exception=on)
@@ -121,3 +130,74 @@ def set_on_exception(proc: Any, argument: bytes) -> bytes:
 
     breakpoints.stop_on_exceptions(msgspec.msgpack.decode(argument, type=bool))
     return b""
+
+
+def address_of(mesh: str | None, rank: int) -> str:
+    """The process of a rank: of the mesh of that name, of processes or actors, or of the only one. ValueError."""
+    proc: Any = home()
+    owned = proc.mesh.owned
+    with owned.lock:
+        specs = [one.spec for one in [*owned.procs.values(), *owned.actors.values()]]
+    specs = [spec for spec in specs if proc.address not in spec.addresses]  # the client's own actors
+    if mesh is not None:
+        specs = [spec for spec in specs if spec.name == mesh] or _no_mesh(mesh, specs)
+    places = {tuple(spec.addresses) for spec in specs}
+    if not places:
+        raise ValueError("the program has no processes")
+    if len(places) > 1:
+        raise ValueError(f"the program has several meshes: say which with --mesh, {_names(specs)}")
+    addresses = places.pop()
+    if not 0 <= rank < len(addresses):
+        raise ValueError(f"there is no rank {rank}: the mesh has {len(addresses)}")
+    return str(addresses[rank])
+
+
+def _no_mesh(mesh: str, specs: list[Any]) -> list[Any]:
+    raise ValueError(f"the program has no mesh {mesh!r}" + (f", but {_names(specs)}" if specs else ""))
+
+
+def _names(specs: list[Any]) -> str:
+    names = sorted({spec.name for spec in specs})
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _check(mesh: str | None, rank: int) -> Opened:
+    """Returns where an editor could attach. ValueError says why it cannot."""
+    return msgspec.msgpack.decode(_ask(address_of(mesh, rank), _CHECK_QUESTION, b"", _RANK_ANSWER), type=Opened)
+
+
+def _ask(address: str, question: str, argument: bytes, timeout: float) -> bytes:
+    answers = survey.ask(question, argument, timeout=timeout, only=[address]).get()
+    reply = answers.replies.get(address)
+    if reply is None:
+        raise ValueError(f"{address}: {answers.silent.get(address, 'it gave no answer')}")
+    return reply
+
+
+def _carry(sock: socket.socket, address: str, number: int) -> None:
+    """Carries bytes between the editor and the rank until one of them has gone."""
+    pause = _SOON
+    try:
+        while True:
+            data = b""
+            if select.select([sock], [], [], pause)[0]:
+                data = sock.recv(_READ)
+                if not data:
+                    return
+            reply = _ask(address, _EXCHANGE_QUESTION, msgspec.msgpack.encode(Exchange(number, data)), _RANK_ANSWER)
+            news = _decode(reply)
+            if news.data:
+                sock.sendall(news.data)
+            if news.ended:
+                return
+            pause = _SOON if news.data or data else min(2 * pause, _IDLE)
+    except (OSError, ValueError):  # the editor, or the rank
+        pass
+    finally:
+        try:
+            _ask(address, _END_QUESTION, msgspec.msgpack.encode(Exchange(number, last=True)), _RANK_ANSWER)
+        except (RuntimeError, ValueError):  # the rank has gone, or the client goes
+            pass
+
+
+_decode = msgspec.msgpack.Decoder(Exchanged).decode

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextvars
 import functools
+import signal
+import sys
 import threading
 import time
 from abc import abstractmethod
-from typing import Any, Self
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from monarch.actor import HostMesh, ReplacePolicy, attach_to_workers
+from monarch.actor import Future, HostMesh, ReplacePolicy, attach_to_workers
 from monarch.config import settings
-from monarch.job import uninterrupted
-from monarch.job.blocking import result_of
 from monarch.job.job_state import JobState
 from monarch.job.job_trait import JobTrait
 from monarch.job.progress import LiveLine, job_logger
@@ -143,8 +146,8 @@ class ScheduledJob(JobTrait):
         launch = self._launch = WorkerLaunch(new_secret(), lease or None, self._tls)
         self._met = False
         try:
-            uninterrupted.run(lambda: self._submit(launch, client_script))
-        except uninterrupted.InterruptedAfterwardsError:
+            uninterrupted(lambda: self._submit(launch, client_script))
+        except InterruptedAfterwardsError:
             interrupt = KeyboardInterrupt()
             self._give_back(interrupt)
             raise interrupt from None
@@ -246,3 +249,41 @@ class ScheduledJob(JobTrait):
             except Exception as exc:  # the scheduler ends them
                 job_logger().info("hosts of mesh %s did not end in order: %s", name, exc)
         self._cancel()
+
+
+T = TypeVar("T")
+
+
+def result_of(future: Future[T], timeout: float | None = None) -> T:
+    """As `future.get(timeout)`; in an event loop, which waits meanwhile, without a warning of that."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return future.get(timeout)
+    with ThreadPoolExecutor(1, "monarch-wait") as one:
+        return one.submit(contextvars.copy_context().run, future.get, timeout).result()
+
+
+class InterruptedAfterwardsError(Exception):
+    """Ctrl-C came during the step, which has been done."""
+
+
+def uninterrupted(step: Callable[[], None]) -> None:
+    """Does the step as a whole: an interrupt is noted, and raised as InterruptedAfterwardsError when the step is done; so the
+    step has to be bounded. What it raises itself is raised. A handler of the program's own is called after the step.
+
+    Processes that the step starts and waits for need a session of their own: Ctrl-C goes to all of the terminal's.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        step()  # no interrupt comes here
+        return
+    noted: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: noted.append((number, frame)))
+    try:
+        step()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if noted and handler is signal.default_int_handler:
+        raise InterruptedAfterwardsError
+    if noted:
+        handler(*noted[0])

@@ -11,25 +11,40 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from monarch._mesh.actors.behaviour import ActorBehaviour
+from monarch._mesh.process.mesh_layer import MeshLayer
 from monarch._runtime.context import home, set_home
 from monarch._runtime.driver import run
 from monarch._runtime.instance import Instance
 from monarch._runtime.loop import Loop
+from monarch._runtime.proc import Proc
+from monarch._text import clip
 from monarch._wire import codec
+from monarch._wire.message import VALUE, ProcStarted, SpawnProcs, StopProcs
 from monarch.config import settings
 from monarch.replay import surroundings, unrepeatable
 from monarch.replay.behaviour import watch
-from monarch.replay.events import Begin, Recorded, RecordingError, Seeds, Sources, read
-from monarch.replay.player import Divergence, Player
-from monarch.replay.process import ReplayProc
+from monarch.replay.events import (
+    Asked,
+    Begin,
+    Done,
+    Event,
+    Opened,
+    Piece,
+    Recorded,
+    RecordingError,
+    Seeds,
+    Sent,
+    Sources,
+    read,
+)
+from monarch.replay.player import Divergence, Player, scrub
 from monarch.replay.replayer import Debugging, Replayer, ReplayOver
-from monarch.replay.show import Show
 from monarch.replay.trust import open_trusted
 
 _PATIENCE = 60.0  # seconds without any progress after which a replay is given up
@@ -244,3 +259,100 @@ def _as_then(begin: Begin) -> Iterator[None]:
         for name in set(os.environ) - set(environment):
             del os.environ[name]
         settings.LAYERS.set_runtime(recorded)
+
+
+_NONE = codec.encode_value(None)[0]
+
+
+class ReplayProc(Proc):
+    """What its actor spawns seems to start, and what it asks the runtime seems to be done; nothing is sent."""
+
+    def __init__(self, address: str, loop: Loop, mesh: str) -> None:
+        super().__init__(address, loop)
+        layer = MeshLayer(self)
+        layer.name = mesh
+
+    def post(
+        self,
+        address: str,
+        msg: Any,
+        body: bytes = b"",
+        buffers: Sequence[memoryview] = (),
+        coalesce_within: float = 0.0,
+        placement: Any = None,
+    ) -> None:
+        if isinstance(msg, SpawnProcs):
+            for rank in range(msg.first, msg.first + msg.count):
+                self._soon(ProcStarted(msg.mesh, rank, self.pid))
+        port = getattr(msg, "port", 0)
+        if port and not hasattr(msg, "kind"):
+            rank = getattr(msg, "index", 0) or getattr(msg, "rank", 0)
+            answer = address.encode() if isinstance(msg, StopProcs) else _NONE
+            self.loop.call_soon(lambda: self.ports.receive(port, (rank, VALUE, answer, ())))
+
+    def _soon(self, started: ProcStarted) -> None:
+        self.loop.call_soon(lambda: self.receivers[ProcStarted](None, started, None))  # type: ignore[arg-type]
+
+    def place(self, addresses: Sequence[str], body: bytes, buffers: Sequence[memoryview], size: int) -> None:
+        return None
+
+
+_VALUE = 200  # characters of one value
+
+
+class Show:
+    """Decodes payloads, which is only done of a recording that is trusted."""
+
+    def text(self, event: Event, pieces: list[Piece]) -> str:
+        if isinstance(event, Asked):
+            where = "" if len(event.ranks) != 1 or event.ranks == [0] else f"[{event.ranks[0]}]"
+            return f"it called {event.mesh}{where}.{event.method}({self._arguments(event, pieces)})"
+        if isinstance(event, Sent):
+            what = "sent" if event.kind == VALUE else "sent the exception"
+            return f"it {what} {self._value(event.size, pieces)} to a port"
+        if isinstance(event, Opened):
+            return "it opened a channel"
+        assert isinstance(event, Done)
+        if event.outcome == "raised":
+            return f"message {event.number} raised {clip(event.text, _VALUE)}"
+        if event.outcome == "nothing":
+            return f"message {event.number} ended"
+        return f"message {event.number} returned {self._value(event.size, pieces)}"
+
+    def same(self, then: list[Piece], now: list[Piece]) -> bool:
+        """Whether two payloads mean the same: equal pickles do, and values that look or compare equal."""
+        try:
+            first, second = codec.decode(then[0], then[1:]), codec.decode(now[0], now[1:])
+        except Exception:
+            return False
+        if scrub(repr(first)) == scrub(repr(second)):
+            return True
+        try:
+            return bool(first == second)
+        except Exception:
+            return False
+
+    def _arguments(self, event: Asked, pieces: list[Piece]) -> str:
+        if not pieces:
+            return f"... {event.size} bytes"
+        try:
+            args, kwargs = codec.decode(pieces[0], pieces[1:])
+        except Exception as exc:
+            return f"... {event.size} bytes, which cannot be decoded here: {exc}"
+        shown = [_short(value) for value in args] + [f"{name}={_short(value)}" for name, value in kwargs.items()]
+        return ", ".join(shown)
+
+    def _value(self, size: int, pieces: list[Piece]) -> str:
+        if not pieces:
+            return f"{size} bytes"
+        try:
+            return _short(codec.decode(pieces[0], pieces[1:]))
+        except Exception:
+            return f"{size} bytes"
+
+
+def _short(value: Any) -> str:
+    try:
+        return clip(repr(value), _VALUE)
+    except Exception:
+        return f"<{type(value).__name__}>"

@@ -6,13 +6,62 @@ the tests decode what is written here with the classes that the `perfetto` packa
 
 from __future__ import annotations
 
+import functools
+import struct
 import zlib
 from collections.abc import Iterator
 from operator import itemgetter
 from typing import Any, BinaryIO
 
-from monarch.trace.protobuf import data, double, fixed64, sint, text, uint, varint
 from monarch.trace.timeline import Instant, Lane, Process, Slice, Timeline, lanes
+
+# Just enough of protobuf's wire format (https://protobuf.dev/programming-guides/encoding/): varints, 64-bit fields, bytes.
+_FIXED64 = struct.Struct("<Q")
+_DOUBLE = struct.Struct("<d")
+
+
+def varint(value: int) -> bytes:
+    if value < 0x80:
+        return bytes((value,))
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def uint(field: int, value: int) -> bytes:
+    """An unsigned number, or a bool or an enumeration."""
+    return _tag(field << 3) + varint(value)
+
+
+_tag = functools.cache(varint)
+
+
+def sint(field: int, value: int) -> bytes:
+    """int32 and int64: what is negative takes ten bytes."""
+    return _tag(field << 3) + varint(value & 0xFFFFFFFFFFFFFFFF)
+
+
+def fixed64(field: int, value: int) -> bytes:
+    return _tag(field << 3 | 1) + _FIXED64.pack(value & 0xFFFFFFFFFFFFFFFF)
+
+
+def double(field: int, value: float) -> bytes:
+    return _tag(field << 3 | 1) + _DOUBLE.pack(value)
+
+
+def data(field: int, value: bytes) -> bytes:
+    """Bytes, or a message inside a message."""
+    return _tag(field << 3 | 2) + varint(len(value)) + value
+
+
+def text(field: int, value: str) -> bytes:
+    return data(field, value.encode("utf-8", "replace"))
+
 
 _SEQUENCE = 1
 _CLEARED, _NEEDS = 1, 2  # TracePacket.SequenceFlags

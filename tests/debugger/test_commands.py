@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.debugger import commands, table
+from monarch.debugger import commands
 from monarch.debugger.commands import Attach, Cast, Continue, Help, List, Quit, parse, selection
+from monarch.debugger.sessions import grid
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,7 @@ def test_any_selection_is_one_or_a_mistake(text: str) -> None:
 
 def test_the_table() -> None:
     """As the library tabulate draws it."""
-    assert table.grid(("item", "qty"), [("spam", 42), ("eggs", 451)]) == (
+    assert grid(("item", "qty"), [("spam", 42), ("eggs", 451)]) == (
         "+--------+-------+\n"
         "| item   |   qty |\n"
         "+========+=======+\n"
@@ -114,6 +115,6 @@ def test_the_table() -> None:
         "| eggs   |   451 |\n"
         "+--------+-------+"
     )
-    assert table.grid(("item", "qty"), []) == (
+    assert grid(("item", "qty"), []) == (
         "+--------+-------+\n| item   | qty   |\n+========+=======+\n+--------+-------+"
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from monarch.job.ssh import words as ssh_words
+from monarch.job.ssh import job as ssh_job
 
 
 def told(status: int, said: str) -> str:
-    return ssh_words.failure("node1", status, said, "python3", 22222)
+    return ssh_job.ssh_failure("node1", status, said, "python3", 22222)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_only_the_first_and_last_lines_are_quoted() -> None:
 
 def test_what_the_configuration_says() -> None:
     shown = "host node1\nhostname 10.0.0.7\nport 22\nconnecttimeout none\n"
-    assert ssh_words.host_name(shown) == "10.0.0.7"
-    assert not ssh_words.has_connect_timeout(shown)
-    assert ssh_words.has_connect_timeout("hostname x\nconnecttimeout 3\n")
-    assert ssh_words.host_name("") is None
+    assert ssh_job.host_name(shown) == "10.0.0.7"
+    assert not ssh_job.has_connect_timeout(shown)
+    assert ssh_job.has_connect_timeout("hostname x\nconnecttimeout 3\n")
+    assert ssh_job.host_name("") is None

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch.job import uninterrupted
+from monarch.job.scheduled import InterruptedAfterwardsError, uninterrupted
 
 
 def test_interrupts_wait_for_the_end_of_the_step() -> None:
@@ -20,8 +20,8 @@ def test_interrupts_wait_for_the_end_of_the_step() -> None:
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with pytest.raises(uninterrupted.InterruptedAfterwardsError):
-            uninterrupted.run(step)
+        with pytest.raises(InterruptedAfterwardsError):
+            uninterrupted(step)
     finally:
         signal.signal(signal.SIGINT, before)
     assert steps == list(range(200))
@@ -36,7 +36,7 @@ def test_a_handler_of_the_program_is_called_after_the_step() -> None:
 
     before = signal.signal(signal.SIGINT, lambda number, frame: steps.append(number))
     try:
-        uninterrupted.run(step)
+        uninterrupted(step)
     finally:
         signal.signal(signal.SIGINT, before)
     assert steps == ["step", signal.SIGINT]
@@ -44,5 +44,5 @@ def test_a_handler_of_the_program_is_called_after_the_step() -> None:
 
 def test_what_the_step_raises_is_raised() -> None:
     with pytest.raises(LookupError):
-        uninterrupted.run(lambda: {}["missing"])
-    uninterrupted.run(lambda: None)
+        uninterrupted(lambda: {}["missing"])
+    uninterrupted(lambda: None)

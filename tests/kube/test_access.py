@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from monarch.job import SchedulerError
-from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob, credential_plugin
+from monarch.job.kubernetes import ImageSpec, KubeConfig, KubernetesJob
 from monarch.job.kubernetes.api import Cluster, ClusterError
 from monarch.job.kubernetes.api_errors import api_words, forward_refused, refusal
-from monarch.job.kubernetes.kube_config import KubeConfigError, access
+from monarch.job.kubernetes.kube_config import KubeConfigError, access, parse_credential
 from tests.kube.lab import IMAGE, NAMESPACE, Lab
 
 POD = {"metadata": {"name": "p", "labels": {"a": "b"}}, "spec": {"containers": [{"image": "none", "name": "c"}]}}
@@ -89,7 +89,7 @@ def test_a_plugin_that_is_not_there(cluster: Lab) -> None:
 
 def test_a_certificate_from_a_plugin_is_used() -> None:
     output = json.dumps({"status": {"clientCertificateData": "PEM 1", "clientKeyData": "PEM 2"}}).encode()
-    assert set(credential_plugin.parse("p", output).as_user()) == {"client-certificate-data", "client-key-data"}
+    assert set(parse_credential("p", output).as_user()) == {"client-certificate-data", "client-key-data"}
 
 
 @pytest.mark.parametrize(

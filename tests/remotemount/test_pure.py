@@ -17,7 +17,7 @@ import pytest
 from monarch.actor.file_sync import FILE, FOLDER, LINK, Entry
 from monarch.remotemount import fuse_program
 from monarch.remotemount.fuse_messages import Answer, Begin, Settled, SetTree, Unmounted, Wire
-from monarch.remotemount.gather_view import GatherView, ReadAhead
+from monarch.remotemount.fuse_program import GatherView, ReadAhead
 from monarch.remotemount.place import (
     AROUND,
     FREE,
@@ -32,8 +32,8 @@ from monarch.remotemount.place import (
     refusal,
     state_of,
 )
+from monarch.remotemount.source import Versions
 from monarch.remotemount.tree import BLOCK, SMALL, Contents, FileTree, Node, blocks_of
-from monarch.remotemount.versions import Versions
 
 # --- places
 

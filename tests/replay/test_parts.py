@@ -33,8 +33,8 @@ from monarch.replay.events import (
     summary,
 )
 from monarch.replay.player import Player
+from monarch.replay.recorder import Full, Writer, make_folder
 from monarch.replay.trust import suspicion
-from monarch.replay.writer import Full, Writer, make_folder
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.trace import perfetto, protobuf
+from monarch.trace import perfetto
 from monarch.trace.spans import CALLER, ActorName, SpanRow, draw
 from monarch.trace.timeline import Instant, Slice, Timeline, chrome, lanes, natural
 
@@ -175,7 +175,7 @@ def test_in_a_lane_slices_lie_beside_or_within_each_other(spans: list[tuple[int,
 @given(st.integers(0, (1 << 64) - 1))
 def test_numbers_of_any_size(value: int) -> None:
     descriptor = pb2.TrackDescriptor()
-    descriptor.ParseFromString(protobuf.uint(1, value))
+    descriptor.ParseFromString(perfetto.uint(1, value))
     assert descriptor.uuid == value
 
 

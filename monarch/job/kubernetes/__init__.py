@@ -4,7 +4,7 @@ General layout, from the inside out:
 
     image_spec, manifests     what is asked for, as the API takes it
     pods                      what pods say of themselves: rank, address, why one is not ready
-    credential_plugin, kube_config, api_errors, api    the API server
+    kube_config, api_errors, api    the API server
     gateway                   a way in for a client outside the cluster
     mesh, job                 KubernetesJob
 """

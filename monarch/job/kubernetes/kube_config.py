@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import copy
+import json
 import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from monarch.job.kubernetes import credential_plugin
 from monarch.job.progress import job_logger
 from monarch.job.scheduled import SchedulerError
 
@@ -122,10 +126,10 @@ def _from_file(path: Path) -> Access:
     user, cluster = _current(loaded)
     plugin = user.pop("exec", None) if "token" not in user and "tokenFile" not in user else None
     try:
-        credential = None if plugin is None else credential_plugin.run(plugin, cluster, path.parent)
+        credential = None if plugin is None else run_plugin(plugin, cluster, path.parent)
         user.update({} if credential is None else credential.as_user())
         KubeConfigLoader(config_dict=loaded, config_base_path=str(path.parent)).load_and_set(found)
-    except (config.ConfigException, credential_plugin.PluginError, KeyError) as error:
+    except (config.ConfigException, CredentialPluginError, KeyError) as error:
         raise KubeConfigError(f"the kubeconfig {path} cannot be used: {error}") from error
     if cluster.get("proxy-url"):  # which older versions of the client pass over
         found.proxy = cluster["proxy-url"]
@@ -148,14 +152,14 @@ def _current(loaded: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return named("users", "user", context.get("user")), named("clusters", "cluster", context.get("cluster"))
 
 
-def _renewing(credential: credential_plugin.Credential, plugin: Any, cluster: dict[str, Any], folder: Path) -> Any:
+def _renewing(credential: Credential, plugin: Any, cluster: dict[str, Any], folder: Path) -> Any:
     """What the official client calls before each request."""
     held = credential
 
     def renew(configuration: Configuration) -> None:
         nonlocal held
         if held.expired(datetime.now(UTC)):
-            held = credential_plugin.run(plugin, cluster, folder)
+            held = run_plugin(plugin, cluster, folder)
         configuration.api_key["BearerToken"] = f"Bearer {held.token}"
 
     return renew
@@ -164,3 +168,104 @@ def _renewing(credential: credential_plugin.Credential, plugin: Any, cluster: di
 def _access(configuration: Configuration, whose: str) -> Access:
     configuration.retries = False  # requests are repeated by who waits, and each has a limit
     return Access(configuration, f"the Kubernetes API server {configuration.host} ({whose})")
+
+
+# Programs that a kubeconfig names to get credentials (`users[].user.exec`): `aws eks get-token`, `gke-gcloud-auth-plugin`.
+# The official client runs them too, but goes on without credentials when one fails, and reads JSON only.
+PLUGIN_TIME_LIMIT = 120.0  # seconds; some wait for a person who signs in
+_EARLY = timedelta(minutes=1)  # a token is renewed this long before it expires
+
+
+class CredentialPluginError(RuntimeError):
+    """A plugin gave no credentials: which, and its own words."""
+
+
+class Credential:
+    """What a plugin gave."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self.token: str | None = status.get("token")
+        self.certificate: str | None = status.get("clientCertificateData")
+        self.key: str | None = status.get("clientKeyData")
+        self._expiry = _expiry_time(status.get("expirationTimestamp"))
+
+    def expired(self, now: datetime) -> bool:
+        return self._expiry is not None and now >= self._expiry - _EARLY
+
+    def as_user(self) -> dict[str, str]:
+        """As `users[].user` of a kubeconfig says it."""
+        user = {"token": self.token} if self.token else {}
+        if self.certificate and self.key:
+            user["client-certificate-data"] = base64.b64encode(self.certificate.encode()).decode()
+            user["client-key-data"] = base64.b64encode(self.key.encode()).decode()
+        return user
+
+
+def run_plugin(plugin: Mapping[str, Any], cluster: Mapping[str, Any], folder: Path) -> Credential:
+    """Runs a plugin; CredentialPluginError when it gives nothing. `folder`: of the kubeconfig, for relative commands."""
+    command = str(plugin.get("command", ""))
+    if "/" in command:
+        command = str(folder / command)
+    interactive = sys.stdin is not None and sys.stdin.isatty() and plugin.get("interactiveMode") != "Never"
+    added = {str(entry["name"]): str(entry["value"]) for entry in plugin.get("env") or []}
+    environment = os.environ | added | {"KUBERNETES_EXEC_INFO": json.dumps(_exec_info(plugin, cluster, interactive))}
+    try:
+        done = subprocess.run(
+            [command, *map(str, plugin.get("args") or [])],
+            env=environment,
+            stdin=None if interactive else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=None if interactive else subprocess.PIPE,
+            timeout=PLUGIN_TIME_LIMIT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise CredentialPluginError(
+            f"the credential plugin {command!r} did not end within {PLUGIN_TIME_LIMIT:g} s"
+        ) from None
+    except OSError as error:
+        hint = f" {plugin['installHint']}" if plugin.get("installHint") else ""
+        raise CredentialPluginError(f"cannot run the credential plugin {command!r}: {error.strerror}.{hint}") from error
+    if done.returncode != 0:
+        words = " ".join((done.stderr or b"").decode(errors="replace").split())
+        said = f": {words}" if words else ""
+        raise CredentialPluginError(f"the credential plugin {command!r} failed with status {done.returncode}{said}")
+    return parse_credential(command, done.stdout)
+
+
+def parse_credential(command: str, output: bytes) -> Credential:
+    """Reads an ExecCredential in JSON or YAML."""
+    import yaml  # comes with the official client
+
+    try:
+        found = yaml.safe_load(output.decode(errors="replace"))  # JSON is YAML
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("status"), dict):
+        raise CredentialPluginError(f"the credential plugin {command!r} printed no ExecCredential with a status")
+    credential = Credential(found["status"])
+    if not credential.as_user():
+        raise CredentialPluginError(
+            f"the credential plugin {command!r} gave neither a token nor a certificate with its key"
+        )
+    return credential
+
+
+def _exec_info(plugin: Mapping[str, Any], cluster: Mapping[str, Any], interactive: bool) -> dict[str, Any]:
+    spec: dict[str, Any] = {"interactive": interactive}
+    if plugin.get("provideClusterInfo"):
+        spec["cluster"] = {key: value for key, value in cluster.items() if key != "extensions"}
+        for extension in cluster.get("extensions") or []:
+            if extension.get("name") == "client.authentication.k8s.io/exec":
+                spec["cluster"]["config"] = extension.get("extension")
+    return {"apiVersion": plugin.get("apiVersion"), "kind": "ExecCredential", "spec": spec}
+
+
+def _expiry_time(text: Any) -> datetime | None:
+    if isinstance(text, datetime):  # YAML knows times
+        return text if text.tzinfo else text.replace(tzinfo=UTC)
+    try:
+        found = datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -23,7 +23,6 @@ from typing import Any
 
 import msgspec
 
-import monarch.job.ssh.words as ssh_words
 from monarch.job import sessions
 from monarch.job.log_file import end_of
 from monarch.job.progress import job_logger
@@ -128,7 +127,7 @@ class LoginJob(ScheduledJob):
 
     def _failure(self, host: str, status: int, said: str) -> str:
         """Why a login, or the worker behind it, has ended."""
-        return ssh_words.failure(host, status, said, self._python_exe, self._port)
+        return ssh_failure(host, status, said, self._python_exe, self._port)
 
     # --- asking
 
@@ -217,7 +216,7 @@ class LoginJob(ScheduledJob):
             if process.poll() is None:
                 process.kill()
                 process.communicate()
-        return None if process.returncode == ssh_words.SSH_FAILED else process.returncode
+        return None if process.returncode == SSH_FAILED else process.returncode
 
     # --- ending
 
@@ -259,7 +258,7 @@ class LoginJob(ScheduledJob):
     def _login_ended(self, worker: Worker) -> bool:
         """Whether the login has ended because the worker has, and not on the way."""
         process = self._processes.get(worker.host)
-        return process is not None and process.poll() not in (None, ssh_words.SSH_FAILED)
+        return process is not None and process.poll() not in (None, SSH_FAILED)
 
     def _wait_for_logins(self) -> None:
         """A worker whose stdin has ended goes, and its login with it. Logins that have not got so far are not waited for."""
@@ -343,8 +342,8 @@ class SSHJob(LoginJob):
         if process.returncode:
             raise SchedulerError(self._failure(host, process.returncode, err.decode(errors="replace")))
         said = out.decode(errors="replace")
-        self._timeouts[host] = ssh_words.has_connect_timeout(said)
-        return ssh_words.host_name(said) or host
+        self._timeouts[host] = has_connect_timeout(said)
+        return host_name(said) or host
 
     def _asked(self) -> tuple[Any, ...]:
         return (*super()._asked(), self._ssh_args)
@@ -414,3 +413,66 @@ def _program_ends() -> None:
             job._cancel()
         except Exception as exc:
             job_logger().warning("%s", exc)
+
+
+SSH_FAILED = 255  # ssh's own status for what goes wrong on the way
+NOT_FOUND = (126, 127)  # a shell's, for a program that is not there or cannot be run
+
+_MOST_QUOTED = 6  # lines that are quoted
+
+# What was said, in any letter case -> what to do.
+_ADVICE = {
+    "no module named": "this package is not installed for {python} there: install pymonarch, or give python_exe the "
+    "interpreter that has it",
+    "address already in use": "port {port} is taken there: end what listens at it, or give another monarch_port",
+    "cannot assign requested address": "the host has not that address itself (it may be behind NAT): give "
+    "bind_to='0.0.0.0'",
+    "permission denied": "the host does not accept the key: see that `ssh {host} true` works without a question",
+    "host key verification failed": "the host's key is not the one that is known, or none is: see that `ssh {host} true` "
+    "works without a question",
+    "could not resolve hostname": "the name cannot be looked up: see the spelling, or name it in ~/.ssh/config",
+    "connection refused": "nothing listens at its ssh port: see that sshd runs there",
+    "timed out": "it does not answer: see that it is up and can be reached from here",
+    "no route to host": "it cannot be reached from here",
+}
+
+
+def ssh_failure(host: str, status: int, said: str, python: str, port: int) -> str:
+    """Why there is no worker on `host`: ssh ended with `status` (negative: by a signal) after `said` on stderr."""
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not line.startswith("Warning: Permanently")]
+    words = (
+        " / ".join(lines if len(lines) <= _MOST_QUOTED else [*lines[:2], "...", *lines[2 - _MOST_QUOTED :]]).rstrip(".")
+        or "it said nothing"
+    )
+    if status == SSH_FAILED:
+        what = "ssh could not get there"
+    elif status in NOT_FOUND:
+        what = f"{python} could not be run there"
+    elif status < 0:
+        what = f"ssh was killed by signal {-status}"
+    else:
+        what = f"the worker ended with status {status}"
+    if status in NOT_FOUND:
+        advice: str | None = f"give python_exe the path of an interpreter on {host} that has pymonarch"
+    else:
+        found = next((text for sign, text in _ADVICE.items() if sign in words.lower()), None)
+        advice = found and found.format(host=host, python=python, port=port)
+    return f"host {host}: {what}: {words}" + (f". {advice[0].upper()}{advice[1:]}" if advice else "")
+
+
+def host_name(configuration: str) -> str | None:
+    """The name or address that `ssh -G host` says ssh would connect to."""
+    return _option(configuration, "hostname")
+
+
+def has_connect_timeout(configuration: str) -> bool:
+    """Whether the user's configuration bounds the time for connecting."""
+    return _option(configuration, "connecttimeout") not in (None, "none", "0")
+
+
+def _option(configuration: str, name: str) -> str | None:
+    for line in configuration.splitlines():
+        key, _, value = line.partition(" ")
+        if key.lower() == name:
+            return value.strip()
+    return None
