@@ -48,7 +48,7 @@ def here() -> Proc:
     """The Proc that the current code runs in: the running actor's, else this process's; starts a client if need be."""
     running = current.get()
     if running is not None:
-        proc: Proc = running.instance.proc
+        proc = running.instance.proc
         return proc
     if _home is not None:
         return _home

@@ -25,11 +25,11 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from monarch._runtime.loop import Loop, start_thread
+from monarch._runtime.loop import start_thread
 from monarch._wire import host_address, message
 from monarch._wire.address import agent_of, host_of, name_of
 from monarch._wire.auth import Secret
@@ -38,7 +38,7 @@ from monarch._wire.ids import new_id
 from monarch._wire.link import LinkTarget
 from monarch._wire.link_connection import LinkConnection, limits_from
 from monarch._wire.message import AskDirect, Barrier, LinkHello, MayDial, ProcEnded
-from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.peer import PeerEnded
 from monarch._wire.relay import Relay
 from monarch._wire.transport import tcp
 from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed, StreamSocket, Timer
@@ -46,29 +46,12 @@ from monarch._wire.transport.stream import StreamConnection, refuse
 from monarch.config import settings
 
 if TYPE_CHECKING:
-    from monarch._runtime.streams import Streams
+    from monarch._runtime.proc import Proc
 
 MOST = 64  # links of one process; the pairs beyond stay with the agents
 _ATTACH = 10.0  # seconds to make a link; nobody waits for it
 _LONGEST = 2**31 - 1  # milliseconds that the kernel takes
 LAST_WORDS = 1.0  # seconds without a byte after which a process that has ended has nothing more to say
-
-
-class ProcForDirects(Protocol):
-    """What Directs needs of Proc."""
-
-    address: str
-    incarnation: int
-    loop: Loop
-    closed: BaseException | None
-
-    def limits(self) -> tuple[int, int]: ...
-    def known_peer(self, address: str) -> Peer | None: ...
-    def post(self, address: str, msg: message.Message) -> Any: ...
-    def streams(self) -> Streams: ...
-    def connection_received(self, connection: Connection, received: list[Frame]) -> None: ...
-    def connection_lost(self, connection: Connection, reason: str) -> None: ...
-    def on_process_ended(self, ended: ProcEnded) -> None: ...
 
 
 class Pair:
@@ -96,7 +79,7 @@ class Pair:
 class Directs:
     """The links of one process. On its I/O thread but for `close`. Bound: MOST; a further one is refused."""
 
-    def __init__(self, proc: ProcForDirects) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._loop = proc.loop
         self._id = new_id()

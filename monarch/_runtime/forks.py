@@ -5,21 +5,16 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 
-class Forked(Protocol):
-    """A Proc."""
-
-    payloads: Any
-
-    def forked(self) -> None: ...
+_all: weakref.WeakSet[Proc] = weakref.WeakSet()
 
 
-_all: weakref.WeakSet[Forked] = weakref.WeakSet()
-
-
-def follow(proc: Forked) -> None:
+def follow(proc: Proc) -> None:
     """From now on `proc` lets go of its links in every child."""
     _all.add(proc)
 

@@ -22,7 +22,7 @@ from monarch._wire.message import FAILED, Answer, Bounced, Call, Failure
 
 if TYPE_CHECKING:
     from monarch._runtime.future import Source
-    from monarch._runtime.loop import Loop
+    from monarch._runtime.proc import Proc
     from monarch._runtime.watcher import Watcher
 
 
@@ -102,20 +102,6 @@ class Behaviour(Protocol):
     def describe_stale(self) -> Failure: ...
 
 
-class ProcForInstance(Protocol):
-    """What an actor's life needs of Proc."""
-
-    address: str
-    loop: Loop
-    mailbox_messages: int
-
-    def answer(self, address: str, answer: Answer, body: bytes, buffers: Sequence[memoryview]) -> None: ...
-    def refuse(self, delivery: Delivery, failure: Failure) -> None: ...
-    def pause_sender(self, address: str, key: str, on: bool) -> None: ...
-    def tell_restarted(self, address: str, instance: Instance) -> None: ...
-    def actor_ended(self, instance: Instance, failure: Failure | None) -> None: ...
-
-
 def _unaware(sender: str) -> Hashable:
     """Names the stream of messages of a sender that has not heard of any restart; the one it begins then has its name."""
     return sender, "unaware"
@@ -127,7 +113,7 @@ class Instance:
 
     def __init__(
         self,
-        proc: ProcForInstance,
+        proc: Proc,
         *,
         key: str,
         name: str,
@@ -141,8 +127,7 @@ class Instance:
         cls: str = "",
         system: bool = False,
     ) -> None:
-        self.proc: Any = proc  # with all it has: whoever uses more of it annotates it as Proc
-        self._proc = proc
+        self.proc = proc
         self.key = key
         self.unique = f"{key}.{rank}~{incarnation}" if incarnation else f"{key}.{rank}"
         self.incarnation = incarnation
@@ -218,10 +203,10 @@ class Instance:
                 refused = True
         if refused:
             self.refuse(delivery)
-        elif delivery.source != self._proc.address and delivery.source not in self.paused_senders:
+        elif delivery.source != self.proc.address and delivery.source not in self.paused_senders:
             # On the I/O thread, as is every pause and its end: they leave in the order in which they were decided.
             self.paused_senders.add(delivery.source)
-            self._proc.pause_sender(delivery.source, self.key, True)
+            self.proc.pause_sender(delivery.source, self.key, True)
             if len(mailbox.messages) * 2 < self.high_water:  # taken meanwhile, before the actor could see the pause
                 self._resume_senders()
 
@@ -232,8 +217,8 @@ class Instance:
     def _refuse_stale(self, delivery: Delivery) -> None:
         """It was meant for an actor that has ended, and nobody else may handle it."""
         assert self.behaviour is not None
-        self._proc.refuse(delivery, self.behaviour.describe_stale())
-        self._proc.tell_restarted(delivery.source, self)
+        self.proc.refuse(delivery, self.behaviour.describe_stale())
+        self.proc.tell_restarted(delivery.source, self)
 
     def missed(self, sender: str, incarnation: int) -> None:
         """Messages of `sender` for that incarnation were refused before this actor was here; those that follow are taken."""
@@ -283,16 +268,16 @@ class Instance:
         if failure is None:
             assert self.behaviour is not None
             failure = self.behaviour.describe_stop("stopping")
-        self._proc.refuse(delivery, failure)
+        self.proc.refuse(delivery, failure)
 
     def resume_senders(self) -> None:
         """The mailbox has room again."""
-        self._proc.loop.call_soon(self._resume_senders)
+        self.proc.loop.call_soon(self._resume_senders)
 
     def _resume_senders(self) -> None:
         senders, self.paused_senders = self.paused_senders, set()
         for sender in senders:
-            self._proc.pause_sender(sender, self.key, False)
+            self.proc.pause_sender(sender, self.key, False)
 
     # --- the end
 
@@ -336,7 +321,7 @@ class Instance:
             self.concurrent = {}
             if self.current is not None:
                 self.processed += 1
-                self.busy += self._proc.loop.now() - self.current.started
+                self.busy += self.proc.loop.now() - self.current.started
                 waiting.append(self.current)
                 self.current = None
             ports, self.open_ports = self.open_ports, set()
@@ -346,7 +331,7 @@ class Instance:
         body = message.encode(failure)
         told = {(delivery.back, delivery.call.port, delivery.call.rank) for delivery in waiting}
         for back, number, rank in ports - told:
-            self._proc.answer(back, Answer(number, rank, FAILED), body, ())
+            self.proc.answer(back, Answer(number, rank, FAILED), body, ())
         if self.paused_senders:
             self.resume_senders()
 
@@ -360,7 +345,7 @@ class Instance:
         need not hear: the owner hears of the actor's end."""
         for delivery in waiting:
             if delivery.call.port:
-                self._proc.refuse(delivery, failure)
+                self.proc.refuse(delivery, failure)
 
     def finish(self, leave: Leave) -> None:
         """The last step, after cleanup: tells the owner of a failure and whoever waits for the end. Once only."""
@@ -370,6 +355,6 @@ class Instance:
             self._finished = True
         if recording.active is not None:
             recording.active.status(self, "Stopped" if leave.failure is None else "Failed", leave.reason)
-        self._proc.actor_ended(self, leave.failure)
+        self.proc.actor_ended(self, leave.failure)
         self.ready.set(self.end)
         self.ended.set(leave.failure)

@@ -31,12 +31,14 @@ from operator import call
 from sys import gettrace
 from threading import get_ident
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from monarch._runtime import event_loops
 
 if TYPE_CHECKING:
     import asyncio
+
+    from monarch._runtime.loop import Loop
 
 ASIDE = 0.003  # seconds: how long nobody may read, and how long a leader waits for a message
 HOT = 0.001  # seconds between what a thread waited for and its next wait
@@ -50,20 +52,6 @@ current: list[Leadership] = []  # the one of this process; none before it has on
 
 class WouldBlockRuntime(RuntimeError):
     """A blocking wait was tried on the runtime's own I/O thread, which everybody would then wait for."""
-
-
-class Led(Protocol):
-    """What it needs of the loop."""
-
-    ident: int
-    epoll: select.epoll
-    handlers: dict[int, Callable[[int], object]]
-    quick: dict[int, Callable[[], bool]]
-    soon: deque[Callable[[], object]]
-
-    def wake(self) -> None: ...
-    def time_left(self) -> float | None: ...
-    def intact(self) -> bool: ...
 
 
 def wait_for(lock: threading.Lock, timeout: float | None, messages: bool = False) -> bool:
@@ -92,7 +80,7 @@ def watched() -> None:
 class Leadership:
     """The lead of one loop. `always`: the I/O thread stands aside whenever it can, for tests."""
 
-    def __init__(self, loop: Led, always: bool = False) -> None:
+    def __init__(self, loop: Loop, always: bool = False) -> None:
         self.aside = False  # the I/O thread stands aside
         self._loop = loop
         self._always = always

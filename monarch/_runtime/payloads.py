@@ -13,7 +13,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -26,6 +26,9 @@ from monarch._wire.segments import RECEIVERS, Pool, Segment, capacity_for
 from monarch._wire.shared_memory import LentMemory, OwnMemory
 from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch.config import settings
+
+if TYPE_CHECKING:
+    from monarch._runtime.loop import Loop
 
 _SEGMENTS = 256  # of one process: each has a descriptor there
 _LENT = 16 * _SEGMENTS  # segments of others that are mapped here
@@ -42,12 +45,6 @@ class Carrier(Protocol):
 
     def lend(self, address: str, fd: int, data: bytes) -> None: ...
     def look(self) -> None: ...
-
-
-class Reactor(Protocol):
-    def now(self) -> float: ...
-    def call_soon(self, fn: Callable[[], Any]) -> None: ...
-    def call_rarely(self, delay: float, fn: Callable[[], Any]) -> Any: ...
 
 
 class Placement:
@@ -86,7 +83,7 @@ class Payloads:
     """The segments of one process and those lent to it. `tell` sends a small message, quietly."""
 
     def __init__(
-        self, address: str, incarnation: int, loop: Reactor, carrier: Carrier, tell: Callable[[str, Any], None]
+        self, address: str, incarnation: int, loop: Loop, carrier: Carrier, tell: Callable[[str, Any], None]
     ) -> None:
         self.least = int(settings.get("segment_from")) or 1 << 62
         self._address = address

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from monarch._runtime.hooks import Hooks
 from monarch._runtime.incarnations import Incarnations
-from monarch._runtime.loop import Loop
-from monarch._runtime.replies import Ports
 from monarch._wire import frame as frames
 from monarch._wire import message
 from monarch._wire.address import AGENT, agent_of, host_of, is_dialable, name_of
@@ -35,6 +32,9 @@ from monarch._wire.transport.base import Connection, ConnectionLost
 from monarch._wire.transport.socket_errors import PATIENCE, Redial, explain
 from monarch.config import settings
 
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
+
 # Ended processes remembered; should anybody ask for one beyond, its agent remembers it. None takes the place of one that was
 # stopped for good, and hardly anybody asks for it. About 600 bytes each, and as much as its last words have.
 _ENDED_PEERS, _STOPPED_PEERS = 2_000, 100
@@ -43,40 +43,6 @@ _ENDED_PEERS, _STOPPED_PEERS = 2_000, 100
 class Transport(Protocol):
     def dial(self, address: str) -> Connection: ...
     def close(self) -> None: ...
-
-
-class ProcForProcesses(Protocol):
-    """What Processes needs of Proc."""
-
-    address: str
-    host: str
-    pid: int
-    incarnation: int
-    closed: BaseException | None
-    transport: Transport | None
-    ports: Ports
-    hooks: Hooks
-    loop: Loop
-    errors: deque[str]
-
-    def check_open(self, address: str) -> None:
-        """Raises why nothing is sent to `address` from here any more."""
-
-    def tell(self, address: str, msg: message.Message) -> None:
-        """Posts a message that may be lost with its receiver."""
-
-    def connection_received(self, connection: Connection, received: list[Frame]) -> None: ...
-
-    def on_process_ended(self, ended: ProcEnded) -> None: ...
-
-    def on_connection_broke(self, peer: Peer, before: int, why: str) -> None:
-        """A connection broke and its process lives; `before`: a port number above all that were open then."""
-
-    def tell_again(self, address: str) -> None:
-        """What must not be lost with a connection, for it is asked for by nobody."""
-
-    def on_busy(self, relay: Relay) -> None:
-        """Any thread: much has gone through the agents to that process."""
 
 
 class _Redialling:
@@ -93,7 +59,7 @@ class Processes:
     """Any thread asks and dials; what agents and processes say is taken on the I/O thread. The lock guards the making of
     peers and the lists of connections; a Peer has its own."""
 
-    def __init__(self, us: ProcForProcesses, incarnations: Incarnations) -> None:
+    def __init__(self, us: Proc, incarnations: Incarnations) -> None:
         self.peers: dict[str, Peer] = {}
         # By address: its connection, its incarnation, and what it has sent.
         self.newcomers: dict[str, tuple[Connection, int, list[Frame]]] = {}

@@ -13,7 +13,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch._runtime import recorder as recording
 from monarch._runtime.future import LOOK, Source
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
     from monarch._runtime.instance import Instance
-    from monarch._runtime.loop import Loop
+    from monarch._runtime.proc import Proc
     from monarch._wire.transport.base import Connection
 
 _ENDED_KEPT = 10_000
@@ -50,13 +50,6 @@ class Target:
         self.failure_of = failure_of
         self.key = ""
         self.ranks: Sequence[int] = ()
-
-
-class ProcForReplies(Protocol):
-    """What waiting with a time limit needs of Proc."""
-
-    loop: Loop
-    suspected: dict[str, str]
 
 
 class Ports:
@@ -354,7 +347,7 @@ class Entry(Source):
         if sent is not None and recording.active is not None:
             recording.active.answered(self, sent)
 
-    def expire_after(self, proc: ProcForReplies, seconds: float) -> None:
+    def expire_after(self, proc: Proc, seconds: float) -> None:
         """Ends the wait with TimeoutError, naming who has not answered."""
 
         def expire() -> None:

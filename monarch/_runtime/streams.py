@@ -17,24 +17,27 @@ import threading
 import weakref
 from collections.abc import Callable
 from time import monotonic
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from monarch._errors import NoStreamError
 from monarch._runtime.future import Slot
-from monarch._runtime.loop import Loop, start_thread
+from monarch._runtime.loop import start_thread
 from monarch._wire import frame as frames
 from monarch._wire import host_address, message
 from monarch._wire.address import agent_of, host_of, name_of
 from monarch._wire.auth import Secret
 from monarch._wire.ids import new_id
 from monarch._wire.message import VERSION, AskDirect, Bye, LinkHello, MayDial
-from monarch._wire.peer import Peer, PeerEnded
+from monarch._wire.peer import PeerEnded
 from monarch._wire.transport import tcp
 from monarch._wire.transport.base import DialFailed, StreamSocket
 from monarch._wire.transport.stream import refuse
 from monarch._wire.transport.unix import UnixTransport
+
+if TYPE_CHECKING:
+    from monarch._runtime.proc import Proc
 
 MOST = 256
 _ANSWER_BYTES = 64 * 1024  # of an answer's head; a longer one is not ours
@@ -47,25 +50,10 @@ logger = logging.getLogger("monarch")
 Handler = Callable[[socket.socket], None]
 
 
-class ProcForStreams(Protocol):
-    """What Streams needs of Proc."""
-
-    address: str
-    host: str
-    incarnation: int
-    loop: Loop
-    closed: BaseException | None
-
-    @property
-    def transport(self) -> object: ...
-    def known_peer(self, address: str) -> Peer | None: ...
-    def post(self, address: str, msg: message.Message) -> Any: ...
-
-
 class Streams:
     """The streams of one process. `serve`, `open`, `obstacle` and `encrypted` are for any thread but the I/O thread's."""
 
-    def __init__(self, proc: ProcForStreams) -> None:
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._handlers: dict[str, Handler] = {}
         self._lock = threading.Lock()

@@ -33,7 +33,6 @@ from monarch._wire import codec, culprit
 from monarch._wire.message import ERROR, NO_METHOD, RAISED, VALUE, Bounced, Failure, decode_extent
 
 if TYPE_CHECKING:
-    from monarch._runtime.proc import Proc
     from monarch._wire.message import Call
 
 _AROUND = 1_000  # bytes of an error beside its two texts
@@ -81,7 +80,7 @@ class ActorBehaviour:
 
     def __init__(self, instance: Instance, load: Callable[[], Any], display: str, mesh_name: str) -> None:
         self.instance = instance
-        self.proc: Proc = instance.proc
+        self.proc = instance.proc
         self.display = display
         self.mesh_name = mesh_name
         self.actor: Any = None

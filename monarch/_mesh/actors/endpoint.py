@@ -44,7 +44,6 @@ from monarch._wire.peer import PeerEnded
 
 if TYPE_CHECKING:
     from monarch._runtime.instance import Instance
-    from monarch._runtime.proc import Proc
     from monarch._shape.value_mesh import ValueMesh
 
 P = ParamSpec("P")
@@ -446,7 +445,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
             raise
         running = current.get()
         sender: Instance = root() if running is None else running.instance
-        proc: Proc = sender.proc
+        proc = sender.proc
         if proc.closed is not None:
             raise proc.closed
         size = len(body)
@@ -555,7 +554,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
         may_wait: bool,
     ) -> None:
         """One message for all receivers on other hosts. `cast` lacks what the sender numbers it with."""
-        proc: Proc = sender.proc
+        proc = sender.proc
         spec = self._mesh._spec
         if may_wait and sender.key != spec.key:
             proc.backpressure.wait_room_for_all(parted.addresses, spec.key)

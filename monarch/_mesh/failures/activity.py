@@ -232,7 +232,7 @@ def edge_of(proc: Proc, wait: Wait, jobs: Jobs, frames: dict[int, FrameType]) ->
 def handler_of(job: Job, frames: dict[int, FrameType]) -> RunningHandler:
     """A message that is handled, as people see it."""
     instance = job.instance
-    proc: Proc = instance.proc
+    proc = instance.proc
     return RunningHandler(
         display(instance),
         instance.rank,

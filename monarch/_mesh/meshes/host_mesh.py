@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from monarch._mesh import plugins
 from monarch._mesh.meshes import replacements
@@ -27,6 +27,7 @@ from monarch.config import settings
 
 if TYPE_CHECKING:
     from monarch._mesh.inspection.stacks_of_program import Stacks
+    from monarch._mesh.meshes.attach import AttachedHosts
 
 _REFERENCE = (
     "`HostMesh` that is a reference instead of owned: this host, slices and meshes that were sent belong to others"
@@ -42,7 +43,7 @@ class HostMesh(Handle):
     _ended_by = "shutdown"
 
     def __init__(
-        self, hosts: Sequence[str], shape: Shape, executable: str = "", session: Session | None = None
+        self, hosts: Sequence[str], shape: Shape, executable: str = "", session: AttachedHosts | None = None
     ) -> None:
         self._given = hosts
         self._shape = shape
@@ -312,25 +313,6 @@ def _sizes_of(per_host: Any) -> dict[str, int]:
             f"per_host has the dimensions of the processes of each host by name, as in "
             f'spawn_procs({{"gpus": {example}}}); got {per_host!r}'
         ) from None
-
-
-class Session(Protocol):
-    """What it takes to own hosts: see `attach`."""
-
-    @property
-    def attached(self) -> Source: ...
-
-    def check(self) -> None:
-        """RuntimeError when they were stopped or shut down."""
-        ...
-
-    def spawned(self, owned: OwnedProcs) -> None: ...
-    def lost(self) -> list[int]: ...
-    def replace(
-        self, ranks: Sequence[int] | None, workers: Sequence[str] | Callable[[list[int]], Sequence[str]] | None
-    ) -> Source: ...
-    def stop(self) -> Source: ...
-    def shutdown(self) -> Source: ...
 
 
 def host_mesh_of(host: str, executable: str = "") -> HostMesh:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from monarch._mesh.actors.endpoint import EndpointProperty
 from monarch._mesh.failures.ledger import process_failure
@@ -12,6 +12,9 @@ from monarch._shape.extent import Extent, Point
 from monarch._shape.slice import NDSlice
 from monarch._wire.address import proc_address
 from monarch._wire.message import Failure, ProcEnded
+
+if TYPE_CHECKING:
+    from monarch._mesh.meshes.proc_mesh import ProcMesh
 
 
 class ProcSpec:
@@ -40,14 +43,6 @@ class ProcSpec:
         self.addresses = [proc_address(self.hosts[rank // per_host], uid, rank) for rank in range(count)]
 
 
-class Processes(Protocol):
-    """The mesh of processes that actors were spawned on."""
-
-    @property
-    def extent(self) -> Extent: ...
-    def _addresses(self) -> list[str]: ...
-
-
 _SHADOWED = ("restart", "healthy")  # methods of ActorMesh that came after programs had such endpoints
 
 
@@ -56,11 +51,11 @@ class ActorSpec:
 
     __slots__ = ("addresses", "cls", "creator", "key", "name", "proc_mesh", "shadowing")
 
-    def __init__(self, key: str, name: str, cls: type, proc_mesh: Processes, creator: str) -> None:
+    def __init__(self, key: str, name: str, cls: type, proc_mesh: ProcMesh, creator: str) -> None:
         self.key = key
         self.name = name
         self.cls = cls
-        self.proc_mesh: Any = proc_mesh  # a ProcMesh
+        self.proc_mesh = proc_mesh
         self.creator = creator
         self.addresses: Sequence[str] = proc_mesh._addresses()
         # Programs may have endpoints of these names: theirs count, and ours are ActorMesh.restart(mesh) and the like.
@@ -78,8 +73,7 @@ class ActorSpec:
 
     @property
     def extent(self) -> Extent:
-        extent: Extent = self.proc_mesh.extent
-        return extent
+        return self.proc_mesh.extent
 
     def failure_of(self, address: str, ended: ProcEnded) -> Failure:
         ranks = [rank for rank, there in enumerate(self.addresses) if there == address]
