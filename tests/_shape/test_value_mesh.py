@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import pickle
 from typing import Any
 
@@ -25,6 +26,7 @@ def test_iterating_gives_points_and_values_in_rank_order(mesh: ValueMesh[str]) -
     assert list(mesh) == list(mesh.items()) == [(Point(rank, EXTENT), "abcdef"[rank]) for rank in range(6)]
     assert mesh.values() == list("abcdef") and len(mesh) == 6
     assert mesh.extent == EXTENT
+    assert mesh.size("gpus") == 3 and dict(mesh.sizes) == {"hosts": 2, "gpus": 3}
 
 
 def test_values_by_rank_and_by_coordinates(mesh: ValueMesh[str]) -> None:
@@ -62,6 +64,21 @@ def test_slices_are_numbered_from_zero(mesh: ValueMesh[str]) -> None:
     assert list(column.extent.items()) == [("hosts", 2)]
     assert mesh.slice(hosts=1).slice(gpus=slice(1, 3)).values() == ["e", "f"]
     assert mesh.slice(hosts=0, gpus=2).item() == "c"
+    assert mesh.slice(hosts=1).get(0) == "d"
+    assert mesh.slice() is not mesh
+
+
+def test_values_follow_flatten_split_and_rename(mesh: ValueMesh[str]) -> None:
+    flat = mesh.flatten("rank")
+    assert flat.item(rank=4) == "e"
+    assert flat.split(rank=("a", "b"), a=3).item(a=2, b=1) == "f"
+    assert mesh.rename(gpus="devices").item(hosts=0, devices=2) == "c"
+
+
+def test_a_slice_can_be_flattened_unless_it_is_sparse(mesh: ValueMesh[str]) -> None:
+    assert mesh.slice(hosts=1).flatten("rank").values() == ["d", "e", "f"]
+    with pytest.raises(ValueError, match="cannot flatten sparse mesh"):
+        mesh.slice(gpus=slice(0, 2)).flatten("rank")
 
 
 @given(st.permutations(range(6)))
@@ -100,14 +117,21 @@ def test_the_list_is_the_callers(mesh: ValueMesh[str]) -> None:
 
 
 def test_pickling(mesh: ValueMesh[str]) -> None:
-    for one in (mesh, mesh.slice(gpus=1)):
+    for one in (mesh, mesh.slice(gpus=1), copy.copy(mesh)):
         again = pickle.loads(pickle.dumps(one))
         assert list(again) == list(one) and again.extent == one.extent
 
 
 def test_repr_shows_extent_and_values(mesh: ValueMesh[str]) -> None:
     assert repr(mesh).startswith(f"ValueMesh({EXTENT}):\n")
-    assert all(repr(value) in repr(mesh) for value in "abcdef")
+    assert all(repr(value) in repr(mesh) for value in "abcdef") and "'gpus': 1/3" in repr(mesh)
+
+
+def test_it_is_generic_and_equal_to_itself_only(mesh: ValueMesh[str]) -> None:
+    assert ValueMesh[int] is not None
+    assert mesh != dense(EXTENT, list("abcdef"))
+    with pytest.raises(TypeError):
+        mesh[0]  # type: ignore[index]
 
 
 def test_one_that_is_taken_for_a_value_says_where_the_values_are(mesh: ValueMesh[str]) -> None:
