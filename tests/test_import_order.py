@@ -27,6 +27,9 @@ from typing import NamedTuple
 
 import pytest
 
+from monarch._mesh import plugins
+from monarch._mesh.inspection import door
+
 PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 
 TRUNK = ("_text", "_errors", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
@@ -272,6 +275,43 @@ def test_no_files_of_a_part_import_each_other_in_a_ring(part: str) -> None:
 def test_every_folder_of_a_part_has_its_place(part: str) -> None:
     folders = {path.parent.name for path in (PACKAGE / part).glob("*/*.py")}
     assert folders == set(ROOMS[part]) - {TOP}
+
+
+# The reach upwards by name.
+
+
+@pytest.mark.parametrize("name", plugins.OUTER)
+def test_each_outer_function_exists(name: str) -> None:
+    module, function = plugins.OUTER[name]
+    file = file_of(PACKAGE, ["monarch", *module.split(".")])
+    assert file is not None
+    defined = ast.parse(file.read_text()).body
+    assert function in [
+        node.name for node in defined if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+
+
+def test_outer_functions_are_called_by_their_names_in_the_table_alone() -> None:
+    named, loaded = (
+        set(plugins_named(PACKAGE, ("outer", "_outer"))),
+        list(plugins_named(PACKAGE, ("load", "import_module"))),
+    )
+    assert loaded == []
+    assert named | set(door.STREAMS.values()) == plugins.OUTER.keys()
+
+
+def plugins_named(package: Path, functions: tuple[str, ...]) -> Iterator[str]:
+    """Every literal that is given to one of these functions outside of the module that has the table."""
+    for path in sorted(package.rglob("*.py")):
+        if path == package / "_mesh" / "plugins.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(value=ast.Name(id="plugins"), attr=called) | ast.Name(id=called),
+                    args=[ast.Constant(value=str(name)), *_],
+                ) if called in functions:
+                    yield name
 
 
 # The rule on trees made for it.

@@ -1,4 +1,5 @@
-"""The only reach upwards: what outer layers and programs may put into the trunk, by name, looked up when needed."""
+"""The only reach upwards: functions of outer layers that are called from below (OUTER), and what outer layers and programs
+put into the trunk. Looked up when needed."""
 
 from __future__ import annotations
 
@@ -8,6 +9,47 @@ from collections.abc import Callable
 from typing import Any
 
 from monarch._runtime.context import here, start_client_with
+
+# name -> (module of monarch, function). Nothing else is called of outer layers; tests/test_import_order.py checks that all
+# of these exist and are used. Those of `debugger` and `telemetry` that answer are questions: see `inspection.questions`.
+OUTER: dict[str, tuple[str, str]] = {
+    "admin.spawn_admin": ("admin.starting", "spawn_admin"),
+    "dashboard.serve": ("dashboard.starting", "serve"),
+    "debugger.controller": ("debugger.controller", "debug_controller"),
+    "debugger.editor.begin": ("debugger.editor_rank", "begin"),
+    "debugger.editor.check": ("debugger.editor_rank", "check"),
+    "debugger.editor.end": ("debugger.editor_rank", "end"),
+    "debugger.editor.exchange": ("debugger.editor_rank", "exchange"),
+    "debugger.on_exception": ("debugger.visit", "set_on_exception"),
+    "debugger.serve": ("debugger.visit", "serve"),
+    "debugger.stop": ("debugger.stopped", "stop"),
+    "debugger.stop_at": ("debugger.stopped", "stop_at"),
+    "job.hosts_from_config": ("job.project_file", "hosts_from_config"),
+    "observer.at": ("observer.launcher", "observer_at"),
+    "observer.config": ("observer.config", "ObserverConfig"),
+    "observer.start": ("observer.launcher", "start"),
+    "replay.folder": ("replay.wish", "wish"),
+    "replay.record": ("replay.recorder", "begin"),
+    "spmd.setup": ("spmd.setup", "setup"),
+    "telemetry.export": ("telemetry.otel", "set_up"),
+    "telemetry.measure": ("telemetry.machine", "measure"),
+    "tensor.device_mesh": ("tensor.controller.engines", "device_mesh"),
+    "tensor.keep": ("tensor.worker.claims", "keep"),
+    "tensor.rref": ("tensor.remote.rref", "rref"),
+    "trace.begin": ("trace.local_sink", "begin"),
+    "trace.finish": ("trace.local_sink", "finish"),
+    "trace.flame": ("trace.flame", "Flame"),
+    "trace.sample": ("trace.sampling", "sample"),
+    "workspace.sync": ("_mesh.workspace.sync", "sync_hosts"),
+}
+
+
+def outer(name: str) -> Any:
+    """The function of an outer layer that goes by that name in OUTER; its module is loaded with the first use. ImportError
+    names what is not installed."""
+    module, function = OUTER[name]
+    return getattr(load(module), function)
+
 
 _on_client_started: list[Callable[[Any], Any]] = []
 
@@ -64,7 +106,7 @@ start_client_with(_load_and_start)  # until `process.client` says how
 
 
 def load(name: str) -> Any:
-    """A module of an outer layer, loaded when something of it is first used. ImportError names what is not installed."""
+    """Imports `monarch.<name>`."""
     try:
         return importlib.import_module(f"monarch.{name}")
     except ModuleNotFoundError as exc:

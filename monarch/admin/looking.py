@@ -158,7 +158,7 @@ class Look:
         )
         body = self._one("samples", address, wanted.duration_s + _SLACK, argument)
         samples: dict[str, int] = msgspec.msgpack.decode(body)["samples"]
-        svg: str = plugins.load("trace.flame").Flame({reference: samples or {"(nothing ran)": 1}}).svg()
+        svg: str = plugins.outer("trace.flame")({reference: samples or {"(nothing ran)": 1}}).svg()
         return svg
 
     # --- asking

@@ -55,7 +55,7 @@ def start(admin_addr: str | None = None) -> Admin:
     with _lock:
         if _running is not None:
             return _running
-        addresses = plugins.load("observer.launcher").start(
+        addresses = plugins.outer("observer.start")(
             os.path.join(folder, _FOLDER),
             program=folder,
             admin=True,
@@ -114,7 +114,9 @@ def check_installed() -> None:
 def _run_folder() -> str:
     """Of this program, which becomes a client if it is none."""
     here()
-    client = plugins.load("_mesh.process.client").client()
+    from monarch._mesh.process.client import client as own_client  # loaded with the first client
+
+    client = own_client()
     if client is None:
         raise RuntimeError("the admin server is started by the program, and this is a process of one of its meshes")
     return str(client.directory)

@@ -47,7 +47,7 @@ def opened(host: str, port: int) -> tuple[str, list[str]]:
         asked = (host, port) != (HOST, PORT)
         return running.dashboard_url, ["the dashboard is open already: where it is now holds"] if asked else []
     folder = run_folder()
-    addresses = plugins.load("observer.launcher").start(
+    addresses = plugins.outer("observer.start")(
         os.path.join(folder, FOLDER), program=folder, dashboard=True, dashboard_host=host, dashboard_port=port
     )
     notes = [note for note in addresses.notes if "dashboard" in note]

@@ -224,8 +224,7 @@ def start(
     """
     check_installed()
     folder = run_folder()
-    launcher = plugins.load("observer.launcher")
-    wanted = launcher.ObserverConfig(
+    wanted = plugins.outer("observer.config")(
         telemetry=True,
         retention_secs=retention_secs,
         snapshot_interval_secs=snapshot_interval_secs,
@@ -237,7 +236,7 @@ def start(
         dashboard_port=dashboard_port,
         **tls_files(),
     )
-    running = record(launcher.observer_at(os.path.join(folder, FOLDER)), wanted)
+    running = record(plugins.outer("observer.at")(os.path.join(folder, FOLDER)), wanted)
     if running.dashboard_url and dashboard:
         print(f"Monarch Dashboard: {running.dashboard_url}", flush=True)
     return running
@@ -276,7 +275,9 @@ def tls_files() -> dict[str, str]:
 def run_folder() -> str:
     """The run folder of this program, which becomes a client if it is none. RuntimeError in a process of a mesh."""
     here()
-    client = plugins.load("_mesh.process.client").client()
+    from monarch._mesh.process.client import client as own_client  # loaded with the first client
+
+    client = own_client()
     if client is None:
         raise RuntimeError("telemetry is started by the program, and this is a process of one of its meshes")
     return str(client.directory)

@@ -344,4 +344,4 @@ class Aborted(Exception):
 def _keep(delivery: Delivery, result: Any, error: BaseException | None) -> None:
     """The result, or exception, of a call with `rref` stays in this process, under a name that its caller knows."""
     name = (delivery.back, delivery.call.sender, delivery.call.port)
-    plugins.load("tensor.worker.claims").keep(name, result, error)
+    plugins.outer("tensor.keep")(name, result, error)

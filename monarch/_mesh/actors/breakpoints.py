@@ -55,7 +55,7 @@ def _set_trace(*args: Any, **kwargs: Any) -> Any:
 def _stop(frame: FrameType, *, header: str | None = None, commands: list[str] | None = None) -> None:
     running = current.get()
     if running is not None and running.instance.behaviour is not None:
-        plugins.load("debugger.stopped").stop(frame, header)
+        plugins.outer("debugger.stop")(frame, header)
         return
     proc = home()
     if proc is None or root_of(proc) is not None:  # the program itself
@@ -125,7 +125,7 @@ class _OnException:
 
     def returned(self, instance: Instance, call: Call, error: BaseException | None) -> None:
         if error is not None:
-            plugins.load("debugger.stopped").stop_at(instance, call, error)
+            plugins.outer("debugger.stop_at")(instance, call, error)
 
 
 def stop_on_exceptions(on: bool) -> None:
@@ -139,4 +139,4 @@ def debug_controller() -> Any:
     Its endpoints: `list(print_output=True)` gives a DebugSessionInfo for each endpoint that stands at a breakpoint, and
     prints them as a table; `wait_pending_session()` returns when there is one. Works in every process of a program.
     """
-    return plugins.load("debugger.controller").debug_controller()
+    return plugins.outer("debugger.controller")()

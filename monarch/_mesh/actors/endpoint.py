@@ -363,7 +363,7 @@ class Endpoint(MapAdverb, Generic[P, R_co]):
                 f"arguments with fake tensors and returns tensors like those of the result; propagate='inspect' says "
                 f"that there are none"
             )
-        return plugins.load("tensor.remote.rref").rref(self, args, kwargs)  # type: ignore[no-any-return]
+        return plugins.outer("tensor.rref")(self, args, kwargs)  # type: ignore[no-any-return]
 
     def _keep(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

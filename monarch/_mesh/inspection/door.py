@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from monarch._mesh import plugins
-from monarch._mesh.inspection.questions import Question
 from monarch._mesh.inspection.survey import Answers, Survey
 from monarch._runtime.loop import Timer, start_thread
 from monarch._runtime.proc import Proc
@@ -36,10 +35,7 @@ LAST = 5.0  # seconds until a connection that was refused is closed at the lates
 LONGEST = 3600.0  # seconds that a question may take
 
 # Each is called with a socket that blocks, and an argument, on a thread of the client. It closes the socket.
-STREAMS: dict[str, Question] = {
-    "dashboard": Question("dashboard.starting", "serve"),
-    "debug": Question("debugger.visit", "serve"),
-}
+STREAMS = {"dashboard": "dashboard.serve", "debug": "debugger.serve"}  # by name: which of `plugins.OUTER`
 
 _LENGTH = struct.Struct("!I")
 _READ = 1 << 16
@@ -210,10 +206,10 @@ class _Visitor:
             self._door.left(self)
             self._sock.close()
 
-    def _talk(self, stream: Question, argument: bytes) -> None:
+    def _talk(self, stream: str, argument: bytes) -> None:
         try:
             self._sock.sendall(packed(Streaming()))
-            getattr(plugins.load(stream.module), stream.function)(self._sock, argument)
+            plugins.outer(stream)(self._sock, argument)
         except OSError:  # the other side has gone
             pass
         finally:

@@ -37,14 +37,20 @@ class Question(NamedTuple):
     quick: bool = False
 
 
+def _outer(name: str, quick: bool = False) -> Question:
+    """Returns the question of that name, which an outer layer answers."""
+    module, function = plugins.OUTER[name]
+    return Question(module, function, quick)
+
+
 # Answered by the client and by every proc.
 QUESTIONS: dict[str, Question] = {
     "clock": Question("_mesh.inspection.wall_clock", quick=True),
-    "debugger.editor.begin": Question("debugger.editor_rank", "begin"),
-    "debugger.editor.check": Question("debugger.editor_rank", "check"),
-    "debugger.editor.end": Question("debugger.editor_rank", "end"),
-    "debugger.editor.exchange": Question("debugger.editor_rank", "exchange", quick=True),
-    "debugger.on_exception": Question("debugger.visit", "set_on_exception"),
+    "debugger.editor.begin": _outer("debugger.editor.begin"),
+    "debugger.editor.check": _outer("debugger.editor.check"),
+    "debugger.editor.end": _outer("debugger.editor.end"),
+    "debugger.editor.exchange": _outer("debugger.editor.exchange", quick=True),
+    "debugger.on_exception": _outer("debugger.on_exception"),
     "log.level": Question("_mesh.inspection.log_level"),
     "config": Question("_mesh.inspection.description", "answer_config", quick=True),
     "samples": Question("_mesh.inspection.sampler"),
@@ -58,7 +64,7 @@ QUESTIONS: dict[str, Question] = {
     "failures": Question("_mesh.inspection.failure_list", quick=True),
     "collectives": Question("_mesh.inspection.collectives"),
     "telemetry.record": Question("_mesh.inspection.recording", "switch"),
-    "telemetry.measure": Question("telemetry.machine", "measure"),
+    "telemetry.measure": _outer("telemetry.measure"),
     "telemetry.flush": Question("_mesh.inspection.recording", "flush"),
 }
 

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from monarch._mesh import plugins
 from monarch._mesh.failures.stacks import Line
 from monarch._runtime.loop import start_thread
 
@@ -42,12 +41,12 @@ class Explainer:
             self._asking = False
 
     def _ask(self) -> None:
+        from monarch._mesh.inspection import collectives, doctor, mesh_stacks  # loaded when first used
+
         try:
-            own = list(plugins.load("_mesh.inspection.collectives").groups())
+            own = list(collectives.groups())
             if any(group.rank in group.ranks[:_ASKING] and group.running is not False for group in own):
-                doctor = plugins.load("_mesh.inspection.doctor")
-                ask = plugins.load("_mesh.inspection.mesh_stacks").ask_program
-                for finding in doctor.examine(ask, _SECONDS).findings:
+                for finding in doctor.examine(mesh_stacks.ask_program, _SECONDS).findings:
                     if finding.kind == "collective":
                         logger.warning("%s", finding.title)
         except Exception as exc:  # the program ends, or cannot be asked: it was only to help

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from monarch._errors import SupervisionError
-from monarch._mesh import plugins
 from monarch._mesh.actors.actor import Actor, endpoints_of
 from monarch._mesh.actors.adverbs import ADVERBS
 from monarch._mesh.actors.arity import check_arguments
@@ -181,7 +180,8 @@ class ActorMesh(Handle, Generic[A]):
         If the class has an endpoint `stacks`, that is `mesh.stacks`; this method is `ActorMesh.stacks(mesh)` then.
         """
         addresses = [address for _index, _rank, address in self._plan.receivers]
-        inspection = plugins.load("_mesh.inspection.mesh_stacks")
+        from monarch._mesh.inspection import mesh_stacks as inspection  # loaded when first used
+
         found: Future[Stacks] = inspection.of_actors(addresses, self._spec.key, timeout, locals, native, all_threads)
         return found
 

@@ -348,7 +348,7 @@ def _end_started() -> None:
 def hosts_from_config(name: str) -> HostMesh:
     """The mesh `name` of the job that this project's file describes (`monarch.job.hosts_from_config`); without a file that
     speaks of jobs, two hosts on this machine, `{"hosts": 2}`, which end with this program."""
-    return plugins.load("job.project_file").hosts_from_config(name)  # type: ignore[no-any-return]
+    return plugins.outer("job.hosts_from_config")(name)  # type: ignore[no-any-return]
 
 
 def two_local_hosts(name: str) -> HostMesh:

@@ -223,7 +223,8 @@ class HostMesh(Handle):
     ) -> Future[Stacks]:
         """Where every process of this program on these hosts is now: as `ProcMesh.stacks`."""
         hosts = [self._hosts[rank] for rank in self._shape.ndslice]
-        inspection = plugins.load("_mesh.inspection.mesh_stacks")
+        from monarch._mesh.inspection import mesh_stacks as inspection  # loaded when first used
+
         found: Future[Stacks] = inspection.of_hosts(hosts, timeout, locals, native, all_threads)
         return found
 
@@ -298,7 +299,7 @@ class HostMesh(Handle):
                 "cannot call sync_workspace on a sliced host mesh or one that was sent over an actor endpoint; this host "
                 "shares its files with its processes anyway"
             )
-        await plugins.load("_mesh.workspace.sync").sync_hosts(self, workspace, conda, auto_reload)
+        await plugins.outer("workspace.sync")(self, workspace, conda, auto_reload)
 
     def __reduce__(self) -> Any:
         return HostMesh, (self._hosts, self._shape, self._executable)
@@ -329,7 +330,7 @@ def _spawn_admin(
     hosts: Sequence[HostMesh], admin_addr: str | None = None, telemetry_url: str | None = None
 ) -> Future[Any]:
     """`monarch.admin.spawn_admin`, where older programs look for it."""
-    return plugins.load("admin").spawn_admin(hosts, admin_addr, telemetry_url)  # type: ignore[no-any-return]
+    return plugins.outer("admin.spawn_admin")(hosts, admin_addr, telemetry_url)  # type: ignore[no-any-return]
 
 
 def this_proc() -> ProcMesh:

@@ -181,7 +181,8 @@ class ProcMesh(Handle):
         and frames too. `print(mesh.stacks().get())` shows stacks that are the same once, with their ranks. Works from the
         client and from any actor.
         """
-        inspection = plugins.load("_mesh.inspection.mesh_stacks")
+        from monarch._mesh.inspection import mesh_stacks as inspection  # loaded when first used
+
         found: Future[Stacks] = inspection.stacks_of(self._addresses(), None, timeout, locals, native, all_threads)
         return found
 
@@ -189,7 +190,7 @@ class ProcMesh(Handle):
         """Where Python code is in the processes of this mesh or slice, looked at `rate` times a second for `seconds`: waits
         for so long, and gives a `monarch.trace.Flame`, whose `write("train.svg")` is the picture. See `monarch.trace.sample`,
         and docs/tracing.md."""
-        return plugins.load("trace.sampling").sample(seconds, mesh=self, rate=rate, threads=threads, idle=idle)
+        return plugins.outer("trace.sample")(seconds, mesh=self, rate=rate, threads=threads, idle=idle)
 
     def stop(self, reason: str = "stopped by client") -> Future[None]:
         """Stops the processes: every actor's `__cleanup__` runs, each interpreter ends in the ordinary way, and what is
@@ -309,7 +310,7 @@ class ProcMesh(Handle):
     def _device_mesh(self) -> Any:
         """These processes as a place for distributed tensors; the first use starts the tensor engine of the whole mesh."""
         self._check_alive()
-        return plugins.load("tensor.controller.engines").device_mesh(self)
+        return plugins.outer("tensor.device_mesh")(self)
 
     def activate(self) -> Any:
         """From here on torch operations of this thread run on these processes; leaving the `with` block ends that.

@@ -49,7 +49,7 @@ def setup_torch_distributed(
     if threads is not None and threads < 1:
         raise ValueError(f"threads must be 1 or more, got {threads!r}")
     procs._train()
-    done: Future[None] = plugins.load("spmd.setup").setup(
+    done: Future[None] = plugins.outer("spmd.setup")(
         procs, procs._places(), backend, init, timeout, threads, setup_timeout
     )
     return done

@@ -26,7 +26,7 @@ def begin_if_asked(proc: Proc, *, say: bool = False) -> None:
 
 def _begin(proc: Proc, say: bool) -> None:
     try:
-        plugins.load("telemetry.otel").set_up(process_name(proc))
+        plugins.outer("telemetry.export")(process_name(proc))
     except ImportError as exc:
         if say:
             logger.warning("%s is set, and nothing is exported: %s is not installed: pip install 'pymonarch[otel]'",

@@ -16,10 +16,10 @@ def begin_if_asked(proc: Proc) -> None:
     mode = os.environ.get(MODE, "")
     if mode and mode != "off":
         _on = True
-        plugins.load("trace.local_sink").begin(proc, mode)
+        plugins.outer("trace.begin")(proc, mode)
 
 
 def finish() -> None:
     """The process ends in order: what it has recorded is written first."""
     if _on:
-        plugins.load("trace.local_sink").finish()
+        plugins.outer("trace.finish")()

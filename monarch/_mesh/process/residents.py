@@ -278,7 +278,7 @@ def _give_up(notes: Sequence[Acks]) -> None:
 
 
 def _run_recorded(instance: Instance, spawn: Spawn, body: Buffer, buffers: Sequence[Buffer]) -> None:
-    plugins.load("replay.recorder").begin(instance, spawn, body, buffers)
+    plugins.outer("replay.record")(instance, spawn, body, buffers)
     run(instance)
 
 

@@ -333,5 +333,5 @@ def _recording(name: str, cls: type, rank: int) -> tuple[bytes, int]:
     """(folder, most bytes) of the recording of an actor; no folder: it is not recorded."""
     if not settings.get("record"):
         return b"", 0
-    folder = plugins.load("replay.wish").wish(name, f"{cls.__module__}.{cls.__qualname__}", rank)
+    folder = plugins.outer("replay.folder")(name, f"{cls.__module__}.{cls.__qualname__}", rank)
     return os.fsencode(folder), settings.get("record_bytes")
