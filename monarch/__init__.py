@@ -2,7 +2,10 @@
 
 General layout, from the inside out (a file imports from above, never from below):
 
+    _text       text of programs made fit to send and to read
     _errors     every exception
+    _linux      what the kernel offers: /proc, local sockets, private files, helper processes
+    _devices    GPUs: which there are, whose they are, their memory
     config      the table of settings
     _shape      coordinates: extents, points, regions
     _wire       bytes between two processes

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from monarch._linux import procfs
 from monarch._mesh.inspection import door
 from monarch._mesh.inspection.door import AskAll, Given, Refused, Request, Response, Stream
 from monarch._mesh.inspection.survey import Answers
@@ -159,7 +160,7 @@ def program_at(folder: str) -> Program | None:
         pass
     except (OSError, ValueError):
         return None
-    return Program(folder, pid, _started(folder), _command(pid))
+    return Program(folder, pid, _started(folder), procfs.command_line(pid))
 
 
 def _started(folder: str) -> float:
@@ -167,14 +168,6 @@ def _started(folder: str) -> float:
         return os.stat(os.path.join(folder, "pid")).st_mtime
     except OSError:
         return time.time()
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def choose(pid: int | None = None) -> Program:

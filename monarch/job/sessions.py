@@ -6,9 +6,10 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
 
 import msgspec
+
+from monarch._linux import procfs
 
 _GRACE = 1.0  # seconds between SIGTERM and SIGKILL
 _BETWEEN = 0.05
@@ -23,35 +24,29 @@ class Session(msgspec.Struct, frozen=True):
 
     def alive(self) -> bool:
         """Whether it runs; a process that has ended but was not waited for does not."""
-        found = _stat(self.pid) if self.here() else None
-        return found is not None and found.started == self.started and found.state not in "ZX"
+        return self.here() and procfs.start_of(self.pid) == self.started
 
     def here(self) -> bool:
         """Whether this is the machine it was started on, and that was not booted since."""
-        return self.boot == boot_id()
+        return self.boot == procfs.boot_id()
 
     def members(self) -> list[int]:
         """The living processes of the session, its leader among them."""
         if not self.here():
             return []
-        leader = _stat(self.pid)
+        leader = procfs.stat(self.pid)
         if leader is not None and leader.started != self.started:
             return []  # another process has its pid, so the session has ended
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                stat = _stat(int(entry.name))
-                if stat is not None and stat.session == self.pid and stat.state not in "ZX":
-                    found.append(int(entry.name))
-        return found
+        every = map(procfs.stat, procfs.pids())
+        return [found.pid for found in every if found is not None and found.session == self.pid and found.alive]
 
 
 def session_of(pid: int) -> Session:
     """ProcessLookupError when there is no such process."""
-    found = _stat(pid)
+    found = procfs.stat(pid)
     if found is None:
         raise ProcessLookupError(f"no process {pid}")
-    return Session(pid, found.started, boot_id())
+    return Session(pid, found.started, procfs.boot_id())
 
 
 def end(sessions: list[Session]) -> None:
@@ -79,22 +74,3 @@ def _signal(pids: list[int], number: int) -> None:
             os.kill(pid, number)
         except ProcessLookupError:
             pass
-
-
-def boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
-class _Stat(msgspec.Struct):
-    state: str
-    session: int
-    started: int
-
-
-def _stat(pid: int) -> _Stat | None:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return _Stat(fields[0], int(fields[3]), int(fields[19]))

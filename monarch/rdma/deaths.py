@@ -11,8 +11,9 @@ import select
 import threading
 from collections.abc import Callable
 
+from monarch._linux.procfs import start_of
 from monarch.actor import start_thread
-from monarch.rdma.handle import Owner, start_of
+from monarch.rdma.handle import Owner
 
 WATCHED = 4096  # processes; of the end of others nobody hears
 

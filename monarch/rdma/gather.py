@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from monarch._errors import RDMAError
+from monarch._linux.procfs import start_of
 from monarch.actor import Future, Promise
 from monarch.rdma import copying
 from monarch.rdma.action import RDMAAction
@@ -27,7 +28,7 @@ from monarch.rdma.backends.nixl import Nixl
 from monarch.rdma.backends.tcp import Streams
 from monarch.rdma.buffer import RDMABuffer
 from monarch.rdma.device_gather import ElsewhereError, Lent, LentBatch, Passing
-from monarch.rdma.handle import Handle, start_of
+from monarch.rdma.handle import Handle
 from monarch.rdma.layout import Block
 from monarch.rdma.memory import Memory
 from monarch.rdma.registry import registry

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import Any, NamedTuple
 
 from monarch._devices.memory import Card
+from monarch._linux import procfs
 
 
 class Handle(NamedTuple):
@@ -64,18 +64,6 @@ def this_host() -> str:
     "" where the kernel does not tell; such a process shares its host with nobody.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            boot = file.read().strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+        return procfs.namespace("pid")
     except OSError:
         return ""
-
-
-def start_of(pid: int) -> int | None:
-    """When the process started, in clock ticks since the boot; None when it has ended (a zombie has)."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])

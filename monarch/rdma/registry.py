@@ -25,7 +25,8 @@ from typing import Any
 
 from monarch._devices.forked import never_free
 from monarch._errors import BufferDroppedError
-from monarch.rdma.handle import Owner, start_of, this_host
+from monarch._linux.procfs import start_of
+from monarch.rdma.handle import Owner, this_host
 from monarch.rdma.memory import Memory
 
 WORD = struct.Struct("=Q")

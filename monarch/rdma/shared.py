@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from monarch._devices.modes import locally
 from monarch._errors import RDMAError, RDMAUnavailableError
+from monarch._linux import procfs
 from monarch.rdma.backends import process_vm
 from monarch.rdma.handle import Handle
 from monarch.rdma.memory import Memory
@@ -52,7 +53,7 @@ class _Segments:
         self._files: dict[int, tuple[int, int]] = {}  # start -> (size, descriptor)
 
     def make(self, size: int) -> mmap.mmap:
-        room = available()
+        room = procfs.memory()[1] or sys.maxsize
         if size > room:  # pages come at the first touch: what does not fit would end in the kernel's killing somebody
             raise MemoryError(f"{size} bytes of shared memory were asked for, the machine has {room} available")
         file = os.memfd_create("monarch-shared", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -86,18 +87,6 @@ class _Segments:
             size, file = self._files[start]
         offset = memory.address - start
         return (file, offset) if offset + memory.size <= size else None
-
-
-def available() -> int:
-    """Bytes that the machine can give away without swapping; unlimited where it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return sys.maxsize
 
 
 _segments = _Segments()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from ctypes.util import find_library
 
+from monarch._linux import procfs
 from monarch.actor import bind_context, start_thread
 from monarch.remotemount.fuse_messages import (
     Begin,
@@ -49,8 +50,7 @@ def obstacle() -> str:
 
 def machine() -> str:
     """Equal for processes that see the same mounts."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return file.read().strip() + os.readlink("/proc/self/ns/mnt")
+    return procfs.namespace("mnt")
 
 
 def mounted_at(point: str) -> str | None:

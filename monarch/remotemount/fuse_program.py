@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from monarch._linux import procfs
 from monarch.remotemount.fuse_messages import (
     Answer,
     Ask,
@@ -264,11 +265,9 @@ class Program:
 def end_helper() -> None:
     """libfuse's helper unmounts when this process has ended, whatever is mounted there by then. It is to do so only if this
     process could not."""
-    for thread in os.listdir("/proc/self/task"):
+    for child in procfs.children_of("self"):
         try:
-            with open(f"/proc/self/task/{thread}/children") as file:
-                for child in file.read().split():
-                    os.kill(int(child), signal.SIGKILL)
+            os.kill(child, signal.SIGKILL)
         except OSError:  # it has ended
             continue
 

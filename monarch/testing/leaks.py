@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from monarch._linux import procfs
 from monarch._mesh.process import client as clients
 from monarch.config import settings
 
@@ -121,24 +122,11 @@ def _threads(own: _OfTheClient) -> Iterator[Leak]:
 
 
 def _processes(own: _OfTheClient) -> Iterator[Leak]:
-    for task in os.listdir("/proc/self/task"):
-        try:
-            with open(f"/proc/self/task/{task}/children") as file:
-                children = [int(pid) for pid in file.read().split()]
-        except OSError:
-            continue
-        for pid in children:
-            if pid not in own.pids:
-                yield Leak("process", str(pid), f"{pid}: {_command(pid)}")
-
-
-def _command(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().replace(b"\0", b" ").decode(errors="replace").strip()
-        return words[:120] or "(ended, not waited for)"
-    except OSError:
-        return "(gone)"
+    for pid in procfs.children_of("self"):
+        if pid not in own.pids:
+            words = procfs.command_line(pid)[:120]
+            gone = "(gone)" if procfs.stat(pid) is None else "(ended, not waited for)"
+            yield Leak("process", str(pid), f"{pid}: {words or gone}")
 
 
 def _segments() -> Iterator[Leak]:

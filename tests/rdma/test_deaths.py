@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from monarch._linux.procfs import start_of
 from monarch.rdma import deaths as module
 from monarch.rdma.deaths import Deaths
-from monarch.rdma.handle import Owner, start_of, this_host
+from monarch.rdma.handle import Owner, this_host
 
 TIMEOUT = 60
 

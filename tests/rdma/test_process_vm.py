@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from monarch._linux import procfs
 from monarch.actor import Channel, endpoint, this_host
 from monarch.actor.host_agent import agent_pid
 from monarch.rdma import BufferDroppedError, OwnerEndedError, RDMABuffer
@@ -202,7 +203,8 @@ class Yama:
 
 def line(pid: int) -> list[int]:
     """A process and its ancestors."""
-    return [pid, *line(process_vm._parent(pid))] if pid > 0 else []
+    found = procfs.stat(pid)
+    return [] if found is None else [pid, *line(found.parent)]
 
 
 @pytest.fixture
@@ -225,7 +227,7 @@ def test_under_yama_the_processes_of_a_program_look_into_each_other(yama: str) -
 
 def test_whoever_started_the_client_is_not_to_look_into_it(shared_procs: Any) -> None:
     assert agent_pid() > 0
-    assert process_vm._tracer() == os.getpid() == process_vm._parent(agent_pid())
+    assert process_vm._tracer() == os.getpid() == procfs.stat(agent_pid()).parent
 
 
 def test_under_yama_a_process_that_has_named_nobody_is_not_looked_into(yama: str, owner: Any) -> None:

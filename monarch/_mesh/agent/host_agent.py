@@ -20,6 +20,7 @@ from functools import partial
 
 import msgspec
 
+from monarch._linux import procfs
 from monarch._mesh.agent.base_host_agent import BaseHostAgent
 from monarch._mesh.agent.effects import Start
 from monarch._mesh.agent.host_links import HostLinks, HostListener
@@ -494,13 +495,8 @@ def _kill_group(pid: int) -> None:
 
 def _kill_descendants() -> None:
     """Fork servers, and orphans that left their process groups: as subreaper we are the parent of them all."""
-    me = os.getpid()
     for _ in range(100):
-        try:
-            with open(f"/proc/{me}/task/{me}/children") as file:
-                children = [int(pid) for pid in file.read().split()]
-        except OSError:
-            return
+        children = procfs.children_of("self")
         if not children:
             return
         for pid in children:

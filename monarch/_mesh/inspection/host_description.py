@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._linux import procfs
 from monarch._mesh.inspection.description import Facts, memory
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def answer(agent: Any, argument: bytes) -> bytes:
 
 def describe(agent: Any) -> HostFacts:
     rss, vm = memory()
-    total, available = machine_memory()
+    total, available = procfs.memory()
     return HostFacts(
         f"{agent.host}/agent",
         agent.host,
@@ -111,16 +112,6 @@ def ended(departed: Sequence[tuple[Any, Any, float]], now: float) -> list[EndedP
         )
         for start, end, at in departed
     ]
-
-
-def machine_memory() -> tuple[int, int]:
-    """(total, available) bytes; (0, 0) where that cannot be read."""
-    try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file if ":" in line)
-        return tuple(int(lines[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))  # type: ignore[return-value]
-    except (OSError, KeyError, ValueError):
-        return 0, 0
 
 
 def _load() -> float:

@@ -1,12 +1,10 @@
-"""What the system knows of a host and of the processes on it: memory, load, processor time. Reads /proc."""
+"""What the system knows of a host and of the processes on it: memory, load, processor time."""
 
 from __future__ import annotations
 
-import os
-
 import msgspec
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+from monarch._linux import procfs
 
 
 class ProcessUsage(msgspec.Struct, frozen=True):
@@ -28,14 +26,10 @@ class ProcessUsage(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, address: str, pid: int, mesh: str, rank: int, state: str, why: str) -> ProcessUsage:
         """With what the system says now."""
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                fields = file.read().rpartition(") ")[2].split()
-        except OSError:  # it ends just now, or is another one's behind a wrapper
+        found = procfs.stat(pid)
+        if found is None:  # it ends just now, or is another one's behind a wrapper
             return cls(address, pid, mesh, rank, state, why)
-        ticks = int(fields[11]) + int(fields[12])
-        resident = int(fields[21]) * os.sysconf("SC_PAGE_SIZE")
-        return cls(address, pid, mesh, rank, state, why, fields[0], resident, ticks / _TICKS, int(fields[17]))
+        return cls(address, pid, mesh, rank, state, why, found.state, found.resident, found.processor, found.threads)
 
 
 class HostUsage(msgspec.Struct, frozen=True):
@@ -53,21 +47,11 @@ class HostUsage(msgspec.Struct, frozen=True):
 
 def memory_of_host() -> tuple[int, int]:
     """(bytes there are, bytes that are available), for this process: a container may have fewer than the machine."""
-    total, available = _memory_of_machine()
+    total, available = procfs.memory()
     limit, used = _memory_of_group()
     if 0 < limit < total:
         return limit, min(available, max(0, limit - used))
     return total, available
-
-
-def _memory_of_machine() -> tuple[int, int]:
-    found = {}
-    with open("/proc/meminfo") as file:
-        for line in file:
-            key, _, value = line.partition(":")
-            if value.endswith("kB\n"):
-                found[key] = int(value.split()[0]) * 1024
-    return found["MemTotal"], found.get("MemAvailable", found["MemFree"])
 
 
 def _memory_of_group() -> tuple[int, int]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from monarch._linux.procfs import thread_state
 from monarch._mesh.failures import stacks
 from monarch._mesh.failures.activity import Job, jobs_of
 from monarch._mesh.inspection.stack_records import Frame, ProcessStacks, ThreadStack
@@ -182,15 +183,6 @@ class _Collector:
     def _state(self, ident: int) -> str:
         thread = self._threads.get(ident)
         return "" if thread is None else thread_state(self._proc.pid, thread.native_id or 0)
-
-
-def thread_state(pid: int, native_id: int) -> str:
-    """The letter that the system has for what a thread does; "" when that cannot be seen."""
-    try:
-        with open(f"/proc/{pid}/task/{native_id}/stat", "rb", buffering=0) as file:
-            return file.read(512).rpartition(b") ")[2][:1].decode()
-    except OSError:  # it has ended, there is no /proc, or no descriptor is left
-        return ""
 
 
 def _task_name(task: Any) -> str:

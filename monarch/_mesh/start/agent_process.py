@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from monarch._mesh.start import leftovers
-
 if TYPE_CHECKING:
     import subprocess
 
@@ -100,6 +98,8 @@ def start(
     address where it listens ("" when it was not to). It ends with the socket. `lock`: of its folder, see `run_directory`.
     `preload`: modules that its first processes will need. OSError when it cannot listen."""
     import subprocess  # slow to import; used when a client starts
+
+    from monarch._mesh.start import leftovers
 
     listening = _inherited(options.listen)
     inherited = [*listening, lock]

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 
+from monarch._linux import procfs
 from monarch._mesh.start import threads
 from monarch._wire.message import Command, LaunchSpec
 
@@ -141,8 +142,8 @@ def check_room(count: int, running: int) -> None:
             f"{count} processes asked for: the host agent needs {wanted} descriptors for them, and the limit is "
             f"{files} (ulimit -n)"
         )
-    needed, available = count * 10 * 1024 * 1024, available_memory()
-    if available is not None and needed > available:
+    needed, (_, available) = count * 10 * 1024 * 1024, procfs.memory()
+    if 0 < available < needed:
         raise CannotLaunch(
             f"{count} processes asked for: they need at least {needed >> 20} MiB of memory (10 MiB each), and "
             f"{available >> 20} MiB are available on this host"
@@ -157,14 +158,3 @@ def _control_group() -> tuple[int | None, int]:
             return (None if limit == "max" else int(limit)), int(file.read())
     except (OSError, ValueError):
         return None, 0
-
-
-def available_memory() -> int | None:
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return None

@@ -12,6 +12,8 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
+from monarch._linux import procfs
+
 if TYPE_CHECKING:
     import subprocess
 
@@ -53,7 +55,9 @@ def kill_run(directory: str, session: int = 0) -> None:
     sign = f"{RUN}={directory}".encode(errors="surrogateescape")
     killed: set[int] = set()
     for _ in range(_ROUNDS):
-        found = [pid for pid in _others() if pid not in killed and (_is_in(pid, session) or _has(pid, sign))]
+        found = [
+            pid for pid in _others() if pid not in killed and (_is_in(pid, session) or sign in procfs.environment(pid))
+        ]
         for pid in found:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -65,27 +69,10 @@ def kill_run(directory: str, session: int = 0) -> None:
 
 
 def _others() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
-    except OSError:
-        return []
+    return [pid for pid in procfs.pids() if pid != os.getpid()]
 
 
 def _is_in(pid: int, session: int) -> bool:
-    """Whether it lives, and in that session."""
-    if not session:
-        return False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            state, _parent, _group, its, *_ = file.read().rpartition(b")")[2].split()
-    except (OSError, ValueError):
-        return False
-    return int(its) == session and state not in (b"Z", b"X")
-
-
-def _has(pid: int, sign: bytes) -> bool:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return sign in file.read().split(b"\0")
-    except OSError:  # gone, or another user's
-        return False
+    """True if it lives, and in that session."""
+    found = procfs.stat(pid) if session else None
+    return found is not None and found.session == session and found.alive

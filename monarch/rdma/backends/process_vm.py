@@ -23,9 +23,11 @@ import threading
 from collections import OrderedDict
 
 from monarch._errors import BufferDroppedError, OwnerEndedError, RDMAError
+from monarch._linux import procfs
+from monarch._linux.procfs import start_of
 from monarch.actor.host_agent import agent_pid
 from monarch.rdma import copying
-from monarch.rdma.handle import Handle, Owner, start_of, this_host
+from monarch.rdma.handle import Handle, Owner, this_host
 from monarch.rdma.registry import WORD, lock
 from monarch.rdma.transfer import Transfer
 
@@ -108,16 +110,8 @@ def _tracer() -> int:
     agent = agent_pid()
     if not agent:
         return os.getpid()
-    above = _parent(agent)
-    return above if above > 1 else agent
-
-
-def _parent(pid: int) -> int:
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return int(file.read().rpartition(")")[2].split()[1])
-    except OSError:
-        return 0
+    found = procfs.stat(agent)
+    return found.parent if found is not None and found.parent > 1 else agent
 
 
 # --- the peer

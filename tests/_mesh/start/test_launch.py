@@ -123,13 +123,13 @@ PLENTY = resource.RLIM_INFINITY
 @pytest.mark.parametrize(
     ("processes", "files", "group", "memory", "why"),
     [
-        (50, PLENTY, (None, 0), None, r"100 processes asked for, and the limit is 50 \(ulimit -u"),
-        (109, PLENTY, (None, 0), None, "ulimit -u"),
-        (PLENTY, PLENTY, (300, 1), None, r"allows 300 tasks, of which 1 exist \(pids\.max\)"),
+        (50, PLENTY, (None, 0), 0, r"100 processes asked for, and the limit is 50 \(ulimit -u"),
+        (109, PLENTY, (None, 0), 0, "ulimit -u"),
+        (PLENTY, PLENTY, (300, 1), 0, r"allows 300 tasks, of which 1 exist \(pids\.max\)"),
         (PLENTY, PLENTY, (None, 0), 10 << 20, "at least 1000 MiB .* and 10 MiB are available"),
-        (PLENTY, 300, (None, 0), None, r"needs 594 descriptors for them, and the limit is 300 \(ulimit -n"),
+        (PLENTY, 300, (None, 0), 0, r"needs 594 descriptors for them, and the limit is 300 \(ulimit -n"),
         (110, 594, (300, 0), 1000 << 20, None),
-        (PLENTY, PLENTY, (None, 0), None, None),
+        (PLENTY, PLENTY, (None, 0), 0, None),
     ],
 )
 def test_too_many_processes_are_refused_by_the_limit_that_forbids_them(
@@ -137,20 +137,15 @@ def test_too_many_processes_are_refused_by_the_limit_that_forbids_them(
     processes: int,
     files: int,
     group: tuple[int | None, int],
-    memory: int | None,
+    memory: int,
     why: str | None,
 ) -> None:
     limits = {resource.RLIMIT_NPROC: processes, resource.RLIMIT_NOFILE: files}
     monkeypatch.setattr(launch.resource, "getrlimit", lambda which: (limits[which], PLENTY))
     monkeypatch.setattr(launch, "_control_group", lambda: group)
-    monkeypatch.setattr(launch, "available_memory", lambda: memory)
+    monkeypatch.setattr(launch.procfs, "memory", lambda: (memory, memory))
     if why is None:
         launch.check_room(100, running=10)
     else:
         with pytest.raises(CannotLaunch, match=why):
             launch.check_room(100, running=10)
-
-
-def test_this_machine_has_memory() -> None:
-    available = launch.available_memory()
-    assert available is not None and available > 1 << 20
