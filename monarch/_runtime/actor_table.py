@@ -78,10 +78,10 @@ class ActorTable:
             end = self._tombstones.get(key)
             instance = self.actors.get(key)  # it may have come since the caller looked
             if end is None and instance is None:
-                if self.waiting < settings.get("undelivered_messages"):
+                if self.waiting < settings.undelivered_messages():
                     if key not in self._unknown:
                         self._unknown[key] = []
-                        self._call_later(settings.get("pending_actor_delivery_timeout"), lambda: self._give_up(key))
+                        self._call_later(settings.pending_actor_delivery_timeout(), lambda: self._give_up(key))
                     self._unknown[key].append(delivery)
                     self.waiting += 1
                     make = self.absent.pop(key, None)

@@ -216,7 +216,7 @@ class AsyncDriver:
             if self._pump_task is not None and self._constructed:
                 self._pump_task.cancel()
                 if leave.failure is not None:  # whoever asks for a stop has a limit of its own
-                    instance, patience = self.instance, settings.get("stop_actor_timeout")
+                    instance, patience = self.instance, settings.stop_actor_timeout()
                     self._late = instance.proc.loop.call_later(patience, lambda: abandon(instance, leave))
 
     def _begin_hook(self, hook: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -263,12 +263,12 @@ class AsyncDriver:
         await behaviour.cancel_tasks()
         if instance.owned:
             try:
-                await asyncio.wait_for(make_future(stop_owned(instance, leave)), settings.get("stop_actor_timeout"))
+                await asyncio.wait_for(make_future(stop_owned(instance, leave)), settings.stop_actor_timeout())
             except (Exception, asyncio.CancelledError) as exc:
                 logger.warning("stopping what actor %s owns did not succeed: %r", instance.name, exc)
         if self._constructed:
             current.set(Current(instance, instance.rank, instance.view))
-            cleanup_timeout = settings.get("cleanup_timeout")
+            cleanup_timeout = settings.cleanup_timeout()
             late = instance.proc.loop.call_later(cleanup_timeout + 1.0, lambda: instance.finish(leave))
             try:
                 async with asyncio.timeout(cleanup_timeout) as limit:
@@ -286,7 +286,7 @@ class AsyncDriver:
         for task in hooks:
             task.cancel()
         if hooks:
-            await asyncio.wait(hooks, timeout=settings.get("stop_actor_timeout"))
+            await asyncio.wait(hooks, timeout=settings.stop_actor_timeout())
 
 
 async def _result(value: Any) -> Any:

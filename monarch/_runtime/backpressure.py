@@ -48,7 +48,7 @@ class Backpressure:
         """Blocks until `must_wait` is no longer true. BackpressureTimeout after `message_delivery_timeout`."""
         if not self._may_wait():
             return
-        timeout = settings.get("message_delivery_timeout")
+        timeout = settings.message_delivery_timeout()
         peer = self._peers.get(address)
         if peer is not None and not peer.wait_room(timeout):
             raise BackpressureTimeout(

@@ -36,7 +36,7 @@ from monarch._wire.auth import Secret
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.link import LinkTarget
-from monarch._wire.link_connection import LinkConnection, limits_from
+from monarch._wire.link_connection import LinkConnection, limits_from_settings
 from monarch._wire.message import AskDirect, Barrier, LinkHello, MayDial, ProcEnded
 from monarch._wire.peer import PeerEnded
 from monarch._wire.relay import Relay
@@ -139,7 +139,7 @@ class Directs:
         pair.link.start()
 
     def _add(self, pair: Pair, *, uid: str, **how: Any) -> None:
-        limits = limits_from(settings)
+        limits = limits_from_settings()
         limits = limits._replace(attach=min(limits.attach, _ATTACH), heartbeat=0)
         pair.link = LinkConnection(
             self._loop, self, uid=uid, host=self._proc.address, agent=self._id, limits=limits, rng=self._rng, **how
@@ -168,7 +168,7 @@ class Directs:
 
     def _connection(self, sock: StreamSocket, link: LinkConnection) -> StreamConnection:
         if isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX:
-            patience = min(round(settings.get("channel_reconnect_timeout") * 1000), _LONGEST)
+            patience = min(round(settings.channel_reconnect_timeout() * 1000), _LONGEST)
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
             except OSError:  # broken already, which reading tells

@@ -94,10 +94,10 @@ def _leave_sync(instance: Instance, leave: Leave, constructed: bool) -> None:
     instance.stopping = True
     instance.close(leave.failure or behaviour.describe_stop(leave.reason))
     if instance.owned:
-        stop_owned(instance, leave).wait(settings.get("stop_actor_timeout"))
+        stop_owned(instance, leave).wait(settings.stop_actor_timeout())
     if constructed:
         # __cleanup__ runs here, on the actor's own thread, and may hang: the end is told by then at the latest.
-        cleanup_timeout = settings.get("cleanup_timeout")
+        cleanup_timeout = settings.cleanup_timeout()
         late = instance.proc.loop.call_later(cleanup_timeout, lambda: instance.finish(leave))
         current.set(Current(instance, instance.rank, instance.view))
         try:

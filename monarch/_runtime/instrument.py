@@ -47,7 +47,7 @@ def tracer() -> Any:
     """OpenTelemetry's tracer for spans of this process; None when the program does not use it."""
     global _tracer_of
     api = _api("opentelemetry.trace")
-    if api is None or not settings.get("enable_otel_tracing"):
+    if api is None or not settings.enable_otel_tracing():
         return None
     known, found = _tracer_of
     if known is not api:
@@ -154,7 +154,7 @@ class _Instrument:
 
     def _backend(self) -> Any:
         api = _api("opentelemetry.metrics")
-        if api is None or not settings.get("enable_otel_metrics"):
+        if api is None or not settings.enable_otel_metrics():
             return None
         known, found = self._made
         if known is not api:

@@ -85,7 +85,7 @@ class Payloads:
     def __init__(
         self, address: str, incarnation: int, loop: Loop, carrier: Carrier, tell: Callable[[str, Any], None]
     ) -> None:
-        self.least = int(settings.get("segment_from")) or 1 << 62
+        self.least = settings.segment_from() or 1 << 62
         self._address = address
         self._incarnation = incarnation
         self._loop = loop
@@ -355,7 +355,7 @@ def _layout(lengths: Sequence[int]) -> tuple[list[int], int]:
 
 
 def _limit() -> int:
-    limit = settings.get("segment_bytes")
+    limit = settings.segment_bytes()
     if limit is None:
         return min(_MOST, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 8)
     return int(limit)

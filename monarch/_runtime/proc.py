@@ -102,8 +102,8 @@ class Proc:
         self.transport: Transport | None = None
         self.root_name = ""
         self.services: dict[str, Any] = {}  # actors that belong to the process itself, as meshes
-        self.mailbox_messages = int(settings.get("mailbox_messages"))
-        self.frame_limit = int(settings.get("codec_max_frame_length"))
+        self.mailbox_messages = settings.mailbox_messages()
+        self.frame_limit = settings.codec_max_frame_length()
         self.ports = Ports()
         self.waits = Waits(self.ports, loop)
         self.actor_threads = ActorThreads(lambda: list(self.actors.values()))
@@ -113,7 +113,7 @@ class Proc:
         self.processes = Processes(self, self.incarnations)
         self._peers = self.processes.peers
         self._newcomers = self.processes.newcomers
-        limit = int(settings.get("outgoing_queue_bytes"))
+        limit = settings.outgoing_queue_bytes()
         self.backpressure = Backpressure(
             agent_of(address), self._peers, limit, self.mailbox_messages, lambda: not loop.in_loop()
         )
@@ -124,7 +124,7 @@ class Proc:
         self.errors: deque[str] = deque(maxlen=100)
         self.started_at = time.time()
         self.events = FlightRecorder()
-        self.departed: deque[Departed] = deque(maxlen=int(settings.get("terminated_snapshot_retention")))
+        self.departed: deque[Departed] = deque(maxlen=settings.terminated_snapshot_retention())
         self.receivers: dict[type, OnMessage] = {
             ActorEnded: lambda origin, msg, frame: self.hooks.actor_failed(msg),
             message.Answers: lambda origin, msg, frame: self.ports.receive_many(msg, frame.body, frame.buffers),
@@ -560,7 +560,7 @@ class Proc:
         self.transport = transport
         transport.handed = self.take_over
         transport.small = self.small_received
-        self.loop.share_lead(settings.get("waiters_read"))
+        self.loop.share_lead(settings.waiters_read())
         from monarch._runtime.payloads import Payloads  # not for those in one process
 
         self.payloads = Payloads(self.address, self.incarnation, self.loop, transport, self.tell)

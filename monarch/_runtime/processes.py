@@ -225,7 +225,7 @@ class Processes:
 
     def _new_relay(self, route: bytes, address: str) -> Relay:
         """Both processes count; of two that say as much to each other one is the first to ask for a link between them."""
-        many = int(settings.get("direct_after"))
+        many = settings.direct_after()
         if name_of(address) == AGENT or not is_dialable(host_of(address)):
             many = 0
         elif self._us.address > address and is_dialable(self._us.host):

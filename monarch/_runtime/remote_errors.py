@@ -48,7 +48,7 @@ def failure_error(failure: Failure, label: str | None) -> BaseException:
 
 def formatted(exc: BaseException) -> str:
     """Its traceback, as a caller in another process is shown it."""
-    return format_remote(exc, settings.get("show_internal_frames"))
+    return format_remote(exc, settings.show_internal_frames())
 
 
 def encode_error(exc: BaseException, error: RemoteError) -> tuple[bytes, Sequence[memoryview]]:

@@ -45,7 +45,7 @@ Connection: TypeAlias = Any  # a key; only whoever carries out effects knows mor
 
 
 class LinkLimits(NamedTuple):
-    """How a link behaves; times in seconds. The settings that they come from are named by `link_connection.limits_from`."""
+    """How a link behaves; times in seconds. `link_connection.limits_from_settings` names the settings that they come from."""
 
     ack_every: int = 1000  # data frames received, after which the sender is told
     ack_bytes: int = 4 << 20  # or bytes

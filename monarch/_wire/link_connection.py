@@ -45,6 +45,7 @@ from monarch._wire.message import Beat, Bye, LinkHello
 from monarch._wire.software import Software
 from monarch._wire.transport.base import Connection, ConnectionLost, DialFailed, Handler, Reactor, Timer
 from monarch._wire.waiters import Waiters
+from monarch.config import settings
 
 _CONTROL = frozenset({1, 51, 52})  # tags of Bye, LinkHello, Beat
 _ACK_BYTES = 4 << 20
@@ -64,18 +65,17 @@ class LinkHandler(Handler, Protocol):
         ...
 
 
-def limits_from(settings: Any) -> LinkLimits:
-    """The limits that the settings give: `settings` is `monarch.config.settings`, or has a `get` like it."""
-    get = settings.get
-    queue = get("outgoing_queue_bytes")
+def limits_from_settings() -> LinkLimits:
+    """Returns the limits as the settings are now."""
+    queue = settings.outgoing_queue_bytes()
     return LinkLimits(
-        ack_every=get("message_ack_every_n_messages"),
+        ack_every=settings.message_ack_every_n_messages(),
         # The other side's senders wait at a bound like ours: they are to hear of what arrived well before.
         ack_bytes=max(1, min(_ACK_BYTES, queue // 4)),
-        ack_interval=get("message_ack_time_interval"),
-        heartbeat=get("server_heartbeat_interval"),
-        reconnect=get("channel_reconnect_timeout"),
-        attach=get("mesh_attach_config_timeout"),
+        ack_interval=settings.message_ack_time_interval(),
+        heartbeat=settings.server_heartbeat_interval(),
+        reconnect=settings.channel_reconnect_timeout(),
+        attach=settings.mesh_attach_config_timeout(),
         queue=queue,
     )
 

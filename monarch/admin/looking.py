@@ -70,7 +70,7 @@ class Look:
     def tree(self) -> Tree:
         """All of it, from one survey. Processes that do not answer within the setting mesh_admin_single_host_timeout are in
         it as errors."""
-        answers = self._ask("tree", timeout=settings.get("mesh_admin_single_host_timeout"), agents=True)
+        answers = self._ask("tree", timeout=settings.mesh_admin_single_host_timeout(), agents=True)
         tree = assemble(answers, time.time())
         root = tree.nodes[ROOT].properties.Root
         if root is not None and root.started_by.isdecimal():
@@ -95,7 +95,7 @@ class Look:
 
     def reach(self, address: str) -> None:
         """Returns when that process or host agent has answered. LookFailed when it does not."""
-        self._one("tree", address, settings.get("mesh_admin_single_host_timeout"))
+        self._one("tree", address, settings.mesh_admin_single_host_timeout())
 
     def _events(self, address: str, key: str) -> str | None:
         argument = msgspec.msgpack.encode(Ask(key))
@@ -110,7 +110,7 @@ class Look:
         """The settings of a process, by name; of an actor those of its process."""
         address = self._process(tree, reference)
         rows = msgspec.msgpack.decode(
-            self._one("config", address, settings.get("mesh_admin_config_dump_bridge_timeout")),
+            self._one("config", address, settings.mesh_admin_config_dump_bridge_timeout()),
             type=list[SettingFacts],
         )
         return [
@@ -132,7 +132,7 @@ class Look:
         """The stacks of a process in the shape of py-spy's dump. It tells them itself, without py-spy, unless `native`.
         `runtime`: with the runtime's own frames and threads."""
         address = self._process(tree, reference)
-        timeout = settings.get("mesh_admin_pyspy_timeout")
+        timeout = settings.mesh_admin_pyspy_timeout()
         warnings = []
         if native:
             body = self._one_of_agent("native_stacks", address, timeout)

@@ -59,7 +59,7 @@ def start(admin_addr: str | None = None) -> Admin:
             os.path.join(folder, _FOLDER),
             program=folder,
             admin=True,
-            admin_addr=admin_addr or settings.get("mesh_admin_addr") or None,
+            admin_addr=admin_addr or settings.mesh_admin_addr() or None,
             **tls_files(),
         )
         for note in addresses.notes:

@@ -15,7 +15,7 @@ import reprlib
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from monarch.config.kinds import Kind
 
@@ -27,15 +27,20 @@ Values = dict[str, Any]
 _ALL = "All are in docs/settings.md and in monarch.get_global_config()"
 
 
-class Setting(NamedTuple):
-    """One row of the table; `default` as a program would give it, `env` its environment variable if any."""
+class Setting:
+    """A setting; `default` as a program would give it, `env` its environment variable if any."""
 
-    name: str
-    kind: Kind
-    default: Any
-    env: str | None
-    doc: str
-    inert: bool = False  # stored and given back, read by nothing
+    __slots__ = ("default", "doc", "env", "inert", "kind", "name")
+
+    def __init__(
+        self, name: str, kind: Kind, default: Any, env: str | None, doc: str = "", inert: bool = False
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.default = default
+        self.env = env
+        self.doc = doc
+        self.inert = inert  # stored and given back, read by nothing
 
 
 class Layers:
@@ -53,13 +58,13 @@ class Layers:
         self._environment: Values | None = None  # None: not read yet
         self._client: Values = {}
         self._runtime: Values = {}
-        self._current: Values = {}  # the layers merged, replaced whole, never changed; {}: not merged yet
+        self.current: Values = {}  # the layers merged, for reading; replaced whole, never changed; {}: not merged yet
         self._reported: set[str] = set()  # inert settings that `without_effect` has named
 
     def get(self, name: str) -> Any:
         """The kept value (durations: float seconds). ValueError for an unknown name."""
         try:
-            return self._current[name]
+            return self.current[name]
         except KeyError:
             self._setting(name)
             return self._load()[name]
@@ -86,7 +91,7 @@ class Layers:
                 for name in names
                 if self._setting(name).inert
                 and name not in self._reported
-                and self._current[name] != self._default[name]
+                and self.current[name] != self._default[name]
             ]
             self._reported.update(found)
         return found
@@ -147,17 +152,17 @@ class Layers:
     # The layers.
 
     def _load(self) -> Values:
-        if not self._current:
+        if not self.current:
             with self._lock:
                 self._merge(runtime=self._runtime)
-        return self._current
+        return self.current
 
     def _merge(self, *, runtime: Values) -> None:
         """Under the lock: make `runtime` the top layer and merge all."""
         if self._environment is None:
             self._environment = self._read_environment()
         self._runtime = runtime
-        self._current = self._default | self._inherited | self._environment | self._client | runtime
+        self.current = self._default | self._inherited | self._environment | self._client | runtime
 
     def _read_environment(self) -> Values:
         values: Values = {"enable_log_forwarding": True} if _in_notebook() else {}

@@ -139,7 +139,7 @@ class DebugController(Actor):
 
     async def page(self) -> str:
         page = self._sessions.page()
-        patience = settings.get("slow_handler_after") or _STUCK_AFTER
+        patience = settings.slow_handler_after() or _STUCK_AFTER
         try:
             graph = await wait_graph(_LOOK)
         except RuntimeError:  # the client ends

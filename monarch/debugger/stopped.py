@@ -58,7 +58,7 @@ def stop_at(instance: Instance, call: Call, error: BaseException) -> None:
     frame = traceback.tb_frame if traceback is not None else sys._getframe()
     reason = f"raised {type(error).__name__}"
     try:
-        session = _session(instance, call, frame, reason, settings.get("debug_exception_timeout"))
+        session = _session(instance, call, frame, reason, settings.debug_exception_timeout())
     except DebuggerError:  # it fails as it would have
         return
     if session is not None:

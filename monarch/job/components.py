@@ -112,7 +112,7 @@ class Observed(Component):
         files = {"certificate": tls["certificate"], "private_key": tls["private_key"]} if tls else tls_files()
         wanted = ObserverConfig(
             admin=self.admin is not None,
-            admin_addr=(self.admin.admin_addr if self.admin else None) or settings.get("mesh_admin_addr") or None,
+            admin_addr=(self.admin.admin_addr if self.admin else None) or settings.mesh_admin_addr() or None,
             **files,
         )
         if job._hosts_outlive_program():

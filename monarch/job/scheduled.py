@@ -142,7 +142,7 @@ class ScheduledJob(JobTrait):
     # --- its life
 
     def _create(self, client_script: str | None) -> None:
-        lease = settings.get("job_lease")
+        lease = settings.job_lease()
         launch = self._launch = WorkerLaunch(new_secret(), lease or None, self._tls)
         self._met = False
         try:

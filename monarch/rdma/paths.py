@@ -110,9 +110,9 @@ def get_rdma_backend() -> Literal["ibverbs", "tcp", "none"]:
     `rdma_allow_tcp_fallback`, else "none". As the settings are now, in this process. Transfers within a host take
     neither: `RDMABuffer.path` names what they do take.
     """
-    if is_ibverbs_available() and not settings.get("rdma_disable_ibverbs"):
+    if is_ibverbs_available() and not settings.rdma_disable_ibverbs():
         return "ibverbs"
-    return "tcp" if settings.get("rdma_allow_tcp_fallback") else "none"
+    return "tcp" if settings.rdma_allow_tcp_fallback() else "none"
 
 
 def is_ibverbs_available() -> bool:

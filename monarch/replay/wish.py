@@ -21,7 +21,7 @@ _said: set[str] = set()  # folders and wishes that were told of, each once
 
 def wish(name: str, cls: str, rank: int) -> str:
     """The folder that the recording of such an actor goes to; "" when it is not to be recorded."""
-    wanted = settings.get("record")
+    wanted = settings.record()
     if wanted and wanted not in _said:
         _said.add(wanted)
         try:
@@ -30,7 +30,7 @@ def wish(name: str, cls: str, rank: int) -> str:
             log(_log, logging.WARNING, "setting record: %s", exc)
     if not wanted or not any(matches(pattern, name, cls, rank) for pattern in wanted.split(",")):
         return ""
-    folder = os.path.abspath(settings.get("record_folder") or default_folder())
+    folder = os.path.abspath(settings.record_folder() or default_folder())
     if folder not in _said:
         _said.add(folder)
         text = "what actors receive is recorded in %s, on the hosts where they run (setting record is %r)"

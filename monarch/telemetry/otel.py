@@ -47,7 +47,7 @@ def set_up(process: str) -> None:
         provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
         _logs.set_logger_provider(provider)
         log_tap.add(Logs(provider.get_logger(SCOPE)))
-    if settings.get("enable_otel_metrics") and not isinstance(metrics.get_meter_provider(), MeterProvider):
+    if settings.enable_otel_metrics() and not isinstance(metrics.get_meter_provider(), MeterProvider):
         interval = None if os.environ.get(_INTERVAL) else _SECOND
         reader = PeriodicExportingMetricReader(OTLPMetricExporter(), export_interval_millis=interval)
         metrics.set_meter_provider(MeterProvider([reader], resource))

@@ -217,7 +217,7 @@ class InProcessCluster:
             proc.mesh.closing("the cluster is closing")
             own = [proc.mesh.residents.stop(actor, "the cluster is closing") for actor in list(proc.actors.values())]
             All(own).wait(self._patience)
-            grace = settings.get("process_exit_timeout")
+            grace = settings.process_exit_timeout()
             for host in self._workers:  # also those that no message reaches
                 self._on_loop(lambda agent=self._agents[host]: agent.shutdown(grace))  # type: ignore[misc]
             proc.post(agent_at(self._host), Shutdown(grace))

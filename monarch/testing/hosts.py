@@ -18,7 +18,7 @@ from monarch._runtime.loop import Loop
 from monarch._wire.address import agent_at, is_dialable
 from monarch._wire.ids import new_id
 from monarch._wire.link import LinkTarget
-from monarch._wire.link_connection import LinkConnection, limits_from
+from monarch._wire.link_connection import LinkConnection, limits_from_settings
 from monarch._wire.message import LinkHello
 from monarch._wire.transport.base import DialFailed
 from monarch.config import settings
@@ -93,13 +93,13 @@ class SimulatedLinks:
 
     def dial(self, host: str, routes: Routes) -> LinkConnection:
         """A link that begins to dial."""
-        limits = limits_from(settings)
+        limits = limits_from_settings()
         link = LinkConnection(
             self._loop, routes, uid=new_id(), host=routes.name, agent=routes.agent, limits=limits, rng=self._rng,
             reached=host, target_incarnation=LinkTarget(target_incarnation=routes.generation(host)),
             dial=lambda done: self._loop.call_soon(lambda: done(self._attempt(routes.at(host), transport))),
         )  # fmt: skip
-        sizes = (limits.queue, int(settings.get("codec_max_frame_length")))
+        sizes = (limits.queue, settings.codec_max_frame_length())
         transport = InprocTransport(self._network, agent_at(self._host), self._loop, link, lambda: sizes, of_link=True)
         self._made.append(link)
         self._transports.append(transport)
@@ -117,9 +117,9 @@ class SimulatedLinks:
 
     def take(self, hello: LinkHello, routes: Routes) -> LinkConnection:
         """The other end of a link that was dialled."""
-        limits = limits_from(settings)
+        limits = limits_from_settings()
         if not is_dialable(hello.host):  # a client
-            limits = limits._replace(reconnect=settings.get("mesh_orphan_timeout"))
+            limits = limits._replace(reconnect=settings.mesh_orphan_timeout())
         link = LinkConnection(
             self._loop, routes, uid=hello.link, host=hello.reached, agent=routes.agent, limits=limits, rng=self._rng
         )

@@ -148,7 +148,7 @@ def _of_another(name: str) -> bool:
 
 def _sockets(own: _OfTheClient) -> Iterator[Leak]:
     """Folders of this process's clients, and what is in them."""
-    base = str(settings.get("runtime_dir")) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    base = settings.runtime_dir() or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     parent = os.path.join(base, f"monarch-{os.getuid()}")
     try:
         folders = [os.path.join(parent, name) for name in os.listdir(parent)]

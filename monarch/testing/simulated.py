@@ -113,7 +113,7 @@ class SimulatedProc(Proc):
             return
         self._stopping = True
         ends = [self.mesh.residents.stop(actor, reason) for actor in list(self.actors.values())]
-        patience = settings.get("stop_actor_timeout") + settings.get("cleanup_timeout")
+        patience = settings.stop_actor_timeout() + settings.cleanup_timeout()
         late = self.loop.call_later(patience, self._exit)
 
         def stopped() -> None:
@@ -235,7 +235,7 @@ class SimulatedAgent(BaseHostAgent):
         self._reach = reach or Reach()
         self._worker = worker
         self._links = SimulatedLinks(network, host, loop, self._reach)
-        limits = (int(settings.get("outgoing_queue_bytes")), int(settings.get("codec_max_frame_length")))
+        limits = (settings.outgoing_queue_bytes(), settings.codec_max_frame_length())
         self._inproc = InprocTransport(network, agent_at(host), loop, _Door(self), lambda: limits)
         self._inproc.listen()
         self.receivers[Flush] = lambda connection, flush, frame: self.send(connection, Flushed(flush.token))

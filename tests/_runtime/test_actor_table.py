@@ -54,7 +54,7 @@ class Table(ActorTable):
         super().__init__("unix:/h/m.0", self._later, self._refused, lambda: self.over)
 
     def _later(self, seconds: float, fn: Callable[[], Any]) -> None:
-        assert seconds == settings.get("pending_actor_delivery_timeout")
+        assert seconds == settings.pending_actor_delivery_timeout()
         self.timers.append(fn)
 
     def _refused(self, delivery: Delivery, failure: Failure) -> None:

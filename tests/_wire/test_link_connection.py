@@ -14,11 +14,11 @@ from monarch._runtime.loop import Loop
 from monarch._wire import frame as frames
 from monarch._wire import link, message
 from monarch._wire.frame import Frame
-from monarch._wire.link_connection import LinkConnection, LinkLimits, limits_from
+from monarch._wire.link_connection import LinkConnection, LinkLimits, limits_from_settings
 from monarch._wire.message import VERSION, Beat, Bye, HostEnded, LinkHello
 from monarch._wire.transport.base import ConnectionLost, DialFailed
 from monarch._wire.transport.stream import StreamConnection
-from monarch.config import configure, settings
+from monarch.config import configure
 from monarch.testing import VirtualClock
 from monarch.testing.network import InprocTransport, Network
 
@@ -432,9 +432,9 @@ def test_a_link_without_a_dialler_does_not_start(connect: Connect) -> None:
 
 
 def test_limits_come_from_settings() -> None:
-    assert limits_from(settings) == LinkLimits()
+    assert limits_from_settings() == LinkLimits()
     configure(outgoing_queue_bytes=1000, server_heartbeat_interval="2s")
-    limits = limits_from(settings)
+    limits = limits_from_settings()
     assert (limits.queue, limits.ack_bytes, limits.heartbeat) == (1000, 250, 2.0)
 
 

@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_examples_are_what_it_says() -> None:
     for file, part in {
-        "monarch/config/settings.py": 'Setting("deadlock_after"',
-        "monarch/_mesh/failures/watchdog.py": 'settings.get("deadlock_after")',
+        "monarch/config/settings.py": "deadlock_after = seconds(",
+        "monarch/_mesh/failures/watchdog.py": "settings.deadlock_after()",
         "monarch/_wire/message.py": "class Flush(",
         "monarch/_mesh/agent/host_agent.py": "self.receivers[Flush] =",
         "monarch/testing/simulated.py": "self.receivers[Flush] =",

@@ -49,14 +49,14 @@ is changed.
 
 
 def groups() -> dict[str, list[Setting]]:
-    """The settings that are read, under the headings that the table has as comments."""
+    """The settings that are read, under the headings that the definitions have as comments."""
     by_name = {setting.name: setting for setting in settings.TABLE}
     found: dict[str, list[Setting]] = {}
     group: list[Setting] = []
     for line in inspect.getsource(settings).splitlines():
-        if heading := re.fullmatch(r"    # ([A-Z].*)", line):
+        if heading := re.fullmatch(r"# ([A-Z].*)", line):
             group = found.setdefault(heading[1], [])
-        elif row := re.match(r'    Setting\("(\w+)"', line):
+        elif (row := re.match(r"(\w+) = ", line)) and row[1] in by_name:
             group.append(by_name[row[1]])
     return {heading: rows for heading, rows in found.items() if rows}
 

@@ -36,7 +36,7 @@ class AsyncActorBehaviour(ActorBehaviour):
         for task in tasks:
             task.cancel()
         if tasks:
-            patience = settings.get("stop_actor_timeout")
+            patience = settings.stop_actor_timeout()
             _, running = await asyncio.wait(tasks, timeout=patience)
             if running:
                 _log.warning("%d concurrent endpoint(s) of %s did not react to being cancelled for %g s (setting "

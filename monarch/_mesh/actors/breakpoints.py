@@ -35,7 +35,7 @@ def install() -> None:
     if sys.breakpointhook is sys.__breakpointhook__:
         sys.breakpointhook = _hook
         _take_set_trace()
-    stop_on_exceptions(settings.get("debug_on_exception"))
+    stop_on_exceptions(settings.debug_on_exception())
 
 
 def _hook(*args: Any, **kwargs: Any) -> Any:

@@ -103,8 +103,8 @@ class BaseHostAgent:
     def __init__(self, host: str, loop: Loop) -> None:
         self.host = host
         self.loop = loop
-        self.roster = Roster(host, settings.get("host_spawn_ready_timeout"))
-        self.routes = Routes(self, host, new_id(), int(settings.get("outgoing_queue_bytes")))
+        self.roster = Roster(host, settings.host_spawn_ready_timeout())
+        self.routes = Routes(self, host, new_id(), settings.outgoing_queue_bytes())
         self.casts = Casts()
         self._children: dict[str, Relay] = {}  # agents that casts are passed on to, by host
         self._broadcasts = 0
@@ -326,7 +326,7 @@ class BaseHostAgent:
 
     def host_suspected(self, host: str, why: str) -> None:
         """Whoever is here should know why answers from there do not come."""
-        limit = settings.get("channel_reconnect_timeout")
+        limit = settings.channel_reconnect_timeout()
         for connection in self.routes.processes():
             self.send(connection, Suspected(agent_at(host), 0, why, limit))
 
@@ -475,8 +475,8 @@ class BaseHostAgent:
         """The settings are those of the client whose mesh it is, not ours."""
         spec = self.decode_spec(frame)
         told = msgspec.msgpack.decode(spec.config)
-        names = ("host_spawn_ready_timeout", "suspect_after", "suspect_timeout")
-        return spec, Limits(*(settings.told(told, name) for name in names))
+        limits = (settings.host_spawn_ready_timeout, settings.suspect_after, settings.suspect_timeout)
+        return spec, Limits(*(settings.told(told, limit) for limit in limits))
 
     def _refuse(self, connection: Connection, why: str) -> None:
         self.send(connection, Bye(why))

@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
 
 import msgspec
 
@@ -96,7 +95,7 @@ class HostAgent(BaseHostAgent):
         self._running: dict[tuple[str, int], ProcOutput] = {}
         self._memory = OutOfMemory()
         self._wake_read, self._wake_write = socket.socketpair()
-        limits = (int(settings.get("outgoing_queue_bytes")), int(settings.get("codec_max_frame_length")))
+        limits = (settings.outgoing_queue_bytes(), settings.codec_max_frame_length())
         self.transport = unix.UnixTransport(directory, self.loop, self, lambda: limits)
         self.transport.listen(unix.listen(os.path.join(directory, AGENT)))
         self.hostname = socket.gethostname()
@@ -207,7 +206,7 @@ class HostAgent(BaseHostAgent):
         """Whether output may be sent there: a program that is stopped takes none, and memory is not to grow meanwhile."""
         here = self.client is not None and client in ("", self.client.remote)
         way = self.client if here else self.routes.way_to(host_of(client)) if client else None
-        return way is None or way.queued < 2 * int(settings.get("outgoing_queue_bytes"))
+        return way is None or way.queued < 2 * settings.outgoing_queue_bytes()
 
     def _to_client(self, client: str, output: Output) -> None:
         if self.client is not None and client in ("", self.client.remote):
@@ -350,9 +349,9 @@ class HostAgent(BaseHostAgent):
         mesh = self._meshes.get(start.mesh)
         if mesh is None:
             spec = start.spec
-            told = partial(settings.told, msgspec.msgpack.decode(spec.config))
-            tail, limit = told("tail_log_lines"), told("log_file_bytes")
-            files = folder_of(told("log_dir")) if told("enable_file_capture") else ""
+            told, config = settings.told, msgspec.msgpack.decode(spec.config)
+            tail, limit = told(config, settings.tail_log_lines), told(config, settings.log_file_bytes)
+            files = folder_of(told(config, settings.log_dir)) if told(config, settings.enable_file_capture) else ""
             forward, with_rank = spec.forward_logs, spec.prefix_with_rank
             mesh = MeshOutput(start.name, forward, with_rank, spec.client, tail, spec.stream_lines, files, limit)
             self._meshes[start.mesh] = mesh

@@ -18,7 +18,7 @@ from monarch._wire.auth import Secret
 from monarch._wire.frame import Frame
 from monarch._wire.ids import new_id
 from monarch._wire.link import REFUSALS, REFUSED_FOR, LinkTarget
-from monarch._wire.link_connection import LinkConnection, limits_from
+from monarch._wire.link_connection import LinkConnection, limits_from_settings
 from monarch._wire.message import WHO, LinkHello, MayDial
 from monarch._wire.transport import tcp, unix
 from monarch._wire.transport.base import ConnectionLost, DialFailed
@@ -73,7 +73,7 @@ class HostLinks:
         self._knocking: dict[str, Dial] = {}  # at hosts whose agents are to be asked who they are
         self._asking: set[_Question] = set()  # and those that are being asked
         self._rng = random.Random()
-        self._frame_limit = int(settings.get("codec_max_frame_length"))
+        self._frame_limit = settings.codec_max_frame_length()
         listening.links = self
 
     def trust(self, host: str, credentials: Credentials) -> None:
@@ -83,7 +83,7 @@ class HostLinks:
     def dial(self, host: str) -> LinkConnection:
         """A link that begins to dial. ValueError when `host` is no address that can be dialled."""
         address = self._address(host)
-        limits = limits_from(settings)
+        limits = limits_from_settings()
 
         def begin(done: Any) -> None:
             def connected(outcome: Any) -> None:
@@ -110,9 +110,9 @@ class HostLinks:
 
     def take(self, hello: LinkHello) -> LinkConnection:
         """The other end of a link that was dialled."""
-        limits = limits_from(settings)
+        limits = limits_from_settings()
         if not hello.host.startswith(("tcp:", "ipc:")):  # a client: what it has started here must not stay for ever
-            limits = limits._replace(reconnect=settings.get("mesh_orphan_timeout"))
+            limits = limits._replace(reconnect=settings.mesh_orphan_timeout())
         return LinkConnection(
             self._loop, self._routes, uid=hello.link, host=hello.reached, agent=self._routes.agent, limits=limits,
             rng=self._rng, software=software.ours(),
@@ -176,7 +176,7 @@ class HostLinks:
 
     def accepted(self, accepted: tcp.Accepted) -> None:
         """A connection of somebody who may speak."""
-        queue = int(settings.get("outgoing_queue_bytes"))
+        queue = settings.outgoing_queue_bytes()
         self._connection(accepted.sock, self._routes.entrance(self._hand_over), queue).start()
 
     # --- links that processes make themselves (see `_runtime.direct`)

@@ -77,7 +77,7 @@ class Casting:
             return number
         self._last += 1
         number = self._numbers[parted] = self._last
-        width = int(settings.get("max_cast_fanout"))
+        width = settings.max_cast_fanout()
         for address in parted.addresses:
             self._proc.processes.watch(address)
         self._proc.post(self._agent, CastPlan(number, width, False, parted.hosts))

@@ -115,7 +115,7 @@ class Sweep:
     # --- circles
 
     def _look_for_circles(self) -> None:
-        after = settings.get("deadlock_after")
+        after = settings.deadlock_after()
         if not after:
             return
         now = self._proc.loop.now()
@@ -135,7 +135,7 @@ class Sweep:
     def _on_chase(self, connection: Connection, chase: Chase, frame: Frame) -> None:
         proc = self._proc
         waits = {wait.number: wait for wait in blockers(proc, chase.key, chase.port, chase.back)}
-        after = settings.get("deadlock_after") or math.inf
+        after = settings.deadlock_after() or math.inf
         effects = self._detector.chased(chase, map(_blocked, waits.values()), proc.loop.now(), after)
         for effect in effects:
             if isinstance(effect, Broken):
@@ -164,7 +164,7 @@ class Sweep:
     # --- endpoints that run long
 
     def _look_for_slow(self) -> None:
-        after = settings.get("slow_handler_after")
+        after = settings.slow_handler_after()
         if not after:
             return
         limit = self._proc.loop.now() - after
@@ -209,8 +209,8 @@ def _blocked(wait: Wait) -> Blocked:
 
 def _period(waiting: bool) -> float:
     """Seconds between two sweeps."""
-    deadlock = settings.get("deadlock_after") / 2 if waiting else 0.0
-    slow = settings.get("slow_handler_after") / 4
+    deadlock = settings.deadlock_after() / 2 if waiting else 0.0
+    slow = settings.slow_handler_after() / 4
     return min((seconds for seconds in (deadlock, slow) if seconds), default=_IDLE)
 
 

@@ -78,7 +78,7 @@ def by_pyspy(folder: str, wanted: StacksByAgent) -> AgentStacks:
 
 def find_pyspy(given: str = "") -> tuple[str, str]:
     """(the program, "") or ("", why there is none): the setting pyspy_bin, beside this interpreter, or on PATH."""
-    asked = given or str(settings.get("pyspy_bin"))
+    asked = given or settings.pyspy_bin()
     if asked:
         found = shutil.which(asked)
         return (found, "") if found else ("", f"{asked!r} (setting pyspy_bin) is no program on {socket.gethostname()}")

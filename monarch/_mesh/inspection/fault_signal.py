@@ -50,7 +50,7 @@ def listen(folder: str, address: str, thread: int) -> None:
     with contextlib.suppress(OSError):
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            number = _register(settings.get("stack_signal"), file)
+            number = _register(settings.stack_signal(), file)
             note = f"{number} {file} {thread}"
         except (OSError, ValueError, RuntimeError, AttributeError) as exc:
             note = f"- {exc}".partition("\n")[0]

@@ -272,7 +272,7 @@ def end() -> None:
 
 def begin_if_asked(proc: Proc) -> None:
     """A process that starts records if the client was recording when it was spawned."""
-    words = str(settings.get("telemetry_recording")).split(",")
+    words = settings.telemetry_recording().split(",")
     if words != [""]:
         begin(proc, SYSTEM in words)
 

@@ -115,7 +115,7 @@ class Workers(Sequence[str]):
     def resolve(self) -> list[str]:
         """All of them. TimeoutError when a Future has no value after `mesh_attach_config_timeout`; whatever it raises."""
         if not self.complete:
-            limit = settings.get("mesh_attach_config_timeout")
+            limit = settings.mesh_attach_config_timeout()
             for index, worker in enumerate(self._workers):
                 if not isinstance(worker, str):
                     address = _value_of(worker, index, limit)
@@ -309,7 +309,7 @@ class AttachedHosts:
         others.on_ready(once(lambda: self._order([agent_at(host) for host in passing])))
 
     def _order(self, addresses: Sequence[str]) -> None:
-        order = Shutdown(settings.get("mesh_terminate_timeout"))
+        order = Shutdown(settings.mesh_terminate_timeout())
         for address in addresses:
             try:
                 self._proc.post(address, order)

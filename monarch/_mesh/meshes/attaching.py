@@ -37,7 +37,7 @@ class Attaching(Entry):
         """See Attach."""
         proc, config = self._proc, msgspec.msgpack.encode(settings.snapshot())
         number = proc.ports.add(self)
-        self.expire_after(proc, settings.get("mesh_attach_config_timeout") + PATIENCE)
+        self.expire_after(proc, settings.mesh_attach_config_timeout() + PATIENCE)
         assert self.target is not None
         for rank, address in enumerate(self.target.addresses):
             if address in proc.suspected:
@@ -76,7 +76,7 @@ class Attaching(Entry):
     def _late(self) -> RuntimeError:
         assert self.target is not None
         silent = ", ".join(host_of(self.target.addresses[rank]) for rank in self.unanswered())
-        limit = settings.get("mesh_attach_config_timeout")
+        limit = settings.mesh_attach_config_timeout()
         why = f"it did not answer within {limit:g} s (setting mesh_attach_config_timeout)"
         return RuntimeError(_FAILED.format(silent, why))
 

@@ -147,8 +147,8 @@ class HostMesh(Handle):
             self._session.spawned(owned)
         shape = Shape(labels, NDSlice.new_row_major(whole))
         mesh = ProcMesh(spec, shape, owned, owned.started)
-        far = settings.get("stream_remote_output") and any(host != here().host for host in hosts)
-        mesh._forwards_logs = bool(settings.get("enable_log_forwarding")) or far
+        far = settings.stream_remote_output() and any(host != here().host for host in hosts)
+        mesh._forwards_logs = settings.enable_log_forwarding() or far
         if gated:
             mesh._ready = self._run_bootstrap(mesh, bootstrap, replaced, owned)
         layer.remember(mesh)
@@ -185,7 +185,7 @@ class HostMesh(Handle):
                 raise TypeError(f"per_host labels are strings, got {label!r}")
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise ValueError(f"per_host dimension {label!r} must have a size of 1 or more, got {size!r}")
-        count, limit = math.prod(sizes.values()) * len(self), settings.get("max_procs")
+        count, limit = math.prod(sizes.values()) * len(self), settings.max_procs()
         if count > limit:
             raise ValueError(
                 f"per_host={sizes} on {len(self)} host(s) asks for {count} processes, and the limit is {limit} (setting "

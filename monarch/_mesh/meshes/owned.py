@@ -151,7 +151,7 @@ class ConstructorArgs:
 
     def keep(self) -> None:
         """They were sent. The buffers are the program's memory, which it may change from now on."""
-        if self.once or self.size > settings.get("restart_argument_bytes"):
+        if self.once or self.size > settings.restart_argument_bytes():
             self.body, self.buffers = None, ()
         elif self.buffers:
             self.buffers = [memoryview(bytes(buffer)) for buffer in self.buffers]
@@ -438,7 +438,7 @@ class OwnedProcs:
             ranks,
             incarnations,
             proc.address,
-            settings.get("process_exit_timeout"),
+            settings.process_exit_timeout(),
             spec.hosts[host],
         )
         try:
@@ -476,7 +476,7 @@ class OwnedProcs:
                 proc.post(address, StopProc(reason))
             except PeerEnded:
                 continue
-        grace = settings.get("process_exit_timeout")
+        grace = settings.process_exit_timeout()
         for rank, host in enumerate(spec.hosts):
             if host in self.lost:
                 gone.append(rank)

@@ -102,7 +102,7 @@ class Served:
         proc = self.proc
         actors = list(proc.actors.values())
         ends = [proc.mesh.residents.stop(actor, self._reason) for actor in actors]
-        All(ends).wait(settings.get("stop_actor_timeout") + settings.get("cleanup_timeout"))
+        All(ends).wait(settings.stop_actor_timeout() + settings.cleanup_timeout())
         recording.finish()
         local_trace.finish()
         log_thread.flush(1.0)
@@ -135,7 +135,7 @@ def run_forked(child: ForkedProc, agent: int) -> None:
     _take_over(spec, child.bind, child.address)
     served = Served(child.address, child.incarnation, spec, listening, agent)
     wait_orphaned(gate, child.intermediate)
-    if settings.get("mesh_bootstrap_enable_pdeathsig"):
+    if settings.mesh_bootstrap_enable_pdeathsig():
         die_with(agent)
     served.serve()
     sys.exit(0)
@@ -168,7 +168,7 @@ def _take_over(spec: LaunchSpec, bind: dict[str, str], address: str) -> None:
         threads.take(count)
     settings.restore(msgspec.msgpack.decode(spec.config))
     _take_device(spec, address)
-    sys.setswitchinterval(settings.get("switch_interval"))
+    sys.setswitchinterval(settings.switch_interval())
     logging.getLogger().setLevel(logging.INFO)
     log_prefix.install()
     breakpoints.install()
@@ -228,6 +228,6 @@ def main() -> None:
         sys.path.insert(0, spec.cwd)
     _take_over(spec, bind, address)
     # Behind a wrapper the agent is not the parent; then only the connection to the agent tells of its end.
-    if os.getppid() == int(agent) and settings.get("mesh_bootstrap_enable_pdeathsig"):
+    if os.getppid() == int(agent) and settings.mesh_bootstrap_enable_pdeathsig():
         die_with(int(agent))
     Served(address, int(incarnation), spec, listening, int(agent)).serve()

@@ -104,7 +104,7 @@ def shutdown_context(host_timeout: float | None = None) -> Future[None]:
         slot = Slot()
         _closed = make_future(slot)
         client = _client
-    timeout = settings.get("process_exit_timeout") if host_timeout is None else host_timeout
+    timeout = settings.process_exit_timeout() if host_timeout is None else host_timeout
 
     def run() -> None:
         try:

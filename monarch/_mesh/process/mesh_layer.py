@@ -150,9 +150,9 @@ class MeshLayer(Hooks):
             if started.threads and not self._threads_told:
                 self._threads_told = True
                 threads.say(procs.spec.name, started.threads)
-            if not self._files_told and settings.get("enable_file_capture"):
+            if not self._files_told and settings.enable_file_capture():
                 self._files_told = True
-                rank_files.say(procs.spec.name, procs.spec.uid, settings.get("log_dir"))
+                rank_files.say(procs.spec.name, procs.spec.uid, settings.log_dir())
 
     def _on_refused(self, refused: ProcsRefused) -> None:
         procs = self.owned.procs.get(refused.mesh)

@@ -214,7 +214,7 @@ class Residents:
         instance.request_stop(reason)
         if not instance.ended.ready:
             leave = Leave(f"{reason} (abandoned: it did not end in time)")  # it hangs in an endpoint or in its cleanup
-            patience = settings.get("stop_actor_timeout") + settings.get("cleanup_timeout")
+            patience = settings.stop_actor_timeout() + settings.cleanup_timeout()
             late = self._proc.loop.call_later(patience, lambda: abandon(instance, leave))
             instance.ended.on_ready(late.cancel)
         return instance.ended

@@ -159,7 +159,7 @@ class Client:
         for actor in list(proc.actors.values()):
             proc.mesh.residents.stop(actor, "the client is shutting down")
         for actor in list(proc.actors.values()):
-            actor.ended.wait(min(timeout, settings.get("cleanup_timeout")))
+            actor.ended.wait(min(timeout, settings.cleanup_timeout()))
         try:
             if self.printer.used or self._far_agents():
                 self.printer.flush(1.0)

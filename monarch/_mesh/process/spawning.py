@@ -331,7 +331,7 @@ class Spawning:
 
 def _recording(name: str, cls: type, rank: int) -> tuple[bytes, int]:
     """(folder, most bytes) of the recording of an actor; no folder: it is not recorded."""
-    if not settings.get("record"):
+    if not settings.record():
         return b"", 0
     folder = plugins.outer("replay.folder")(name, f"{cls.__module__}.{cls.__qualname__}", rank)
-    return os.fsencode(folder), settings.get("record_bytes")
+    return os.fsencode(folder), settings.record_bytes()

@@ -93,7 +93,7 @@ def launch_spec(
     if env.get("PYTHONPATH"):  # read when an interpreter starts; forked processes get their path from here
         paths = [*str(env["PYTHONPATH"]).split(os.pathsep), *paths]
     change = _change(env)
-    streams = remote and settings.get("stream_remote_output")
+    streams = remote and settings.stream_remote_output()
     inherited = {} if remote else change.over(device_slots.inherited(threads.inherited(inheritable(os.environ))))
     return LaunchSpec(
         name=name,
@@ -102,17 +102,17 @@ def launch_spec(
         path=[cwd, *(path for path in paths if path != cwd)],
         executable=executable,
         config=msgspec.msgpack.encode(settings.snapshot()),
-        forward_logs=bool(settings.get("enable_log_forwarding")) or streams,
+        forward_logs=settings.enable_log_forwarding() or streams,
         stream_lines=streams,
-        prefix_with_rank=settings.get("prefix_with_rank"),
+        prefix_with_rank=settings.prefix_with_rank(),
         preload=preloads(),
         gated=gated,
         commands=[_command(command, inherited, remote) for command in commands] or None,
         binds=binds,
         client=here().client,
         change=change if remote else None,
-        share_threads=bool(settings.get("share_threads")) and not threads.is_said(env),
-        share_devices=device_slots.wanted(env, labels) if settings.get("share_devices") else "",
+        share_threads=settings.share_threads() and not threads.is_said(env),
+        share_devices=device_slots.wanted(env, labels) if settings.share_devices() else "",
     )
 
 

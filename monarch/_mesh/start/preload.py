@@ -17,7 +17,7 @@ _TRAINING = ("torch", "torch.distributed", "torch.nn.parallel", "torch._dynamo")
 
 def preloads() -> list[str]:
     """The modules that a fork server should import: those of a known few that this program has imported."""
-    wanted = str(settings.get("preload"))
+    wanted = settings.preload()
     if wanted == "none":
         return []
     if wanted != "auto":
@@ -34,6 +34,6 @@ def refreshed(launch: bytes, training: bool = False) -> bytes:
     """
     spec = os_text.decode(launch, LaunchSpec)
     spec.preload = [name for name in preloads() if name != "torch._dynamo" or name in spec.preload]
-    if training and settings.get("preload") == "auto":
+    if training and settings.preload() == "auto":
         spec.warm = [name for name in _TRAINING if name not in spec.preload]
     return os_text.encode(spec)

@@ -73,7 +73,7 @@ def base_directory() -> str:
     """The folder in which those of all users are."""
     import tempfile  # slow to import; used when a client starts
 
-    return str(settings.get("runtime_dir")) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return settings.runtime_dir() or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
 
 
 def user_folder() -> str:

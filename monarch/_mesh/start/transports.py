@@ -38,11 +38,11 @@ def enable_transport(transport: ChannelTransport | BindSpec | str) -> None:
     if spec == _enabled:
         return
     if home() is not None:
-        if spec == settings.get("default_transport"):
+        if spec == settings.default_transport():
             return
         raise RuntimeError(
             "`enable_transport()` must be called before any other calls in the monarch API. "
-            f"The runtime runs with {settings.get('default_transport')}"
+            f"The runtime runs with {settings.default_transport()}"
         )
     if _enabled is not None:
         raise RuntimeError(
@@ -113,7 +113,7 @@ _ANY = {
 def listens_at() -> str:
     """Where the agent of this machine is to listen, by the setting `default_transport`; "" nowhere: other hosts reach
     it over the connections that it makes itself."""
-    spec = BindSpec(settings.get("default_transport"))
+    spec = BindSpec(settings.default_transport())
     if spec.address is not None and spec.transport is not ChannelTransport.Local:
         return spec.address
     return _ANY.get(spec.transport, "")

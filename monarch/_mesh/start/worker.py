@@ -141,7 +141,7 @@ class _Worker:
 def _lease(lease: float | str | None) -> float:
     """In seconds. ValueError for what is no time."""
     if lease is None:
-        return settings.get("worker_lease")
+        return settings.worker_lease()
     if isinstance(lease, str):
         try:
             return float(lease) if _is_number(lease) else parse_duration(lease)

@@ -59,7 +59,7 @@ class SidecarProgram:
     def serve(self, listening: socket.socket) -> None:
         """Until it is to end."""
         threading.Thread(target=self._accept, args=(listening,), name="accept", daemon=True).start()
-        lease = settings.get("job_lease")
+        lease = settings.job_lease()
         while not self._ended.wait(_LOOK):
             with self._counting:
                 idle = 0.0 if self._programs else time.monotonic() - self._left

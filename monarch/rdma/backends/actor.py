@@ -33,7 +33,7 @@ class ThroughActors:
     far = True
 
     def obstacle(self, handle: Handle) -> str:
-        if not settings.get("rdma_allow_tcp_fallback"):
+        if not settings.rdma_allow_tcp_fallback():
             return "rdma_allow_tcp_fallback is off: monarch.configure(rdma_allow_tcp_fallback=True) allows it"
         return ""
 
@@ -83,8 +83,8 @@ async def _chunk(transfer: Transfer, at: int, count: int) -> None:
 
 def chunk_bytes() -> int:
     """The setting's, but never more than half of what a message may hold."""
-    size = max(1, settings.get("rdma_max_chunk_size_mb")) * _MIB
-    limit = settings.get("codec_max_frame_length")
+    size = max(1, settings.rdma_max_chunk_size_mb()) * _MIB
+    limit = settings.codec_max_frame_length()
     return max(1, min(size, limit // 2)) if limit else size
 
 

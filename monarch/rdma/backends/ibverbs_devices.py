@@ -89,9 +89,9 @@ class Devices:
 
     def near(self, memory: Memory) -> list[str]:
         """Names of the devices for that memory, at least one. ChoiceError, which names the setting that is wrong."""
-        place = place_of_target(settings.get("rdma_ibverbs_target"), self._gpu) or self._place(memory)
+        place = place_of_target(settings.rdma_ibverbs_target(), self._gpu) or self._place(memory)
         spread = memory.address // SPREAD
-        most = settings.get("rdma_max_nics_per_buffer")
+        most = settings.rdma_max_nics_per_buffer()
         nics = list(self.nics.values())
         return [nic.name for nic in nearest(nics, place, self._distances, spread, most, self._unusable)]
 
@@ -99,8 +99,8 @@ class Devices:
         """What the other side is told: those near the memory, and all others, unless `rdma_ibverbs_target` names one device.
         ChoiceError when a near one has not what a setting names; a far one is left out then.
         """
-        target = settings.get("rdma_ibverbs_target")
-        name = (tuple(near), target, settings.get("rdma_ib_gid_index"), settings.get("rdma_ib_pkey_index"))
+        target = settings.rdma_ibverbs_target()
+        name = (tuple(near), target, settings.rdma_ib_gid_index(), settings.rdma_ib_pkey_index())
         known = self._ports.get(name)
         if known is None:
             others = () if target.startswith("nic:") else tuple(name for name in self.nics if name not in near)
@@ -117,11 +117,11 @@ class Devices:
 
     def _port(self, name: str, near: bool) -> Port:
         nic = self.nics[name]
-        gids = offered(name, nic.gids, nic.ethernet, settings.get("rdma_ib_gid_index"))
+        gids = offered(name, nic.gids, nic.ethernet, settings.rdma_ib_gid_index())
         return Port(name, near, nic.ethernet, nic.rate, self._pkey(nic), gids)
 
     def _pkey(self, nic: Nic) -> int:
-        index = settings.get("rdma_ib_pkey_index")
+        index = settings.rdma_ib_pkey_index()
         if not nic.pkeys and index == 0:  # the kernel does not tell
             return FULL_MEMBER
         key = nic.pkeys[index] if index < len(nic.pkeys) else 0
@@ -154,7 +154,7 @@ class Devices:
 
     def register(self, name: str, memory: Memory, address: int, size: int, access: int) -> Registration:
         """`size` bytes at `address`, which belong to `memory`. OSError."""
-        if memory.device is None and access & LOCAL_WRITE and settings.get("rdma_ib_relaxed_ordering"):
+        if memory.device is None and access & LOCAL_WRITE and settings.rdma_ib_relaxed_ordering():
             access |= RELAXED_ORDERING
         device = self.device(name)
         if memory.device is None:
@@ -202,7 +202,7 @@ _made: OncePerProcess[Devices | NoDevicesError] = OncePerProcess()
 
 def devices() -> Devices:
     """This process's, looked for by the first call. NoDevicesError, also while `rdma_disable_ibverbs` is on."""
-    if settings.get("rdma_disable_ibverbs"):
+    if settings.rdma_disable_ibverbs():
         raise NoDevicesError("the setting rdma_disable_ibverbs is on")
     return found()
 

@@ -271,7 +271,7 @@ class Engine:
             raise UnreachableError(str(exc)) from None
         first = next((number for number, pairing in enumerate(found) if pairing.here == near[0]), 0)
         turned = found[first:] + found[:first]
-        least = settings.get("rdma_min_stripe_size_kb") * _KIB
+        least = settings.rdma_min_stripe_size_kb() * _KIB
         keys = {key.nic: key for key in known.lent.keys}
         return [
             Way(turned[stripe.way], stripe, keys.get(turned[stripe.way].there))
@@ -280,7 +280,7 @@ class Engine:
 
     def _plan(self, near: list[str], known: Known) -> list[Pairing]:
         """Pairs of devices for memory that these are near to: one at least. UnreachableError, ChoiceError."""
-        text = settings.get("rdma_peer_device_affinity")
+        text = settings.rdma_peer_device_affinity()
         here = self.devices.ports(near)
         name = (id(here), text)
         _, found = known.plans.get(name, (here, None))
@@ -357,7 +357,7 @@ class Engine:
     async def _shake_hands(self, pair: Pair, there: str, peer: Gid, ask: Ask) -> End:
         import asyncio
 
-        limit = settings.get("rdma_qp_init_timeout")
+        limit = settings.rdma_qp_init_timeout()
         try:
             async with asyncio.timeout(limit):
                 answer = await ask(Meet(self._me, there, pair.end(), peer.slot))

@@ -30,9 +30,9 @@ def path_of(gid: Gid) -> Path:
     """As the settings are now."""
     return Path(
         gid,
-        settings.get("rdma_ib_pkey_index"),
-        settings.get("rdma_ib_traffic_class"),
-        settings.get("rdma_ib_service_level"),
-        settings.get("rdma_ib_timeout"),
-        settings.get("rdma_ib_retry_count"),
+        settings.rdma_ib_pkey_index(),
+        settings.rdma_ib_traffic_class(),
+        settings.rdma_ib_service_level(),
+        settings.rdma_ib_timeout(),
+        settings.rdma_ib_retry_count(),
     )

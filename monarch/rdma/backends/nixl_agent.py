@@ -255,7 +255,7 @@ _made: OncePerProcess[Agent | NoAgentError] = OncePerProcess()
 
 def agent() -> Agent:
     """This process's, made by the first call, which takes about half a second. NoAgentError."""
-    if not settings.get("rdma_nixl"):
+    if not settings.rdma_nixl():
         raise NoAgentError("the setting rdma_nixl is off")
     known = _made.get(_agent)
     if isinstance(known, NoAgentError):

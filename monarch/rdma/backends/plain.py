@@ -17,7 +17,7 @@ def encrypted(handle: Handle) -> bool:
 
 def forbidden() -> str:
     """Why bytes may not go in plain where messages are encrypted; "" when the setting allows it."""
-    if settings.get("rdma_allow_plain_bytes"):
+    if settings.rdma_allow_plain_bytes():
         return ""
     return (
         "the job uses TLS, and RDMA devices do not encrypt what they move; rdma_allow_plain_bytes=True (in every process) "

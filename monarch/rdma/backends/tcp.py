@@ -73,7 +73,7 @@ class Streams:
     far = True
 
     def obstacle(self, handle: Handle) -> str:
-        if not settings.get("rdma_allow_tcp_fallback"):
+        if not settings.rdma_allow_tcp_fallback():
             return "rdma_allow_tcp_fallback is off: monarch.configure(rdma_allow_tcp_fallback=True) allows it"
         known = _lanes.get(handle.owner)
         return (known.avoided() if known is not None else "") or stream_obstacle(handle.service)
@@ -131,7 +131,7 @@ class Job:
         return self._context.copy().run(fn)
 
     def chunk_bytes(self) -> int:
-        return min(CHUNK, max(1, int(settings.get("rdma_max_chunk_size_mb"))) * _MIB)
+        return min(CHUNK, max(1, settings.rdma_max_chunk_size_mb()) * _MIB)
 
     def take(self) -> tuple[int, int] | None:
         """The next chunk: where, and how many bytes."""
@@ -523,7 +523,7 @@ _RESET = struct.pack("ii", 1, 0)  # struct linger
 
 def streams_for(size: int) -> int:
     """How many of them a transfer may take."""
-    told = int(settings.get("rdma_tcp_fallback_parallelism"))
+    told = settings.rdma_tcp_fallback_parallelism()
     if told == 1 and size >= WIDE_FROM:
         return WIDE
     return min(told, PER_OWNER)

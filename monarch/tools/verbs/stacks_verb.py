@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     from monarch.config import settings
 
     program = choose(options.pid)
-    pyspy = str(settings.get("pyspy_bin"))
+    pyspy = settings.pyspy_bin()
     wanted = Wanted(None, options.timeout, options.all_threads, options.locals, options.native, pyspy=pyspy)
     ranks = {rank for some in options.ranks for rank in some}
     while True:
