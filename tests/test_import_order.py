@@ -37,7 +37,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "monarch"
 TRUNK = ("_text", "_errors", "_linux", "_devices", "config", "_shape", "_wire", "_runtime", "_mesh", "actor")
 PUBLIC = ("_text", "_errors", "_linux", "_devices", "config", "actor")
 LATE = ("job", "tools", "__main__")
-SEEING = ("telemetry", "admin", "debugger", "trace", "replay", "dashboard", "tui", "observer")
+SEEING = ("telemetry", "admin", "debugger", "trace", "replay", "dashboard")
 FACES = (
     "_testing",
     "builtins",

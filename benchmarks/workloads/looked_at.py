@@ -11,15 +11,15 @@ from _workload import Params, Samples, main
 
 from monarch._runtime.context import here
 from monarch.actor import Actor, endpoint, shutdown_context, this_host
-from monarch.admin.looking import Look
 from monarch.admin.payloads import Nodes
+from monarch.admin.program_tree import Tree
 from monarch.admin.programs import Program, program_at
-from monarch.admin.tree import Tree
+from monarch.admin.query import Look
 
 # Asks without a pause until its stdin ends.
 LOOKER = """
 import select, sys
-from monarch.admin.looking import Look
+from monarch.admin.query import Look
 from monarch.admin.programs import program_at
 look = Look(program_at(sys.argv[1]))
 while not select.select([sys.stdin], [], [], 0)[0]:

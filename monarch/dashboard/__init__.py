@@ -1,11 +1,12 @@
 """The dashboard of this program: `start()` serves it and prints its URL. See docs/dashboard.md.
 
-Inside: pages in a browser that show a running program, and the JSON that they are made of.
+Inside: the process beside a program, and all that it serves over HTTP, so that questions never take the program's time.
 
-    routes.py    the routes, for whoever serves them (monarch.observer, monarch-dashboard)
-    api.py       what each route answers: a query (queries.py) and a shape (shapes.py, tree.py, grids.py, icicle.py)
-    starting.py  how a program opens it
+    process/     the observer: what it holds, who may ask, how a program starts it
+    routes/      the routes of telemetry, of the admin API and of the pages
+    pages/       what each route of the pages answers: a query (queries.py) and a shape (shapes.py, grids.py, icicle.py)
     static/      the pages: HTML, CSS and ES modules as they are sent, nothing is built and nothing comes from elsewhere
+    starting.py  how a program opens its dashboard
 
 It reads: the telemetry store by SQL, and what lives by the program's door. Nothing here changes a program.
 """

@@ -62,7 +62,7 @@ class MeshAdminConfig:
 class Observed(Component):
     """Telemetry and admin of a job, as far as they are to be had: the job never fails because they are not, and says so.
 
-    A process beside keeps and serves both (`monarch.observer`). Where hosts outlive the program, the job's sidecar holds it,
+    A process beside keeps and serves both (`dashboard.process`). Where hosts outlive the program, the job's sidecar holds it,
     so that what one program did can be asked for by the next; otherwise it ends with the program.
     """
 
@@ -101,8 +101,8 @@ class Observed(Component):
             )
 
     def _open(self, job: Any) -> None:
-        from monarch.observer.config import ObserverConfig
-        from monarch.observer.launcher import Observer, observer_at
+        from monarch.dashboard.process.config import ObserverConfig
+        from monarch.dashboard.process.launcher import Observer, observer_at
         from monarch.telemetry.starting import FOLDER, record, run_folder, tls_files
 
         telemetry = self.telemetry if self.telemetry is not None and _installed() else None
@@ -192,7 +192,7 @@ def observed_url(job: Any) -> str:
     observed = next((component for component in job._components if isinstance(component, Observed)), None)
     if observed is None or observed.telemetry is None:
         raise RuntimeError("telemetry was not configured for this job: call enable_telemetry() and apply it again")
-    from monarch.observer.launcher import Observer, ObserverFailed
+    from monarch.dashboard.process.launcher import Observer, ObserverFailed
 
     try:
         url = Observer(Sidecar(job).observer_folder, lambda: None).look().telemetry_url

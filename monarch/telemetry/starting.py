@@ -243,7 +243,7 @@ def start(
 
 
 def record(observer: Any, wanted: Any) -> Telemetry:
-    """Records into that observer (`observer.launcher.Observer`), unless this program records already; into which, the first
+    """Records into that observer, unless this program records already; into which, the first
     call says. `wanted`: an ObserverConfig."""
     global _running
     with _lock:

@@ -82,10 +82,10 @@ def _number(kind: type, least: float, most: float) -> Any:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from monarch.dashboard.api import Api
-    from monarch.dashboard.routes import routes_of
-    from monarch.observer.http import HttpServer, Site
-    from monarch.telemetry.routes import routes as telemetry_routes
+    from monarch.dashboard.pages.api import Api
+    from monarch.dashboard.process.http import HttpServer, Site
+    from monarch.dashboard.routes.page_routes import routes_of
+    from monarch.dashboard.routes.telemetry_routes import routes as telemetry_routes
 
     saved = options.db or ("" if options.simulate else os.environ.get(_SAVED, ""))
     store, simulation = _saved(saved) if saved else _simulated(options)
@@ -109,13 +109,13 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _saved(path: str) -> tuple[Any, None]:
-    from monarch.dashboard.saved import SavedStore
+    from monarch.dashboard.pages.saved import SavedStore
 
     return SavedStore(path), None
 
 
 def _simulated(options: argparse.Namespace) -> tuple[Any, Any]:
-    from monarch.dashboard.simulation import Simulation
+    from monarch.dashboard.pages.simulation import Simulation
     from monarch.telemetry.store import Store
 
     store = Store()

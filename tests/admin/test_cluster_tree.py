@@ -6,7 +6,7 @@ import time
 
 from monarch._mesh.inspection import survey
 from monarch.actor import Actor, endpoint, this_host
-from monarch.admin.tree import Tree, assemble
+from monarch.admin.program_tree import Tree, assemble
 from monarch.testing import InProcessCluster
 
 TIMEOUT = 60.0

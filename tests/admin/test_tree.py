@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from monarch.admin.payloads import NodePayload
-from monarch.admin.tree import Tree, status_text
-from monarch.admin.tree_page import page
+from monarch.admin.program_tree import Tree, status_text
+from monarch.dashboard.routes.admin_tree_page import page
 from tests.support import trees
 from tests.support.trees import HOST, NOW
 

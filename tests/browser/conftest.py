@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.api import Api
-from monarch.dashboard.routes import routes_of
-from monarch.dashboard.simulation import Simulation
-from monarch.observer.http import HttpServer, Site
+from monarch.dashboard.pages.api import Api
+from monarch.dashboard.pages.simulation import Simulation
+from monarch.dashboard.process.http import HttpServer, Site
+from monarch.dashboard.routes.page_routes import routes_of
 from monarch.telemetry.store import Store
 
 OPTIONS = [

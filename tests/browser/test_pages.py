@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from monarch.dashboard.api import Api
-from monarch.dashboard.routes import routes_of
-from monarch.observer.http import HttpServer, Site
+from monarch.dashboard.pages.api import Api
+from monarch.dashboard.process.http import HttpServer, Site
+from monarch.dashboard.routes.page_routes import routes_of
 
 PAGES = {
     "/": "Slowest endpoints",

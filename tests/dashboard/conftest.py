@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.api import Api
-from monarch.dashboard.living import Stacks
-from monarch.dashboard.simulated_job import SimulatedJob
+from monarch.dashboard.pages.api import Api
+from monarch.dashboard.pages.live_data import Stacks
+from monarch.dashboard.pages.simulated_job import SimulatedJob
 from monarch.telemetry.store import Store
 
 START = 1_700_000_000_000_000

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard.api import Api, NotFound, NotThere
-from monarch.dashboard.simulated_job import FAILED, STRAGGLER
+from monarch.dashboard.pages.api import Api, NotFound, NotThere
+from monarch.dashboard.pages.simulated_job import FAILED, STRAGGLER
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.store import Store
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from monarch.dashboard.cache import MOST_ENTRIES, Cache
+from monarch.dashboard.pages.cache import MOST_ENTRIES, Cache
 
 
 def test_kept_for_its_time() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard import grids
+from monarch.dashboard.pages import grids
 
 
 def shape(*dims: tuple[str, int]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from monarch.dashboard import icicle
-from monarch.dashboard.icicle import Stack
+from monarch.dashboard.pages import icicle
+from monarch.dashboard.pages.icicle import Stack
 
 STEP = ("step", "train.py", 88)
 WAIT = ("all_reduce", "dist.py", 5)

@@ -8,8 +8,8 @@ from typing import Any
 import duckdb
 import pytest
 
-from monarch.dashboard.api import Api
-from monarch.dashboard.saved import SavedStore
+from monarch.dashboard.pages.api import Api
+from monarch.dashboard.pages.saved import SavedStore
 from monarch.telemetry.result import QueryError, QueryTimeout
 from monarch.telemetry.tables import TABLES
 from tests.support.tiers import full

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from monarch.dashboard import shapes
+from monarch.dashboard.pages import shapes
 
 NO_TIME = {
     "first_status_us": None,

@@ -92,7 +92,7 @@ def test_an_observer_that_cannot_start_fails_no_job(scripts: Scripts) -> None:
         """
         import sys
         from monarch.job import LocalJob
-        from monarch.observer import launcher
+        from monarch.dashboard.process import launcher
 
         launcher.sys = type(sys)("sys")
         launcher.sys.executable, launcher.sys.path = "/nowhere/python", []

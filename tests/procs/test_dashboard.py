@@ -16,8 +16,8 @@ import httpx
 import pytest
 
 from monarch.admin.programs import Program, program_at
-from monarch.dashboard.api import NotThere
-from monarch.dashboard.living_program import LivingProgram
+from monarch.dashboard.pages.api import NotThere
+from monarch.dashboard.pages.live_program import LivingProgram
 from tests.support.tiers import full
 
 TIMEOUT = 60.0

@@ -12,8 +12,8 @@ from monarch._mesh.inspection.description import ActorFacts, FailureFacts, Handl
 from monarch._mesh.inspection.host_description import EndedProcess, HostFacts, RunningProcess
 from monarch._mesh.inspection.survey import Answers
 from monarch._runtime.flight_recorder import Event
+from monarch.admin.program_tree import Tree, assemble
 from monarch.admin.programs import ProgramGone
-from monarch.admin.tree import Tree, assemble
 
 HOST = "unix:/run/one"
 NOW = 1_795_372_739.5

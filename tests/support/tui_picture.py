@@ -15,9 +15,9 @@ from pathlib import Path
 from monarch._mesh.process.client import client
 from monarch.actor import Actor, ActorMesh, current_rank, endpoint, shutdown_context, this_host
 from monarch.admin.programs import program_at
-from monarch.tui.app import MeshAdmin
-from monarch.tui.header import Options
-from monarch.tui.sources import DoorSource
+from monarch.admin.screen.app import MeshAdmin
+from monarch.admin.screen.header import Options
+from monarch.admin.screen.sources import DoorSource
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "tui.svg"
 _PATIENCE = 60.0  # seconds

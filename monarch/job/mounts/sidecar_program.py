@@ -122,7 +122,7 @@ class SidecarProgram:
             return Done(said.lines)
 
     def _start_observer(self) -> None:
-        from monarch.observer import launcher
+        from monarch.dashboard.process import launcher
 
         launcher.start(os.path.join(self._folder, OBSERVER))
 

@@ -116,7 +116,7 @@ def client_of(pid: int | None) -> QueryEngineClient:
 
 def recorded_by(folder: str) -> QueryEngineClient | None:
     """For what the program of that run folder records; None when it does not."""
-    from monarch.observer.launcher import Observer, ObserverFailed
+    from monarch.dashboard.process.launcher import Observer, ObserverFailed
     from monarch.telemetry import QueryEngineClient
     from monarch.telemetry.starting import FOLDER
 

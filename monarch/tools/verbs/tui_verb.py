@@ -21,12 +21,12 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    from monarch.tui import program
+    from monarch.admin.screen import program
 
     program.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from monarch.tui import program
+    from monarch.admin.screen import program
 
     return program.run(options)

@@ -1,0 +1,230 @@
+"""What the faces ask of a running program, each by one question to its processes: tree, settings, stacks, profiles.
+
+The calls here wait; servers run them on threads. LookFailed says in which way it did not work.
+"""
+
+from __future__ import annotations
+
+import pwd
+import time
+from typing import Any, Protocol
+
+import msgspec
+
+from monarch._mesh import plugins
+from monarch._mesh.inspection.description import Ask, ProcessFacts, SettingFacts
+from monarch._mesh.inspection.survey import Answers
+from monarch._wire.address import agent_of
+from monarch.admin import pyspy, references
+from monarch.admin.payloads import ConfigEntry, NodePayload
+from monarch.admin.program_tree import SILENT, Tree, assemble, flight_recorder
+from monarch.admin.programs import ProgramGone
+from monarch.admin.references import ROOT, BadReference
+from monarch.config import settings
+
+_DETAIL = 2.0  # seconds for what one actor tells of itself beside what the tree has
+_SLACK = 15.0  # seconds that a profile may take beyond its duration
+
+# How settings came to their values, as the layers have it and as the API calls it.
+_SOURCES = {
+    "runtime": "Runtime",
+    "client": "ClientOverride",
+    "environment": "Env",
+    "inherited": "ClientOverride",
+    "default": "Default",
+}
+
+
+class Asked(Protocol):
+    """A program that can be asked: `programs.Program`, or one that stands for it."""
+
+    pid: int
+    command: str
+
+    def ask(
+        self,
+        question: str,
+        argument: bytes = b"",
+        *,
+        timeout: float = 5.0,
+        only: Any = None,
+        agents: bool = False,
+    ) -> Answers: ...
+
+
+class LookFailed(Exception):
+    """`code` and `status` as the API answers them."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class Look:
+    """Looks into one program."""
+
+    def __init__(self, program: Asked) -> None:
+        self.program = program
+
+    def tree(self) -> Tree:
+        """All of it, from one survey. Processes that do not answer within the setting mesh_admin_single_host_timeout are in
+        it as errors."""
+        answers = self._ask("tree", timeout=settings.mesh_admin_single_host_timeout(), agents=True)
+        tree = assemble(answers, time.time())
+        root = tree.nodes[ROOT].properties.Root
+        if root is not None and root.started_by.isdecimal():
+            root.started_by = _name_of(int(root.started_by))
+        return tree
+
+    def node(self, tree: Tree, reference: str) -> NodePayload:
+        """One node; of an actor also the events that its process has noted. LookFailed for a process that does not answer;
+        one that has ended is a node of kind Error, which says how."""
+        found = find(tree, reference)
+        error = found.properties.Error
+        if error is not None and error.code == SILENT:
+            raise LookFailed(504, SILENT, error.message)
+        key, actor = tree.keys.get(found.identity), found.properties.Actor
+        if key is None or actor is None:
+            return found
+        events = self._events(tree.addresses[found.identity], key)
+        if events is None:
+            return found
+        actor = msgspec.structs.replace(actor, flight_recorder=events)
+        return msgspec.structs.replace(found, properties=msgspec.structs.replace(found.properties, Actor=actor))
+
+    def reach(self, address: str) -> None:
+        """Returns when that process or host agent has answered. LookFailed when it does not."""
+        self._one("tree", address, settings.mesh_admin_single_host_timeout())
+
+    def _events(self, address: str, key: str) -> str | None:
+        argument = msgspec.msgpack.encode(Ask(key))
+        answers = self._ask("tree", argument, timeout=_DETAIL, only=[address])
+        if address not in answers.replies:
+            return None
+        facts = msgspec.msgpack.decode(answers.replies[address], type=ProcessFacts)
+        actors = [*facts.actors, *reversed(facts.stopped)]
+        return flight_recorder(next((actor.events for actor in actors if actor.key == key), []))
+
+    def config(self, tree: Tree, reference: str) -> list[ConfigEntry]:
+        """The settings of a process, by name; of an actor those of its process."""
+        address = self._process(tree, reference)
+        rows = msgspec.msgpack.decode(
+            self._one("config", address, settings.mesh_admin_config_dump_bridge_timeout()),
+            type=list[SettingFacts],
+        )
+        return [
+            ConfigEntry(
+                row.name,
+                row.value,
+                row.default,
+                _SOURCES[row.origin],
+                row.value != row.default,
+                row.variable or None,
+                not row.inert,
+            )
+            for row in rows
+        ]
+
+    def stacks(
+        self, tree: Tree, reference: str, *, native: bool = False, locals: bool = False, runtime: bool = True
+    ) -> dict[str, Any]:
+        """The stacks of a process in the shape of py-spy's dump. It tells them itself, without py-spy, unless `native`.
+        `runtime`: with the runtime's own frames and threads."""
+        address = self._process(tree, reference)
+        timeout = settings.mesh_admin_pyspy_timeout()
+        warnings = []
+        if native:
+            body = self._one_of_agent("native_stacks", address, timeout)
+            answered = pyspy.native_result(body, address)
+            if "Ok" in answered:
+                return answered
+            warnings.append(pyspy.why_not_native(answered))
+        body = self._one(
+            "locals" if locals else "stacks", address, timeout, msgspec.msgpack.encode({"all_threads": runtime})
+        )
+        return pyspy.result(body, warnings)
+
+    def flame(self, tree: Tree, reference: str, wanted: pyspy.ProfileWanted) -> str:
+        """A flame graph of a process as SVG."""
+        address = self._process(tree, reference)
+        argument = msgspec.msgpack.encode(
+            {
+                "duration_s": wanted.duration_s,
+                "rate_hz": wanted.rate_hz,
+                "threads": wanted.threads,
+                "which": "all" if wanted.threads else "actors",
+            }
+        )
+        body = self._one("samples", address, wanted.duration_s + _SLACK, argument)
+        samples: dict[str, int] = msgspec.msgpack.decode(body)["samples"]
+        svg: str = plugins.outer("trace.flame")({reference: samples or {"(nothing ran)": 1}}).svg()
+        return svg
+
+    # --- asking
+
+    def _ask(self, question: str, argument: bytes = b"", **options: Any) -> Answers:
+        try:
+            return self.program.ask(question, argument, **options)
+        except ProgramGone as exc:
+            raise LookFailed(503, "service_unavailable", str(exc)) from None
+        except TimeoutError as exc:
+            raise LookFailed(504, "gateway_timeout", str(exc)) from None
+        except ValueError as exc:
+            raise LookFailed(500, "internal_error", str(exc)) from None
+        except OSError as exc:
+            raise LookFailed(503, "service_unavailable", f"the program cannot be asked: {exc}") from None
+
+    def _one(self, question: str, address: str, timeout: float, argument: bytes = b"") -> bytes:
+        """The answer of one process or agent."""
+        answers = self._ask(question, argument, timeout=timeout, only=[address])
+        if address in answers.replies:
+            return answers.replies[address]
+        why = answers.silent.get(address, "it did not answer")
+        if "knows no question" in why:
+            raise LookFailed(503, "service_unavailable", f"{address}: {why}")
+        if "Error: " in why:
+            raise LookFailed(500, "internal_error", f"{address}: {why}")
+        raise LookFailed(504, "gateway_timeout", f"{address} did not answer: {why}")
+
+    def _one_of_agent(self, question: str, address: str, timeout: float) -> bytes:
+        """The answer of the agent of that process's host, about it."""
+        argument = msgspec.msgpack.encode({"addresses": [address], "seconds": timeout})
+        return self._one(question, agent_of(address), timeout + 1.0, argument)
+
+    def _process(self, tree: Tree, reference: str) -> str:
+        """The address of the process that is meant, or in which that actor is. A process that is gone says how it ended."""
+        node = find(tree, reference)
+        if node.properties.Root is not None or node.properties.Host is not None:
+            raise LookFailed(
+                400, "bad_request", f"{reference!r} is no process: give the reference of a proc or an actor"
+            )
+        error = node.properties.Error
+        if error is not None and error.code == "process_ended":
+            raise LookFailed(404, "not_found", error.message)
+        return tree.addresses[node.identity]
+
+
+def _name_of(uid: int) -> str:
+    """Of a user, where the program did not know it: asked here, because name services may take their time."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def find(tree: Tree, reference: str) -> NodePayload:
+    """LookFailed for what is no reference, or one of no node."""
+    try:
+        references.check(reference)
+    except BadReference as exc:
+        wrong = (400, "bad_request") if exc.bad_request else (404, "not_found")
+        raise LookFailed(*wrong, str(exc)) from None
+    node = tree.nodes.get(reference)
+    if node is None:
+        raise LookFailed(
+            404,
+            "not_found",
+            f"no node {reference!r} is in the tree: it has ended, or never was; /v1/root leads to all there are",
+        )
+    return node

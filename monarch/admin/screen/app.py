@@ -1,0 +1,479 @@
+"""The screen: textual around `tree_state`, `details` and `pages`, which decide what is shown.
+
+What is asked of the program is asked on threads of its own, so that keys are answered while it is silent. When it does not
+answer, the last tree stays, with the reason above it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text as RichText
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, VerticalScroll
+from textual.events import Resize
+from textual.geometry import Size
+from textual.message import Message
+from textual.theme import Theme
+from textual.widgets import Input, Static
+
+from monarch.admin.payloads import NodePayload
+from monarch.admin.screen import details, diagnostics, header, pages, themes
+from monarch.admin.screen.diagnostics import Check, Report
+from monarch.admin.screen.header import Options
+from monarch.admin.screen.overlay import Overlay
+from monarch.admin.screen.sources import NoAnswer, Source
+from monarch.admin.screen.tree_state import TreeState
+from monarch.admin.screen.tree_view import TreeView, fitted
+from monarch.admin.screen.words import Words
+
+_NARROW, _LOW = 40, 8  # columns and rows below which nothing is shown
+_BESIDE = 100  # columns from which the details are beside the tree; below it they are under it
+_LABEL = 17  # columns of the names of details
+_SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_SPINS = 0.1  # seconds
+
+
+class MeshAdmin(App[None]):
+    TITLE = "mesh-admin"
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    #head { height: 2; padding: 0 1; background: $panel; }
+    #error { height: auto; max-height: 3; padding: 0 1; color: $error; display: none; }
+    #main { height: 1fr; }
+    #tree { width: 3fr; height: 1fr; scrollbar-size-vertical: 1; padding: 0; }
+    #side { width: 2fr; height: 1fr; border-left: vkey $panel; padding: 0 1; scrollbar-size-vertical: 1; }
+    #main.under { layout: vertical; }
+    #main.under #tree { width: 1fr; height: 1fr; }
+    #main.under #side { width: 1fr; height: 1fr; border-left: none; border-top: hkey $panel; }
+    #filter { display: none; height: 1; border: none; padding: 0 1; background: $panel; }
+    #keys { height: 1; padding: 0 1; background: $panel; }
+    #splash { display: none; height: 1fr; content-align: center middle; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("j,down", "move(1)"),
+        Binding("k,up", "move(-1)"),
+        Binding("g,home", "first"),
+        Binding("G,end", "last"),
+        Binding("pagedown,ctrl+d,ctrl+v", "page(1)"),
+        Binding("pageup,ctrl+u,alt+v", "page(-1)"),
+        Binding("tab", "expand", priority=True),
+        Binding("enter", "enter"),
+        Binding("c", "collapse"),
+        Binding("s", "system"),
+        Binding("h", "stopped"),
+        Binding("slash", "filter"),
+        Binding("escape", "escape"),
+        Binding("d", "diagnostics"),
+        Binding("p", "stacks"),
+        Binding("C", "config"),
+        Binding("question_mark", "glossary"),
+        Binding("left_square_bracket", "details(-5)"),
+        Binding("right_square_bracket", "details(5)"),
+        Binding("ctrl+l", "to_top"),
+        Binding("q", "quit"),
+        Binding("ctrl+c", "quit", priority=True),
+    ]
+
+    class Came(Message):
+        """The whole tree, or why there is none."""
+
+        def __init__(self, nodes: Sequence[NodePayload] | None, error: str = "") -> None:
+            super().__init__()
+            self.nodes = nodes
+            self.error = error
+
+    class NodeCame(Message):
+        """The selected node in full."""
+
+        def __init__(self, node: NodePayload) -> None:
+            super().__init__()
+            self.node = node
+
+    class Done(Message):
+        """What a thread has found is to be shown by that."""
+
+        def __init__(self, show: Callable[[], Any]) -> None:
+            super().__init__()
+            self.show = show
+
+    def __init__(self, source: Source, options: Options, now: Callable[[], float] = time.time) -> None:
+        super().__init__()
+        self.source = source
+        self.options = options
+        self.say = Words(options.language)
+        self.palette = themes.THEMES[options.theme]
+        self.state = TreeState()
+        self.error = ""
+        self._now = now
+        self._full: NodePayload | None = None  # the selected node, as it was last asked for by itself
+        self._loaded = False
+        self._spin = 0
+        self._wake = threading.Event()  # something is to be asked before it is time
+        self._whole = True  # and that is the tree
+        self._ended = False
+        self._covered = False  # by an overlay: nothing is asked meanwhile
+        self._use_palette()
+
+    def _use_palette(self) -> None:
+        palette = self.palette
+        self.register_theme(
+            Theme(
+                name=self.options.theme,
+                primary=palette.accent,
+                accent=palette.accent,
+                warning=palette.warning,
+                error=palette.error,
+                success=palette.good,
+                foreground=palette.text,
+                background=palette.background,
+                surface=palette.background,
+                panel=palette.panel,
+                dark=palette.dark,
+            )
+        )
+        self.theme = self.options.theme
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="head", markup=False)
+        yield Static("", id="error", markup=False)
+        yield Static("", id="splash", markup=False)
+        with Horizontal(id="main"):
+            yield TreeView(self.state, self.palette, id="tree")
+            with VerticalScroll(id="side", can_focus=False):
+                yield Static("", id="details", markup=False)
+        yield Input(placeholder=self.say("filter"), id="filter", disabled=True)
+        yield Static("", id="keys", markup=False)
+
+    def on_mount(self) -> None:
+        self.set_interval(_SPINS, self._turn)
+        self._arrange()
+        threading.Thread(target=self._keep_asking, name="monarch-tui", daemon=True).start()
+
+    def on_unmount(self) -> None:
+        self._ended = True
+        self._wake.set()
+
+    # --- asking, on a thread
+
+    def _keep_asking(self) -> None:
+        due = 0.0
+        while not self._ended:
+            if not self._covered:
+                if self._whole or time.monotonic() >= due:
+                    self._whole = False
+                    self._ask_tree()
+                    due = time.monotonic() + self.options.refresh
+                self._ask_node()
+            self._wake.wait(max(0.0, due - time.monotonic()))
+            self._wake.clear()
+
+    def _ask_tree(self) -> None:
+        try:
+            self._send(self.Came(self.source.nodes()))
+        except NoAnswer as exc:
+            self._send(self.Came(None, str(exc)))
+        except Exception as exc:  # a face shows what it cannot explain
+            self._send(self.Came(None, f"{type(exc).__name__}: {exc}"))
+
+    def _ask_node(self) -> None:
+        selected = self.state.nodes.get(self.state.selected)
+        if selected is None or selected.properties.Actor is None:
+            return
+        try:
+            self._send(self.NodeCame(self.source.node(selected.identity)))
+        except Exception:  # the tree says what is wrong, or will
+            return
+
+    def _send(self, message: Message) -> None:
+        """Any thread. What comes when the screen has ended is dropped."""
+        try:
+            if not self._ended:
+                self.post_message(message)
+        except RuntimeError:  # the event loop has closed just now
+            if not self._ended:
+                raise
+
+    # --- what came
+
+    def on_mesh_admin_came(self, message: Came) -> None:
+        self.error = message.error
+        if message.nodes is not None:
+            first = not self._loaded
+            self._loaded = True
+            self.state.update(message.nodes)
+            if first:
+                self._wake.set()
+        self._draw()
+
+    def on_mesh_admin_node_came(self, message: NodeCame) -> None:
+        self._full = message.node
+        if message.node.identity == self.state.selected:
+            self._draw_details()
+
+    def on_mesh_admin_done(self, message: Done) -> None:
+        message.show()
+
+    def on_tree_view_selected(self) -> None:
+        self._selected()
+
+    # --- drawing
+
+    def _turn(self) -> None:
+        if not self._loaded:
+            self._spin += 1
+            self._draw_splash()
+
+    def _draw_splash(self) -> None:
+        mark = _SPINNER[self._spin % len(_SPINNER)]
+        text = f"{mark} mesh-admin — {self.say('Connecting to {0} ...', self.source.name)}"
+        self.query_one("#splash", Static).update(f"{text}\n\n{self.error}" if self.error else text)
+
+    def on_resize(self, event: Resize) -> None:
+        self._arrange(event.size)  # ours is the one before
+
+    def _arrange(self, size: Size | None = None) -> None:
+        size = size or self.size
+        small = size.width < _NARROW or size.height < _LOW
+        self.query_one("#main").set_class(size.width < _BESIDE, "under")
+        for name in ("#head", "#main", "#keys"):
+            self.query_one(name).display = self._loaded and not small
+        splash = self.query_one("#splash", Static)
+        splash.display = small or not self._loaded
+        if small:
+            splash.update(f"⚠ {self.say('content hidden — resize')}")
+        self.query_one("#error").display = bool(self.error) and self._loaded and not small
+        if self._loaded and not small:
+            self.call_after_refresh(lambda: self.query_one(TreeView).redraw())
+
+    def _draw(self) -> None:
+        self._arrange()
+        if not self._loaded:
+            self._draw_splash()
+            return
+        self._draw_head()
+        self.query_one("#error", Static).update(f"ERROR: {self.error}")
+        self.query_one(TreeView).redraw()
+        self._draw_details()
+
+    def _draw_head(self) -> None:
+        width = max(1, self.size.width - 2)
+        text = RichText(no_wrap=True, overflow="ellipsis")
+        first = header.first(self.source.name, self.state, self.options, self._now(), self.say)
+        text.append(fitted(first, width), style=self.palette.text)
+        text.append("\n" + fitted(header.second(self.state, self.say), width), style=f"bold {self.palette.accent}")
+        self.query_one("#head", Static).update(text)
+        keys = RichText(no_wrap=True, overflow="ellipsis")
+        if self.state.filter:
+            keys.append(f"{self.say('filter')}: {self.state.filter}   ", style=self.palette.warning)
+        for key, what in header.keys(self.say):
+            keys.append(f"{key} ", style=f"bold {self.palette.accent}")
+            keys.append(f"{what}  ", style=self.palette.dim)
+        self.query_one("#keys", Static).update(keys)
+
+    def _draw_details(self) -> None:
+        node = self.state.nodes.get(self.state.selected)
+        if node is None:
+            self.query_one("#details", Static).update("")
+            return
+        if self._full is not None and self._full.identity == node.identity:
+            node = _with_events(node, self._full)
+        self.query_one("#details", Static).update(self._shown(node))
+
+    def _shown(self, node: NodePayload) -> Group:
+        palette = self.palette
+        colours = {"good": palette.good, "warning": palette.warning, "error": palette.error, "dim": palette.dim}
+        found: list[Any] = []
+        for section in details.sections(self.state.nodes, node, self._now(), self.say):
+            if section.title:
+                found.append(RichText(f"\n{section.title}", style=f"bold {palette.accent}"))
+            for line in section.lines:
+                value = RichText(line.value, style=colours.get(line.tone, palette.text))
+                if not line.label:
+                    found.append(value)
+                    continue
+                table = Table.grid(padding=(0, 1, 0, 0))
+                table.add_column(width=_LABEL - 1, no_wrap=True)
+                table.add_column(overflow="fold")
+                table.add_row(RichText(line.label, style=palette.dim), value)
+                found.append(table)
+        return Group(*found)
+
+    def _selected(self) -> None:
+        """The selection has moved."""
+        self._draw_head()
+        self.query_one(TreeView).redraw()
+        self.query_one("#side", VerticalScroll).scroll_home(animate=False)
+        self._draw_details()
+        self._wake.set()
+
+    # --- keys
+
+    def _typing(self) -> bool:
+        return bool(self.query_one("#filter", Input).has_focus)
+
+    def action_move(self, by: int) -> None:
+        self.state.move(by)
+        self._selected()
+
+    def action_first(self) -> None:
+        self.state.first()
+        self._selected()
+
+    def action_last(self) -> None:
+        self.state.last()
+        self._selected()
+
+    def action_page(self, pages: int) -> None:
+        self.state.move(pages * max(1, self.query_one(TreeView).size.height - 1))
+        self._selected()
+
+    def action_expand(self) -> None:
+        if self._covered or self._typing():
+            return
+        self.state.toggle()
+        self._selected()
+
+    def action_collapse(self) -> None:
+        self.state.collapse_all()
+        self._selected()
+
+    def action_system(self) -> None:
+        self.state.toggle_system()
+        self._selected()
+
+    def action_stopped(self) -> None:
+        self.state.toggle_stopped()
+        self._selected()
+
+    def action_enter(self) -> None:
+        """To what made the selected node fail; else as Tab."""
+        cause = self.state.root_cause()
+        if not cause or cause == self.state.selected:
+            self.action_expand()
+        elif self.state.jump(cause):
+            self._selected()
+        else:
+            self.error = f"the root cause, {cause}, is not in the tree any more"
+            self._draw()
+
+    def action_details(self, rows: int) -> None:
+        self.query_one("#side", VerticalScroll).scroll_relative(y=rows, animate=False)
+
+    def action_to_top(self) -> None:
+        self.query_one(TreeView).to_top()
+
+    async def action_quit(self) -> None:
+        self.exit()
+
+    # --- the filter
+
+    def action_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display, box.disabled = True, False
+        box.value = self.state.filter
+        box.focus()
+
+    def action_escape(self) -> None:
+        """Ends the filter."""
+        self.state.set_filter("")
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        box = self.query_one("#filter", Input)
+        box.display, box.disabled = False, True
+        self.set_focus(None)
+        self._selected()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._typing():
+            self.state.set_filter(event.value)
+            self._selected()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._close_filter()
+
+    # --- overlays
+
+    def action_glossary(self) -> None:
+        title = self.say("Glossary")
+        lines = pages.help_page(self.options.language)
+        self._open("help", title, lambda overlay: overlay.show(title, lines))
+
+    def action_stacks(self) -> None:
+        reference = self.state.selected
+        title = f"{self.say('Stacks')}: {self._process_name(reference)}"
+
+        def find() -> list[pages.Text]:
+            return pages.stacks(self.source.stacks(reference), time.strftime("%H:%M:%S"))
+
+        self._open("stacks", title, lambda overlay: self._find(overlay, title, find), "p")
+
+    def action_config(self) -> None:
+        reference = self.state.selected
+        title = f"{self.say('Settings')}: {self._process_name(reference)}"
+
+        def find() -> list[pages.Text]:
+            return pages.config(self.source.config(reference), self.size.width * 94 // 100 - 6)
+
+        self._open("config", title, lambda overlay: self._find(overlay, title, find), "C")
+
+    def action_diagnostics(self) -> None:
+        self._open("diagnostics", self.say("Diagnostics"), self._diagnose, "r d")
+
+    def _process_name(self, reference: str) -> str:
+        """Of an actor the process that it lives in."""
+        node = self.state.nodes.get(reference)
+        if node is not None and node.properties.Actor is not None and node.parent:
+            reference = node.parent
+        return reference.rpartition("@")[0] or reference
+
+    def _open(self, kind: str, title: str, run: Callable[[Overlay], Any], again: str = "") -> None:
+        self._covered = True
+        self.push_screen(Overlay(kind, title, self.palette, self.say, run, again), lambda _: self._uncovered())
+
+    def _uncovered(self) -> None:
+        self._covered = False
+        self._wake.set()
+
+    def _find(self, overlay: Overlay, title: str, find: Callable[[], list[pages.Text]]) -> None:
+        def look() -> None:
+            try:
+                lines = find()
+            except NoAnswer as exc:
+                lines = [pages.Text(line, "error") for line in str(exc).splitlines()]
+            except Exception as exc:
+                lines = [pages.Text(f"{type(exc).__name__}: {exc}", "error")]
+            self._send(self.Done(lambda: overlay.show(title, lines)))
+
+        threading.Thread(target=look, name="monarch-tui-look", daemon=True).start()
+
+    def _diagnose(self, overlay: Overlay) -> None:
+        checks: list[Check] = []
+
+        def show(report: Report, done: bool) -> None:
+            self._send(self.Done(lambda: overlay.show(*pages.diagnostics(report, done, self.say))))
+
+        def told(check: Check) -> None:
+            checks.append(check)
+            if len(checks) % 10 == 1:
+                show(Report(list(checks)), False)
+
+        def look() -> None:
+            show(diagnostics.run(self.source, time.monotonic, told), True)
+
+        threading.Thread(target=look, name="monarch-tui-look", daemon=True).start()
+
+
+def _with_events(node: NodePayload, full: NodePayload) -> NodePayload:
+    """The newer of what is known of an actor, with the events that only its own node has."""
+    actor, known = node.properties.Actor, full.properties.Actor
+    if actor is not None and known is not None and actor.flight_recorder is None:
+        actor.flight_recorder = known.flight_recorder
+    return node

@@ -1,0 +1,235 @@
+"""What the right pane says about a node: lines of (label, value), by section. Pure."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from monarch.admin import payloads
+from monarch.admin.payloads import Actor, Error, Host, NodePayload, Proc, Root
+from monarch.admin.screen import labels
+from monarch.admin.screen.words import Words
+
+MOST_CHILDREN = 50
+_SENDERS = 10  # most stalled ones that are shown
+
+
+class Line(NamedTuple):
+    """`tone`: "", "good", "warning", "error" or "dim"; `label` "" continues the line before."""
+
+    label: str
+    value: str
+    tone: str = ""
+
+
+class Section(NamedTuple):
+    """`title` "" is the first, which has none."""
+
+    title: str
+    lines: list[Line]
+
+
+def sections(nodes: Mapping[str, NodePayload], node: NodePayload, now: float, say: Words) -> list[Section]:
+    """`now`: seconds since the epoch."""
+    properties = node.properties
+    if properties.Root is not None:
+        return _root(nodes, node, properties.Root, now, say)
+    if properties.Host is not None:
+        return _host(nodes, node, properties.Host, say)
+    if properties.Proc is not None:
+        return _proc(nodes, node, properties.Proc, say)
+    if properties.Actor is not None:
+        return _actor(nodes, node, properties.Actor, now, say)
+    assert properties.Error is not None
+    return _error(node, properties.Error, say)
+
+
+def _as_of(node: NodePayload, say: Words) -> Line:
+    return Line(say("Data as of"), clock(node.as_of), "dim")
+
+
+def _root(nodes: Mapping[str, NodePayload], node: NodePayload, root: Root, now: float, say: Words) -> list[Section]:
+    lines = [
+        Line(say("Hosts"), str(root.num_hosts)),
+        Line(say("Started by"), root.started_by),
+        Line(say("Uptime"), labels.age(max(0.0, now - payloads.seconds(root.started_at)))),
+        Line(say("Started at"), clock(root.started_at)),
+        Line(say("Command"), root.command),
+        _as_of(node, say),
+    ]
+    if root.failed_count:
+        lines.append(Line(say("failed"), str(root.failed_count), "error"))
+    lines += [Line(say("Silent"), f"{address}: {why}", "warning") for address, why in root.silent.items()]
+    return [Section("", lines), _children(nodes, node, say)]
+
+
+def _host(nodes: Mapping[str, NodePayload], node: NodePayload, host: Host, say: Words) -> list[Section]:
+    used = host.memory_total_bytes - host.memory_available_bytes
+    lines = [
+        Line(say("Host"), host.hostname),
+        Line(say("Address"), host.addr),
+        Line(say("Procs"), str(host.num_procs)),
+        Line(say("RSS"), f"{labels.size(host.memory.process_rss_bytes)} (host agent, pid {host.pid})"),
+        Line(say("VM size"), labels.size(host.memory.process_vm_size_bytes)),
+        Line(say("Memory"), f"{labels.size(used)} of {labels.size(host.memory_total_bytes)}"),
+        Line(say("Load"), f"{host.load_average:.2f} ({host.processors} processors)"),
+        _as_of(node, say),
+    ]
+    if host.problem:
+        lines.append(Line(say("Problem"), host.problem, "error"))
+    return [Section("", lines), _children(nodes, node, say)]
+
+
+def _proc(nodes: Mapping[str, NodePayload], node: NodePayload, proc: Proc, say: Words) -> list[Section]:
+    debug = proc.debug
+    depth = f"{debug.actor_work_queue_depth_total} total, {debug.actor_work_queue_depth_max} max"
+    lines = [
+        Line(say("Name"), proc.proc_name),
+        Line(
+            say("Mesh"),
+            proc.mesh_name + (f", rank {proc.rank}" if proc.rank is not None else "") if proc.mesh_name else "-",
+        ),
+        Line(say("State"), proc.state, "" if proc.state == "running" else "warning"),
+        Line(say("Pid"), f"{proc.pid} on {proc.hostname}"),
+        Line(say("Actors"), str(proc.num_actors)),
+        Line(say("RSS"), labels.size(debug.memory.process_rss_bytes)),
+        Line(say("VM size"), labels.size(debug.memory.process_vm_size_bytes)),
+        Line(say("Queue depth"), depth),
+    ]
+    if debug.actor_work_queue_depth_high_water_mark:
+        lines.append(Line(say("Peak depth"), str(debug.actor_work_queue_depth_high_water_mark)))
+    lines.append(Line(say("Last busy"), _last_busy(debug.last_nonzero_queue_depth_age_ms, say)))
+    lines.append(_as_of(node, say))
+    if proc.is_poisoned:
+        lines.append(Line(say("Poisoned"), say("yes"), "error"))
+    if proc.failed_actor_count:
+        lines.append(Line(say("Failed actors"), str(proc.failed_actor_count), "error"))
+    return [Section("", lines), _children(nodes, node, say)]
+
+
+def _mesh(proc: Proc) -> str:
+    rank = "" if proc.rank is None else f", rank {proc.rank}"
+    return proc.mesh_name + rank if proc.mesh_name else "-"
+
+
+def _last_busy(age: int | None, say: Words) -> str:
+    if age is None:
+        return say("never")
+    return f"{age} ms {say('ago')}" if age < 1000 else f"{age // 1000} s {say('ago')}"
+
+
+def _children(nodes: Mapping[str, NodePayload], node: NodePayload, say: Words) -> Section:
+    titles = {"Root": "Hosts", "Host": "Procs", "Proc": "Actors", "Actor": "Children"}
+    shown = [nodes[child] for child in node.children if child in nodes]
+    lines = [
+        Line("", labels.label(child), "error" if labels.has_failed(child) else "") for child in shown[:MOST_CHILDREN]
+    ]
+    if len(shown) > MOST_CHILDREN:
+        lines.append(Line("", "... " + say("and {0} more", len(shown) - MOST_CHILDREN), "dim"))
+    return Section(say(titles.get(node.kind, "Children")), lines)
+
+
+def _actor(nodes: Mapping[str, NodePayload], node: NodePayload, actor: Actor, now: float, say: Words) -> list[Section]:
+    detail = actor.status_detail.splitlines()[0] if actor.status_detail else ""
+    tone = {"failed": "error", "zombie": "error", "processing": "good", "stopped": "dim"}.get(actor.status, "")
+    depth = str(actor.queue_depth)
+    if actor.queue_depth_high_water_mark:
+        depth += f" (peak {actor.queue_depth_high_water_mark})"
+    lines = [
+        Line(say("Status"), f"{actor.status}: {detail}" if detail else actor.status, tone),
+        Line(say("Instance"), actor.instance_id),
+        Line(say("Type"), actor.actor_type),
+        Line(say("Queue depth"), depth),
+        Line(say("Messages"), str(actor.messages_processed)),
+        Line(say("Processing time"), f"{actor.total_processing_time_us / 1e6:.3f} s"),
+        Line(say("Created"), clock(actor.created_at) if actor.created_at else "-"),
+        Line(say("Last handler"), actor.last_message_handler or "-"),
+        Line(say("Children"), str(len(node.children))),
+        _as_of(node, say),
+    ]
+    found = [Section("", lines)]
+    failure = actor.failure_info
+    if failure is not None:
+        cause = failure.root_cause_name or labels.short(failure.root_cause_actor)
+        away = "  (Enter)" if failure.is_propagated else ""
+        error = [Line(say("Root cause"), cause + away, "warning"), Line(say("Failed at"), clock(failure.occurred_at))]
+        error.append(Line(say("Propagated"), say("yes") if failure.is_propagated else say("no")))
+        error += [Line("", line, "error") for line in failure.error_message.splitlines()]
+        found.append(Section(say("Error"), error))
+    if actor.waits_for:
+        found.append(Section(say("Waits for"), [_wait(wait, now) for wait in actor.waits_for]))
+    found.append(_execution(actor, now, say))
+    found.append(_ordering(actor, say))
+    if node.children:
+        found.append(_children(nodes, node, say))
+    found.append(Section(say("Flight recorder"), events(actor.flight_recorder)))
+    return [section for section in found if section.lines]
+
+
+def _wait(wait: payloads.WaitsFor, now: float) -> Line:
+    since = labels.age(max(0.0, now - payloads.seconds(wait.since)))
+    ranks = f", {wait.unanswered} ranks" if wait.unanswered > 1 else ""
+    return Line("", f"{wait.target}{ranks}  {since}", "warning")
+
+
+def _execution(actor: Actor, now: float, say: Words) -> Section:
+    execution = actor.execution
+    if execution is None:
+        return Section(say("Execution"), [])
+    lines = []
+    for handler in execution.active_handlers:
+        since = labels.age(max(0.0, now - payloads.seconds(handler.oldest_since)))
+        lines.append(Line("", f"{handler.name} ×{handler.active_count}  {since}", "good"))  # noqa: RUF001
+    return Section(say("Execution"), lines or [Line("", say("nothing runs"), "dim")])
+
+
+def _ordering(actor: Actor, say: Words) -> Section:
+    ordering = actor.inbound_ordering
+    if ordering is None:
+        return Section(say("Inbound ordering"), [])
+    if not ordering.sessions:
+        return Section(say("Inbound ordering"), [Line("", say("in order"), "dim")])
+    lines = []
+    for session in ordering.sessions[:_SENDERS]:
+        text = f"{say('Need seq')} {session.expected_next_seq}, {say('Buffered')} {session.buffered_count}"
+        lines.append(Line(session.sender or session.session_id, text, "warning"))
+    return Section(say("Inbound ordering"), lines)
+
+
+def events(text: str | None) -> list[Line]:
+    """The flight recorder, oldest first."""
+    try:
+        rows = json.loads(text) if text else []
+        return [
+            Line(
+                "",
+                f"{row['level']:<5} {clock(row['timestamp'])} {row['name']} {row['fields'].get('message', '')}".rstrip(),
+                {"ERROR": "error", "WARNING": "warning"}.get(row["level"], ""),
+            )
+            for row in rows
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError):  # of another version
+        return [Line("", str(text), "dim")]
+
+
+def _error(node: NodePayload, error: Error, say: Words) -> list[Section]:
+    first, *rest = error.message.splitlines() or [""]
+    lines = [
+        Line(say("Name"), labels.short(node.identity)),
+        Line(say("Code"), error.code, "error"),
+        Line(say("Error"), first, "error"),
+        *[Line("", line, "error") for line in rest],
+        _as_of(node, say),
+    ]
+    return [Section("", lines)]
+
+
+def clock(text: str) -> str:
+    """A time of the API as this machine's clock shows it."""
+    try:
+        moment = datetime.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        return text
+    return moment.strftime("%H:%M:%S")

@@ -1,0 +1,63 @@
+"""The two lines at the top of the screen, and the one at the bottom. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from monarch.admin import payloads
+from monarch.admin.references import ROOT
+from monarch.admin.screen import labels, themes
+from monarch.admin.screen.tree_state import TreeState
+from monarch.admin.screen.words import Words
+
+
+class Options(NamedTuple):
+    """What was given on the command line."""
+
+    refresh: float = 2.0  # seconds
+    theme: str = themes.DEFAULT
+    language: str = "en"
+
+
+def first(name: str, state: TreeState, options: Options, now: float, say: Words) -> str:
+    """What is looked at, since when it runs, whose it is, what is shown."""
+    node = state.nodes.get(ROOT)
+    root = node.properties.Root if node is not None else None
+    parts = ["mesh-admin", name]
+    if root is not None:
+        parts.append(f"{say('up')}: {labels.age(max(0.0, now - payloads.seconds(root.started_at)))}")
+        parts.append(f"@{root.started_by}")
+    parts.append(f"{say('sys')}:{say('on') if state.system else say('off')}")
+    parts.append(f"{say('stopped')}:{say('on') if state.stopped else say('off')}")
+    parts.append(f"⟳ {options.refresh:g}s")
+    if options.theme != themes.DEFAULT:
+        parts.append(options.theme)
+    if options.language != "en":
+        parts.append(options.language)
+    if root is not None and root.silent:
+        parts.append(f"{len(root.silent)} {say('Silent')}")
+    return " • ".join(parts)
+
+
+def second(state: TreeState, say: Words) -> str:
+    """The selected node."""
+    node = state.nodes.get(state.selected)
+    if node is None:
+        return ""
+    return f"▸ {node.kind.lower()} {labels.label(node)} [{say(state.kind(state.selected))}]"
+
+
+def keys(say: Words) -> list[tuple[str, str]]:
+    """(key, what it does), the most used first: those that fit are shown."""
+    return [
+        ("?", say("help")),
+        ("q", say("quit")),
+        ("Tab", say("expand")),
+        ("/", say("filter")),
+        ("Enter", say("root cause")),
+        ("p", say("stacks")),
+        ("C", say("settings")),
+        ("d", say("diagnostics")),
+        ("s", say("system")),
+        ("h", say("stopped")),
+    ]

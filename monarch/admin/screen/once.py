@@ -1,0 +1,40 @@
+"""The tree as plain text, for `--once`: no terminal is needed. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from monarch.admin.payloads import NodePayload
+from monarch.admin.references import ROOT
+from monarch.admin.screen import labels
+from monarch.admin.screen.tree_state import TreeState
+
+
+def page(nodes: Sequence[NodePayload], *, system: bool = False, stopped: bool = False) -> str:
+    """Every node a line, with how long its oldest endpoint has been running; then why what failed has failed."""
+    state = TreeState(system=system, stopped=stopped, arrows=False)
+    state.update(nodes)
+    for node in nodes:
+        if node.properties.Proc is not None or node.properties.Host is not None:
+            state.expand(node.identity)
+    rows = [(row.guides + row.label, row.note) for row in state.rows()]
+    width = max((len(text) for text, note in rows if note), default=0)
+    lines = [f"{text:<{width}}  {note}".rstrip() for text, note in rows]
+    return "\n".join([*lines, *_failures(state.nodes)])
+
+
+def _failures(nodes: dict[str, NodePayload]) -> list[str]:
+    lines = []
+    for reference, node in nodes.items():
+        actor = node.properties.Actor
+        if reference == ROOT or actor is None or actor.failure_info is None:
+            continue
+        failure = actor.failure_info
+        if failure.is_propagated:
+            lines.append(f"{labels.actor_name(node)} failed because of {failure.root_cause_name}")
+        else:
+            lines += [
+                f"{labels.actor_name(node)} failed:",
+                *(f"  {line}" for line in failure.error_message.splitlines()),
+            ]
+    return ["", *lines] if lines else []

@@ -1,0 +1,163 @@
+"""Where the screen gets what it shows: from a program's door on this machine, or over HTTP. The calls wait."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from typing import Any, Protocol
+
+import msgspec
+
+from monarch.admin.payloads import ApiErrorEnvelope, ConfigEntry, NodePayload, Nodes
+from monarch.admin.program_tree import Tree
+from monarch.admin.query import Asked, Look, LookFailed
+from monarch.admin.references import encoded
+from monarch.admin.screen.connection import Connection
+
+NODE, CONFIG, STACKS, WHOLE = 5.0, 8.0, 20.0, 10.0  # seconds that each may take
+
+
+class NoAnswer(Exception):
+    """What was asked did not come, and why."""
+
+
+class Source(Protocol):
+    """`name`: what is looked into, for the header."""
+
+    name: str
+
+    def nodes(self) -> list[NodePayload]:
+        """The whole tree."""
+        ...
+
+    def node(self, reference: str) -> NodePayload:
+        """One node in full, asked now."""
+        ...
+
+    def config(self, reference: str) -> list[ConfigEntry]: ...
+
+    def stacks(self, reference: str) -> dict[str, Any]: ...
+
+
+class DoorSource:
+    """A program of this user on this machine, through its door."""
+
+    def __init__(self, program: Asked) -> None:
+        self.name = f"pid {program.pid}"
+        self._look = Look(program)
+        self._tree: Tree | None = None
+        self._lock = threading.Lock()
+
+    def nodes(self) -> list[NodePayload]:
+        tree = self._new()
+        return list(tree.nodes.values())
+
+    def node(self, reference: str) -> NodePayload:
+        tree = self._known()
+        try:
+            if reference in tree.addresses and tree.nodes[reference].properties.Actor is None:
+                self._look.reach(tree.addresses[reference])
+            return self._look.node(tree, reference)
+        except LookFailed as exc:
+            raise NoAnswer(str(exc)) from None
+
+    def config(self, reference: str) -> list[ConfigEntry]:
+        try:
+            return self._look.config(self._known(), reference)
+        except LookFailed as exc:
+            raise NoAnswer(str(exc)) from None
+
+    def stacks(self, reference: str) -> dict[str, Any]:
+        try:
+            return self._look.stacks(self._known(), reference, runtime=False)
+        except LookFailed as exc:
+            raise NoAnswer(str(exc)) from None
+
+    def _new(self) -> Tree:
+        try:
+            tree = self._look.tree()
+        except LookFailed as exc:
+            raise NoAnswer(str(exc)) from None
+        with self._lock:
+            self._tree = tree
+        return tree
+
+    def _known(self) -> Tree:
+        with self._lock:
+            tree = self._tree
+        return self._new() if tree is None else tree
+
+
+class HttpSource:
+    """A program whose admin server is reached over HTTP."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.name = connection.url
+        self._connection = connection
+        # Proxies are for other sites.
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if connection.tls is not None:
+            context = ssl.create_default_context(cafile=connection.tls.ca or None)
+            if connection.tls.certificate:
+                context.load_cert_chain(connection.tls.certificate, connection.tls.key)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._opener = urllib.request.build_opener(*handlers)
+
+    def nodes(self) -> list[NodePayload]:
+        return self._get("/v1/nodes", Nodes, WHOLE).nodes  # type: ignore[no-any-return]
+
+    def node(self, reference: str) -> NodePayload:
+        return self._get(f"/v1/{encoded(reference)}", NodePayload, NODE)  # type: ignore[no-any-return]
+
+    def config(self, reference: str) -> list[ConfigEntry]:
+        return self._get(f"/v1/config/{encoded(reference)}", list[ConfigEntry], CONFIG)  # type: ignore[no-any-return]
+
+    def stacks(self, reference: str) -> dict[str, Any]:
+        return self._get(f"/v1/pyspy/{encoded(reference)}?program=1", dict[str, Any], STACKS)  # type: ignore[no-any-return]
+
+    def _get(self, path: str, type: Any, timeout: float) -> Any:
+        request = urllib.request.Request(self._connection.url + path)
+        if self._connection.token:
+            request.add_header("Authorization", f"Bearer {self._connection.token}")
+        try:
+            with self._opener.open(request, timeout=timeout) as response:
+                return msgspec.json.decode(response.read(), type=type)
+        except urllib.error.HTTPError as exc:
+            raise NoAnswer(_told(exc)) from None
+        except urllib.error.URLError as exc:
+            raise NoAnswer(self._unreachable(exc.reason)) from None
+        except TimeoutError:
+            raise NoAnswer(f"{self._connection.url} did not answer within {timeout:g} s") from None
+        except OSError as exc:
+            raise NoAnswer(self._unreachable(exc)) from None
+        except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
+            raise NoAnswer(f"{self._connection.url} is no admin server of this version: {exc}") from None
+        except Exception as exc:  # of http.client: what came is no HTTP
+            raise NoAnswer(f"{self._connection.url} speaks no HTTP: {type(exc).__name__}: {exc}") from None
+
+    def _unreachable(self, reason: Any) -> str:
+        url = self._connection.url
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return f"{url} shows a certificate that is not trusted ({reason.verify_message}): give its authority as --tls-ca"
+        if isinstance(reason, ssl.SSLError):
+            return f"{url} does not speak TLS ({reason.reason}): give http:// or --plaintext if it is meant to be plain"
+        if isinstance(reason, TimeoutError):
+            return f"{url} did not answer in time"
+        return f"{url} cannot be reached: {getattr(reason, 'strerror', None) or reason}"
+
+
+def _told(error: urllib.error.HTTPError) -> str:
+    """What the server says of an error."""
+    body = error.read(1 << 16)
+    try:
+        return msgspec.json.decode(body, type=ApiErrorEnvelope).error.message
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        pass
+    try:
+        said = json.loads(body)["error"]
+    except (ValueError, KeyError, TypeError):
+        said = error.reason
+    return f"{error.code}: {said}"

@@ -1,0 +1,37 @@
+"""What the dashboard asks of the program itself: what recorded rows cannot tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from monarch.dashboard.pages.icicle import Stack
+
+
+class Stacks(NamedTuple):
+    """Where every thread stands. `silent`: who did not say, and why."""
+
+    stacks: Sequence[Stack]
+    silent: Mapping[str, str]
+
+
+class Living(Protocol):
+    """A program that runs. Every method may raise RuntimeError or OSError when it is gone, TimeoutError when it is stuck."""
+
+    def about(self) -> dict[str, Any]:
+        """`name`, `pid`, `started_us`, `command`; never raises."""
+
+    def payloads(self) -> list[dict[str, Any]]:
+        """The tree now, as the admin API's NodePayloads."""
+
+    def stacks(self) -> Stacks:
+        """Of all threads."""
+
+    def stacks_of(self, reference: str) -> Stacks:
+        """Of the process of one actor; LookupError when it has ended."""
+
+    def capture(self, reference: str) -> dict[str, Any]:
+        """Of one process, as GET /v1/pyspy/{proc} of the admin API."""
+
+    def profile(self, seconds: float, path: str) -> None:
+        """Writes what happens in the next `seconds` to `path`, as a Perfetto file."""

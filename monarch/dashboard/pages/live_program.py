@@ -1,0 +1,123 @@
+"""A running program, asked through its door."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch._mesh.inspection import stacks_of_program
+from monarch._mesh.inspection.stack_records import ProcessStacks, ThreadStack
+from monarch.admin.query import Look, LookFailed
+from monarch.dashboard.pages.icicle import Stack
+from monarch.dashboard.pages.live_data import Stacks
+from monarch.dashboard.pages.store import Store, records
+from monarch.trace.profiling import profile_of
+
+if TYPE_CHECKING:
+    from monarch.admin.programs import Program
+
+logger = logging.getLogger("monarch.dashboard")
+
+SECONDS = 2.0  # for processes to tell their stacks
+
+
+class LivingProgram:
+    """As `Living`."""
+
+    def __init__(self, program: Program, store: Store) -> None:
+        self._program = program
+        self._store = store
+
+    def about(self) -> dict[str, Any]:
+        program = self._program
+        started = getattr(program, "started", None)
+        return {
+            "name": name_of(program.command),
+            "pid": program.pid,
+            "started_us": None if started is None else int(started * 1e6),
+            "command": program.command,
+        }
+
+    def payloads(self) -> list[dict[str, Any]]:
+        try:
+            tree = Look(self._program).tree()
+        except LookFailed as exc:
+            raise RuntimeError(str(exc)) from exc
+        made: list[dict[str, Any]] = msgspec.to_builtins(list(tree.nodes.values()))
+        return made
+
+    def stacks(self) -> Stacks:
+        return self._stacks(None)
+
+    def stacks_of(self, reference: str) -> Stacks:
+        """Of the process of one actor, as the admin API names it."""
+        try:
+            address = Look(self._program).tree().addresses.get(reference)
+        except LookFailed as exc:
+            raise RuntimeError(str(exc)) from exc
+        if address is None:
+            raise LookupError("its process has ended")
+        return self._stacks([address])
+
+    def _stacks(self, only: list[str] | None) -> Stacks:
+        found = stacks_of_program.gather(self._program.ask, stacks_of_program.Wanted(only, SECONDS))
+        return Stacks([stack for process in found.processes for stack in folded(process)], found.silent)
+
+    def capture(self, reference: str) -> dict[str, Any]:
+        look = Look(self._program)
+        try:
+            return look.stacks(look.tree(), reference)
+        except LookFailed as exc:
+            raise RuntimeError(str(exc)) from exc
+
+    def profile(self, seconds: float, path: str) -> None:
+        with profile_of(self._program, lambda: _Client(self._store), say=logger.info) as profile:
+            threading.Event().wait(seconds)
+        profile.export_perfetto_trace(path)
+
+
+class _Client:
+    """The store, as those who know it over HTTP ask it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def query(self, sql: str, timeout: float | None = None) -> dict[str, Any]:
+        return {"rows": records(self._store.query(sql, timeout=timeout))}
+
+
+def folded(process: ProcessStacks) -> Iterator[Stack]:
+    """Each thread, under the mesh whose threads it is compared with."""
+    for thread in process.threads:
+        group = thread.actor or f"processes of {process.mesh}" if process.mesh else thread.actor or "client"
+        rank = thread.rank if thread.key else process.rank
+        frames = [(frame.function, frame.file, frame.line) for frame in thread.frames]
+        name = (thread.endpoint and f"{thread.endpoint}()") or thread.task or thread.thread
+        yield Stack(f"{group} {rank}", group, frames, thread.idle or not frames or is_ours(thread), name)
+
+
+def is_ours(thread: ThreadStack) -> bool:
+    """A thread of the runtime beside the program's: it waits for what is none of the program's business."""
+    return not thread.actor and thread.thread.startswith("monarch-")
+
+
+def name_of(command: str) -> str:
+    """What people call the program: `train.py` of `/usr/bin/python3 -u /home/me/train.py --lr 1`."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    for number, word in enumerate(words[1:], 1):
+        if word == "-m" and number + 1 < len(words):
+            return words[number + 1]
+        if word == "-c":
+            break
+        if word.endswith((".py", ".ipynb")):
+            return os.path.basename(word)
+    return os.path.basename(words[0]) if words else "program"

@@ -1,0 +1,262 @@
+"""The routes of the admin API, for whoever serves them: `monarch.dashboard.process.http` does. See docs/admin.md.
+
+Who may ask, ports and TLS are the server's. Questions to the program run on threads; equal ones that come together are asked
+once (`coalescing`), so any number of readers costs the program a few questions a second.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from monarch.admin import references
+from monarch.admin.payloads import AdminInfo, ApiError, ApiErrorEnvelope, Nodes
+from monarch.admin.program_tree import Tree
+from monarch.admin.pyspy import ProfileWanted
+from monarch.admin.query import Asked, Look, LookFailed
+from monarch.admin.references import BadReference
+from monarch.dashboard.routes import admin_guide, admin_schemas, admin_tree_page
+from monarch.dashboard.routes.coalescing import Coalesced
+from monarch.telemetry.json_rows import encode
+from monarch.telemetry.result import QueryError, QueryTimeout
+
+LARGEST_BODY = 1 << 20
+PROFILES = 2  # flame graphs made at a time; a further one is refused
+_NO_TELEMETRY = "dashboard not configured (no telemetry_url provided): start with monarch.telemetry.start()"
+
+
+def routes(program: Asked, store: Any = None) -> list[Any]:
+    """Starlette routes that answer about `program`. `store`: its telemetry (`monarch.telemetry.store`), for SQL."""
+    return _Api(program, store).routes()
+
+
+class _Api:
+    def __init__(self, program: Asked, store: Any) -> None:
+        self._program = program
+        self._look = Look(program)
+        self._store = store
+        self._asked = Coalesced()
+        self._profiles = 0
+
+    def routes(self) -> list[Any]:
+        from starlette.routing import Route
+
+        def get(path: str, endpoint: Callable[[Any], Awaitable[Any]]) -> Any:
+            return Route(path, self._told(endpoint), methods=["GET"])
+
+        def post(path: str, endpoint: Callable[[Any], Awaitable[Any]]) -> Any:
+            return Route(path, self._told(endpoint), methods=["POST"])
+
+        return [
+            get("/SKILL.md", self._guide),
+            get("/v1/admin", self._admin),
+            get("/v1/tree", self._tree_page),
+            get("/v1/nodes", self._nodes),
+            get("/v1/schema", self._schema),
+            get("/v1/schema/{name}", self._schema),
+            get("/v1/openapi.json", self._openapi),
+            post("/v1/query", self._query),
+            get("/v1/config/{reference:path}", self._config),
+            get("/v1/pyspy/{reference:path}", self._stacks),
+            post("/v1/pyspy_dump/{reference:path}", self._dump),
+            post("/v1/pyspy_profile_svg/{reference:path}", self._profile),
+            get("/v1/{reference:path}", self._node),
+        ]
+
+    def _told(self, endpoint: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        """What goes wrong becomes the error envelope."""
+
+        async def told(request: Any) -> Any:
+            try:
+                return await endpoint(request)
+            except LookFailed as exc:
+                return _error(exc.status, exc.code, str(exc))
+            except BadReference as exc:
+                return _error(400, "bad_request", str(exc))
+            except Exception as exc:
+                return _error(500, "internal_error", f"{type(exc).__name__}: {exc}")
+
+        return told
+
+    # --- the tree
+
+    async def _tree(self) -> Tree:
+        tree: Tree = await self._asked.get("tree", lambda: _on_thread(self._look.tree))
+        return tree
+
+    async def _node(self, request: Any) -> Any:
+        reference = _reference(request, "/v1/")
+        tree = await self._tree()
+        return _json(await self._asked.get(("node", reference), lambda: _on_thread(self._look.node, tree, reference)))
+
+    async def _nodes(self, request: Any) -> Any:
+        from starlette.responses import Response
+
+        return Response(await self._asked.get("nodes", self._encoded), media_type="application/json")
+
+    async def _encoded(self) -> bytes:
+        """The whole tree as JSON: a megabyte for a thousand actors, so once for all who ask."""
+        nodes = Nodes(list((await self._tree()).nodes.values()))
+        encoded: bytes = await _on_thread(msgspec.json.encode, nodes)
+        return encoded
+
+    async def _tree_page(self, request: Any) -> Any:
+        from starlette.responses import PlainTextResponse
+
+        return PlainTextResponse(admin_tree_page.page(await self._tree(), _base(request)))
+
+    # --- one process
+
+    async def _config(self, request: Any) -> Any:
+        reference = _reference(request, "/v1/config/")
+        tree = await self._tree()
+        entries = await self._asked.get(("config", reference), lambda: _on_thread(self._look.config, tree, reference))
+        return _json(entries)
+
+    async def _stacks(self, request: Any) -> Any:
+        return _json(await self._captured(request, "/v1/pyspy/"))
+
+    async def _captured(self, request: Any, prefix: str) -> dict[str, Any]:
+        reference = _reference(request, prefix)
+        native, locals, program = (_flag(request, name) for name in ("native", "locals", "program"))
+        tree = await self._tree()
+        found: dict[str, Any] = await self._asked.get(
+            ("stacks", reference, native, locals, program),
+            lambda: _on_thread(
+                lambda: self._look.stacks(tree, reference, native=native, locals=locals, runtime=not program)
+            ),
+        )
+        return found
+
+    async def _dump(self, request: Any) -> Any:
+        if self._store is None:
+            raise LookFailed(404, "not_found", _NO_TELEMETRY)
+        reference = _reference(request, "/v1/pyspy_dump/")
+        captured = await self._captured(request, "/v1/pyspy_dump/")
+        dump_id = str(uuid.uuid4())
+        try:
+            await _on_thread(self._store.store_pyspy_dump, dump_id, reference, msgspec.json.encode(captured).decode())
+        except Exception as exc:
+            raise LookFailed(500, "proxy_error", f"the stacks could not be stored: {exc}") from None
+        return _json({"dump_id": dump_id})
+
+    async def _profile(self, request: Any) -> Any:
+        from starlette.responses import Response
+
+        reference = _reference(request, "/v1/pyspy_profile_svg/")
+        wanted = await _body(request, ProfileWanted)
+        try:
+            wanted.check()
+        except ValueError as exc:
+            raise LookFailed(400, "bad_request", str(exc)) from None
+        if wanted.native:
+            raise LookFailed(
+                503,
+                "service_unavailable",
+                "profiles are made in the process itself and have Python frames only: ask without native, or run "
+                "`py-spy record --native --pid PID` on its host",
+            )
+        tree = await self._tree()
+        if self._profiles >= PROFILES:
+            raise LookFailed(503, "service_unavailable", f"{PROFILES} profiles are being made already; ask again later")
+        self._profiles += 1
+        try:
+            svg = await _on_thread(self._look.flame, tree, reference, wanted)
+        except LookFailed as exc:
+            raise exc if exc.status != 500 else LookFailed(500, "profile_failed", str(exc)) from None
+        finally:
+            self._profiles -= 1
+        return Response(svg, media_type="image/svg+xml")
+
+    # --- the server itself
+
+    async def _admin(self, request: Any) -> Any:
+        own = f"observer.{os.getpid()}@{socket.gethostname()}"
+        return _json(AdminInfo(f"admin.{own}", own, socket.gethostname(), _base(request)))
+
+    async def _schema(self, request: Any) -> Any:
+        name = request.path_params.get("name", "node_payload")
+        schema = admin_schemas.schema(name)
+        if schema is None:
+            raise LookFailed(404, "not_found", f"no schema {name!r}: /v1/schema, /v1/schema/admin and /v1/schema/error")
+        return _json(schema)
+
+    async def _openapi(self, request: Any) -> Any:
+        return _json(admin_schemas.openapi())
+
+    async def _guide(self, request: Any) -> Any:
+        from starlette.responses import Response
+
+        return Response(admin_guide.text(_base(request)), media_type="text/markdown; charset=utf-8")
+
+    async def _query(self, request: Any) -> Any:
+        from starlette.responses import Response
+
+        asked = await _body(request, _Query)
+        if self._store is None:
+            raise LookFailed(404, "not_found", _NO_TELEMETRY)
+        try:
+            result = await _on_thread(self._store.query, asked.sql)
+        except QueryTimeout as exc:
+            raise LookFailed(504, "gateway_timeout", str(exc)) from None
+        except QueryError as exc:
+            raise LookFailed(400, "bad_request", str(exc)) from None
+        except Exception as exc:
+            raise LookFailed(500, "proxy_error", f"the telemetry could not be asked: {exc}") from None
+        return Response(await _on_thread(encode, result), media_type="application/json")
+
+
+class _Query(msgspec.Struct):
+    sql: str
+
+
+async def _on_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+    from starlette.concurrency import run_in_threadpool
+
+    return await run_in_threadpool(function, *arguments)
+
+
+async def _body(request: Any, type: Any) -> Any:
+    """What was posted, as JSON. Nothing at all is an empty object."""
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > LARGEST_BODY:
+            raise LookFailed(400, "bad_request", f"a body has at most {LARGEST_BODY:,} bytes")
+    try:
+        return msgspec.json.decode(bytes(data) or b"{}", type=type)
+    except msgspec.MsgspecError as exc:
+        raise LookFailed(400, "bad_request", f"the body is not what is expected: {exc}") from None
+    except UnicodeDecodeError as exc:
+        raise LookFailed(400, "bad_request", f"the body is no JSON: {exc}") from None
+
+
+def _reference(request: Any, prefix: str) -> str:
+    """What stands behind the prefix, percent-encoded whole; `/` may stand there as it is."""
+    raw = request.scope.get("raw_path") or request.url.path.encode()
+    return references.decoded(raw.partition(b"?")[0][len(prefix) :])
+
+
+def _flag(request: Any, name: str) -> bool:
+    return request.query_params.get(name, "").lower() in ("1", "true", "yes")
+
+
+def _base(request: Any) -> str:
+    """The URL of this server as the asker has it; `x-forwarded-proto` counts where a proxy ends TLS."""
+    scheme = request.headers.get("x-forwarded-proto", request.url.scheme)
+    return f"{scheme if scheme in ('http', 'https') else 'http'}://{request.url.netloc}"
+
+
+def _json(value: Any, status: int = 200) -> Any:
+    from starlette.responses import Response
+
+    return Response(msgspec.json.encode(value, enc_hook=str), status, media_type="application/json")
+
+
+def _error(status: int, code: str, text: str) -> Any:
+    return _json(ApiErrorEnvelope(ApiError(code, text)), status)

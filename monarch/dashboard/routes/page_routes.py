@@ -1,0 +1,237 @@
+"""The dashboard's routes. Whoever mounts them decides who may ask; they only read."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from monarch.dashboard.pages.api import Api, NotFound, NotThere
+from monarch.dashboard.routes.request import Ask, BadRequest
+
+if TYPE_CHECKING:
+    from monarch.admin.programs import Program
+
+logger = logging.getLogger("monarch.dashboard")
+
+STATIC = Path(__file__).parents[1] / "static"
+PAGES = ("overview", "topology", "actors", "sql", "hardware", "stacks", "traces")
+LARGEST_REQUEST = 1 << 20  # bytes
+SMALL = 1 << 16  # bytes of an answer that travels as it is; larger ones are packed
+GONE_AFTER = 0.5  # seconds between two looks at whether a browser still waits for its query
+
+# Nothing from other sites, no script within a page, and no other page may frame this one.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; font-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
+}
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+def routes(store: Any, program: Program | None) -> list[Any]:
+    """Pages and their JSON, for a store of telemetry and the program that fills it (None: it has ended)."""
+    from monarch.dashboard.pages.live_program import LivingProgram
+
+    return routes_of(Api(store, None if program is None else LivingProgram(program, store)))
+
+
+def routes_of(api: Api) -> list[Any]:
+    from starlette.routing import Route
+
+    def get(path: str, answer: Callable[..., Any]) -> Any:
+        return Route(path, _answering(answer), methods=["GET"])
+
+    return [
+        get("/api/health", lambda ask: {"status": "ok"}),
+        get("/api/summary", lambda ask: api.summary()),
+        get("/api/endpoints", lambda ask: api.endpoints()),
+        get("/api/message-stats", lambda ask: api.message_stats()),
+        get("/api/message-activity", lambda ask: api.message_activity(ask.seconds(), ask.flag("to_now", False))),
+        get("/api/topology", lambda ask: api.topology(ask.flag("show_system", False))),
+        get("/api/dag", _dag(api)),
+        get(
+            "/api/meshes",
+            lambda ask: api.meshes(ask.text("class"), ask.id("parent_mesh_id"), ask.names("exclude_classes")),
+        ),
+        get("/api/meshes/{id}", lambda ask: api.mesh(ask.path_id("mesh not found"))),
+        get(
+            "/api/meshes/{id}/children",
+            lambda ask: api.meshes(ask.text("mesh_class"), ask.path_id("mesh not found"), ask.names("exclude_classes")),
+        ),
+        get(
+            "/api/meshes/{id}/ranks/{rank}",
+            lambda ask: api.rank(ask.path_id("mesh not found"), ask.path_id("no such rank", "rank")),
+        ),
+        get("/api/actors", lambda ask: api.actors(ask.id("mesh_id"))),
+        get("/api/actors/{id}", lambda ask: api.actor(ask.path_id("actor not found"))),
+        get("/api/actors/{id}/status_events", lambda ask: api.status_events(ask.path_id("actor not found"))),
+        get("/api/actors/{id}/messages", lambda ask: api.actor_messages(ask.path_id("actor not found"))),
+        get("/api/actors/{id}/stacks", lambda ask: api.actor_stacks(ask.path_id("actor not found"))),
+        get("/api/messages", lambda ask: api.messages(ask.id("from_actor_id"), ask.id("to_actor_id"))),
+        get("/api/message_status_events", lambda ask: api.message_events(ask.needed_id("message_id"))),
+        get("/api/sent_messages", lambda ask: api.sent_messages(ask.id("sender_actor_id"))),
+        get("/api/tables", lambda ask: api.tables()),
+        get("/api/hardware", lambda ask: api.hardware(ask.seconds() or 600.0)),
+        get("/api/stacks", lambda ask: api.stacks()),
+        get("/api/profiles", lambda ask: api.profiles()),
+        get("/api/profiles/{name}", lambda ask: _download(api.profile_file(ask.name()), ask.name())),
+        Route(
+            "/api/profile",
+            _answering(lambda ask: api.start_profile(ask.number("seconds") or 10.0), body=True),
+            methods=["POST"],
+        ),
+        Route("/api/pyspy/capture", _answering(lambda ask: _capture(api, ask), body=True), methods=["POST"]),
+        Route("/api/sql", _answering(lambda ask: _sql(api, ask), body=True, cancels=True), methods=["POST"]),
+        Route("/static/{name:path}", _static, methods=["GET"]),
+        Route("/", _page, methods=["GET"]),
+        *(Route(f"/{page}", _page, methods=["GET"]) for page in PAGES),
+    ]
+
+
+def _sql(api: Api, ask: Ask) -> Any:
+    text = ask.body.get("sql")
+    if not isinstance(text, str) or not text.strip():
+        raise BadRequest("missing 'sql' in request body")
+    return api.sql(text, ask.number("timeout"), int(ask.number("limit") or 0) or None, ask.cancelled_by)
+
+
+def _capture(api: Api, ask: Ask) -> Any:
+    reference = ask.body.get("proc_ref")
+    if not isinstance(reference, str) or not reference:
+        raise BadRequest("missing 'proc_ref' in request body")
+    try:
+        return api.capture(reference)
+    except NotThere as exc:
+        return _json({"error": str(exc), "admin_url": None}, 502)
+
+
+def _dag(api: Api) -> Callable[[Ask], Any]:
+    def answer(ask: Ask) -> Any:
+        try:
+            return api.dag(ask.flag("hide_system", True))
+        except Exception as exc:  # whoever draws it reads these keys
+            logger.exception("the graph could not be made")
+            return _json({"error": str(exc), "nodes": [], "edges": []}, 500)
+
+    return answer
+
+
+# --- a request answered
+
+
+def _answering(answer: Callable[[Ask], Any], body: bool = False, cancels: bool = False) -> Callable[..., Any]:
+    """An endpoint of starlette: `answer` on a thread, what it gives as JSON, what it raises as a status with a text.
+    `cancels`: when nobody waits for it any more, it is cancelled."""
+    from starlette.concurrency import run_in_threadpool
+
+    async def endpoint(request: Any) -> Any:
+        try:
+            ask = Ask(request, await _body(request) if body else {})
+        except BadRequest as exc:
+            return _error(400, str(exc))
+        if not cancels:
+            return await run_in_threadpool(_answered, answer, ask)
+        task = asyncio.ensure_future(run_in_threadpool(_answered, answer, ask))
+        while not (await asyncio.wait([task], timeout=GONE_AFTER))[0]:
+            if await request.is_disconnected():
+                ask.cancel()
+        return task.result()
+
+    return endpoint
+
+
+def _answered(answer: Callable[[Ask], Any], ask: Ask) -> Any:
+    try:
+        given = answer(ask)
+    except NotFound as exc:
+        return _error(404, str(exc))
+    except BadRequest as exc:
+        return _error(400, str(exc))
+    except NotThere as exc:
+        return _error(503, str(exc))
+    except TimeoutError as exc:
+        return _error(408, str(exc) or "it took longer than it may")
+    except ValueError as exc:  # bad SQL, or SQL that writes
+        return _error(400, str(exc))
+    except Exception as exc:
+        logger.exception("%s failed", ask.path)
+        return _error(500, f"{type(exc).__name__}: {exc}")
+    return given if hasattr(given, "status_code") else _json(given, packed=ask.takes_gzip)
+
+
+async def _body(request: Any) -> dict[str, Any]:
+    """The JSON object that came. Only under its own content type, which pages of other sites may not send unasked."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise BadRequest("send JSON, with content-type application/json")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > LARGEST_REQUEST:
+            raise BadRequest(f"a request has at most {LARGEST_REQUEST:,} bytes")
+    try:
+        given = json.loads(data)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise BadRequest("the request is no JSON object")
+    return given
+
+
+def _json(content: Any, status: int = 200, packed: bool = False) -> Any:
+    """`packed`: whoever asked can unpack it."""
+    from starlette.responses import Response
+
+    body = msgspec.json.encode(content)
+    headers = {**HEADERS, "Cache-Control": "no-store"}
+    if packed and len(body) > SMALL:
+        body = gzip.compress(body, 1, mtime=0)
+        headers |= {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Response(body, status, headers=headers, media_type="application/json")
+
+
+def _error(status: int, text: str) -> Any:
+    return _json({"error": text}, status)
+
+
+# --- files
+
+
+def _download(path: str, name: str) -> Any:
+    from starlette.responses import FileResponse
+
+    return FileResponse(path, headers=HEADERS, media_type="application/octet-stream", filename=f"{name}.pftrace")
+
+
+async def _page(request: Any) -> Any:
+    return _file("index.html")
+
+
+async def _static(request: Any) -> Any:
+    return _file(request.path_params["name"])
+
+
+def _file(name: str) -> Any:
+    from starlette.responses import Response
+
+    path = (STATIC / name).resolve()
+    if not path.is_relative_to(STATIC.resolve()) or path.suffix not in _TYPES or not path.is_file():
+        return _error(404, "no such file")
+    return Response(
+        path.read_bytes(), headers={**HEADERS, "Cache-Control": "no-cache", "Content-Type": _TYPES[path.suffix]}
+    )

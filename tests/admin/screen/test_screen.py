@@ -1,0 +1,317 @@
+"""The screen itself, driven by keys (textual's Pilot) over a program that is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from monarch.admin.payloads import ConfigEntry, NodePayload
+from monarch.admin.screen.app import MeshAdmin
+from monarch.admin.screen.header import Options
+from monarch.admin.screen.overlay import Overlay
+from monarch.admin.screen.sources import DoorSource, NoAnswer
+from monarch.admin.screen.tree_view import TreeView
+from tests.support import trees
+from tests.support.tiers import first_of, full
+from tests.support.trees import HOST, NOW, FakeProgram
+
+PROC = f"mesh-0<uid>@{HOST}"
+LIMIT = 60.0
+
+
+def program() -> FakeProgram:
+    first = trees.failed("first", "ValueError: on purpose", proc="mesh-0<uid>")
+    owner = trees.failed("owner", "because", ("first", 0, f"{HOST}/uid.0", "first"))
+    asked = FakeProgram(
+        trees.agent(["uid.0"], [trees.ended("uid.1")]),
+        trees.process("client", [trees.actor("root", status="client", cls="")], [owner]),
+        trees.process("uid.0", [trees.busy("w", 75.0, waits="db.get", proc="mesh-0<uid>")], [first]),
+    )
+    asked.bodies = {"config": trees.settings(), "stacks": trees.stacks()}
+    return asked
+
+
+class Slow:
+    """A source that gives nothing until it is let."""
+
+    name = "http://slow"
+
+    def __init__(self, source: DoorSource) -> None:
+        self._source = source
+        self.goes_on = threading.Event()
+
+    def nodes(self) -> list[NodePayload]:
+        assert self.goes_on.wait(LIMIT)
+        return self._source.nodes()
+
+    def node(self, reference: str) -> NodePayload:
+        return self._source.node(reference)
+
+    def config(self, reference: str) -> list[ConfigEntry]:
+        raise NoAnswer("no settings")
+
+    def stacks(self, reference: str) -> dict[str, Any]:
+        raise ValueError("broken")
+
+
+Test = Callable[["Driven"], Awaitable[None]]
+
+
+class Driven:
+    """The screen while it runs."""
+
+    def __init__(self, app: MeshAdmin, pilot: Pilot[None]) -> None:
+        self.app = app
+        self.pilot = pilot
+
+    async def press(self, *keys: str) -> None:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+
+    async def until(self, true: Callable[[], bool]) -> None:
+        """Waits for what comes from a thread."""
+        async with asyncio.timeout(LIMIT):
+            while not true():
+                await self.pilot.pause(0.01)
+
+    async def loaded(self) -> None:
+        await self.until(lambda: len(self.app.state) > 0 and self.app.query_one("#main").display)
+
+    @property
+    def selected(self) -> str:
+        return self.app.state.selected
+
+    def row(self, index: int) -> str:
+        view = self.app.query_one(TreeView)
+        return view.render_line(index).text
+
+    def text(self, id: str) -> str:
+        """Of a line or pane."""
+        shown = self.app.query_one(f"#{id}", Static)
+        return "\n".join(strip.text.rstrip() for strip in shown.render_lines(shown.size.region)).strip()
+
+    @property
+    def overlay(self) -> Overlay:
+        found = self.app.screen
+        assert isinstance(found, Overlay)
+        return found
+
+
+def run(
+    test: Test,
+    *,
+    asked: FakeProgram | None = None,
+    source: Any = None,
+    size: tuple[int, int] = (120, 30),
+    **options: Any,
+) -> None:
+    async def inside() -> None:
+        shown = source or DoorSource(asked or program())
+        app = MeshAdmin(shown, Options(**({"refresh": 3600.0} | options)), now=lambda: NOW)
+        async with app.run_test(size=size) as pilot:
+            await test(Driven(app, pilot))
+
+    asyncio.run(inside())
+
+
+def test_the_tree_its_header_and_the_details_of_what_is_selected() -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        head = screen.text("head")
+        assert head.startswith("mesh-admin • pid 100 • up: 1m30s • @somebody • sys:off • stopped:off")
+        assert "▸ host one  (2 procs) [user]" in head
+        assert "▸ ▼ one  (2 procs)" in screen.row(0)
+        assert "Address" in screen.text("details") and HOST in screen.text("details").replace("\n", "")
+
+    run(test)
+
+
+def test_keys_move_expand_and_collapse() -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("j", "down", "tab")
+        assert screen.selected == PROC
+        assert "w[0]" in screen.row(3) and "step 1m15s → db.get" in screen.row(3)
+        await screen.press("k", "up", "G")
+        assert screen.selected == f"mesh-1<uid>@{HOST}"
+        await screen.press("g")
+        assert screen.app.state.position == 0
+        await screen.press("c")
+        assert len(screen.app.state) == 1
+
+    run(test)
+
+
+def test_enter_on_a_failed_actor_goes_to_its_root_cause() -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("j", "tab", "j", "j")
+        assert "owner[0]" in screen.row(3)
+        await screen.press("enter")
+        assert screen.selected.startswith("first<")
+        assert "ValueError: on purpose" in screen.text("details")
+
+    run(test)
+
+
+def test_the_filter() -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("slash", "o", "w", "n")
+        assert len(screen.app.state) == 3 and screen.selected.startswith("owner<")
+        await screen.press("enter")
+        assert "filter: own" in screen.text("keys")
+        await screen.press("escape")
+        assert len(screen.app.state) == 4
+
+    run(test)
+
+
+def test_a_tab_in_the_filter_expands_nothing() -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("slash", "tab", "escape")
+        assert len(screen.app.state) == 4
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("key", "title", "line"),
+    [
+        ("p", "Stacks: mesh-0<uid>", "load  /p/data.py:31"),
+        ("C", "Settings: mesh-0<uid>", "cleanup_timeout"),
+        ("question_mark", "Glossary", "expand, collapse"),
+    ],
+)
+def test_overlays(key: str, title: str, line: str) -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("j", "j", key)
+        await screen.until(lambda: line in screen.overlay.shown)
+        assert screen.overlay.shown.startswith(title)
+        await screen.press("j", "pagedown", "k", "escape")
+        assert not isinstance(screen.app.screen, Overlay)
+
+    run(test)
+
+
+def test_diagnostics_and_again() -> None:
+    asked = program()
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("d")
+        await screen.until(lambda: "Mesh failing (3 / " in screen.overlay.shown)
+        before = len(asked.asked)
+        await screen.press("r")
+        await screen.until(lambda: len(asked.asked) > before and "Mesh failing" in screen.overlay.shown)
+        await screen.press("q")
+        assert screen.app.is_running
+
+    run(test, asked=asked)
+
+
+def test_a_program_that_ends_leaves_its_last_tree_and_the_reason() -> None:
+    asked = program()
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        asked.gone = True
+        await screen.until(lambda: bool(screen.app.error))
+        await screen.until(lambda: "ERROR: the program (pid 100) has ended" in screen.text("error"))
+        assert "one  (2 procs)" in screen.row(0)
+        asked.gone = False
+        await screen.until(lambda: not screen.app.error)
+
+    run(test, asked=asked, refresh=0.1)
+
+
+def test_while_nothing_has_come_it_says_whom_it_asks() -> None:
+    source = Slow(DoorSource(program()))
+
+    async def test(screen: Driven) -> None:
+        await screen.until(lambda: "Connecting to http://slow ..." in screen.text("splash"))
+        await screen.press("j", "tab", "p", "escape", "question_mark", "escape")
+        source.goes_on.set()
+        await screen.loaded()
+
+    run(test, source=source)
+
+
+def test_what_goes_wrong_behind_an_overlay_is_shown_in_it() -> None:
+    source = Slow(DoorSource(program()))
+    source.goes_on.set()
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        await screen.press("C")
+        await screen.until(lambda: "no settings" in screen.overlay.shown)
+        await screen.press("escape", "p")
+        await screen.until(lambda: "ValueError: broken" in screen.overlay.shown)
+
+    run(test, source=source)
+
+
+@pytest.mark.parametrize("size", first_of([pytest.param(size) for size in ((39, 20), (100, 7), (1, 1))]))
+def test_too_small(size: tuple[int, int]) -> None:
+    async def test(screen: Driven) -> None:
+        await screen.until(lambda: len(screen.app.state) > 0)
+        await screen.pilot.pause()
+        assert not screen.app.query_one("#main").display
+        if size[0] > 30:
+            assert "content hidden" in screen.text("splash")
+        await screen.pilot.resize_terminal(120, 30)
+        await screen.loaded()
+
+    run(test, size=size)
+
+
+@pytest.mark.parametrize(("theme", "language"), first_of([("nord", "zh"), ("doom-nord-light", "en")]))
+def test_themes_and_languages(theme: str, language: str) -> None:
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        head = screen.text("head").splitlines()[0]
+        assert (theme in head) == (theme != "nord")
+        assert ("系统:关" in head) == (language == "zh")
+        await screen.press("s", "h")
+        assert len(screen.app.state) == 4
+
+    run(test, theme=theme, language=language)
+
+
+@full
+def test_a_thousand_actors() -> None:
+    asked = FakeProgram(*trees.program_with(1000, 4))
+
+    async def test(screen: Driven) -> None:
+        await screen.loaded()
+        for _ in range(4):
+            await screen.press("G", "tab")
+        assert len(screen.app.state) > 250
+        await screen.press("G")
+        last = screen.app.state.rows()[-1]
+        assert last.selected
+        await screen.until(lambda: round(screen.app.query_one(TreeView).scroll_y) > 200)
+        await screen.press("pageup", "ctrl+u", "g")
+        await screen.until(lambda: screen.app.query_one(TreeView).scroll_y == 0)
+
+    run(test, asked=asked)
+
+
+@full
+def test_quitting() -> None:
+    for key in ("q", "ctrl+c"):
+
+        async def test(screen: Driven, key: str = key) -> None:
+            await screen.loaded()
+            await screen.press(key)
+            await screen.until(lambda: not screen.app.is_running)
+
+        run(test)
